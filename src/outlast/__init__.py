@@ -1,0 +1,38 @@
+"""Outlast keeps large PyTorch training runs alive through hardware failures.
+
+A training script needs four names::
+
+    session = outlast.init()                  # take a seat in the job
+    session.protect(model=model, ...)         # what must survive
+    for batch in session.batches(loader): ... # data with a position
+        session.run(train_step, batch)        # redone until the whole job has it
+
+Everything here is imported on first use, so that the commands which need no torch start fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outlast.errors import OutlastError as OutlastError
+    from outlast.worker.session import Replicated as Replicated
+    from outlast.worker.session import Session as Session
+    from outlast.worker.session import init as init
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "OutlastError": "outlast.errors",
+    "Replicated": "outlast.worker.session",
+    "Session": "outlast.worker.session",
+    "init": "outlast.worker.session",
+}
+__all__ = ["OutlastError", "Replicated", "Session", "__version__", "init"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'outlast' has no attribute {name!r}")

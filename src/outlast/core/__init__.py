@@ -1,0 +1,1 @@
+"""Pure decisions: no torch, socket, file, clock, thread or randomness inside."""

@@ -1,0 +1,64 @@
+"""One small tree of typed errors, and the exit codes that they end in.
+
+A message says what happened, where (rank, host, step, file), what was kept, and what to do.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_USER_ERROR = 1
+EXIT_USAGE = 2
+EXIT_GAVE_UP = 3
+EXIT_INTERRUPTED = 4
+
+
+class OutlastError(Exception):
+    """Base of everything that Outlast raises on purpose."""
+
+
+class UsageError(OutlastError):
+    """The API or the command line was used in a way that cannot work."""
+
+
+class ConfigError(UsageError):
+    """A setting is missing, malformed, or contradicts another."""
+
+
+class ProtectError(UsageError):
+    """`protect` was given something that it cannot put back or move."""
+
+
+class PhaseError(UsageError):
+    """The contract of a phase was broken (see docs/architecture.md, "One commit point")."""
+
+
+class UnsupportedError(OutlastError):
+    """A torch feature that stable groups cannot carry; named, and refused at first use."""
+
+
+class CodecError(OutlastError):
+    """A value cannot be written without pickle, or bytes are not what their digest says."""
+
+
+class CorruptionError(OutlastError):
+    """Stored or received bytes are damaged; nothing was taken over from them."""
+
+
+class WireError(OutlastError):
+    """A frame is malformed, too large, unauthenticated, or of another version."""
+
+
+class RunDirError(OutlastError):
+    """The run directory is in use, belongs to another job, or cannot be written."""
+
+
+class GroupError(OutlastError):
+    """An inner process group could not be built or used (a peer is gone, a deadline passed)."""
+
+
+class GaveUpError(OutlastError):
+    """Every rung of the ladder was tried; the message is the one root cause."""
+
+
+class StepRefused(BaseException):  # noqa: N818 - control flow, not an error: `except Exception` in user code must not catch it
+    """The generation closed while a phase ran: unwinds the phase to `Session.run`, which redoes it."""

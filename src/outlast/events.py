@@ -1,0 +1,266 @@
+"""The vocabulary: what happens to a run, as typed events. Every plane speaks in these.
+
+Times are Unix nanoseconds (`t_ns`), taken from one clock a process that never goes backwards.
+`n` counts completed phases since the job began; `step` counts committed steps (batches).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FaultKind = Literal[
+    "killed",  # the process died by a signal
+    "exited",  # the process ended by itself, too early or with an exit code
+    "hung",  # no progress for longer than the run's own step times allow
+    "stopped",  # the kernel says that the process is stopped (SIGSTOP, a debugger)
+    "raised",  # the user's code raised inside or between phases
+    "transport",  # a connection to a peer broke while every worker lives
+    "torn",  # failed while applying: neither the old state nor the new
+    "mismatch",  # another fingerprint, another model, another job
+    "transfer",  # a state copy was late or its digest wrong
+    "storage",  # a disk is full or a file cannot be written
+    "agent_lost",  # a host's agent went silent and its lease ran out
+    "requested",  # somebody asked for it: a signal, a drain, a planned move
+]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One observed failure, as precisely as whoever noticed it can say."""
+
+    kind: FaultKind
+    detail: str
+    worker: str = ""
+    seat: int = -1
+    host: str = ""
+    n: int = -1
+    step: int = -1
+    signal: int = 0
+    exit_code: int = 0
+    traceback: str = ""
+    t_ns: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of all events."""
+
+    t_ns: int
+
+
+class RunStarted(Event):
+    """A launcher took the run directory. `resumed_n` is -1 for a fresh job."""
+
+    run: str
+    term: int
+    world: int
+    spares: int
+    script: str
+    args: tuple[str, ...]
+    resumed_n: int = -1
+    resumed_step: int = -1
+
+
+class WorkerSpawned(Event):
+    worker: str
+    seat: int  # -1: a spare
+    pid: int
+    host: str
+
+
+class WorkerWarm(Event):
+    """The worker waits inside `init()`: imports done, no seat yet (spares) or seat known."""
+
+    worker: str
+
+
+class WorkerSeated(Event):
+    worker: str
+    seat: int
+    generation: int
+
+
+class WorkerLost(Event):
+    worker: str
+    seat: int
+    fault: Fault
+
+
+class Noticed(Event):
+    """A failure was noticed: the incident begins. `how`: pidfd, peer, heartbeat, lease, report."""
+
+    incident: int
+    generation: int
+    how: str
+    fault: Fault
+
+
+class GenerationClosed(Event):
+    incident: int
+    generation: int
+
+
+class Reported(Event):
+    """A worker's answer to Close."""
+
+    incident: int
+    generation: int
+    worker: str
+    seat: int
+    n: int
+    state: str
+
+
+class Decided(Event):
+    """The controller's decision, with its reason in one sentence."""
+
+    incident: int
+    generation: int
+    verdict: str  # commit | redo
+    rung: str  # retry | migrate | replace | restart | stop | ...
+    n: int
+    step: int
+    replaced: tuple[tuple[int, str, str], ...]  # (seat, old worker, new worker)
+    reason: str
+
+
+class JoinerReady(Event):
+    """A joiner has built its model and taken its dry steps."""
+
+    incident: int
+    worker: str
+    seat: int
+
+
+class Connected(Event):
+    """All groups of the generation stand."""
+
+    incident: int
+    generation: int
+
+
+class Transferred(Event):
+    incident: int
+    generation: int
+    donor: int
+    joiner: int
+    size_bytes: int
+    seconds: float
+    digest: str
+
+
+class GenerationOpened(Event):
+    incident: int  # 0: the first one
+    generation: int
+    n: int
+
+
+class PhaseDone(Event):
+    """One phase committed on one seat. All times are of that worker.
+
+    `t_begin_ns` is the entry of `Session.run` (or the end of the last refused attempt, if any),
+    `t_vote_ns` the vote's answer, `t_ns` the return. `refused_s` is time in attempts thrown away.
+    """
+
+    worker: str
+    seat: int
+    generation: int
+    n: int
+    step: int
+    kind: str  # step | eval | checkpoint | end | rehearsal
+    t_begin_ns: int
+    t_vote_ns: int
+
+
+class AttemptRefused(Event):
+    """One attempt at a phase was thrown away on one seat, between `t_begin_ns` and `t_ns`."""
+
+    worker: str
+    seat: int
+    generation: int
+    n: int
+    step: int
+    kind: str
+    t_begin_ns: int
+    reason: str
+
+
+class Metrics(Event):
+    """What the script reported for a committed step on one seat."""
+
+    worker: str
+    seat: int
+    step: int
+    values: dict[str, float]
+
+
+class Note(Event):
+    """Something that the owner should know: a large position, a lost result, a slow replay."""
+
+    worker: str
+    seat: int
+    text: str
+    level: Literal["info", "warning"] = "warning"
+
+
+class CheckpointSaved(Event):
+    n: int
+    step: int
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+class CheckpointFailed(Event):
+    n: int
+    step: int
+    path: str
+    error: str
+
+
+class FaultInjected(Event):
+    """A `--fault` fired."""
+
+    worker: str
+    seat: int
+    spec: str
+    n: int
+    step: int
+
+
+class RunEnded(Event):
+    """The last event of a launcher. `outcome`: done | user_error | gave_up | interrupted."""
+
+    outcome: str
+    exit_code: int
+    n: int
+    step: int
+    cause: Fault | None = None
+
+
+AnyEvent = (
+    RunStarted
+    | WorkerSpawned
+    | WorkerWarm
+    | WorkerSeated
+    | WorkerLost
+    | Noticed
+    | GenerationClosed
+    | Reported
+    | Decided
+    | JoinerReady
+    | Connected
+    | Transferred
+    | GenerationOpened
+    | PhaseDone
+    | AttemptRefused
+    | Metrics
+    | Note
+    | CheckpointSaved
+    | CheckpointFailed
+    | FaultInjected
+    | RunEnded
+)
+
+encoder = msgspec.msgpack.Encoder()
+decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)

@@ -1,0 +1,333 @@
+"""Frames between workers, agents and the controller: versioned, bounded, authenticated.
+
+A frame on a stream is `magic(4) | length(4, big endian) | tag(16) | payload(length)`, where the
+payload is the msgpack of an `Envelope` and the tag its blake2b keyed with the run's token.
+`docs/protocol.md` says who sends what and when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from outlast.errors import WireError
+from outlast.events import Fault
+
+MAGIC = b"OLW1"
+HEADER = struct.Struct(">4sI16s")
+FRAME_BYTES_MAX = 128 << 20
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of everything that a frame can say."""
+
+
+# --- a worker speaks ------------------------------------------------------------------------
+
+
+class Hello(Body):
+    """The worker reached `outlast.init()`. A spare now waits for a seat."""
+
+    pid: int
+    fingerprint: dict[str, str]
+    address: str  # host:port of this worker's gloo listener
+
+
+class Protected(Body):
+    """What `protect` was given, as a digest that must be equal on all ranks."""
+
+    schema: str
+    summary: str
+
+
+class Recorded(Body):
+    """Set-up results of generation 1 on this seat, for later joiners (opaque bytes)."""
+
+    seat: int
+    record: bytes
+
+
+class Status(Body):
+    """The answer to Close, or the first word about a failure (then `fault` is set).
+
+    `n` is the number of phases that this worker has completed. `state`:
+    idle      between phases, or its attempt is put back: stands before phase n+1
+    running   in an attempt at phase n+1 that has not voted and now cannot
+    prepared  voted yes on phase n+1, never got the answer, nothing changed
+    torn      phase n+1 committed, but this worker failed while applying it
+    broken    an attempt cannot be put back here; the worker must be replaced
+    finished  the script has left its loop; no phase will follow
+    """
+
+    generation: int
+    n: int
+    step: int
+    state: str
+    fault: Fault | None = None
+
+
+class Ready(Body):
+    """The worker stands before phase n+1 and can connect: a survivor has put back or applied,
+    a joiner has built its model and taken its dry steps."""
+
+    generation: int
+    n: int
+
+
+class Joined(Body):
+    """The worker's groups of this generation stand; transfers it takes part in have ended.
+
+    `sent` and `received` map the other seat to (digest, bytes, seconds).
+    """
+
+    generation: int
+    sent: dict[int, tuple[str, int, float]] = {}
+    received: dict[int, tuple[str, int, float]] = {}
+
+
+class Put(Body):
+    """Publish a rendezvous value for this generation (generation 0: for the job's life)."""
+
+    generation: int
+    key: str
+    value: bytes
+
+
+class SharedAsk(Body):
+    """`session.shared(name)`: answered by SharedIs, or by SharedMake for exactly one asker."""
+
+    name: str
+
+
+class SharedMade(Body):
+    name: str
+    value: bytes
+
+
+class Checkpointed(Body):
+    """A checkpoint directory is complete and durable (sent by seat 0)."""
+
+    n: int
+    step: int
+    path: str
+
+
+class Finished(Body):
+    """The script has ended; the worker lingers until Stop, and may still be a donor."""
+
+    n: int
+
+
+# --- the controller speaks -------------------------------------------------------------------
+
+
+class Seat(Body):
+    """Take a seat. `slots` are the seat's rank-specific states, keyed "kind:n" (see page.py);
+    empty when everybody starts. `record` is what the seat's set-up collectives returned."""
+
+    generation: int
+    seat: int
+    world: int
+    n: int
+    first: bool  # True: everybody starts now; set-up collectives are real
+    slots: dict[str, bytes] = {}
+    record: bytes = b""
+    checkpoint: str = ""  # with first: load this checkpoint directory before phase n+1
+
+
+class Close(Body):
+    """Generation `generation` is over: sever, answer with Status."""
+
+    generation: int
+    reason: str
+
+
+class Decide(Body):
+    """All stand before phase n+1 when this is done: who prepared phase n applies it (commit),
+    who ran phase n+1 puts it back (redo)."""
+
+    generation: int  # the new one
+    n: int
+    verdict: str  # commit | redo
+    seats: tuple[str, ...]  # worker by seat
+
+
+class Connect(Body):
+    """Build all groups of this generation; then move state: (donor seat, joiner seat)."""
+
+    generation: int
+    n: int
+    seats: tuple[str, ...]
+    addresses: tuple[str, ...]  # gloo listener by seat
+    transfers: tuple[tuple[int, int], ...]
+    timeout_s: float
+
+
+class Got(Body):
+    """A rendezvous value, forwarded to every member."""
+
+    generation: int
+    key: str
+    value: bytes
+
+
+class Open(Body):
+    """All joined and every digest agrees: swap in, run phase n+1."""
+
+    generation: int
+    n: int
+
+
+class SharedMake(Body):
+    name: str
+
+
+class SharedIs(Body):
+    name: str
+    value: bytes
+
+
+class Drain(Body):
+    """Stop at the next committed step: every rank checkpoints there and ends."""
+
+
+class Stop(Body):
+    """End now. `ok`: the run is done."""
+
+    ok: bool
+    reason: str
+
+
+# --- an agent speaks -------------------------------------------------------------------------
+
+
+class AgentHello(Body):
+    """An agent offers its host. `lease_s`: it kills its workers if it cannot renew in time."""
+
+    host: str
+    address: str
+    capacity: int  # how many workers it will run at once
+    lease_s: float
+    workers: tuple[str, ...] = ()  # alive here already (a controller came back)
+
+
+class Renew(Body):
+    """The agent's lease, and what its workers' pages say: worker -> (n, step, state, loss)."""
+
+    beats: dict[str, tuple[int, int, str, float]] = {}
+
+
+class Renewed(Body):
+    """The controller holds the lease until it hears nothing for `lease_s`."""
+
+    lease_s: float
+
+
+class Spawn(Body):
+    worker: str
+    seat: int  # -1: a spare
+    environment: dict[str, str] = {}
+
+
+class Spawned(Body):
+    worker: str
+    pid: int
+
+
+class Kill(Body):
+    worker: str
+    reason: str
+
+
+class Lost(Body):
+    """The worker and its whole session are dead and reaped. `slots` as in Seat; `n`, `state`
+    are the page's last word."""
+
+    worker: str
+    fault: Fault
+    n: int
+    state: str
+    slots: dict[str, bytes] = {}
+
+
+class Suspect(Body):
+    """The agent's watch judged this worker hung or stopped; the controller will have it killed."""
+
+    worker: str
+    fault: Fault
+
+
+WorkerBody = (
+    Hello | Protected | Recorded | Status | Ready | Joined | Put | SharedAsk | SharedMade
+    | Checkpointed | Finished
+)
+ControllerBody = (
+    Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Drain | Stop
+)
+AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect
+AnyBody = WorkerBody | ControllerBody | AgentBody
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a frame comes from and what it belongs to. A receiver drops frames of another run,
+    of an older term, and of an agent's earlier incarnation, and says so in the events."""
+
+    run: str
+    term: int
+    agent: str
+    incarnation: int
+    worker: str  # the worker that speaks or is spoken to; "" for agent frames
+    seq: int  # by sender, from 1; a repeated number is a duplicate
+    body: AnyBody
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+
+
+def _tag(token: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, key=token, digest_size=16).digest()
+
+
+def encode(envelope: Envelope, token: bytes) -> bytes:
+    """One frame, ready to be written. Raises WireError above FRAME_BYTES_MAX."""
+    payload = _encoder.encode(envelope)
+    if len(payload) > FRAME_BYTES_MAX:
+        raise WireError(
+            f"frame {type(envelope.body).__name__} of {len(payload)} bytes is above the limit of"
+            f" {FRAME_BYTES_MAX}: the state that one rank keeps outside the process is too large"
+        )
+    return HEADER.pack(MAGIC, len(payload), _tag(token, payload)) + payload
+
+
+class Decoder:
+    """Turns a byte stream back into envelopes. Raises WireError on the first bad byte; the
+    connection is then useless and must be closed."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Envelope]:
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            magic, length, tag = HEADER.unpack_from(self._buffer)
+            if magic != MAGIC:
+                raise WireError(f"not an Outlast frame (starts with {magic!r})")
+            if length > FRAME_BYTES_MAX:
+                raise WireError(f"a frame announces {length} bytes, above {FRAME_BYTES_MAX}")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            if not hmac.compare_digest(tag, _tag(self._token, payload)):
+                raise WireError("a frame does not carry this run's token")
+            try:
+                yield _decoder.decode(payload)
+            except msgspec.DecodeError as error:
+                raise WireError(f"a frame cannot be read: {error}") from error
