@@ -36,7 +36,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"limit {name} must be above zero, not {getattr(self, name)}")
         if self.hang_ceiling_s < self.hang_floor_s:
             raise ConfigError(
-                f"hang_ceiling_s ({self.hang_ceiling_s}) is below hang_floor_s ({self.hang_floor_s})"
+                f"hang_ceiling_s ({self.hang_ceiling_s}) is below"
+                f" hang_floor_s ({self.hang_floor_s})"
             )
 
 

@@ -60,5 +60,8 @@ class GaveUpError(OutlastError):
     """Every rung of the ladder was tried; the message is the one root cause."""
 
 
-class StepRefused(BaseException):  # noqa: N818 - control flow, not an error: `except Exception` in user code must not catch it
-    """The generation closed while a phase ran: unwinds the phase to `Session.run`, which redoes it."""
+class StepRefused(BaseException):
+    """The generation closed while a phase ran: unwinds the phase to `Session.run`, which redoes it.
+
+    Control flow and not an error: `except Exception` in a training script must not catch it.
+    """

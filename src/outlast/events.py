@@ -48,7 +48,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=Tru
     t_ns: int
 
 
-class RunStarted(Event):
+class RunStarted(Event, frozen=True):
     """A launcher took the run directory. `resumed_n` is -1 for a fresh job."""
 
     run: str
@@ -61,32 +61,32 @@ class RunStarted(Event):
     resumed_step: int = -1
 
 
-class WorkerSpawned(Event):
+class WorkerSpawned(Event, frozen=True):
     worker: str
     seat: int  # -1: a spare
     pid: int
     host: str
 
 
-class WorkerWarm(Event):
+class WorkerWarm(Event, frozen=True):
     """The worker waits inside `init()`: imports done, no seat yet (spares) or seat known."""
 
     worker: str
 
 
-class WorkerSeated(Event):
+class WorkerSeated(Event, frozen=True):
     worker: str
     seat: int
     generation: int
 
 
-class WorkerLost(Event):
+class WorkerLost(Event, frozen=True):
     worker: str
     seat: int
     fault: Fault
 
 
-class Noticed(Event):
+class Noticed(Event, frozen=True):
     """A failure was noticed: the incident begins. `how`: pidfd, peer, heartbeat, lease, report."""
 
     incident: int
@@ -95,12 +95,12 @@ class Noticed(Event):
     fault: Fault
 
 
-class GenerationClosed(Event):
+class GenerationClosed(Event, frozen=True):
     incident: int
     generation: int
 
 
-class Reported(Event):
+class Reported(Event, frozen=True):
     """A worker's answer to Close."""
 
     incident: int
@@ -111,7 +111,7 @@ class Reported(Event):
     state: str
 
 
-class Decided(Event):
+class Decided(Event, frozen=True):
     """The controller's decision, with its reason in one sentence."""
 
     incident: int
@@ -124,7 +124,7 @@ class Decided(Event):
     reason: str
 
 
-class JoinerReady(Event):
+class JoinerReady(Event, frozen=True):
     """A joiner has built its model and taken its dry steps."""
 
     incident: int
@@ -132,14 +132,14 @@ class JoinerReady(Event):
     seat: int
 
 
-class Connected(Event):
+class Connected(Event, frozen=True):
     """All groups of the generation stand."""
 
     incident: int
     generation: int
 
 
-class Transferred(Event):
+class Transferred(Event, frozen=True):
     incident: int
     generation: int
     donor: int
@@ -149,13 +149,13 @@ class Transferred(Event):
     digest: str
 
 
-class GenerationOpened(Event):
+class GenerationOpened(Event, frozen=True):
     incident: int  # 0: the first one
     generation: int
     n: int
 
 
-class PhaseDone(Event):
+class PhaseDone(Event, frozen=True):
     """One phase committed on one seat. All times are of that worker.
 
     `t_begin_ns` is the entry of `Session.run` (or the end of the last refused attempt, if any),
@@ -172,7 +172,7 @@ class PhaseDone(Event):
     t_vote_ns: int
 
 
-class AttemptRefused(Event):
+class AttemptRefused(Event, frozen=True):
     """One attempt at a phase was thrown away on one seat, between `t_begin_ns` and `t_ns`."""
 
     worker: str
@@ -185,7 +185,7 @@ class AttemptRefused(Event):
     reason: str
 
 
-class Metrics(Event):
+class Metrics(Event, frozen=True):
     """What the script reported for a committed step on one seat."""
 
     worker: str
@@ -194,7 +194,7 @@ class Metrics(Event):
     values: dict[str, float]
 
 
-class Note(Event):
+class Note(Event, frozen=True):
     """Something that the owner should know: a large position, a lost result, a slow replay."""
 
     worker: str
@@ -203,7 +203,7 @@ class Note(Event):
     level: Literal["info", "warning"] = "warning"
 
 
-class CheckpointSaved(Event):
+class CheckpointSaved(Event, frozen=True):
     n: int
     step: int
     path: str
@@ -211,14 +211,14 @@ class CheckpointSaved(Event):
     seconds: float
 
 
-class CheckpointFailed(Event):
+class CheckpointFailed(Event, frozen=True):
     n: int
     step: int
     path: str
     error: str
 
 
-class FaultInjected(Event):
+class FaultInjected(Event, frozen=True):
     """A `--fault` fired."""
 
     worker: str
@@ -228,7 +228,7 @@ class FaultInjected(Event):
     step: int
 
 
-class RunEnded(Event):
+class RunEnded(Event, frozen=True):
     """The last event of a launcher. `outcome`: done | user_error | gave_up | interrupted."""
 
     outcome: str

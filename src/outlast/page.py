@@ -91,7 +91,13 @@ class Page:
         os.close(self.fd)
 
     def beat(
-        self, n: int, step: int, state: State, collectives: int, t_ns: int, t_state_ns: int,
+        self,
+        n: int,
+        step: int,
+        state: State,
+        collectives: int,
+        t_ns: int,
+        t_state_ns: int,
         loss: float,
     ) -> None:
         _BEAT.pack_into(

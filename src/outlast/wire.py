@@ -29,7 +29,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True
 # --- a worker speaks ------------------------------------------------------------------------
 
 
-class Hello(Body):
+class Hello(Body, frozen=True):
     """The worker reached `outlast.init()`. A spare now waits for a seat."""
 
     pid: int
@@ -37,21 +37,21 @@ class Hello(Body):
     address: str  # host:port of this worker's gloo listener
 
 
-class Protected(Body):
+class Protected(Body, frozen=True):
     """What `protect` was given, as a digest that must be equal on all ranks."""
 
     schema: str
     summary: str
 
 
-class Recorded(Body):
+class Recorded(Body, frozen=True):
     """Set-up results of generation 1 on this seat, for later joiners (opaque bytes)."""
 
     seat: int
     record: bytes
 
 
-class Status(Body):
+class Status(Body, frozen=True):
     """The answer to Close, or the first word about a failure (then `fault` is set).
 
     `n` is the number of phases that this worker has completed. `state`:
@@ -70,7 +70,7 @@ class Status(Body):
     fault: Fault | None = None
 
 
-class Ready(Body):
+class Ready(Body, frozen=True):
     """The worker stands before phase n+1 and can connect: a survivor has put back or applied,
     a joiner has built its model and taken its dry steps."""
 
@@ -78,7 +78,7 @@ class Ready(Body):
     n: int
 
 
-class Joined(Body):
+class Joined(Body, frozen=True):
     """The worker's groups of this generation stand; transfers it takes part in have ended.
 
     `sent` and `received` map the other seat to (digest, bytes, seconds).
@@ -89,7 +89,7 @@ class Joined(Body):
     received: dict[int, tuple[str, int, float]] = {}
 
 
-class Put(Body):
+class Put(Body, frozen=True):
     """Publish a rendezvous value for this generation (generation 0: for the job's life)."""
 
     generation: int
@@ -97,18 +97,18 @@ class Put(Body):
     value: bytes
 
 
-class SharedAsk(Body):
+class SharedAsk(Body, frozen=True):
     """`session.shared(name)`: answered by SharedIs, or by SharedMake for exactly one asker."""
 
     name: str
 
 
-class SharedMade(Body):
+class SharedMade(Body, frozen=True):
     name: str
     value: bytes
 
 
-class Checkpointed(Body):
+class Checkpointed(Body, frozen=True):
     """A checkpoint directory is complete and durable (sent by seat 0)."""
 
     n: int
@@ -116,7 +116,7 @@ class Checkpointed(Body):
     path: str
 
 
-class Finished(Body):
+class Finished(Body, frozen=True):
     """The script has ended; the worker lingers until Stop, and may still be a donor."""
 
     n: int
@@ -125,7 +125,7 @@ class Finished(Body):
 # --- the controller speaks -------------------------------------------------------------------
 
 
-class Seat(Body):
+class Seat(Body, frozen=True):
     """Take a seat. `slots` are the seat's rank-specific states, keyed "kind:n" (see page.py);
     empty when everybody starts. `record` is what the seat's set-up collectives returned."""
 
@@ -139,14 +139,14 @@ class Seat(Body):
     checkpoint: str = ""  # with first: load this checkpoint directory before phase n+1
 
 
-class Close(Body):
+class Close(Body, frozen=True):
     """Generation `generation` is over: sever, answer with Status."""
 
     generation: int
     reason: str
 
 
-class Decide(Body):
+class Decide(Body, frozen=True):
     """All stand before phase n+1 when this is done: who prepared phase n applies it (commit),
     who ran phase n+1 puts it back (redo)."""
 
@@ -156,7 +156,7 @@ class Decide(Body):
     seats: tuple[str, ...]  # worker by seat
 
 
-class Connect(Body):
+class Connect(Body, frozen=True):
     """Build all groups of this generation; then move state: (donor seat, joiner seat)."""
 
     generation: int
@@ -167,7 +167,7 @@ class Connect(Body):
     timeout_s: float
 
 
-class Got(Body):
+class Got(Body, frozen=True):
     """A rendezvous value, forwarded to every member."""
 
     generation: int
@@ -175,27 +175,27 @@ class Got(Body):
     value: bytes
 
 
-class Open(Body):
+class Open(Body, frozen=True):
     """All joined and every digest agrees: swap in, run phase n+1."""
 
     generation: int
     n: int
 
 
-class SharedMake(Body):
+class SharedMake(Body, frozen=True):
     name: str
 
 
-class SharedIs(Body):
+class SharedIs(Body, frozen=True):
     name: str
     value: bytes
 
 
-class Drain(Body):
+class Drain(Body, frozen=True):
     """Stop at the next committed step: every rank checkpoints there and ends."""
 
 
-class Stop(Body):
+class Stop(Body, frozen=True):
     """End now. `ok`: the run is done."""
 
     ok: bool
@@ -205,7 +205,7 @@ class Stop(Body):
 # --- an agent speaks -------------------------------------------------------------------------
 
 
-class AgentHello(Body):
+class AgentHello(Body, frozen=True):
     """An agent offers its host. `lease_s`: it kills its workers if it cannot renew in time."""
 
     host: str
@@ -215,35 +215,35 @@ class AgentHello(Body):
     workers: tuple[str, ...] = ()  # alive here already (a controller came back)
 
 
-class Renew(Body):
+class Renew(Body, frozen=True):
     """The agent's lease, and what its workers' pages say: worker -> (n, step, state, loss)."""
 
     beats: dict[str, tuple[int, int, str, float]] = {}
 
 
-class Renewed(Body):
+class Renewed(Body, frozen=True):
     """The controller holds the lease until it hears nothing for `lease_s`."""
 
     lease_s: float
 
 
-class Spawn(Body):
+class Spawn(Body, frozen=True):
     worker: str
     seat: int  # -1: a spare
     environment: dict[str, str] = {}
 
 
-class Spawned(Body):
+class Spawned(Body, frozen=True):
     worker: str
     pid: int
 
 
-class Kill(Body):
+class Kill(Body, frozen=True):
     worker: str
     reason: str
 
 
-class Lost(Body):
+class Lost(Body, frozen=True):
     """The worker and its whole session are dead and reaped. `slots` as in Seat; `n`, `state`
     are the page's last word."""
 
@@ -254,7 +254,7 @@ class Lost(Body):
     slots: dict[str, bytes] = {}
 
 
-class Suspect(Body):
+class Suspect(Body, frozen=True):
     """The agent's watch judged this worker hung or stopped; the controller will have it killed."""
 
     worker: str
@@ -262,12 +262,19 @@ class Suspect(Body):
 
 
 WorkerBody = (
-    Hello | Protected | Recorded | Status | Ready | Joined | Put | SharedAsk | SharedMade
-    | Checkpointed | Finished
+    Hello
+    | Protected
+    | Recorded
+    | Status
+    | Ready
+    | Joined
+    | Put
+    | SharedAsk
+    | SharedMade
+    | Checkpointed
+    | Finished
 )
-ControllerBody = (
-    Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Drain | Stop
-)
+ControllerBody = Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Drain | Stop
 AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

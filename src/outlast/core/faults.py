@@ -96,6 +96,8 @@ def expand(spec: FaultSpec, world: int, steps: tuple[int, int], seed: int) -> li
         rank, step, where = dice.randrange(world), dice.randint(*steps), dice.choice(places)
         text = f"{spec.kind}:rank={rank},step={step},phase={where}"
         drawn.append(
-            FaultSpec(text=text, kind=spec.kind, rank=rank, step=step, where=where, for_s=spec.for_s)
+            FaultSpec(
+                text=text, kind=spec.kind, rank=rank, step=step, where=where, for_s=spec.for_s
+            )
         )
     return drawn

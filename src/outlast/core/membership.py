@@ -92,7 +92,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Base of what a later term must know."""
 
 
-class DecisionMade(JournalEntry):
+class DecisionMade(JournalEntry, frozen=True):
     generation: int
     n: int
     step: int
@@ -101,11 +101,11 @@ class DecisionMade(JournalEntry):
     slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
 
 
-class Opened(JournalEntry):
+class Opened(JournalEntry, frozen=True):
     generation: int
     n: int
 
 
-class SharedKept(JournalEntry):
+class SharedKept(JournalEntry, frozen=True):
     name: str
     value: bytes

@@ -1,0 +1,68 @@
+# Every target makes its own virtual environment first; Python 3.11 or newer is all it needs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+SEEDS  ?= 20000
+RUNS   ?= 30
+BENCH  ?=
+PYTEST ?=
+
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# pyright runs on the Node.js that pip installed and asks no network whether a newer one exists.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+.PHONY: help demo test check lint format types bench soak clean
+
+help:
+	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
+	@echo "make test    lint, format, types, and every test"
+	@echo "make check   lint, format, types"
+	@echo "make format  put the code into its format"
+	@echo "make bench   recovery and overhead against torchrun   (BENCH='--repeats 3')"
+	@echo "make soak    random fault schedules                   (SEEDS=$(SEEDS) simulated, RUNS=$(RUNS) real)"
+	@echo "make clean   remove the environment, caches and runs"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Outlast needs Python 3.11 or newer, and '$(PYTHON)' is not;" \
+	       "name one that is: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "'$(PYTHON)' cannot make virtual environments (on Debian and Ubuntu:" \
+	       "apt install python3-venv), or name another: make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -e '.[run,figures,dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/outlast demo
+
+check: lint types
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST)
+
+bench: $(READY)
+	$(BIN)/python benchmarks/recovery.py $(BENCH)
+	$(BIN)/python benchmarks/overhead.py $(BENCH)
+
+soak: $(READY)
+	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
+	$(BIN)/python benchmarks/soak.py --runs $(RUNS)
+
+clean:
+	rm -rf $(VENV) runs dist .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
