@@ -1,0 +1,1 @@
+"""Values without pickle, and checkpoints that are complete or do not exist."""
