@@ -1,0 +1,1 @@
+"""What happened to a run: the event store, incidents, time accounting, and how they are shown."""
