@@ -1,0 +1,151 @@
+"""Calls and words that this code base does without."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import Source
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+ENVIRONMENT = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+PLACES = re.compile(r"/(work|tmp/v\d|root)/")
+
+
+def _calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def _explained(source: Source, line: int) -> bool:
+    """A comment in words on the line, or on one beside it."""
+    beside = source.text.splitlines()[max(0, line - 2) : line + 1]
+    for text in beside:
+        words = text.partition("#")[2]
+        if (
+            len(re.sub(r"noqa: [A-Z0-9, ]+|type: ignore\S*|pyright: ignore\S*", "", words).split())
+            > 2
+        ):
+            return True
+    return False
+
+
+def test_tests_do_not_sleep(tests: list[Source]) -> None:
+    """They wait for a condition, with a deadline."""
+    wrong = [
+        s.at(n, name) for s in tests for n, name in _calls(s) if name in {"time.sleep", "sleep"}
+    ]
+    assert wrong == []
+
+
+def test_sleep_is_explained(package: list[Source]) -> None:
+    wrong = [
+        s.at(node, name)
+        for s in package
+        for node, name in _calls(s)
+        if name in {"time.sleep", "sleep"} and not _explained(s, node.lineno)
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_unpickled(everything: list[Source]) -> None:
+    wrong = []
+    for source in everything:
+        for node in ast.walk(source.tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            wrong += [source.at(node, name) for name in names if name in UNSAFE_MODULES]
+        for call, name in _calls(source):
+            safe = any(
+                k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords
+            )
+            if name == "torch.load" and not safe:
+                wrong.append(source.at(call, "torch.load without weights_only=True"))
+    assert wrong == []
+
+
+def test_only_config_reads_the_environment(package: list[Source]) -> None:
+    wrong = [
+        source.at(node, ast.unparse(node))
+        for source in package
+        if source.room != "config"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ENVIRONMENT
+    ]
+    wrong += [
+        source.at(node, "from os import environ")
+        for source in package
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "os"
+    ]
+    assert wrong == []
+
+
+def test_only_commands_print(package: list[Source]) -> None:
+    wrong = [
+        s.at(node, "print")
+        for s in package
+        if s.room not in {"cli", "testing"}
+        for node, name in _calls(s)
+        if name == "print" and not any(keyword.arg == "file" for keyword in node.keywords)
+    ]
+    assert wrong == []
+
+
+def test_broad_excepts_say_why(everything: list[Source]) -> None:
+    wrong = []
+    for source in everything:
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = ast.unparse(node.type) if node.type else "everything"
+            broad = set(re.findall(r"\w+", caught)) & {"Exception", "BaseException", "everything"}
+            if broad and not _explained(source, node.lineno):
+                wrong.append(source.at(node, f"except {caught} without a word of why"))
+    assert wrong == []
+
+
+def test_nothing_is_unfinished(everything: list[Source]) -> None:
+    wrong = [
+        f"{source.path}:{number}: {line.strip()}"
+        for source in everything
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if UNFINISHED.search(line)
+    ]
+    assert wrong == []
+
+
+def test_no_stubs(package: list[Source]) -> None:
+    """`raise NotImplementedError` and functions without a body are promises, not code."""
+    wrong = [
+        source.at(node, ast.unparse(node))
+        for source in package
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node)
+    ]
+    assert wrong == []
+
+
+def test_no_mocks(tests: list[Source]) -> None:
+    wrong = [
+        source.at(node, ast.unparse(node))
+        for source in tests
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom | ast.Import) and "mock" in ast.unparse(node).lower()
+    ]
+    assert wrong == []
+
+
+def test_no_path_of_one_machine(everything: list[Source]) -> None:
+    wrong = [
+        f"{source.path}:{number}: {line.strip()}"
+        for source in everything
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if PLACES.search(line) and "PLACES" not in line
+    ]
+    assert wrong == []

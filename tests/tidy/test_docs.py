@@ -1,0 +1,87 @@
+"""Documents hold what they promise: links lead somewhere, commands exist, words are defined."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FENCE = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE_PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]+)`")
+
+
+def _commands(documents: list[Path], program: str) -> Iterator[tuple[Path, list[str]]]:
+    """Every line of a shell block that starts `program`, without prompt, comment, continuation."""
+    for document in documents:
+        for block in FENCE.findall(document.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words[:1] == [program]:
+                    yield document, words[1:]
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _headings(document: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+
+
+def test_links_lead_somewhere(documents: list[Path]) -> None:
+    broken = []
+    for document in documents:
+        for link in LINK.findall(document.read_text()):
+            if re.match(r"[a-z]+:", link):
+                continue  # another host's page is not ours to check
+            path, _, anchor = link.partition("#")
+            target = document.parent / path if path else document
+            missing = not target.exists() or (anchor and anchor not in _headings(target))
+            broken += [f"{document}: {link}"] if missing else []
+    assert broken == []
+
+
+def test_files_that_documents_name_exist(documents: list[Path], root: Path) -> None:
+    named = {(d, path) for d in documents for path in CODE_PATH.findall(d.read_text())}
+    assert [f"{d}: {path}" for d, path in sorted(named) if not (root / path).exists()] == []
+
+
+def test_make_targets_exist(documents: list[Path], root: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    asked = [(d, word) for d, words in _commands(documents, "make") for word in words]
+    assert asked, "no document says `make demo`: the pattern is broken"
+    wrong = [f"{d}: make {word}" for d, word in asked if "=" not in word and word not in targets]
+    assert wrong == []
+
+
+def test_scripts_exist(documents: list[Path], root: Path) -> None:
+    scripts = [
+        (d, next((word for word in words if word.endswith(".py")), None))
+        for d, words in _commands(documents, "python")
+    ]
+    assert [
+        f"{d}: {script}" for d, script in scripts if script and not (root / script).exists()
+    ] == []
+
+
+def test_outlast_commands_parse(documents: list[Path], root: Path) -> None:
+    """Each `outlast ...` line is taken by the real parser; nothing is started."""
+    from outlast.cli.main import app
+
+    pytest.importorskip("torch", reason="torchrun's parser owns the flags of `outlast run`")
+    from outlast.launch.arguments import parse
+
+    commands = list(_commands(documents, "outlast"))
+    assert commands, "no document shows `outlast`: the pattern is broken"
+    for document, words in commands:
+        if words[0] == "run":
+            script = next(word for word in words if word.endswith(".py"))
+            assert (root / script).exists() or script == "train.py", f"{document}: {script}"
+            parse(words[1:])
+        else:
+            app.parse_args(words, exit_on_error=False, print_error=False)

@@ -1,0 +1,50 @@
+"""What a training script imports: small, lazy, and documented where it stands."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+PUBLIC = ["OutlastError", "Replicated", "Session", "__version__", "init"]
+SESSION = [
+    "batches", "device", "local_rank", "protect", "rank", "report", "run", "shared", "state",
+    "step_index", "world_size",
+]  # fmt: skip
+
+
+def test_the_facade_is_frozen() -> None:
+    import outlast
+
+    assert outlast.__all__ == PUBLIC
+
+
+def test_importing_the_facade_imports_no_torch() -> None:
+    code = "import sys, outlast, outlast.events; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_everything_public_is_documented() -> None:
+    pytest.importorskip("torch")
+    import outlast
+
+    silent = [name for name in PUBLIC if not inspect.getdoc(getattr(outlast, name))]
+    for name, member in inspect.getmembers(outlast.Session):
+        public = not name.startswith("_") and (callable(member) or isinstance(member, property))
+        if public and not inspect.getdoc(member):
+            silent.append(f"Session.{name}")
+    assert silent == []
+
+
+def test_the_session_is_what_the_design_says() -> None:
+    pytest.importorskip("torch")
+    import outlast
+
+    members = {name for name in dir(outlast.Session) if not name.startswith("_")}
+    members |= set(inspect.get_annotations(outlast.Session))
+    assert members >= set(SESSION)

@@ -1,0 +1,90 @@
+"""Imports point one way, and torch stays in the rooms that need it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import Source
+
+BASE = {"errors": 0, "events": 1, "config": 1, "page": 1, "wire": 2}
+ROOMS = {
+    "core": 3,
+    "checkpoint": 4,
+    "data": 4,
+    "observe": 4,
+    "launch": 5,
+    "worker": 5,
+    "testing": 5,
+}
+FLOORS = {**BASE, **ROOMS, "cli": 6, "__main__": 7}
+TORCH_ROOMS = {"worker", "data", "checkpoint"}
+TORCH_FILES = {"src/outlast/launch/arguments.py"}  # torchrun's own command line
+IMPURE = {
+    "asyncio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",
+    "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile",
+    "threading", "time", "uuid",
+}  # fmt: skip
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            module = node.module or ""
+            if module in {"outlast", "outlast.core"}:
+                yield from ((node, f"{module}.{alias.name}") for alias in node.names)
+            else:
+                yield node, module
+
+
+def test_imports_point_one_way(package: list[Source]) -> None:
+    wrong = []
+    for source in package:
+        if source.room == "__init__":  # the façade: lazy, and above everything
+            continue
+        assert source.room in FLOORS, f"{source.path}: give this room its floor"
+        for node, module in _imported(source.tree):
+            room = module.split(".")[1] if module.startswith("outlast.") else source.room
+            own = room == source.room
+            if not own and room in FLOORS and FLOORS[room] >= FLOORS[source.room]:
+                wrong.append(source.at(node, f"{source.room} imports {module}"))
+    assert wrong == []
+
+
+def test_torch_stays_in_its_rooms(package: list[Source]) -> None:
+    wrong = [
+        source.at(node, f"imports {module}")
+        for source in package
+        if source.room not in TORCH_ROOMS and source.path not in TORCH_FILES
+        for node, module in _imported(source.tree)
+        if module.split(".")[0] in {"torch", "torchdata"}
+    ]
+    assert wrong == []
+
+
+def test_decisions_are_pure(package: list[Source]) -> None:
+    """core/ decides from its arguments alone: no clock, file, socket, thread or process."""
+    wrong = [
+        source.at(node, f"core imports {module}")
+        for source in package
+        if source.room == "core"
+        for node, module in _imported(source.tree)
+        if module.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_nobody_imports_the_harness(package: list[Source]) -> None:
+    wrong = [
+        source.at(node, f"imports {module}")
+        for source in package
+        if source.room not in {"testing", "__main__"}
+        for node, module in _imported(source.tree)
+        if module.startswith("outlast.testing")
+    ]
+    assert wrong == []
