@@ -44,6 +44,10 @@ class CorruptionError(OutlastError):
     """Stored or received bytes are damaged; nothing was taken over from them."""
 
 
+class StorageError(OutlastError):
+    """A file could not be written or read: a full disk, missing rights, a file system that is gone."""
+
+
 class WireError(OutlastError):
     """A frame is malformed, too large, unauthenticated, or of another version."""
 

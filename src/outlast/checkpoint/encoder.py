@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
@@ -199,7 +200,7 @@ def _pairs(writer: Writer, value: dict[Any, Any], tag: bytes) -> None:
             writer.node(item)
         except _Refused as refused:
             plain = type(key) is str and key.isidentifier()
-            refused.path.append(f".{key}" if plain else f"[{key!r}]")
+            refused.path.append(f".{key}" if plain else f"[{reprlib.repr(key)}]")
             raise
     writer.leave(value)
 

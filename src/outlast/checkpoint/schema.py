@@ -19,6 +19,8 @@ import xxhash
 from outlast.errors import CorruptionError
 
 MAGIC = b"OLS1"
+BLOB_MAGIC = b"OLB1"
+DIGEST_BYTES = 16
 DEPTH_MAX = 100
 _HEAD = struct.Struct("<4sQ")
 SIZE = struct.Struct("<Q")

@@ -17,15 +17,12 @@ import torch
 import xxhash
 
 from outlast.checkpoint import decoder, encoder
-from outlast.checkpoint.schema import SIZE, TensorSpec, seal
+from outlast.checkpoint.schema import BLOB_MAGIC, DIGEST_BYTES, SIZE, TensorSpec, seal
 from outlast.errors import CorruptionError
 
 __all__ = [
     "TensorSpec", "decode", "digest", "encode", "flatten", "layout", "raw", "unflatten"
 ]  # fmt: skip
-
-_MAGIC = b"OLB1"
-_DIGEST_BYTES = 16
 
 
 def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -82,7 +79,7 @@ def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor: its own memory on the CPU (writing there writes the
     tensor), a copy from elsewhere."""
     flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return memoryview(flat.cpu().numpy())
+    return flat.cpu().numpy().data
 
 
 def digest(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> str:
@@ -96,7 +93,7 @@ def digest(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> str:
 def encode(value: Any) -> bytes:
     """`value` as one blob. Raises CodecError as `flatten` does."""
     schema, tensors = flatten(value)
-    body = b"".join((_MAGIC, SIZE.pack(len(schema)), schema, *map(raw, tensors)))
+    body = b"".join((BLOB_MAGIC, SIZE.pack(len(schema)), schema, *map(raw, tensors)))
     return body + xxhash.xxh3_128_digest(body)
 
 
@@ -106,18 +103,19 @@ def decode(blob: bytes | memoryview) -> Any:
     Raises CorruptionError when any bit of it is wrong; nothing is taken over then.
     """
     view = memoryview(blob)
-    body, end = view[:-_DIGEST_BYTES], len(view) - _DIGEST_BYTES
-    start = len(_MAGIC) + SIZE.size
+    body, end = view[:-DIGEST_BYTES], len(view) - DIGEST_BYTES
+    start = len(BLOB_MAGIC) + SIZE.size
     if end < start:
         raise CorruptionError(f"a value of {len(view)} bytes is cut short; nothing was read")
-    if body[: len(_MAGIC)] != _MAGIC:
+    magic = bytes(body[: len(BLOB_MAGIC)])
+    if magic != BLOB_MAGIC:
         raise CorruptionError(
-            f"not a value of version 1 (starts with {bytes(body[: len(_MAGIC)])!r}): it is damaged"
-            " or was written by another version of Outlast; nothing was read"
+            f"not a value of version 1 (starts with {magic!r}): it is damaged or was written by"
+            " another version of Outlast; nothing was read"
         )
     if xxhash.xxh3_128_digest(body) != view[end:]:
         raise CorruptionError("a value's bytes do not match their digest; nothing was read")
-    (schema_bytes,) = SIZE.unpack_from(body, len(_MAGIC))
+    (schema_bytes,) = SIZE.unpack_from(body, len(BLOB_MAGIC))
     at = start + schema_bytes
 
     def copied(spec: TensorSpec) -> torch.Tensor:
