@@ -1,0 +1,300 @@
+"""Incidents: what broke, how it was noticed, what was decided and why, and what it cost.
+
+An incident begins when a failure is noticed and ends when every seat has committed the phase that
+was interrupted. Failures that come before the next generation opens belong to the same incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from outlast.events import (
+    AnyEvent,
+    Connected,
+    Decided,
+    Fault,
+    FaultInjected,
+    GenerationClosed,
+    GenerationOpened,
+    JoinerReady,
+    Noticed,
+    PhaseDone,
+    Reported,
+    RunEnded,
+    RunStarted,
+    Transferred,
+)
+
+Phase = Literal[
+    "notice",  # the fault itself, where its time is known, until it is noticed
+    "report",  # until the last worker of the generation has severed its groups and answered
+    "decide",  # until the decision is durable
+    "join",  # until the last joiner has built its model and taken its dry steps
+    "connect",  # until all groups of the new generation stand
+    "transfer",  # until the state has moved and the generation opens
+    "redo",  # until every seat has committed the interrupted phase
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+# What was under way when a recovery was broken off by the next failure.
+_UNDER_WAY: dict[type, Phase] = {
+    Noticed: "report",
+    GenerationClosed: "report",
+    Reported: "report",
+    Decided: "join",
+    JoinerReady: "join",
+    Connected: "transfer",
+}
+_ENDS: dict[type, Phase] = {
+    Reported: "report",
+    Decided: "decide",
+    JoinerReady: "join",
+    Connected: "connect",
+}
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sat in a seat and who sits there now."""
+
+    seat: int
+    old: str
+    new: str
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """State that moved from seat to seat."""
+
+    donor: int
+    joiner: int
+    size_bytes: int
+    seconds: float
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One interruption of the job, whole. Numbers count from 1 over the run's life.
+
+    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | open
+    (no event says how it ended: the run is alive in the middle of it, or its launcher died).
+    """
+
+    number: int
+    t_ns: int  # when it began: the fault, where known, else its being noticed
+    faults: tuple[Fault, ...]
+    how: tuple[str, ...]  # how each was noticed
+    state: str
+    verdict: str = ""
+    rung: str = ""
+    reason: str = ""
+    generation_from: int = 0
+    generation_to: int = 0
+    n: int = -1
+    step: int = -1  # the step that was interrupted
+    committed_steps_lost: int = 0
+    replaced: tuple[Replacement, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    phases_ms: dict[Phase, float] = {}
+    total_ms: float = 0.0
+
+    @property
+    def cause(self) -> Fault:
+        """The fault that explains the others: the user's exception before a death before the
+        broken connection that follows from it; among equals the first."""
+        return min(self.faults, key=lambda fault: _WEIGHT.get(fault.kind, 1))
+
+
+_WEIGHT = {"raised": 0, "transport": 2}
+
+
+class _Course:
+    """An incident while its events go by."""
+
+    def __init__(self, number: int, noticed: Noticed, seen: _Seen) -> None:
+        self.number = number
+        self.faults: list[Fault] = []
+        self.how: list[str] = []
+        self.generation_from = noticed.generation
+        self.step_before = seen.step
+        self.n_before = seen.n
+        self.world = seen.world
+        self.decided: Decided | None = None
+        self.opened: GenerationOpened | None = None
+        self.copies: list[Transferred] = []
+        self.replaced: dict[int, Replacement] = {}
+        self.state = "open"
+        self.ns: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+        self.t_begin_ns = seen.broke_ns(noticed)
+        self.at_ns = noticed.t_ns
+        self.ns["notice"] = noticed.t_ns - self.t_begin_ns
+        self.last: type = Noticed
+        self.waiting: set[int] = set()
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, Noticed):
+            self.faults.append(event.fault)
+            self.how.append(event.how)
+        if isinstance(event, Noticed | GenerationClosed):
+            self._pass(_UNDER_WAY[self.last], event)
+        elif isinstance(event, Reported | JoinerReady | Connected):
+            self._pass(_ENDS[type(event)], event)
+        elif isinstance(event, Decided):
+            self._pass("decide", event)
+            self._decide(event)
+        elif isinstance(event, Transferred):
+            self.copies.append(event)
+        elif isinstance(event, GenerationOpened):
+            self._pass("transfer" if self.last is Connected else "connect", event)
+            self.opened = event
+            self.waiting = set(range(self.world))
+            if self.target <= event.n:
+                self._finish()
+        elif isinstance(event, PhaseDone):
+            self._done(event)
+
+    @property
+    def target(self) -> int:
+        """The interrupted phase: it is committed when the incident is over."""
+        assert self.decided is not None and self.opened is not None
+        if self.decided.verdict == "commit":
+            return self.decided.n
+        return max(self.decided.n, self.n_before) + 1
+
+    def stop(self, ended: RunEnded) -> None:
+        self._pass(_UNDER_WAY.get(self.last, "redo"), ended)
+        self.state = "stopped"
+
+    def _pass(self, phase: Phase, event: AnyEvent) -> None:
+        """The time since the last mark belongs to `phase`."""
+        self.ns[phase] += max(0, event.t_ns - self.at_ns)
+        self.at_ns = max(self.at_ns, event.t_ns)
+        self.last = type(event)
+
+    def _decide(self, event: Decided) -> None:
+        self.decided = event
+        for seat, old, new in event.replaced:
+            first = self.replaced[seat].old if seat in self.replaced else old
+            self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
+
+    def _done(self, event: PhaseDone) -> None:
+        if self.opened is None:
+            self.n_before = max(self.n_before, event.n)
+            self.step_before = max(self.step_before, event.step)
+            return
+        if event.n < self.target or event.seat not in self.waiting:
+            return
+        self.waiting.discard(event.seat)
+        self._pass("redo", event)
+        if not self.waiting:
+            self._finish()
+
+    def break_off(self, noticed: Noticed) -> None:
+        """The generation stood, but the next incident came before the phase was redone."""
+        self._pass("redo", noticed)
+        self._finish()
+
+    def _finish(self) -> None:
+        self.state = "recovered"
+        self.waiting = set()
+
+    def result(self) -> Incident:
+        decided, opened = self.decided, self.opened
+        self._split_transfer()
+        reached = max(self.step_before, decided.step) if decided else self.step_before
+        committed = decided is not None and decided.verdict == "commit"
+        return Incident(
+            number=self.number,
+            t_ns=self.t_begin_ns,
+            faults=tuple(self.faults),
+            how=tuple(self.how),
+            state=self.state,
+            verdict=decided.verdict if decided else "",
+            rung=decided.rung if decided else "",
+            reason=decided.reason if decided else "",
+            generation_from=self.generation_from,
+            generation_to=opened.generation if opened else 0,
+            n=decided.n if decided else self.n_before,
+            step=reached if committed else reached + 1,
+            committed_steps_lost=reached - decided.step if decided else 0,
+            replaced=tuple(self.replaced[seat] for seat in sorted(self.replaced)),
+            copies=tuple(
+                Copy(
+                    donor=copy.donor,
+                    joiner=copy.joiner,
+                    size_bytes=copy.size_bytes,
+                    seconds=copy.seconds,
+                )
+                for copy in self.copies
+            ),
+            phases_ms={phase: self.ns[phase] / 1e6 for phase in PHASES},
+            total_ms=sum(self.ns.values()) / 1e6,
+        )
+
+    def _split_transfer(self) -> None:
+        """Workers connect and copy in one go and report both together: the slowest copy's own
+        time is what the transfer took, the rest was connecting."""
+        both_ns = self.ns["connect"] + self.ns["transfer"]
+        slowest_s = max((copy.seconds for copy in self.copies), default=0.0)
+        self.ns["transfer"] = min(both_ns, int(slowest_s * 1e9))
+        self.ns["connect"] = both_ns - self.ns["transfer"]
+
+
+class _Seen:
+    """What is known of the run when an incident begins."""
+
+    def __init__(self) -> None:
+        self.world = 0
+        self.n = 0
+        self.step = 0
+        self._injected: dict[str, int] = {}
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, RunStarted):
+            self.world = event.world
+            self.n = max(0, event.resumed_n)
+            self.step = max(0, event.resumed_step)
+        elif isinstance(event, PhaseDone):
+            self.n = max(self.n, event.n)
+            self.step = max(self.step, event.step)
+            self._injected.pop(event.worker, None)  # it went on: the fault did not break it
+        elif isinstance(event, GenerationOpened):
+            self.n = event.n
+        elif isinstance(event, Decided):
+            self.step = event.step
+        elif isinstance(event, FaultInjected):
+            self._injected[event.worker] = event.t_ns
+
+    def broke_ns(self, noticed: Noticed) -> int:
+        """When the fault happened, as far back as somebody knows."""
+        newest_ns = max(self._injected.values(), default=0)
+        injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
+        self._injected.clear()
+        known = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
+        return min(known, default=noticed.t_ns)
+
+
+def incidents(events: Sequence[AnyEvent]) -> list[Incident]:
+    """All incidents of a run, in order. `events` by time, as `read_events` gives them."""
+    return [course.result() for course in _courses(events)]
+
+
+def _courses(events: Iterable[AnyEvent]) -> list[_Course]:
+    courses: list[_Course] = []
+    current: _Course | None = None
+    seen = _Seen()
+    for event in events:
+        if isinstance(event, RunStarted):
+            current = None
+        elif isinstance(event, Noticed) and (current is None or current.opened is not None):
+            if current is not None and current.state == "open":
+                current.break_off(event)
+            current = _Course(len(courses) + 1, event, seen)
+            courses.append(current)
+        elif isinstance(event, RunEnded) and current is not None:
+            if current.state == "open":
+                current.stop(event)
+            current = None
+        if current is not None and current.state == "open":
+            current.take(event)
+        seen.take(event)
+    return courses

@@ -1,0 +1,83 @@
+"""Spans of time, and dividing a window among claims so that nothing counts twice or is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, get_args
+
+Bucket = Literal[
+    "start",  # until a seat's first phase of a term
+    "step",  # phases with an optimizer, the attempt that counted
+    "eval",  # phases without one
+    "checkpoint",  # phases that write a checkpoint
+    "script",  # the script's own code between phases
+    "lost",  # attempts thrown away, phases rolled back, what a dead worker was in the middle of
+    "recovery",  # from a generation's end to the next one's beginning, outside of attempts
+    "stop",  # after a seat's last phase of a term
+    "down",  # between two terms: no launcher
+]
+BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+
+
+class Window(NamedTuple):
+    """Unix nanoseconds, the end not included."""
+
+    begin_ns: int
+    end_ns: int
+
+
+class Span(NamedTuple):
+    """A window that belongs to one bucket."""
+
+    begin_ns: int
+    end_ns: int
+    bucket: Bucket
+
+
+def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[Window]]:
+    """Give each claim what it covers of `free` (sorted, disjoint): what was given, what is left.
+
+    Where claims overlap, the one that begins first keeps what it has.
+    """
+    given: list[Span] = []
+    left: list[Window] = []
+    ordered = _disjoint(claims)
+    index = 0
+    for window in free:
+        at = window.begin_ns
+        while index < len(ordered) and ordered[index].end_ns <= at:
+            index += 1
+        look = index
+        while look < len(ordered) and ordered[look].begin_ns < window.end_ns:
+            claim = ordered[look]
+            begin, end = max(at, claim.begin_ns), min(window.end_ns, claim.end_ns)
+            if at < begin:
+                left.append(Window(at, begin))
+            given.append(Span(begin, end, claim.bucket))
+            at = end
+            look += 1
+        index = max(index, look - 1)
+        if at < window.end_ns:
+            left.append(Window(at, window.end_ns))
+    return given, left
+
+
+def _disjoint(claims: Iterable[Span]) -> list[Span]:
+    """Claims by begin, each cut where an earlier one still holds; empty ones are gone."""
+    kept: list[Span] = []
+    for claim in sorted(claims):
+        begin_ns = max(claim.begin_ns, kept[-1].end_ns) if kept else claim.begin_ns
+        if begin_ns < claim.end_ns:
+            kept.append(claim._replace(begin_ns=begin_ns))
+    return kept
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Spans by time, neighbours of one bucket joined."""
+    merged: list[Span] = []
+    for span in sorted(spans):
+        if merged and merged[-1].bucket == span.bucket and merged[-1].end_ns == span.begin_ns:
+            merged[-1] = merged[-1]._replace(end_ns=span.end_ns)
+        else:
+            merged.append(span)
+    return merged

@@ -1,0 +1,1 @@
+"""Public harness: what runs are tried with before hardware tries them."""

@@ -1,0 +1,314 @@
+"""Stories: runs that never ran. Their events are written by the real writers, on a virtual clock,
+so that whatever reads a run directory can be tried on exactly the run that it fears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outlast import events
+from outlast.observe.store import DIRECTORY, EventWriter
+
+T0_NS = 1_760_000_000_000_000_000
+_MS = 1_000_000
+
+
+class Story:
+    """Tells one run. Every method moves the clock (`t_ns`) on; durations are milliseconds."""
+
+    def __init__(self, run_dir: Path, *, world: int = 4, spares: int = 1) -> None:
+        self.run_dir = run_dir
+        self.world = world
+        self.spares = spares
+        self.t_ns = T0_NS
+        self.term = 0
+        self.n = 0
+        self.step = 0
+        self.generation = 0
+        self.incident = 0
+        self.seats: list[str] = []
+        self.warm: list[str] = []
+        self._count = 0
+        self._writers: dict[str, EventWriter] = {}
+
+    def write(self, writer: str, event: events.AnyEvent) -> None:
+        if writer not in self._writers:
+            self._writers[writer] = EventWriter(self.run_dir / DIRECTORY, writer)
+        self._writers[writer].emit(event)
+
+    def say(self, event: events.AnyEvent) -> None:
+        """The launcher says it."""
+        self.write(f"launcher-{self.term}", event)
+
+    def wait(self, ms: float) -> int:
+        self.t_ns += round(ms * _MS)
+        return self.t_ns
+
+    def close(self) -> None:
+        """The files end here. Without `end` before it, the launcher died."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def start(self, *, resumed_n: int = -1, resumed_step: int = -1, ms: float = 500) -> Story:
+        """A launcher starts; the first generation of its term opens."""
+        self.term += 1
+        self.generation += 1
+        self._count = 0
+        if resumed_n >= 0:
+            self.n, self.step = resumed_n, resumed_step
+        self.say(
+            events.RunStarted(
+                t_ns=self.t_ns,
+                run="story",
+                term=self.term,
+                world=self.world,
+                spares=self.spares,
+                script="train.py",
+                args=("--steps", "100"),
+                resumed_n=resumed_n,
+                resumed_step=resumed_step,
+            )
+        )
+        self.seats = [self.spawn(seat) for seat in range(self.world)]
+        self.warm = [self.spawn(-1) for _ in range(self.spares)]
+        self.wait(ms)
+        for worker in (*self.seats, *self.warm):
+            self.say(events.WorkerWarm(t_ns=self.t_ns, worker=worker))
+        for seat, worker in enumerate(self.seats):
+            self._seated(worker, seat)
+        self.say(
+            events.GenerationOpened(
+                t_ns=self.t_ns, incident=0, generation=self.generation, n=self.n
+            )
+        )
+        return self
+
+    def spawn(self, seat: int) -> str:
+        worker = f"w{self.term}-{self._count}"
+        self._count += 1
+        self.say(
+            events.WorkerSpawned(
+                t_ns=self.t_ns, worker=worker, seat=seat, pid=1000 + self._count, host="node-1"
+            )
+        )
+        return worker
+
+    def phase(self, kind: str = "step", *, ms: float = 100, loss: float = 0.0) -> Story:
+        """One phase that every seat commits."""
+        begin_ns = self.t_ns
+        self.n += 1
+        self.step += kind == "step"
+        self.wait(ms)
+        for seat, worker in enumerate(self.seats):
+            self.write(
+                worker,
+                events.PhaseDone(
+                    t_ns=self.t_ns,
+                    worker=worker,
+                    seat=seat,
+                    generation=self.generation,
+                    n=self.n,
+                    step=self.step,
+                    kind=kind,
+                    t_begin_ns=begin_ns,
+                    t_vote_ns=self.t_ns - _MS,
+                ),
+            )
+            if kind == "step":
+                self._report(worker, seat, loss or 4.0 / (1 + 0.1 * self.step))
+        return self
+
+    def _report(self, worker: str, seat: int, loss: float) -> None:
+        self.write(
+            worker,
+            events.Metrics(
+                t_ns=self.t_ns, worker=worker, seat=seat, step=self.step, values={"loss": loss}
+            ),
+        )
+
+    def steps(self, count: int, *, ms: float = 100, script_ms: float = 2) -> Story:
+        for _ in range(count):
+            self.wait(script_ms)
+            self.phase(ms=ms)
+        return self
+
+    def broken(
+        self, seat: int, fault: events.Fault, *, how: str = "pidfd", ms: float = 20
+    ) -> Story:
+        """In the middle of an attempt, `ms` into it, `fault` befalls `seat` and is noticed."""
+        begin_ns = self.t_ns
+        broke_ns = self.wait(ms)
+        self.wait(1)
+        self.incident += 1
+        self.notice(fault, how=how)
+        self._closed()
+        if fault.kind in ("killed", "exited", "hung", "stopped"):
+            self._lost(seat, fault)
+        for other, worker in enumerate(self.seats):
+            if other != seat or fault.kind in ("raised", "transport"):
+                self._answer(other, worker, begin_ns, refused_ns=broke_ns + 5 * _MS)
+        return self
+
+    def notice(self, fault: events.Fault, *, how: str = "pidfd") -> None:
+        self.say(
+            events.Noticed(
+                t_ns=self.t_ns,
+                incident=self.incident,
+                generation=self.generation,
+                how=how,
+                fault=fault,
+            )
+        )
+
+    def _closed(self) -> None:
+        self.say(
+            events.GenerationClosed(
+                t_ns=self.t_ns, incident=self.incident, generation=self.generation
+            )
+        )
+
+    def _lost(self, seat: int, fault: events.Fault) -> None:
+        self.say(events.WorkerLost(t_ns=self.t_ns, worker=self.seats[seat], seat=seat, fault=fault))
+
+    def _answer(self, seat: int, worker: str, begin_ns: int, refused_ns: int) -> None:
+        self.wait(3)
+        self.write(
+            worker,
+            events.AttemptRefused(
+                t_ns=refused_ns,
+                worker=worker,
+                seat=seat,
+                generation=self.generation,
+                n=self.n + 1,
+                step=self.step + 1,
+                kind="step",
+                t_begin_ns=begin_ns,
+                reason="generation closed",
+            ),
+        )
+        self.say(
+            events.Reported(
+                t_ns=self.t_ns,
+                incident=self.incident,
+                generation=self.generation,
+                worker=worker,
+                seat=seat,
+                n=self.n,
+                state="idle",
+            )
+        )
+
+    def decide(
+        self,
+        seats: tuple[int, ...] = (),
+        *,
+        rung: str = "replace",
+        reason: str = "",
+        n: int = -1,
+        step: int = -1,
+    ) -> Story:
+        """Seats get new workers (spares first); `n`, `step`: where a restart goes back to."""
+        if n >= 0:
+            self.n, self.step = n, step
+        self.wait(2)
+        replaced = []
+        for seat in seats:
+            worker = self.warm.pop(0) if self.warm else self.spawn(seat)
+            replaced.append((seat, self.seats[seat], worker))
+            self.seats[seat] = worker
+        self.say(
+            events.Decided(
+                t_ns=self.t_ns,
+                incident=self.incident,
+                generation=self.generation + 1,
+                verdict="redo",
+                rung=rung,
+                n=self.n,
+                step=self.step,
+                replaced=tuple(replaced),
+                reason=reason or f"a {rung} is the cheapest rung that works",
+            )
+        )
+        self.generation += 1
+        for seat in seats:
+            self._seated(self.seats[seat], seat)
+        return self
+
+    def heal(
+        self, seats: tuple[int, ...] = (), *, join_ms: float = 400, copy_ms: float = 90
+    ) -> Story:
+        """Joiners get ready, groups connect, state moves, the generation opens."""
+        for seat in seats:
+            self.wait(join_ms)
+            self.say(
+                events.JoinerReady(
+                    t_ns=self.t_ns, incident=self.incident, worker=self.seats[seat], seat=seat
+                )
+            )
+        self.wait(10 + (copy_ms if seats else 0))
+        for seat in seats:
+            self.say(
+                events.Transferred(
+                    t_ns=self.t_ns,
+                    incident=self.incident,
+                    generation=self.generation,
+                    donor=(seat + 1) % self.world,
+                    joiner=seat,
+                    size_bytes=104_000_000,
+                    seconds=copy_ms / 1e3,
+                    digest="1f2e3d4c5b6a7988",
+                )
+            )
+        self.say(
+            events.Connected(t_ns=self.t_ns, incident=self.incident, generation=self.generation)
+        )
+        self.say(
+            events.GenerationOpened(
+                t_ns=self.t_ns, incident=self.incident, generation=self.generation, n=self.n
+            )
+        )
+        return self
+
+    def killed(self, seat: int, signal: int = 9) -> Story:
+        """A kill, healed: the next phase is the redone one."""
+        self.broken(seat, self.fault("killed", seat, signal=signal))
+        return self.decide((seat,), reason="a warm spare is there").heal((seat,))
+
+    def fault(self, kind: events.FaultKind, seat: int, **more: object) -> events.Fault:
+        fields: dict[str, object] = {"detail": f"rank {seat} was {kind}", "t_ns": 0, **more}
+        return events.Fault(
+            kind=kind,
+            worker=self.seats[seat],
+            seat=seat,
+            host="node-1",
+            n=self.n,
+            step=self.step,
+            **fields,  # type: ignore[arg-type]
+        )
+
+    def end(
+        self, outcome: str = "done", exit_code: int = 0, cause: events.Fault | None = None
+    ) -> Story:
+        self.wait(5)
+        if outcome == "done":
+            self.phase("end", ms=1)
+        self.wait(50)
+        self.say(
+            events.RunEnded(
+                t_ns=self.t_ns,
+                outcome=outcome,
+                exit_code=exit_code,
+                n=self.n,
+                step=self.step,
+                cause=cause,
+            )
+        )
+        self.close()
+        return self
+
+    def _seated(self, worker: str, seat: int) -> None:
+        self.say(
+            events.WorkerSeated(
+                t_ns=self.t_ns, worker=worker, seat=seat, generation=self.generation
+            )
+        )
