@@ -1,0 +1,74 @@
+"""`outlast events`: what happened, line by line, of a run that lives or is over."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from outlast.errors import EXIT_DONE, RunDirError
+from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted
+from outlast.observe import store
+
+_FIELDS_APART = {"t_ns", "type"}
+
+
+def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
+    """List a run's events by time, over all its workers.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+    follow
+        Go on with new events until the run ends (or Ctrl-C).
+    json
+        One JSON object a line.
+    """
+    found = _following(run_dir) if follow else store.read_events(run_dir)
+    _print(found, json=json, live=follow)
+    return EXIT_DONE
+
+
+def _following(run_dir: Path) -> Iterator[AnyEvent]:
+    if not (run_dir / store.DIRECTORY).is_dir():
+        raise RunDirError(
+            f"{run_dir} is no run directory ({run_dir / store.DIRECTORY} is missing);"
+            " give the directory that `outlast run` printed at its start"
+        )
+    stop = threading.Event()
+    for event in store.follow(run_dir, stop):
+        yield event
+        if isinstance(event, RunEnded):
+            stop.set()  # one more look, in case another launcher took the run up meanwhile
+        elif isinstance(event, RunStarted):
+            stop.clear()
+
+
+def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
+    encoder = msgspec.json.Encoder()
+    for event in found:
+        line = encoder.encode(event).decode() if json else said(event)
+        sys.stdout.write(line + "\n")
+        if live:
+            sys.stdout.flush()
+
+
+def said(event: Event) -> str:
+    """One event on one line: local time, name, and its fields as key=value."""
+    when = datetime.fromtimestamp(event.t_ns / 1e9, tz=UTC).astimezone()
+    values = ((name, getattr(event, name)) for name in event.__struct_fields__)
+    fields = [f"{name}={_value(value)}" for name, value in values if name not in _FIELDS_APART]
+    return " ".join([f"{when:%H:%M:%S.%f}"[:-3], f"{type(event).__name__:<16}", *fields])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Fault):
+        return f"<{value.kind} rank={value.seat} worker={value.worker or '-'}: {value.detail}>"
+    if isinstance(value, str) and (not value or any(c.isspace() for c in value)):
+        return repr(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,125 @@
+"""The `outlast` command: what each word leads to, and how errors look."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from outlast import __version__
+from outlast.errors import (
+    EXIT_DONE,
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    EXIT_USER_ERROR,
+    GaveUpError,
+    OutlastError,
+    UsageError,
+)
+
+HELP = f"""Keep a PyTorch training run alive through failures, bit for bit.
+
+Exit codes:
+
+* {EXIT_DONE}: done
+* {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
+* {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was started
+* {EXIT_GAVE_UP}: every way to go on was tried
+* {EXIT_INTERRUPTED}: interrupted; the same command resumes the run
+"""
+_COMMANDS = {
+    "demo": "Train a small GPT while it is killed, stopped and broken, and compare it with its twin.",
+    "events": "List a run's events by time, over all its workers.",
+    "explain": "Tell an incident: what broke, what was decided and why, what it cost.",
+    "summary": "Steps, incidents by cause, time by bucket, ETTR and goodput of a run.",
+}
+# Modules that an extra brings, by their top-level name.
+_EXTRAS = {"torch": "run", "numpy": "run", "matplotlib": "figures"}
+_EXIT_SIGINT = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code (the console script passes it to sys.exit)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except OutlastError as error:
+        return _framed(str(error), code_of(error))
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except KeyboardInterrupt:
+        return _EXIT_SIGINT
+    except ImportError as error:
+        missing = _missing(error)
+        if missing is None:
+            raise
+        name, extra = missing
+        return _framed(
+            f"`outlast {arguments[0]}` needs {name}, which is not installed; nothing was started."
+            f" Add it with: pip install 'outlast[{extra}]'",
+            EXIT_USAGE,
+        )
+    return code
+
+
+def code_of(error: OutlastError) -> int:
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    return EXIT_GAVE_UP if isinstance(error, GaveUpError) else EXIT_USER_ERROR
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["run"]:
+        # torch's own parser owns these flags: they must not pass through another one.
+        return import_module("outlast.cli.run").run(arguments[1:])
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
+        known = ", ".join(("run", *_COMMANDS))
+        raise UsageError(f"there is no command {arguments[0]!r} (known: {known})")
+    try:
+        result = application()(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise UsageError(f"{error}\n`outlast {arguments[0]} --help` shows what it takes") from error
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def application() -> App:
+    """All commands other than `run`, each loaded when it is asked for."""
+    app = App(name="outlast", help=HELP, version=__version__, result_action="return_value")
+    app.command(_run_help, name="run")
+    for name, said in _COMMANDS.items():
+        app.command(f"outlast.cli.{name}:{name}", name=name, help=said)
+    return app
+
+
+def _run_help() -> int:
+    """Launch a training script as with torchrun; `outlast run --help` shows its flags."""
+    return _dispatch(["run", "--help"])
+
+
+def _missing(error: ImportError) -> tuple[str, str] | None:
+    """The module that an extra would have brought, and that extra."""
+    # cyclopts wraps what a command's own module could not import.
+    cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+    top = name.partition(".")[0]
+    return (top, _EXTRAS[top]) if top in _EXTRAS else None
+
+
+def _framed(message: str, code: int) -> int:
+    """One error, framed, on stderr."""
+    console = Console(stderr=True)
+    console.print(Panel(Text(message), title="outlast", title_align="left", border_style="red"))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

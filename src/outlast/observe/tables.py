@@ -1,0 +1,141 @@
+"""The summary for a person: rich tables, which lose their colour by themselves when piped."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from outlast.observe.spans import BUCKETS, Bucket
+from outlast.observe.summary import IncidentLine, Summary
+from outlast.observe.words import counted, duration, error_line, share, what, who
+
+STYLE: dict[Bucket, str] = {
+    "start": "blue",
+    "step": "green",
+    "eval": "cyan",
+    "checkpoint": "magenta",
+    "script": "bright_green",
+    "lost": "red",
+    "recovery": "yellow",
+    "stop": "bright_black",
+    "down": "bright_red",
+}
+MEANS: dict[Bucket, str] = {
+    "start": "until the first phase",
+    "step": "committed steps",
+    "eval": "committed phases, no optimizer",
+    "checkpoint": "writing checkpoints",
+    "script": "the script between phases",
+    "lost": "attempts thrown away",
+    "recovery": "from close to open",
+    "stop": "after the last phase",
+    "down": "no launcher",
+}
+_STATE = {"stopped": "then the run ended", "open": "not finished"}
+_OUTCOME = {
+    "done": ("done", "green"),
+    "user_error": ("ended by an error of the script", "red"),
+    "gave_up": ("gave up", "red"),
+    "interrupted": ("interrupted; start the same command again to resume", "yellow"),
+    "unfinished": ("no end recorded: it still runs, or its launcher was killed", "yellow"),
+}
+
+
+def render(summary: Summary, console: Console | None = None) -> None:
+    """Print the summary (default: to stdout)."""
+    (console or Console()).print(panel(summary))
+
+
+def panel(summary: Summary) -> RenderableType:
+    said, style = _OUTCOME.get(summary.outcome, (summary.outcome, "red"))
+    parts: list[RenderableType] = [_head(summary, said, style)]
+    if summary.cause is not None:
+        parts.append(_cause(summary))
+    if summary.incidents:
+        parts += [Text(""), _incidents(summary.incidents)]
+    if not summary.restart_only:
+        parts += [Text(""), _buckets(summary)]
+    if summary.notes:
+        parts += [Text(""), *(Text(f"note: {note}", style="yellow") for note in summary.notes)]
+    title = Text.assemble("outlast: ", (summary.script or summary.run, "bold"))
+    return Panel(
+        Group(*parts), title=title, title_align="left", border_style=style, box=box.ROUNDED
+    )
+
+
+def _head(summary: Summary, said: str, style: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row("outcome", Text(said, style=style))
+    steps = (
+        f"{counted(summary.steps, 'step')} of {summary.world} ranks in {duration(summary.wall_s)}"
+    )
+    if summary.step_s:
+        steps += f", median step {duration(summary.step_s)}"
+    if summary.loss is not None:
+        steps += f", last loss {summary.loss:.4g}"
+    if not summary.restart_only:
+        grid.add_row("ran", steps)
+        lost = Text(f"{summary.committed_steps_lost} committed steps lost")
+        lost.stylize("green" if not summary.committed_steps_lost else "red")
+        grid.add_row("failures", Text(f"{counted(len(summary.incidents), 'incident')}, ") + lost)
+    spares = f"{summary.spares} configured, {summary.spares_used} used"
+    grid.add_row("spares", f"{spares}, {counted(summary.respawns, 'respawn')}")
+    if summary.goodput is not None and summary.ettr is not None:
+        grid.add_row("ETTR", f"{share(summary.ettr)}, goodput {share(summary.goodput)}")
+    grid.add_row("run directory", summary.run_dir)
+    return grid
+
+
+def _cause(summary: Summary) -> RenderableType:
+    cause = summary.cause
+    assert cause is not None
+    text = Text.assemble(("root cause  ", "bold red"), f"{who(cause)} {what(cause)}")
+    if cause.detail and cause.detail not in error_line(cause):
+        text.append(f": {cause.detail}")
+    return text
+
+
+def _incidents(lines: tuple[IncidentLine, ...]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="bold")
+    grid.add_column()
+    grid.add_column(justify="right")
+    for line in lines:
+        more = f" and {counted(line.faults - 1, 'fault')} more" if line.faults > 1 else ""
+        answer = line.rung or "no decision"
+        if line.state != "recovered":
+            answer += f", {_STATE[line.state]}"
+        said = Text.assemble(f"{line.said}{more}, step {line.step}: ", (answer, "bold"))
+        if line.committed_steps_lost:
+            said.append(f", {counted(line.committed_steps_lost, 'committed step')} lost", "red")
+        spent = (
+            f"{phase} {duration(ms / 1e3)}" for phase, ms in line.phases_ms.items() if ms >= 0.1
+        )
+        said.append("\n" + ", ".join(spent), style="dim")
+        grid.add_row(str(line.number), said, Text(duration(line.total_ms / 1e3), style="bold"))
+    return grid
+
+
+def _buckets(summary: Summary) -> RenderableType:
+    capacity_s = summary.wall_s * summary.world or 1.0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("time", footer="wall x ranks")
+    table.add_column("rank-s", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    table.add_column("", style="dim")
+    for bucket in BUCKETS:
+        seconds = summary.buckets_s.get(bucket, 0.0)
+        if not seconds:
+            continue
+        part = seconds / capacity_s
+        strip = Text("\u2588" * max(1, round(20 * part)), style=STYLE[bucket])
+        table.add_row(bucket, f"{seconds:.1f}", share(part), strip, MEANS[bucket])
+    table.add_section()
+    table.add_row("wall x ranks", f"{capacity_s:.1f}", share(1.0))
+    return table

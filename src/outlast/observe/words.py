@@ -1,0 +1,84 @@
+"""How faults, durations and sizes are said, the same in every view."""
+
+from __future__ import annotations
+
+import signal
+
+from outlast.events import Fault
+
+_SAID = {
+    "hung": "hung",
+    "stopped": "was stopped by the kernel (SIGSTOP or a debugger)",
+    "transport": "lost its connection to a peer",
+    "torn": "failed while applying a step",
+    "mismatch": "does not fit the job",
+    "transfer": "got a state copy late or damaged",
+    "storage": "could not write to its disk",
+    "agent_lost": "was on a host whose agent went silent",
+    "requested": "was asked to end",
+}
+
+
+def duration(seconds: float) -> str:
+    """Two to three digits that matter: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(size_bytes: int) -> str:
+    """Powers of 1024, as `ls -h` says them: `104 MiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def share(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def who(fault: Fault) -> str:
+    """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
+    if fault.seat >= 0:
+        return f"rank {fault.seat}"
+    return f"spare {fault.worker}" if fault.worker else "the run"
+
+
+def what(fault: Fault) -> str:
+    """What befell it, to follow `who`."""
+    if fault.kind == "killed":
+        return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
+    if fault.kind == "exited":
+        return f"exited with code {fault.exit_code} before the run was over"
+    if fault.kind == "raised":
+        return f"raised {error_line(fault)}"
+    return _SAID.get(fault.kind, fault.kind)
+
+
+def error_line(fault: Fault) -> str:
+    """The line that names the exception: a traceback's last one, else what was said."""
+    lines = [line.strip() for line in fault.traceback.splitlines() if line.strip()]
+    return lines[-1] if lines else fault.detail or "an exception"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
