@@ -71,7 +71,7 @@ def test_scripts_exist(documents: list[Path], root: Path) -> None:
 
 def test_outlast_commands_parse(documents: list[Path], root: Path) -> None:
     """Each `outlast ...` line is taken by the real parser; nothing is started."""
-    from outlast.cli.main import app
+    from outlast.cli.main import application
 
     pytest.importorskip("torch", reason="torchrun's parser owns the flags of `outlast run`")
     from outlast.launch.arguments import parse
@@ -83,4 +83,4 @@ def test_outlast_commands_parse(documents: list[Path], root: Path) -> None:
             example = str(root / "examples/train_gpt.py")  # where a document says train.py
             parse([example if word.endswith(".py") else word for word in words[1:]])
         else:
-            app.parse_args(words, exit_on_error=False, print_error=False)
+            application().parse_args(words, exit_on_error=False, print_error=False)

@@ -1,0 +1,131 @@
+"""Starts a job, waits for it inside a deadline, and reads what its ranks wrote down."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outlast.config import child_environment
+
+HERE = Path(__file__).parent
+WORLD = 4
+DEADLINE_S = 240.0
+TORCHRUN = (
+    sys.executable, "-m", "torch.distributed.run", "--standalone",
+    f"--nproc-per-node={WORLD}", "--monitor-interval=0.1",
+)  # fmt: skip
+OUTLAST = (
+    sys.executable, "-m", "outlast", "run", "--plain", "--run-dir={folder}/run",
+    f"--nproc-per-node={WORLD}",
+)  # fmt: skip
+# Without it torchrun's restarted workers may read the addresses of the dead ones.
+FAIR = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Line(NamedTuple):
+    """`rank` had committed `step` at `t_ns` (monotonic)."""
+
+    rank: int
+    step: int
+    t_ns: int
+
+
+class Job(NamedTuple):
+    """What one job left. `killed_ns` is 0 when nothing was killed."""
+
+    folder: Path
+    lines: list[Line]
+    killed_ns: int
+    figures: dict[str, float]
+
+    def step_s(self) -> float:
+        """Median step of the undisturbed part, without the first three."""
+        times = [
+            line.t_ns
+            for line in self.lines
+            if line.rank == 0 and line.step > 3 and not 0 < self.killed_ns < line.t_ns
+        ]
+        return statistics.median(b - a for a, b in itertools.pairwise(times)) / 1e9
+
+    def back_s(self, step: int) -> float:
+        """From the kill until every rank has committed `step`."""
+        first: dict[int, int] = {}
+        for line in self.lines:
+            if line.step == step and line.t_ns > self.killed_ns:
+                first.setdefault(line.rank, line.t_ns)
+        if len(first) < WORLD or not self.killed_ns:
+            raise SystemExit(f"step {step} did not come back on every rank: see {self.folder}")
+        return (max(first.values()) - self.killed_ns) / 1e9
+
+
+@contextmanager
+def job(command: tuple[str, ...], script: str, *flags: object) -> Iterator[Job]:
+    """Run `command script folder *flags` in a fresh folder, which goes when the block ends well."""
+    folder = Path(tempfile.mkdtemp(prefix="outlast-bench-"))
+    launcher = [word.replace("{folder}", str(folder)) for word in command]
+    argv = [*launcher, str(HERE / script), str(folder), *map(str, flags)]
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            argv, stdout=output, stderr=subprocess.STDOUT, env=child_environment(FAIR)
+        )
+        try:
+            code = process.wait(DEADLINE_S)
+        except BaseException:  # also Ctrl-C: the launcher stops its workers on SIGTERM
+            process.terminate()
+            process.wait(30)
+            raise
+    if code:
+        tail = (folder / "output").read_text(errors="replace")[-3000:]
+        raise SystemExit(f"{' '.join(argv)} ended with {code}; {folder}/output ends:\n{tail}")
+    rows = (folder / "ledger").read_text().splitlines()
+    killed, figures = folder / "killed", folder / "figures.json"
+    yield Job(
+        folder,
+        [Line(*map(int, row.split())) for row in rows],
+        int(killed.read_text()) if killed.exists() else 0,
+        json.loads(figures.read_text()) if figures.exists() else {},
+    )
+    shutil.rmtree(folder)
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    for row in [head, tuple("-" * w for w in widths), *rows]:
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def verdict(name: str, figures: Mapping[str, Any], bars: Mapping[str, tuple[float, float]]) -> int:
+    """Print each bar (figure, limit), then everything as one line of JSON; 1 if a bar is missed."""
+    met = {bar: figure <= limit for bar, (figure, limit) in bars.items()}
+    print()
+    table(
+        ("bar", "figure", "limit", ""),
+        [
+            (bar, f"{figure:.4g}", f"{limit:.4g}", "met" if met[bar] else "MISSED")
+            for bar, (figure, limit) in bars.items()
+        ],
+    )
+    document = {
+        "benchmark": name,
+        "figures": dict(figures),
+        "bars": {
+            bar: {"figure": figure, "limit": limit, "met": met[bar]}
+            for bar, (figure, limit) in bars.items()
+        },
+        "all_met": all(met.values()),
+    }
+    print(json.dumps(document))
+    return 0 if all(met.values()) else 1

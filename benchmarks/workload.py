@@ -1,0 +1,80 @@
+"""What every benchmark trains: 8.7 million parameters, one thread a rank, data from a seed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name for it
+from torch.utils.data import Dataset
+
+WIDTH, LAYERS, HEADS, WORDS, CONTEXT, BATCH = 384, 4, 6, 2048, 64, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = self.words(x) + self.places(torch.arange(x.shape[1]))
+        return self.head(self.norm(self.blocks(stream)))
+
+
+class Noise(Dataset[Tensor]):
+    """Sequences of random words; each from its own index, so that nothing need be kept."""
+
+    def __len__(self) -> int:
+        return 1 << 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        dice = torch.Generator().manual_seed(index)
+        return torch.randint(0, WORDS, (CONTEXT + 1,), generator=dice)
+
+
+def loss_of(model: nn.Module, words: Tensor) -> Tensor:
+    return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+class Ledger:
+    """Lines `rank step t_ns`, one for each step that a rank has behind it; one file for all."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.rank = rank
+        self._fd = os.open(folder / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def add(self, step: int) -> None:
+        os.write(self._fd, f"{self.rank} {step} {time.monotonic_ns()}\n".encode())
+
+
+def die_once(folder: Path, rank: int, step: int, *, at: int) -> None:
+    """SIGKILL rank 1 in step `at`, once in the job's life; the marker holds the time."""
+    if (rank, step) != (1, at):
+        return
+    try:
+        fd = os.open(folder / "killed", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return
+    os.write(fd, str(time.monotonic_ns()).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
