@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,9 +80,26 @@ def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `extra` laid over it, for a child process."""
-    return {**os.environ, **extra}
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """The index of this process's device on its host, from birth; 0 without a launcher."""
+    return int(environment.get("LOCAL_RANK", "0"))
+
+
+def set_rank(seat: int, world: int) -> None:
+    """Let libraries that read torchrun's variables see the seat that this worker has taken."""
+    os.environ.update(RANK=str(seat), WORLD_SIZE=str(world))
+
+
+def child_environment(
+    extra: Mapping[str, str], defaults: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """This process's environment over `defaults`, and `extra` over both, for a child process."""
+    return {**(defaults or {}), **os.environ, **extra}
+
+
+def python_executable(environment: Mapping[str, str] = os.environ) -> str:
+    """PYTHON_EXEC, as torchrun has it, or this interpreter."""
+    return environment.get("PYTHON_EXEC", sys.executable)
 
 
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:

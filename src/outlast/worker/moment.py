@@ -1,0 +1,152 @@
+"""Where this worker is: the one thing that its main thread and its reader thread share.
+
+The main thread moves through states; the reader thread, on Close, must answer at once and finally.
+Both happen under one lock, so an answer "running" means that this attempt can no longer vote, and a
+worker that has begun to vote is never reported before the vote's outcome is known.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from outlast import wire
+from outlast.errors import GaveUpError, StepRefused
+from outlast.events import Fault
+from outlast.page import Page, State
+
+_UNDECIDED: tuple[State, ...] = ("voting", "applying")
+
+
+class Moment:
+    """The worker's generation, place and state. `n`: phases completed; `step`: steps committed."""
+
+    def __init__(
+        self,
+        page: Page,
+        send: Callable[[wire.WorkerBody], None],
+        sever: Callable[[int], None],
+    ) -> None:
+        self._page, self._send, self._sever = page, send, sever
+        self._lock = threading.RLock()
+        self._closing = threading.Condition(self._lock)
+        self.inbox: queue.Queue[wire.ControllerBody] = queue.Queue(maxsize=1024)
+        self.generation = 0  # the newest one that this worker knows of
+        self.closed = 0  # every generation up to this one is over
+        self.opened = 0
+        self.n = 0
+        self.step = 0
+        self.state: State = "starting"
+        self.draining = False
+        self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
+        self._owes_status = 0
+        self._collectives = 0
+        self._t_state_ns = time.monotonic_ns()
+        self.loss = float("nan")
+
+    # --- the main thread ---
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened == self.generation > self.closed
+
+    def enter(self, state: State) -> None:
+        """Move to `state`; pays an answer that Close asked for while the outcome was unknown."""
+        with self._lock:
+            self.state = state
+            self._t_state_ns = time.monotonic_ns()
+            self._beat()
+            if self._owes_status and state not in _UNDECIDED:
+                self._owes_status = 0
+                self._answer(None)
+
+    def enter_attempt(self, state: State) -> None:
+        """Like `enter`, but raises StepRefused when the generation is over."""
+        with self._lock:
+            if not self.is_open:
+                raise StepRefused("the generation closed before the attempt began")
+            self.enter(state)
+
+    def completed(self, *, step: int) -> None:
+        """Phase n+1 is complete on this worker."""
+        with self._lock:
+            self.n += 1
+            self.step = step
+            self.enter("idle")
+
+    def collective(self) -> None:
+        self._collectives += 1
+        self._beat()
+
+    def prepared(self, fault: Fault | None) -> None:
+        """The vote was answered by an error: say what was voted, now or as the first notice."""
+        with self._lock:
+            self._owes_status = 0
+            news = fault if self.generation > self.closed else None
+            self._send(self._status("prepared", news))
+
+    def trouble(self, fault: Fault, state: str | None = None) -> None:
+        """First word about a failure that this worker sees; a closed generation needs none."""
+        with self._lock:
+            if self.generation > self.closed or state in ("torn", "broken"):
+                self._send(self._status(state or self._word(), fault))
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """This worker has said that something broke: wait until its generation is over."""
+        with self._closing:
+            if not self._closing.wait_for(lambda: not self.is_open, timeout_s):
+                raise GaveUpError(
+                    f"the controller did not close generation {self.generation} for"
+                    f" {timeout_s:.0f} s after this worker reported a failure"
+                )
+
+    def take(self, timeout_s: float) -> wire.ControllerBody:
+        """The controller's next word. Raises GaveUpError after `timeout_s`."""
+        try:
+            return self.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            raise GaveUpError(
+                f"the controller said nothing for {timeout_s:.0f} s while this worker stood before"
+                f" phase {self.n + 1} (step {self.step}); committed work is in the other ranks and"
+                " in the newest checkpoint"
+            ) from None
+
+    # --- the reader thread ---
+
+    def close(self, body: wire.Close) -> None:
+        with self._lock:
+            self.generation = max(self.generation, body.generation)
+            self.closed = max(self.closed, body.generation)
+            if self.state in _UNDECIDED:
+                self._owes_status = body.generation
+            else:
+                self._answer(None)
+            self._closing.notify_all()
+        self._sever(body.generation)
+
+    def drain(self) -> None:
+        with self._lock:
+            self.draining = True
+
+    # --- both, under the lock ---
+
+    def _word(self) -> str:
+        if self.state in ("running", "checkpoint", "dry"):
+            return "broken" if self.rehearsing else "running"
+        return "finished" if self.state == "finished" else "idle"
+
+    def _answer(self, fault: Fault | None) -> None:
+        self._send(self._status(self._word(), fault))
+
+    def _status(self, state: str, fault: Fault | None) -> wire.Status:
+        return wire.Status(
+            generation=self.generation, n=self.n, step=self.step, state=state, fault=fault
+        )
+
+    def _beat(self) -> None:
+        self._page.beat(
+            self.n, self.step, self.state, self._collectives, time.monotonic_ns(),
+            self._t_state_ns, self.loss,
+        )  # fmt: skip

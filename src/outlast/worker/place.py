@@ -1,0 +1,115 @@
+"""Where a worker stands in its script, written down so that another process can walk there.
+
+A place is: the phases done before the loop, the batch that the loop holds, and the phases done
+since that batch was drawn, with what each returned. A joiner runs its script from the top; phases
+that lie behind it are answered from this record, and at the end of the record it joins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from outlast.checkpoint import tree
+from outlast.errors import CodecError
+
+RESULT_BYTES_MAX = 64 << 10
+LOST = b""  # a result that could not be kept
+
+
+def keep_result(value: Any) -> bytes:
+    """A phase's result for a later walker, or LOST when it is too large or cannot be written."""
+    try:
+        kept = tree.encode(value)
+    except CodecError:
+        return LOST
+    return kept if len(kept) <= RESULT_BYTES_MAX else LOST
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """The payload of one page slot: a seat's rank-specific state at one place."""
+
+    n: int
+    step: int
+    base_step: int  # the step that this incarnation of the job began or resumed at
+    prelude: tuple[bytes, ...]
+    batch: bytes  # the current batch's `BatchPlace`, b"" before the loop
+    done: tuple[bytes, ...]
+    own: bytes  # Protected.own_state()
+    reports: dict[str, float] = {}
+
+    def pack(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Slot:
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+@dataclasses.dataclass
+class Place:
+    """The main thread's own record of where it is."""
+
+    base_step: int = 0
+    prelude: list[bytes] = dataclasses.field(default_factory=list)
+    batch: bytes = b""
+    done: list[bytes] = dataclasses.field(default_factory=list)
+
+    def draw(self, batch: bytes) -> None:
+        """The loop is about to draw a batch; `batch` says how to draw it again."""
+        self.batch = batch
+        self.done.clear()
+
+    def add(self, result: bytes) -> None:
+        (self.done if self.batch else self.prelude).append(result)
+
+    def slot(self, n: int, step: int, own: bytes, **more: Any) -> Slot:
+        return Slot(
+            n=n,
+            step=step,
+            base_step=self.base_step,
+            prelude=tuple(self.prelude),
+            batch=self.batch,
+            done=tuple(self.done),
+            own=own,
+            **more,
+        )
+
+
+class Walk:
+    """A joiner's way from the top of its script to the place before phase n+1.
+
+    `after`: the slot was written before the last phase's vote, so this worker must run the
+    script's code behind that phase itself, with `own` put back before it.
+    """
+
+    def __init__(self, slot: Slot, *, after: bool, last_result: bytes) -> None:
+        self.slot = slot
+        self.after = after
+        self._prelude = list(slot.prelude)
+        self._done = list(slot.done)
+        if after:
+            (self._done if slot.batch else self._prelude).append(last_result)
+        self.in_loop = False
+
+    def next(self) -> tuple[bytes, bool] | None:
+        """(result, is it the last one) of the next phase behind us, or None: join here."""
+        if self._prelude and not self.in_loop:
+            result = self._prelude.pop(0)
+            return result, not self._prelude and not self.slot.batch
+        if self.in_loop and self._done:
+            result = self._done.pop(0)
+            return result, not self._done
+        return None
+
+
+def walk_from(slots: dict[str, bytes], n: int) -> Walk | None:
+    """The walk to the place before phase n+1, from what the seat's last worker left."""
+    if f"before:{n}" in slots:
+        return Walk(Slot.unpack(slots[f"before:{n}"]), after=False, last_result=LOST)
+    if f"after:{n}" in slots:
+        last = slots.get(f"result:{n}", LOST)
+        return Walk(Slot.unpack(slots[f"after:{n}"]), after=True, last_result=last)
+    return None

@@ -1,0 +1,116 @@
+"""What a training script sees: `init()`, and the `Session` that it returns."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from outlast.errors import UsageError
+from outlast.worker.process import Worker, start
+from outlast.worker.protected import Replicated as Replicated
+
+T = TypeVar("T")
+
+
+class Session:
+    """A seat in the job. Made by `init`; one a process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.state: dict[str, Any] = worker.state
+        """A dict of plain data that survives with this rank."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's seat, from 0 to world_size - 1; it never changes."""
+        return self._worker.seat
+
+    @property
+    def world_size(self) -> int:
+        """The number of seats; it never changes."""
+        return self._worker.world
+
+    @property
+    def local_rank(self) -> int:
+        """The index of this process's device on its host."""
+        return self._worker.local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes: its GPU, else the CPU."""
+        return self._worker.device
+
+    @property
+    def step_index(self) -> int:
+        """Committed steps so far; inside a step's phase, the steps before it."""
+        return self._worker.moment.step
+
+    def protect(self, **named: Any) -> None:
+        """Name everything that must survive: modules, optimizers, schedulers, GradScaler,
+        generators, loaders, objects with `state_dict` and `load_state_dict`, dicts, lists.
+
+        Call it once, after everything is built. Raises ProtectError for what cannot be kept.
+        """
+        self._worker.protect(named)
+
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`'s value, made once in the job's life and the same for every rank and every
+        later worker. Raises CodecError when the value cannot be written without pickle."""
+        return self._worker.shared(name, make)
+
+    def batches(
+        self, loader: Any, *, until: int | None = None, epochs: int | None = None
+    ) -> Iterator[Any]:
+        """The batches of `loader`, epoch after epoch, until `until` steps or `epochs` epochs.
+
+        `loader`: a DataLoader, torchdata's StatefulDataLoader, anything with `state_dict`, any
+        iterable (replayed from its start for a replacement worker), or None (yields indices).
+        Each batch belongs to one step: the first `run` that follows it.
+        """
+        return self._worker.batches(loader, until, epochs)
+
+    def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `fn(*args, **kwargs)` as one phase: redone until the whole job has completed it;
+        returns once. Raises PhaseError when `fn` breaks the contract of a phase."""
+        return self._worker.run(_key(fn), lambda: fn(*args, **kwargs))
+
+    def report(self, **values: float) -> None:
+        """Numbers of the last committed step (inside a phase: of the step being made).
+
+        Tensors of one element are taken as numbers.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        self._worker.report(numbers)
+
+
+def init() -> Session:
+    """Take a seat in the job and join its process group.
+
+    What stands above this call a spare has done in advance. Under `outlast run` this blocks until
+    the job needs this worker; under plain `python` it makes a job of one. Raises UsageError under
+    torchrun, ConfigError when the launcher's word is damaged.
+    """
+    return Session(start())
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"session.report({name}=...) takes a number, not {value!r}") from error
+
+
+def _key(fn: Callable[..., Any]) -> str:
+    """A name for a phase's function that is equal in every process that runs this script."""
+    target: Any = fn
+    while hasattr(target, "func"):
+        target = target.func
+    target = getattr(target, "__wrapped__", target)
+    if isinstance(target, types.MethodType):
+        target = target.__func__
+    code = getattr(target, "__code__", None)
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    return f"{name}:{code.co_firstlineno}" if code else name
