@@ -1,0 +1,58 @@
+"""`outlast run`: torchrun's command line, a run that outlasts its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE, OutlastError, UsageError
+from outlast.launch import arguments
+from outlast.launch.display import Display, Plain
+from outlast.launch.run import frame_cause, launch
+
+
+def run(argv: list[str]) -> int:
+    """Run `argv` (what stands after `outlast run`) and return the exit code, see errors.py."""
+    try:
+        plan = arguments.parse(argv)
+        end, run_dir = launch(plan, _display(plan))
+    except UsageError as error:
+        sys.stderr.write(f"outlast: {error}\n")
+        return EXIT_USAGE
+    except OutlastError as error:
+        sys.stderr.write(f"outlast: {error}\n")
+        return EXIT_GAVE_UP
+    except KeyboardInterrupt:
+        sys.stderr.write("outlast: interrupted before anything was started\n")
+        return EXIT_INTERRUPTED
+    if framed := frame_cause(end):
+        sys.stderr.write(framed + "\n")
+    _summarise(run_dir, as_json=plan.json)
+    return end.exit_code
+
+
+def _display(plan: arguments.RunPlan) -> Display:
+    if plan.json:
+        return Plain(lines=sys.stderr)
+    return Plain()
+
+
+def _summarise(run_dir: Path, *, as_json: bool) -> None:
+    from outlast.observe.summary import summarise  # after the run: its start should be quick
+    from outlast.observe.tables import render
+
+    try:
+        summary = summarise(run_dir)
+        data = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+        with contextlib.suppress(OSError):  # a full disk: it can be made again from the events
+            (run_dir / "summary.json").write_bytes(data + b"\n")
+        if as_json:
+            sys.stdout.write(data.decode() + os.linesep)
+        else:
+            render(summary)
+    except OutlastError as error:
+        sys.stderr.write(f"outlast: no summary: {error}\n")

@@ -1,0 +1,239 @@
+"""The agent: starts, watches and kills this host's workers for the controller, under a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from outlast import wire
+from outlast.errors import ConfigError
+from outlast.events import Fault
+from outlast.launch.crew import Crew, Post, Worker, fault_of
+from outlast.launch.link import Link
+from outlast.launch.watch import Watch
+
+RENEW_S = 0.5  # beats are shown to people: never rarer than this
+LEASE_USED = 0.75  # of the lease: workers are dead well before the controller counts on it
+LOST_KEPT = 64
+BURIALS_MAX = 6
+
+
+class Agent:
+    """One host's agent. `on_plain` is called, once, instead of reporting the first worker that
+    ends before any has reached `init()`: then this is no job of ours, and the agent steps back.
+    """
+
+    def __init__(
+        self, crew: Crew, address: tuple[str, int], token: bytes, on_plain: Callable[[Worker], None]
+    ) -> None:
+        self._crew = crew
+        self._host = crew.host
+        self._link = Link(address, token, self._on_frame, self._on_connected)
+        self._on_plain = on_plain
+        self._address = address
+        self._lease_s = crew.plan.limits.lease_s
+        self._incarnation = 1
+        self._seq = 0
+        self._heard_seq = 0
+        self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
+        self._lease_from_s = time.monotonic()
+        self._held: list[wire.Spawn] = []  # spares, until the script is known to be ours
+        self._lost: deque[wire.Lost] = deque(maxlen=LOST_KEPT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch = Watch(crew, self._say)
+        self.said_hello = False
+        self._done = False
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until a plain script was found."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._link.keep())
+            group.create_task(self._keep_lease())
+            group.create_task(self._watch.run())
+
+    def step_back(self) -> None:
+        """Say nothing more; the crew's workers are somebody else's."""
+        self._done = True
+
+    # --- frames ---------------------------------------------------------------------------
+
+    def _say(self, body: wire.AnyBody) -> None:
+        if not self._link.connected:
+            return  # `_on_connected` says afresh what still matters, in the right order
+        self._seq += 1
+        self._link.send(self._envelope("", self._seq, body))
+
+    def _envelope(self, worker: str, seq: int, body: wire.AnyBody) -> wire.Envelope:
+        job = self._crew.run_dir.job
+        return wire.Envelope(
+            run=job.run,
+            term=job.term,
+            agent=self._host,
+            incarnation=self._incarnation,
+            worker=worker,
+            seq=seq,
+            body=body,
+        )
+
+    def _on_connected(self) -> None:
+        self._renewals.clear()
+        self._renewals.append(time.monotonic())
+        plan = self._crew.plan
+        self._say(
+            wire.AgentHello(
+                host=self._host,
+                address=self._address[0],
+                capacity=plan.world + plan.spares,
+                lease_s=self._lease_s,
+                workers=tuple(self._crew.workers),
+            )
+        )
+        for lost in self._lost:  # the last connection may have swallowed them
+            self._say(lost)
+
+    def _from_worker(self, worker: Worker, frame: wire.Envelope) -> None:
+        if self._done or frame.run != self._crew.run_dir.job.run:
+            return
+        if isinstance(frame.body, wire.Hello) and not self.said_hello:
+            self.said_hello = True
+            for spawn in self._held:
+                self._spawn(spawn)
+            self._held.clear()
+        # A worker speaks for itself only, whatever its envelope says.
+        self._link.send(self._envelope(worker.name, frame.seq, frame.body))
+
+    def _on_frame(self, frame: wire.Envelope) -> None:
+        job = self._crew.run_dir.job
+        if self._done or frame.run != job.run or frame.term < job.term:
+            return
+        if frame.incarnation != self._incarnation or frame.seq <= self._heard_seq:
+            return
+        self._heard_seq = frame.seq
+        body = frame.body
+        if isinstance(body, wire.Renewed):
+            if self._renewals:
+                self._lease_from_s = self._renewals.popleft()
+        elif isinstance(body, wire.Spawn):
+            if body.seat < 0 and not self.said_hello:
+                self._held.append(body)
+            else:
+                self._spawn(body)
+        elif isinstance(body, wire.Kill):
+            self._kill(body)
+        elif worker := self._crew.workers.get(frame.worker):
+            if isinstance(body, wire.Seat):
+                self._seat(worker, body.seat)
+            worker.channel.send(frame)
+
+    # --- workers --------------------------------------------------------------------------
+
+    def _spawn(self, body: wire.Spawn) -> None:
+        post = Post(body.worker, body.seat, self._host, self._incarnation, 0, body.environment)
+        try:
+            worker = self._crew.start(post)
+        except (OSError, ConfigError) as error:
+            fault = Fault(
+                kind="exited",
+                detail=f"could not be started on {self._host}: {error}",
+                worker=body.worker,
+                seat=body.seat,
+                host=self._host,
+                t_ns=time.time_ns(),
+            )
+            self._say_lost(wire.Lost(worker=body.worker, fault=fault, n=-1, state="starting"))
+            return
+        worker.on_frame = self._from_worker
+        worker.on_exit = self._exited
+        self._say(wire.Spawned(worker=worker.name, pid=worker.process.pid))
+
+    def _seat(self, worker: Worker, seat: int) -> None:
+        if worker.seat < 0:
+            self._crew.run_dir.seat_log(seat, worker.name)
+        worker.seat = seat
+
+    def _kill(self, body: wire.Kill) -> None:
+        if worker := self._crew.workers.get(body.worker):
+            self._crew.kill(worker, body.reason)
+            return
+        self._held = [spawn for spawn in self._held if spawn.worker != body.worker]
+        known = [lost for lost in self._lost if lost.worker == body.worker]
+        fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
+        gone = wire.Lost(worker=body.worker, fault=fault, n=-1, state="starting")
+        self._say_lost(known[0] if known else gone)
+
+    def _exited(self, worker: Worker) -> None:
+        if not self.said_hello and not worker.kill_reason and not self._done:
+            worker.channel.read_rest()  # its Hello may be in there
+        if not self.said_hello and not worker.kill_reason and not self._done:
+            self._on_plain(worker)
+            return
+        task = asyncio.create_task(self._bury(worker, time.time_ns()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bury(self, worker: Worker, t_ns: int) -> None:
+        for _ in range(BURIALS_MAX):
+            try:
+                remains = await self._crew.bury(worker)
+                break
+            except TimeoutError as error:
+                sys.stderr.write(f"outlast: {error}; the kernel does not let go of them\n")
+        else:
+            return  # not dead is not lost: the controller's deadline ends the run
+        fault = fault_of(worker, remains, self._host, t_ns)
+        beat = remains.beat
+        self._say_lost(
+            wire.Lost(
+                worker=worker.name, fault=fault, n=beat.n, state=beat.state, slots=remains.slots
+            )
+        )
+
+    def _say_lost(self, lost: wire.Lost) -> None:
+        self._lost.append(lost)
+        self._say(lost)
+
+    # --- lease ----------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        pause_s = min(self._lease_s / 3, RENEW_S)
+        last_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            if now_s - last_s > self._lease_s / 3:
+                # We did not run ourselves (stopped, suspended): the controller is asked before
+                # the workers are judged, and has one pause to answer.
+                self._lease_from_s = max(
+                    self._lease_from_s, now_s - LEASE_USED * self._lease_s + 2 * pause_s
+                )
+            last_s = now_s
+            if now_s - self._lease_from_s > LEASE_USED * self._lease_s:
+                await self._lease_out()
+            if self._link.connected and not self._done:
+                self._renewals.append(now_s)
+                self._say(wire.Renew(beats=self._beats()))
+            await asyncio.sleep(pause_s)
+
+    def _beats(self) -> dict[str, tuple[int, int, str, float]]:
+        beats = {}
+        for name, worker in self._crew.workers.items():
+            if worker.burial is None:
+                beat = worker.page.read()
+                beats[name] = (beat.n, beat.step, beat.state, beat.loss)
+        return beats
+
+    async def _lease_out(self) -> None:
+        """Nobody may count on these workers any more, and nobody will: they die here and now."""
+        sys.stderr.write(
+            f"outlast: agent {self._host} had no word of its controller for"
+            f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends\n"
+        )
+        await self._crew.kill_all("the agent's lease ran out")
+        self._incarnation += 1
+        self._seq = self._heard_seq = 0
+        self._lost.clear()
+        self._lease_from_s = time.monotonic()
+        if self._link.connected:
+            self._on_connected()

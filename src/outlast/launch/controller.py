@@ -1,0 +1,276 @@
+"""The shell around the pure controller: sockets, the journal, the clock; no decision of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast import wire
+from outlast.core import contract
+from outlast.core.membership import handle, initial
+from outlast.errors import RunDirError
+from outlast.launch.arguments import RunPlan
+from outlast.launch.channel import Channel
+from outlast.launch.display import Record
+from outlast.launch.rundir import RunDir
+from outlast.observe.segments import SegmentWriter, read_records
+
+STRANGERS_MAX = 16
+STRANGER_S = 5.0
+LATE_S = 1.0  # a tick that comes later than this means that nobody ran, not that all were silent
+_entry_encoder = msgspec.msgpack.Encoder()
+_entry_decoder: msgspec.msgpack.Decoder[contract.AnyEntry] = msgspec.msgpack.Decoder(
+    contract.AnyEntry
+)
+
+
+class Peer(NamedTuple):
+    """The connection that an agent speaks on now."""
+
+    channel: Channel
+    incarnation: int
+
+
+def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[contract.AnyEntry, ...]:
+    """What earlier terms decided, oldest first. A launcher that was killed leaves a torn tail,
+    on which nobody has acted: it goes to `damaged`, like any other damage.
+
+    Raises RunDirError when a whole record is no entry that this version knows.
+    """
+    entries = []
+    for record in read_records(directory, lambda damage: damaged(str(damage))):
+        try:
+            entries.append(_entry_decoder.decode(record.payload))
+        except msgspec.DecodeError as error:
+            raise RunDirError(
+                f"the journal in {directory} holds an entry that cannot be read ({error});"
+                " nothing was changed; resume with the version that wrote it"
+            ) from error
+    return tuple(entries)
+
+
+class Controller:
+    """Feeds `handle` with frames, time and requests, and carries out what it answers.
+
+    Ticks are held back until the first worker has said Hello and for `hello_s` more (or until all
+    seats have): before that nothing is known about the script, so silence proves nothing.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        token: bytes,
+        record: Record,
+        checkpoint: wire.Checkpointed | None,
+    ) -> None:
+        job = run_dir.job
+        self._limits = plan.limits
+        self._world = plan.world
+        self._job = job
+        self._token = token
+        self._record = record
+        self._checkpoint = checkpoint
+        self._journal_dir = run_dir.room("journal")
+        self._earlier = read_journal(self._journal_dir, record.note)
+        self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
+        self._state = initial(plan.world, plan.spares, plan.limits, run=job.run)
+        self._inputs: deque[contract.Input] = deque()
+        self._turning = False
+        self._peers: dict[str, Peer] = {}
+        self._strangers: dict[Channel, asyncio.TimerHandle] = {}
+        self._seqs: dict[str, int] = {}
+        self._hellos: set[str] = set()
+        self._hold_until_ns: int | None = None  # None: no Hello yet
+        self._wake_ns: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[contract.End] = self._loop.create_future()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def begin(self) -> None:
+        """Open the door and the run."""
+        self._loop.add_reader(self._listener, self._accept)
+        self._feed(
+            contract.Begin(
+                t_ns=self._record.now_ns(),
+                run=self._job.run,
+                term=self._job.term,
+                journal=self._earlier,
+                checkpoint=self._checkpoint,
+            )
+        )
+
+    def stop(self, reason: str) -> None:
+        """A person or the scheduler wants the run to end, resumable."""
+        self._hold_until_ns = 0
+        self._feed(contract.StopAsked(t_ns=self._record.now_ns(), reason=reason))
+        self._arm()
+
+    def close(self) -> None:
+        """Leave, whatever the run does."""
+        self._turning = True  # what still comes in is not for us any more
+        if self._timer:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for channel in [*self._strangers, *(peer.channel for peer in self._peers.values())]:
+            channel.close("the controller ends")
+        self._journal.close()
+
+    # --- turns ----------------------------------------------------------------------------
+
+    def _feed(self, event: contract.Input) -> None:
+        """One turn of the core after another: an action may bring the next input about."""
+        self._inputs.append(event)
+        if self._turning:
+            return
+        self._turning = True
+        try:
+            while self._inputs and not self.ended.done():
+                self._state, actions = handle(self._state, self._inputs.popleft())
+                for action in actions:
+                    self._do(action)
+        except Exception as error:  # noqa: BLE001 - whoever awaits `ended` gets it, and stops all
+            if not self.ended.done():
+                self.ended.set_exception(error)
+        finally:
+            self._turning = False
+
+    def _do(self, action: contract.Action) -> None:
+        if isinstance(action, contract.Send):
+            self._send(action)
+        elif isinstance(action, contract.Journal):
+            self._append(action.entry)
+        elif isinstance(action, contract.Emit):
+            self._record.emit(action.event)
+        elif isinstance(action, contract.Wake):
+            self._wake_ns = action.t_ns
+            self._arm()
+        elif not self.ended.done():
+            self.ended.set_result(action)
+
+    def _append(self, entry: contract.JournalEntry) -> None:
+        try:
+            self._journal.append(_entry_encoder.encode(entry))
+        except OSError as error:
+            raise RunDirError(
+                f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"
+                " decision can be made durable, so none is taken; everything decided before is"
+                " kept; make room and start again with the same --run-dir"
+            ) from error
+
+    def _send(self, action: contract.Send) -> None:
+        peer = self._peers.get(action.agent)
+        if peer is None:
+            return  # the agent is gone; the core knows, and its lease decides
+        seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
+        peer.channel.send(
+            wire.Envelope(
+                run=self._job.run,
+                term=self._job.term,
+                agent=action.agent,
+                incarnation=peer.incarnation,
+                worker=action.worker,
+                seq=seq,
+                body=action.body,
+            )
+        )
+
+    # --- time -----------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._wake_ns is None or self._hold_until_ns is None:
+            return
+        due_ns = max(self._wake_ns, self._hold_until_ns)
+        delay_s = max(0.0, (due_ns - self._record.now_ns()) / 1e9)
+        self._timer = self._loop.call_later(delay_s, self._tick, due_ns)
+
+    def _tick(self, due_ns: int) -> None:
+        if self._record.now_ns() - due_ns > LATE_S * 1e9:
+            # The launcher itself stood still: whoever spoke meanwhile is heard first.
+            pause_s = min(LATE_S, self._limits.lease_s / 4)
+            self._timer = self._loop.call_later(pause_s, self._wake)
+            return
+        self._wake()
+
+    def _wake(self) -> None:
+        self._wake_ns = None
+        self._feed(contract.Tick(t_ns=self._record.now_ns()))
+
+    def _said_hello(self, worker: str) -> None:
+        now_ns = self._record.now_ns()
+        if self._hold_until_ns is None:
+            self._hold_until_ns = now_ns + int(self._limits.hello_s * 1e9)
+        self._hellos.add(worker)
+        if len(self._hellos) >= self._world:
+            self._hold_until_ns = 0
+        self._arm()
+
+    # --- connections ----------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # the caller hung up before we answered
+        if len(self._strangers) >= STRANGERS_MAX:
+            sock.close()
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(
+            sock,
+            self._token,
+            lambda frame: self._on_frame(channel, frame),
+            lambda reason: self._on_closed(channel, reason),
+            stranger=True,
+        )
+        self._strangers[channel] = self._loop.call_later(
+            STRANGER_S, channel.close, f"said nothing for {STRANGER_S:g} s"
+        )
+
+    def _on_frame(self, channel: Channel, frame: wire.Envelope) -> None:
+        if frame.run != self._job.run:
+            channel.close(f"it speaks of run {frame.run}, this is {self._job.run}")
+            return
+        if channel in self._strangers:
+            self._strangers.pop(channel).cancel()
+            old = self._peers.get(frame.agent)
+            self._peers[frame.agent] = Peer(channel, frame.incarnation)
+            if old:
+                old.channel.close(f"agent {frame.agent} came back on another connection")
+        elif isinstance(frame.body, wire.AgentHello):
+            self._peers[frame.agent] = Peer(channel, frame.incarnation)
+            self._seqs[frame.agent] = 0  # a new incarnation counts anew
+        if isinstance(frame.body, wire.Hello):
+            self._said_hello(frame.worker)
+        elif isinstance(frame.body, wire.Renew):
+            self._record.display.beats(frame.body.beats)
+        self._feed(contract.Received(t_ns=self._record.now_ns(), envelope=frame))
+
+    def _on_closed(self, channel: Channel, reason: str) -> None:
+        timer = self._strangers.pop(channel, None)
+        if timer:
+            timer.cancel()
+            if not self._turning:
+                self._record.note(f"a connection to the controller was refused: {reason}")
+            return
+        for agent, peer in list(self._peers.items()):
+            if peer.channel is channel:
+                del self._peers[agent]
+                self._feed(
+                    contract.AgentGone(
+                        t_ns=self._record.now_ns(), agent=agent, incarnation=peer.incarnation
+                    )
+                )

@@ -1,0 +1,209 @@
+"""The workers of one host: started, signalled, buried; who they work for is not known here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import signal
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from outlast import config, wire
+from outlast.events import Fault
+from outlast.launch.arguments import RunPlan
+from outlast.launch.channel import Channel
+from outlast.launch.environment import free_port, worker_environment
+from outlast.launch.processes import Born, Process, Warden
+from outlast.launch.rundir import RunDir
+from outlast.page import Beat, Page
+
+
+class Post(NamedTuple):
+    """What a worker is started as."""
+
+    name: str
+    seat: int  # -1: a spare
+    agent: str
+    incarnation: int
+    restart_count: int
+    extra: dict[str, str]  # environment that its commander adds
+
+
+class Remains(NamedTuple):
+    """What a worker left: it and its whole session are dead and reaped."""
+
+    exit_code: int  # negative: the signal
+    beat: Beat
+    slots: dict[str, bytes]
+    stderr_tail: str
+
+
+class Worker:
+    """One living worker. `on_frame` and `on_exit` may be changed by whoever takes over command."""
+
+    def __init__(self, post: Post, local_rank: int) -> None:
+        self.name = post.name
+        self.seat = post.seat
+        self.local_rank = local_rank
+        self.kill_reason = ""
+        self.burial: asyncio.Task[Remains] | None = None
+        self.page: Page
+        self.process: Process
+        self.channel: Channel
+        self.on_frame: Callable[[Worker, wire.Envelope], None] = lambda _worker, _frame: None
+        self.on_exit: Callable[[Worker], None] = lambda _worker: None
+
+
+class Crew:
+    """Starts workers and keeps account of them, by name, until they are buried."""
+
+    def __init__(self, plan: RunPlan, run_dir: RunDir, token: bytes, host: str) -> None:
+        self.plan = plan
+        self.run_dir = run_dir
+        self.host = host
+        self.workers: dict[str, Worker] = {}
+        self._token = token
+        self._mark = mark_of(token)
+        self._warden = Warden(f"{self._mark}:", run_dir.lock_fd)
+        self.master_port = plan.master_port or free_port(plan.master_addr)
+
+    def start(self, post: Post) -> Worker:
+        """Start one worker. Raises OSError or ConfigError when the host cannot."""
+        worker = Worker(post, self._free_local_rank(post.seat))
+        mark = f"{self._mark}:{post.name};"
+        page = Page.create()
+        ours, theirs = socket.socketpair()
+        try:
+            log_dir = self.run_dir.log_dir(post.seat, post.name)
+            settings = self._settings(post, theirs.fileno(), page.fd)
+            environment = worker_environment(
+                self.plan,
+                settings,
+                mark,
+                worker.local_rank,
+                self.master_port,
+                post.restart_count,
+                str(log_dir / "error.json"),
+            )
+            born = Born(post.name, mark, {**environment, **post.extra}, log_dir, theirs, page)
+            process = Process(self.plan.command, born, lambda: worker.on_exit(worker))
+        except BaseException:
+            ours.close()
+            theirs.close()
+            page.close()
+            raise
+        self._warden.born(process.pid)
+        worker.page, worker.process = page, process
+        worker.channel = Channel(
+            ours, self._token, lambda frame: worker.on_frame(worker, frame), lambda _reason: None
+        )
+        self.workers[post.name] = worker
+        return worker
+
+    def _settings(self, post: Post, control_fd: int, page_fd: int) -> config.WorkerSettings:
+        job = self.run_dir.job
+        return config.WorkerSettings(
+            run=job.run,
+            token=self._token.hex(),
+            term=job.term,
+            agent=post.agent,
+            incarnation=post.incarnation,
+            worker=post.name,
+            seat=post.seat,
+            world=self.plan.world,
+            control_fd=control_fd,
+            page_fd=page_fd,
+            run_dir=str(self.run_dir.path.absolute()),
+            checkpoint_every=self.plan.checkpoint_every,
+            faults=self.plan.faults,
+            fault_seed=self.plan.fault_seed,
+            limits=self.plan.limits,
+        )
+
+    def _free_local_rank(self, seat: int) -> int:
+        """The device from birth: the seat's own number where it is free, else the lowest."""
+        taken = {worker.local_rank for worker in self.workers.values()}
+        if seat >= 0 and seat not in taken:
+            return seat
+        # A seat's own device stays free for the worker that may be started for it.
+        first = self.plan.world if seat < 0 else 0
+        total = self.plan.world + self.plan.spares + len(taken) + 1
+        numbers = [*range(first, total), *range(first)]
+        return next(number for number in numbers if number not in taken)
+
+    def kill(self, worker: Worker, reason: str) -> None:
+        """SIGKILL; `on_exit` follows. The first reason is the one that is told."""
+        worker.kill_reason = worker.kill_reason or reason
+        worker.process.send_signal(signal.SIGKILL)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM for every main process, as torchrun does."""
+        for worker in self.workers.values():
+            worker.process.send_signal(signal.SIGTERM)
+
+    async def bury(self, worker: Worker) -> Remains:
+        """Kill and reap the whole family, take in its last words, and forget it.
+
+        Raises TimeoutError when somebody survives SIGKILL; the worker is then still on the books,
+        and the next call tries again.
+        """
+        if worker.burial is None or (worker.burial.done() and worker.burial.exception()):
+            worker.burial = asyncio.create_task(self._bury(worker))
+        return await asyncio.shield(worker.burial)
+
+    async def _bury(self, worker: Worker) -> Remains:
+        exit_code = await worker.process.bury()
+        worker.channel.read_rest()
+        worker.channel.close()
+        remains = Remains(
+            exit_code, worker.page.read(), worker.page.slots(), worker.process.stderr_tail()
+        )
+        worker.page.close()
+        self._warden.buried(worker.process.pid)
+        self.workers.pop(worker.name, None)
+        return remains
+
+    async def kill_all(self, reason: str) -> None:
+        """End everybody, whatever they do. Raises TimeoutError as `bury`."""
+        workers = list(self.workers.values())
+        for worker in workers:
+            worker.on_exit = lambda _worker: None
+            self.kill(worker, reason)
+        await asyncio.gather(*(self.bury(worker) for worker in workers))
+
+    async def close(self) -> None:
+        """Nobody is left when this returns, as far as SIGKILL reaches."""
+        with contextlib.suppress(TimeoutError):  # the warden tries once more, and waits longer
+            await self.kill_all("the launcher ends")
+        self._warden.dismiss()
+
+
+def mark_of(token: bytes) -> str:
+    """The family mark of a run's processes: made from the token, but it does not tell it."""
+    return hashlib.blake2b(token, digest_size=8).hexdigest()
+
+
+def fault_of(worker: Worker, remains: Remains, host: str, t_ns: int) -> Fault:
+    """What the death looks like from outside."""
+    code = remains.exit_code
+    if worker.kill_reason:
+        kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
+    elif code < 0:
+        kind, detail = "killed", f"killed by {signal.Signals(-code).name}"
+    else:
+        kind, detail = "exited", f"ended by itself with exit code {code}"
+    return Fault(
+        kind=kind,
+        detail=detail,
+        worker=worker.name,
+        seat=worker.seat,
+        host=host,
+        n=remains.beat.n,
+        step=remains.beat.step,
+        signal=max(0, -code),
+        exit_code=max(0, code),
+        traceback=remains.stderr_tail if code > 0 else "",
+        t_ns=t_ns,
+    )

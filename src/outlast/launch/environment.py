@@ -1,0 +1,63 @@
+"""The environment that a worker is born with: torchrun's variables, and ours."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from outlast import config
+from outlast.launch.arguments import RunPlan
+from outlast.launch.warden import MARK_VARIABLE
+
+# A later torch may read more of them; a spare must find none that speaks of a seat.
+_SEAT_VARIABLES = ("RANK", "ROLE_RANK")
+
+
+def worker_environment(
+    plan: RunPlan,
+    settings: config.WorkerSettings,
+    mark: str,
+    local_rank: int,
+    master_port: int,
+    restart_count: int,
+    error_file: str,
+) -> dict[str, str]:
+    """All variables of one worker; `settings.seat` -1 makes it a spare, which has no RANK."""
+    world, rank = str(plan.world), str(settings.seat)
+    extra = {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": plan.role,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": plan.master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": plan.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        config.WORKER_VARIABLE: msgspec.json.encode(settings).decode(),
+        MARK_VARIABLE: mark,
+    }
+    defaults = {"PYTHONHASHSEED": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if plan.world > 1:
+        defaults["OMP_NUM_THREADS"] = "1"  # torchrun's default, and the same bits on every worker
+    environment = config.child_environment(extra, defaults)
+    if settings.seat < 0:
+        for name in _SEAT_VARIABLES:
+            environment.pop(name)
+    return environment
+
+
+def free_port(address: str) -> int:
+    """A TCP port that is free on `address` now. Raises OSError when the address is not ours."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address.strip("[]"), 0))
+        return int(probe.getsockname()[1])
