@@ -1,0 +1,166 @@
+"""`outlast demo`: a small GPT is trained while it is broken four times, then once undisturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from outlast import config
+from outlast.cli.comparison import Comparison, compare
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
+from outlast.observe.summary import Summary, summarise
+from outlast.observe.tables import render
+from outlast.observe.words import counted, duration, share
+
+WORLD, SPARES, STEPS_MIN = 4, 1, 20
+DEADLINE_S = 900.0  # of one training; the whole demo is meant to stay under 240
+FAULTS = (
+    (0.2, "kill:rank=2,step={step},phase=backward"),
+    (0.4, "stop:rank=1,step={step}"),
+    (0.6, "raise:rank=3,step={step},phase=forward"),
+    (0.8, "kill:rank=0,step={step},phase=apply"),
+)  # at which share of the steps, and what
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes. `figure` is "" where matplotlib is missing."""
+
+    version: int = 1
+    comparison: Comparison
+    disturbed: Summary
+    undisturbed: Summary
+    figure: str
+    wall_s: float
+
+
+def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -> int:
+    """Train a GPT while it is killed, stopped and broken; compare it with its undisturbed twin.
+
+    Exit code 0 only if every loss of every rank and the final parameters are equal to the last
+    bit, no committed step was lost, and all four faults struck.
+
+    Parameters
+    ----------
+    run_dir
+        Where both runs and `report.svg` go (default: a fresh directory under `runs/`).
+    steps
+        Training steps, at least 20; about 100 ms each on two cores.
+    json
+        One JSON object on stdout at the end; everything else goes to stderr.
+    """
+    if steps < STEPS_MIN:
+        raise UsageError(
+            f"--steps {steps}: the demo needs at least {STEPS_MIN} for its four faults"
+        )
+    began = time.monotonic()
+    folder = run_dir or config.run_dir_default() / time.strftime("demo-%Y%m%d-%H%M%S")
+    disturbed, undisturbed = folder / "disturbed", folder / "undisturbed"
+    if disturbed.exists() or undisturbed.exists():
+        raise RunDirError(f"{folder} holds a demo already; nothing was started; name another one")
+    console = Console(stderr=json)
+    specs = [spec.format(step=max(2, round(part * steps))) for part, spec in FAULTS]
+    console.rule(f"1/2  {steps} steps, {WORLD} ranks, {SPARES} spare, {len(specs)} faults")
+    for spec in specs:
+        console.print(f"  --fault {spec}", highlight=False)
+    faults = [word for spec in specs for word in ("--fault", spec)]
+    _train(disturbed, steps, [f"--spares={SPARES}", *faults], json=json)
+    console.rule("2/2  the same training, undisturbed")
+    _train(undisturbed, steps, [], json=json)
+
+    report = Report(
+        comparison=compare(disturbed, undisturbed, faults=len(specs)),
+        disturbed=summarise(disturbed),
+        undisturbed=summarise(undisturbed),
+        figure=_figure(folder, disturbed, undisturbed, console),
+        wall_s=time.monotonic() - began,
+    )
+    console.rule("the disturbed run")
+    render(report.disturbed, console)
+    _show(report, console)
+    if json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    return EXIT_DONE if report.comparison.equal else EXIT_GAVE_UP
+
+
+def example() -> Path:
+    """The script that is trained: the source checkout's, else the copy in the installed wheel."""
+    checkout = Path(__file__).parents[3] / "examples" / "train_gpt.py"
+    installed = Path(str(resources.files("outlast"))) / "examples" / "train_gpt.py"
+    for path in (installed, checkout):
+        if path.is_file():
+            return path
+    raise UsageError(f"neither {installed} nor {checkout} is there: install outlast again")
+
+
+def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
+    """One `outlast run` of the example, as a user would start it. Raises OutlastError when it
+    does not end in done."""
+    command = [
+        *(sys.executable, "-m", "outlast", "run", f"--nproc-per-node={WORLD}"),
+        *(f"--run-dir={run_dir}", *flags, *(["--plain"] if json else [])),
+        *(str(example()), f"--steps={steps}"),
+    ]
+    process = subprocess.Popen(command, stdout=sys.stderr if json else None)
+    try:
+        code = process.wait(DEADLINE_S)
+    except BaseException:  # Ctrl-C too: the launcher gets the time that it takes to stop cleanly
+        process.terminate()
+        process.wait(config.Limits().stop_s + 10)
+        raise
+    if code:
+        raise OutlastError(
+            f"the run in {run_dir} ended with exit code {code}; its events and logs were kept:"
+            f" outlast explain {run_dir}"
+        )
+
+
+def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Console) -> str:
+    try:
+        from outlast.observe.figure import report
+    except ModuleNotFoundError as error:
+        console.print(f"no figure: {error.name} is missing; pip install 'outlast[figures]'")
+        return ""
+    path = folder / "report.svg"
+    report([(undisturbed, "undisturbed"), (disturbed, "disturbed")], path)
+    return str(path)
+
+
+def _show(report: Report, console: Console) -> None:
+    found = report.comparison
+    table = Table(title="to the last bit", title_justify="left", show_edge=False, pad_edge=False)
+    for name in ("", "disturbed", "undisturbed", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for name, left, right, good in (
+        ("committed steps", f"{found.steps[0]}", f"{found.steps[1]}", found.steps_equal),
+        ("losses reported", f"{found.losses[0]}", f"{found.losses[1]}", found.losses_equal),
+        ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal),
+        ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal),
+        ("faults that struck", f"{found.faults_struck}", "0", found.all_struck),
+        ("committed steps lost", f"{found.committed_steps_lost}", "0", found.none_lost),
+        ("wall", duration(report.disturbed.wall_s), duration(report.undisturbed.wall_s), None),
+        ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), None),
+    ):
+        mark = "" if good is None else "[green]equal[/]" if good else "[bold red]DIFFERS[/]"
+        table.add_row(name, left, right, mark)
+    console.print()
+    console.print(table)
+    broken = counted(len(report.disturbed.incidents), "incident")
+    said = "equal to the last bit" if found.equal else "NOT equal"
+    console.print(
+        f"\n[bold]{said}[/] after {broken}; the demo took {duration(report.wall_s)};"
+        f" the story: outlast explain {report.disturbed.run_dir}",
+        soft_wrap=True,
+    )
+    if report.figure:
+        console.print(f"the figure: {report.figure}", soft_wrap=True)
+
+
+def _share(part: float | None) -> str:
+    return "" if part is None else share(part)
