@@ -1,0 +1,78 @@
+"""Frames: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast import wire
+from outlast.errors import WireError
+from outlast.events import Fault
+
+TOKEN = b"k" * 32
+
+
+def envelope(body: wire.AnyBody, seq: int = 1) -> wire.Envelope:
+    return wire.Envelope(
+        run="r", term=1, agent="a0", incarnation=1, worker="w1-0", seq=seq, body=body
+    )
+
+
+BODIES = [
+    wire.Hello(pid=3, fingerprint={"torch": "2"}, address="127.0.0.1:1"),
+    wire.Status(generation=2, n=7, step=7, state="idle", fault=Fault(kind="killed", detail="x")),
+    wire.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
+    wire.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
+    wire.Connect(
+        generation=1, n=0, seats=("a",), addresses=("x:1",), transfers=((0, 2),), timeout_s=1.5
+    ),
+    wire.Lost(worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: type(b).__name__)
+def test_a_frame_survives_the_wire(body: wire.AnyBody) -> None:
+    frame = wire.encode(envelope(body), TOKEN)
+    assert list(wire.Decoder(TOKEN).feed(frame)) == [envelope(body)]
+
+
+@given(st.lists(st.integers(1, 400), max_size=60))
+def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
+    sent = [envelope(body, seq) for seq, body in enumerate(BODIES, 1)]
+    stream = b"".join(wire.encode(e, TOKEN) for e in sent)
+    decoder, got, at = wire.Decoder(TOKEN), [], 0
+    for cut in [*cuts, len(stream)]:
+        got += decoder.feed(stream[at : at + cut])
+        at += cut
+    assert got == sent
+
+
+@given(st.data())
+def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
+    frame = bytearray(wire.encode(envelope(BODIES[0]), TOKEN))
+    bit = data.draw(st.integers(0, len(frame) * 8 - 1))
+    frame[bit // 8] ^= 1 << (bit % 8)
+    # A flipped length may make the decoder wait for more; it must never deliver a frame.
+    try:
+        assert list(wire.Decoder(TOKEN).feed(bytes(frame))) == []
+    except WireError:
+        pass
+
+
+def test_another_runs_token_is_refused() -> None:
+    frame = wire.encode(envelope(BODIES[0]), os.urandom(32))
+    with pytest.raises(WireError, match="token"):
+        list(wire.Decoder(TOKEN).feed(frame))
+
+
+def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    big = envelope(wire.Put(generation=1, key="k", value=b"x" * 4096))
+    frame = wire.encode(big, TOKEN)
+    monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 1024)
+    with pytest.raises(WireError, match="limit"):
+        wire.encode(big, TOKEN)
+    with pytest.raises(WireError, match="announces"):
+        list(wire.Decoder(TOKEN).feed(frame))
