@@ -29,6 +29,7 @@ _RUNG = {
     "retry": "retry: every worker kept its seat, the groups were connected anew",
     "migrate": "migrate: the seat moved to another worker between steps",
     "replace": "replace: another worker took the seat, its state came from a replica",
+    "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
     "rollback": "roll back in memory: the seat's state came from a peer's snapshot",
     "shrink": "shrink: the replica group left, the others went on",
     "restart": "restart: every worker began again from the newest complete checkpoint",

@@ -6,7 +6,7 @@ was interrupted. Failures that come before the next generation opens belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -199,7 +199,7 @@ class _Course:
 
     def result(self) -> Incident:
         decided, opened = self.decided, self.opened
-        self._split_transfer()
+        spent_ns = self._spent_ns()
         reached = max(self.step_before, decided.step) if decided else self.step_before
         committed = decided is not None and decided.verdict == "commit"
         return Incident(
@@ -226,17 +226,17 @@ class _Course:
                 )
                 for copy in self.copies
             ),
-            phases_ms={phase: self.ns[phase] / 1e6 for phase in PHASES},
-            total_ms=sum(self.ns.values()) / 1e6,
+            phases_ms={phase: spent_ns[phase] / 1e6 for phase in PHASES},
+            total_ms=sum(spent_ns.values()) / 1e6,
         )
 
-    def _split_transfer(self) -> None:
+    def _spent_ns(self) -> dict[Phase, int]:
         """Workers connect and copy in one go and report both together: the slowest copy's own
         time is what the transfer took, the rest was connecting."""
         both_ns = self.ns["connect"] + self.ns["transfer"]
         slowest_s = max((copy.seconds for copy in self.copies), default=0.0)
-        self.ns["transfer"] = min(both_ns, int(slowest_s * 1e9))
-        self.ns["connect"] = both_ns - self.ns["transfer"]
+        transfer_ns = min(both_ns, int(slowest_s * 1e9))
+        return {**self.ns, "transfer": transfer_ns, "connect": both_ns - transfer_ns}
 
 
 class _Seen:
@@ -273,28 +273,45 @@ class _Seen:
         return min(known, default=noticed.t_ns)
 
 
-def incidents(events: Sequence[AnyEvent]) -> list[Incident]:
-    """All incidents of a run, in order. `events` by time, as `read_events` gives them."""
-    return [course.result() for course in _courses(events)]
+class Tracker:
+    """Incidents while events go by, in the order of `read_events` or, live, about so."""
 
+    def __init__(self) -> None:
+        self._courses: list[_Course] = []
+        self._current: _Course | None = None
+        self._seen = _Seen()
 
-def _courses(events: Iterable[AnyEvent]) -> list[_Course]:
-    courses: list[_Course] = []
-    current: _Course | None = None
-    seen = _Seen()
-    for event in events:
+    def take(self, event: AnyEvent) -> None:
+        current = self._current
         if isinstance(event, RunStarted):
             current = None
         elif isinstance(event, Noticed) and (current is None or current.opened is not None):
             if current is not None and current.state == "open":
                 current.break_off(event)
-            current = _Course(len(courses) + 1, event, seen)
-            courses.append(current)
+            current = _Course(len(self._courses) + 1, event, self._seen)
+            self._courses.append(current)
         elif isinstance(event, RunEnded) and current is not None:
             if current.state == "open":
                 current.stop(event)
             current = None
         if current is not None and current.state == "open":
             current.take(event)
-        seen.take(event)
-    return courses
+        self._current = current
+        self._seen.take(event)
+
+    def found(self, newest: int | None = None) -> list[Incident]:
+        """The incidents so far, or the `newest` few of them."""
+        chosen = self._courses if newest is None else self._courses[-newest:]
+        return [course.result() for course in chosen]
+
+    @property
+    def count(self) -> int:
+        return len(self._courses)
+
+
+def incidents(events: Iterable[AnyEvent]) -> list[Incident]:
+    """All incidents of a run, in order. `events` by time, as `read_events` gives them."""
+    tracker = Tracker()
+    for event in events:
+        tracker.take(event)
+    return tracker.found()
