@@ -61,7 +61,7 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
-	$(BIN)/python benchmarks/soak.py --runs $(RUNS)
+	$(BIN)/python tests/soak/schedules.py --runs $(RUNS)
 
 clean:
 	rm -rf $(VENV) runs dist .pytest_cache .ruff_cache .hypothesis
