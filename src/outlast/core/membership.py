@@ -2,110 +2,200 @@
 
 `handle(state, event) -> (state, actions)` is the whole controller; `launch/controller.py` feeds it
 real frames, `outlast.testing` millions of simulated ones. The invariants (a) to (g) are in
-docs/protocol.md.
+docs/protocol.md. The rooms behind this façade each hold one idea: roster (who is there), incident
+(a failure and its answers), decide (the way on), regroup (from a decision to an open generation),
+exchange (what passes through), ending, resume (a later term), clock (deadlines).
 """
 
 from __future__ import annotations
 
-import msgspec
+from outlast import wire
+from outlast.config import Limits
+from outlast.core import clock, decide, ending, exchange, incident, regroup, resume, roster
+from outlast.core.contract import (
+    Action,
+    AgentGone,
+    AnyEntry,
+    Begin,
+    DecisionMade,
+    Emit,
+    End,
+    Input,
+    Journal,
+    JournalEntry,
+    Opened,
+    PutKept,
+    Received,
+    RecordKept,
+    Send,
+    SharedKept,
+    StopAsked,
+    Tick,
+    Wake,
+)
+from outlast.core.state import Agent, State, Worker
+from outlast.core.turn import Turn
 
-from outlast import events, wire
-
-
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller starts. `journal`: what earlier terms of this job wrote, oldest first."""
-
-    t_ns: int
-    run: str
-    term: int
-    journal: tuple[JournalEntry, ...] = ()
-    checkpoint: wire.Checkpointed | None = None  # the newest complete one, if any
-
-
-class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame arrived: authenticated, of this run; term, incarnation and order are checked here."""
-
-    t_ns: int
-    envelope: wire.Envelope
-
-
-class AgentGone(msgspec.Struct, frozen=True, kw_only=True):
-    """The connection to an agent broke. Its workers count as lost only when its lease is out."""
-
-    t_ns: int
-    agent: str
-    incarnation: int
-
-
-class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A person or the scheduler asks the run to end, resumable."""
-
-    t_ns: int
-    reason: str
+__all__ = [
+    "Action", "AgentGone", "AnyEntry", "Begin", "DecisionMade", "Emit", "End", "Input", "Journal",
+    "JournalEntry", "Opened", "PutKept", "Received", "RecordKept", "Send", "SharedKept", "State",
+    "StopAsked", "Tick", "Wake", "handle", "initial",
+]  # fmt: skip
 
 
-class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a Wake asked for has come (or later)."""
-
-    t_ns: int
-
-
-Input = Begin | Received | AgentGone | StopAsked | Tick
+def initial(world: int, spares: int, limits: Limits, run: str = "") -> State:
+    """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
+    return State(world=world, spares=spares, limits=limits, run=run)
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame to an agent; with `worker`, to be passed on to that worker."""
-
-    agent: str
-    worker: str
-    body: wire.AnyBody
-
-
-class Journal(msgspec.Struct, frozen=True, kw_only=True):
-    """Make `entry` durable before any later action of this list is carried out."""
-
-    entry: JournalEntry
-
-
-class Emit(msgspec.Struct, frozen=True, kw_only=True):
-    event: events.AnyEvent
-
-
-class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """Send a Tick at `t_ns` (replaces the earlier Wake)."""
-
-    t_ns: int
+def handle(state: State, event: Input) -> tuple[State, list[Action]]:
+    """One turn: `state` stays as it was; actions are to be carried out in their order."""
+    turn = Turn(state, max(event.t_ns, state.now_ns))
+    turn.state.now_ns = turn.now_ns
+    if isinstance(event, Begin):
+        resume.begin(turn, event)
+    elif turn.state.mode not in ("unborn", "ended"):
+        if isinstance(event, Received):
+            _received(turn, event.envelope)
+        elif isinstance(event, AgentGone):
+            agent = turn.state.agents.get(event.agent)
+            if agent is not None and agent.incarnation == event.incarnation:
+                roster.gone(turn, agent)
+        elif isinstance(event, StopAsked):
+            ending.asked(turn, event.reason)
+        clock.expire(turn)
+    _advance(turn)
+    clock.wake(turn)
+    return turn.state, turn.actions
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """The run is over. `outcome`: done | user_error | gave_up | interrupted."""
-
-    outcome: str
-    exit_code: int
-    cause: events.Fault | None = None
-
-
-Action = Send | Journal | Emit | Wake | End
-
-
-class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of what a later term must know."""
-
-
-class DecisionMade(JournalEntry, frozen=True):
-    generation: int
-    n: int
-    step: int
-    verdict: str
-    seats: tuple[str, ...]
-    slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
+def _advance(turn: Turn) -> None:
+    """Follow every step that has become possible, until nothing moves."""
+    state = turn.state
+    before = None
+    while before != (state.mode, state.generation):
+        before = (state.mode, state.generation)
+        if state.mode == "awaiting":
+            resume.decide_when_met(turn)
+        elif state.mode == "gathering":
+            regroup.gather(turn)
+        elif state.mode == "connecting":
+            regroup.open_when_joined(turn)
+        elif state.mode == "open":
+            ending.finish_when_finished(turn)
+        elif state.mode == "closing":
+            decide.decide_when_answered(turn)
+        elif state.mode == "clearing":
+            decide.start_over_when_clear(turn)
+        elif state.mode == "stopping":
+            ending.end_when_empty(turn)
 
 
-class Opened(JournalEntry, frozen=True):
-    generation: int
-    n: int
+def _received(turn: Turn, envelope: wire.Envelope) -> None:
+    """Drop what is late, repeated or nobody's; hand on the rest."""
+    state = turn.state
+    agent = state.agents.get(envelope.agent)
+    greeting = isinstance(envelope.body, wire.AgentHello)
+    if envelope.term < state.term:
+        turn.drop(envelope, f"of term {envelope.term}, now {state.term}")
+    elif agent is not None and envelope.incarnation < agent.incarnation:
+        turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
+    elif not greeting and (agent is None or envelope.incarnation > agent.incarnation):
+        turn.drop(envelope, "its agent has not offered itself")
+    elif not _in_order(turn, envelope, agent):
+        turn.drop(envelope, f"number {envelope.seq} was passed already")
+    elif envelope.worker:
+        worker = state.workers.get(envelope.worker)
+        if worker is None or worker.agent != envelope.agent:
+            turn.drop(envelope, "its worker is not of this run any more")
+        elif worker.killed_ns:
+            turn.drop(envelope, "its worker was given up")
+        else:
+            _from_worker(turn, envelope, worker)
+    elif greeting:
+        assert isinstance(envelope.body, wire.AgentHello)
+        for worker in roster.offered(turn, envelope, envelope.body):
+            regroup.remind(turn, worker)
+    elif agent is not None and agent.lapsed:
+        turn.drop(envelope, "its agent's lease is out")
+    elif agent is not None:
+        _from_agent(turn, envelope, agent)
 
 
-class SharedKept(JournalEntry, frozen=True):
-    name: str
-    value: bytes
+def _in_order(turn: Turn, envelope: wire.Envelope, agent: Agent | None) -> bool:
+    sender = envelope.worker or f"agent {envelope.agent}"
+    seqs = turn.state.seqs
+    if agent is None or envelope.incarnation > agent.incarnation:
+        seqs.pop(sender, None)
+    if envelope.seq <= seqs.get(sender, 0):
+        return False
+    seqs[sender] = envelope.seq
+    return True
+
+
+def _from_agent(turn: Turn, envelope: wire.Envelope, agent: Agent) -> None:
+    body = envelope.body
+    state = turn.state
+    match body:
+        case wire.Renew():
+            roster.renewed(turn, agent, body)
+        case wire.Spawned():
+            roster.spawned(turn, agent, body)
+        case wire.Lost():
+            worker = state.workers.get(body.worker)
+            if worker is not None and worker.agent == agent.name:
+                roster.lost(turn, worker, body)
+            else:
+                turn.drop(envelope, f"{body.worker} is not of this run any more")
+        case wire.Suspect():
+            worker = state.workers.get(body.worker)
+            if worker is not None:
+                incident.give_up(turn, worker, body.fault, "heartbeat")
+            elif not body.worker and state.mode == "open":
+                incident.notice(turn, body.fault, "heartbeat")
+            else:
+                turn.drop(envelope, f"{body.worker or 'nobody'} cannot be suspected now")
+        case _:
+            turn.drop(envelope, "not for an agent to say")
+
+
+def _from_worker(turn: Turn, envelope: wire.Envelope, worker: Worker) -> None:
+    state = turn.state
+    body = envelope.body
+    match body:
+        case wire.Hello():
+            roster.hello(turn, worker, body)
+        case wire.SharedAsk():
+            exchange.ask(turn, worker, body.name)
+        case wire.SharedMade():
+            exchange.made(turn, body)
+        case wire.Checkpointed():
+            if state.checkpoint is None or body.n >= state.checkpoint.n:
+                state.checkpoint = body
+        case _ if worker.member != state.generation or worker.seat < 0:
+            turn.drop(envelope, "its worker has no seat in this generation")
+        case wire.Put(generation=0):
+            exchange.put(turn, worker, body)
+        case wire.Status() | wire.Ready() | wire.Joined() | wire.Put() if (
+            body.generation != state.generation
+        ):
+            turn.drop(envelope, f"of generation {body.generation}, now {state.generation}")
+        case wire.Status():
+            incident.answered(turn, worker, body)
+        case wire.Protected():
+            exchange.protected(turn, worker, body)
+        case wire.Recorded():
+            exchange.record(turn, worker, body)
+        case wire.Finished():
+            state.reached = max(state.reached, (body.n, state.reached[1]))
+            turn.change(worker.name, finished=True)
+        case _ if state.mode == "closing":
+            turn.drop(envelope, f"generation {state.generation} is closed")
+        case wire.Put():
+            exchange.put(turn, worker, body)
+        case wire.Ready() if state.mode == "gathering":
+            regroup.ready(turn, worker, body)
+        case wire.Joined() if state.mode == "connecting":
+            turn.change(worker.name, joined=body)
+        case _:
+            turn.drop(envelope, f"out of turn ({state.mode})")

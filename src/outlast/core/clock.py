@@ -1,0 +1,154 @@
+"""Every wait has a deadline: what is due now, and when to look again."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.core import decide, ending, exchange, incident, regroup, resume, roster
+from outlast.core.contract import Wake
+from outlast.core.state import S_NS, Worker
+from outlast.core.turn import Turn
+
+
+def expire(turn: Turn) -> None:
+    """Act on every deadline that has passed."""
+    state, now_ns = turn.state, turn.now_ns
+    for agent in tuple(state.agents.values()):
+        if not agent.lapsed and agent.until_ns() <= now_ns:
+            roster.lease_out(turn, agent)
+    for worker in tuple(state.workers.values()):
+        if worker.missing_ns and now_ns >= worker.missing_ns + _ns(state.limits.lease_s):
+            roster.lost_with_agent(turn, worker, f"{worker.name} is gone without a word")
+    for worker in tuple(state.workers.values()):
+        if worker.name in state.workers:
+            _expire_worker(turn, worker)
+    exchange.pass_on(turn)
+    if state.drain_ns and now_ns >= state.drain_ns and state.mode not in ("stopping", "ended"):
+        ending.interrupt(turn, f"{state.drain_reason} (not everybody drained in time)")
+        return
+    mode_ns = _mode_deadline(turn)
+    if mode_ns is None or now_ns < mode_ns:
+        return
+    if state.mode == "awaiting":
+        resume.decide_without(turn)
+    elif state.mode == "gathering":
+        _no_room(turn)
+    elif state.mode == "connecting":
+        _connect_late(turn)
+    elif state.mode == "closing":
+        decide.fence_silent(turn)
+    elif state.mode == "stopping":
+        ending.kill_all(turn, "it did not leave in time")
+
+
+def _expire_worker(turn: Turn, worker: Worker) -> None:
+    state = turn.state
+    due_ns = _worker_deadline(turn, worker)
+    if due_ns is None or turn.now_ns < due_ns:
+        return
+    if worker.killed_ns:
+        _cannot_be_killed(turn, worker)
+    elif worker.hello is None:
+        detail = f"{worker.name} did not reach init() within {state.limits.hello_s:g} s"
+        incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+    else:
+        detail = f"rank {worker.seat} was not ready within {state.limits.join_s:g} s"
+        incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+
+
+def _worker_deadline(turn: Turn, worker: Worker) -> int | None:
+    state = turn.state
+    limits = state.limits
+    if worker.missing_ns:
+        return None  # its agent knows nothing of it: counted as lost when the grace is over
+    if worker.killed_ns:
+        return worker.killed_ns + worker.kills * _ns(limits.stop_s)
+    if worker.hello is None:
+        return worker.since_ns + _ns(limits.hello_s)
+    waits_for_ready = (
+        state.mode == "gathering"
+        and worker.seat >= 0
+        and worker.member == state.generation
+        and worker.ready != state.generation
+    )
+    return worker.since_ns + _ns(limits.join_s) if waits_for_ready else None
+
+
+def _cannot_be_killed(turn: Turn, worker: Worker) -> None:
+    """One more Kill; then the run ends rather than go on beside a worker that may still act."""
+    state = turn.state
+    if state.mode == "stopping":
+        if worker.kills > 1:
+            turn.note(f"{worker.name} could not be killed; look for it on its host", worker.name)
+            ending.end_now(turn)
+            return
+    elif worker.kills > 1:
+        detail = f"{worker.name} could not be killed within {2 * state.limits.stop_s:g} s"
+        ending.stop(turn, "gave_up", turn.blame(worker, "hung", detail), detail)
+    turn.change(worker.name, kills=worker.kills + 1)
+    regroup.remind(turn, turn.state.workers[worker.name])
+
+
+def _connect_late(turn: Turn) -> None:
+    """Somebody holds the others up; who does not answer Close either will be fenced."""
+    state = turn.state
+    late = [w.seat for w in state.members() if w.joined is None]
+    kind: events.FaultKind = "transfer" if state.transfers else "transport"
+    detail = (
+        f"generation {state.generation} was not connected after"
+        f" {regroup.connect_timeout_s(turn):g} s; not heard from: ranks {late}"
+    )
+    incident.notice(turn, events.Fault(kind=kind, detail=detail, t_ns=turn.now_ns), "deadline")
+
+
+def _no_room(turn: Turn) -> None:
+    empty = [seat for seat, name in enumerate(turn.state.seats) if not name]
+    detail = (
+        f"no agent had room for a worker at ranks {empty} within {turn.state.limits.hello_s:g} s"
+    )
+    fault = events.Fault(kind="agent_lost", detail=detail, t_ns=turn.now_ns)
+    ending.stop(turn, "gave_up", fault, detail)
+
+
+def _mode_deadline(turn: Turn) -> int | None:
+    state = turn.state
+    limits = state.limits
+    if state.mode == "closing":
+        silent = any(decide.is_silent(turn, w) for w in state.members())
+        return state.since_ns + _ns(limits.status_s) if silent else None
+    if state.mode == "connecting":
+        return regroup.deadline_ns(turn)
+    if state.mode == "stopping":
+        alive = any(not w.killed_ns for w in state.workers.values())
+        return state.since_ns + _ns(limits.stop_s) if alive else None
+    if state.mode == "gathering" and "" in state.seats:
+        return state.since_ns + _ns(limits.hello_s)
+    if state.mode == "awaiting":
+        return state.since_ns + _ns(limits.lease_s)
+    return None
+
+
+def wake(turn: Turn) -> None:
+    """Ask for a Tick at the next deadline, if it is another one than before."""
+    state = turn.state
+    if state.mode == "ended":
+        return
+    due = [agent.until_ns() for agent in state.agents.values() if not agent.lapsed]
+    due += [making.until_ns for making in state.making.values()]
+    for worker in state.workers.values():
+        at_ns = _worker_deadline(turn, worker)
+        if worker.missing_ns:
+            at_ns = worker.missing_ns + _ns(state.limits.lease_s)
+        if at_ns is not None:
+            due.append(at_ns)
+    mode_ns = _mode_deadline(turn)
+    if mode_ns is not None:
+        due.append(mode_ns)
+    if state.drain_ns and state.mode != "stopping":
+        due.append(state.drain_ns)
+    if due and (min(due) != state.wake_ns or state.wake_ns <= turn.now_ns):
+        state.wake_ns = max(min(due), turn.now_ns + 1)
+        turn.actions.append(Wake(t_ns=state.wake_ns))
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * S_NS)

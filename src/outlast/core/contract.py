@@ -1,0 +1,131 @@
+"""What goes into `handle` and what comes out of it: inputs, actions, and the journal's entries."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events, wire
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller starts. `journal`: what earlier terms of this job wrote, oldest first."""
+
+    t_ns: int
+    run: str
+    term: int
+    journal: tuple[JournalEntry, ...] = ()
+    checkpoint: wire.Checkpointed | None = None  # the newest complete one, if any
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame arrived: authenticated, of this run; term, incarnation and order are checked here."""
+
+    t_ns: int
+    envelope: wire.Envelope
+
+
+class AgentGone(msgspec.Struct, frozen=True, kw_only=True):
+    """The connection to an agent broke. Its workers count as lost only when its lease is out."""
+
+    t_ns: int
+    agent: str
+    incarnation: int
+
+
+class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or the scheduler asks the run to end, resumable."""
+
+    t_ns: int
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """The time that a Wake asked for has come (or later)."""
+
+    t_ns: int
+
+
+Input = Begin | Received | AgentGone | StopAsked | Tick
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame to an agent; with `worker`, to be passed on to that worker."""
+
+    agent: str
+    worker: str
+    body: wire.AnyBody
+
+
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """Make `entry` durable before any later action of this list is carried out."""
+
+    entry: JournalEntry
+
+
+class Emit(msgspec.Struct, frozen=True, kw_only=True):
+    event: events.AnyEvent
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True):
+    """Send a Tick at `t_ns` (replaces the earlier Wake)."""
+
+    t_ns: int
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """The run is over. `outcome`: done | user_error | gave_up | interrupted."""
+
+    outcome: str
+    exit_code: int
+    cause: events.Fault | None = None
+    n: int = 0  # phases that the run is known to have completed
+    step: int = 0
+
+
+Action = Send | Journal | Emit | Wake | End
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of what a later term must know."""
+
+
+class DecisionMade(JournalEntry, frozen=True):
+    """Written before anybody hears of generation `generation`. `verdict`: commit, redo, or start
+    (everybody begins, from a checkpoint where n > 0)."""
+
+    generation: int
+    n: int
+    step: int
+    verdict: str
+    seats: tuple[str, ...]
+    slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
+    agents: tuple[str, ...] = ()  # agent by seat: who must speak before a later term decides
+    joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
+    incident: int = 0
+
+
+class Opened(JournalEntry, frozen=True):
+    generation: int
+    n: int
+
+
+class SharedKept(JournalEntry, frozen=True):
+    name: str
+    value: bytes
+
+
+class RecordKept(JournalEntry, frozen=True):
+    """What a seat's set-up collectives returned, for joiners of later terms."""
+
+    seat: int
+    record: bytes
+
+
+class PutKept(JournalEntry, frozen=True):
+    """A rendezvous value of generation 0, for the job's life."""
+
+    key: str
+    value: bytes
+
+
+AnyEntry = DecisionMade | Opened | SharedKept | RecordKept | PutKept

@@ -1,0 +1,242 @@
+"""When everybody has answered or been reaped: where the job stands, and the way on."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.core import ending, incident, recovery, regroup, roster
+from outlast.core.recovery import Choice, Situation
+from outlast.core.state import Worker
+from outlast.core.turn import Turn
+
+_CAUSES_MAX = 64
+
+
+def decide_when_answered(turn: Turn) -> None:
+    """Invariants (b) and (g): nobody of the old generation is left who could still act in it."""
+    state = turn.state
+    members = list(state.members())
+    if any(w.killed_ns or is_silent(turn, w) for w in members):
+        return
+    survivors = [w for w in members if w.whole and _answer(w) != "joining"]
+    n, step = _place(turn, survivors)
+    strange = [w for w in survivors if not _possible(w, n)]
+    if strange:
+        _contradiction(turn, strange, n)
+        return
+    if _unfit_joiners(turn, members, survivors, n):
+        return
+    _release_fenced(turn)
+    _count_attempt(turn, survivors, n)
+    situation = _situation(turn, survivors, n)
+    choice = recovery.choose(situation)
+    if state.drain_ns and choice.rung == "restart":
+        ending.interrupt(turn, f"{state.drain_reason} (while a restart was due)")
+    elif choice.rung == "stop":
+        _stop(turn, n, step, choice, situation)
+    elif choice.rung == "restart":
+        _restart(turn, choice)
+    else:
+        _go_on(turn, survivors, n, step, choice)
+
+
+def is_silent(turn: Turn, worker: Worker) -> bool:
+    """Alive, and its answer to Close is still due (or nobody knows where it listens)."""
+    generation = turn.state.generation
+    answered = worker.status is not None and worker.status.generation == generation
+    return not worker.killed_ns and not (answered and worker.hello is not None)
+
+
+def _answer(worker: Worker) -> str:
+    return worker.status.state if worker.status else ""
+
+
+def _place(turn: Turn, survivors: list[Worker]) -> tuple[int, int]:
+    """(N, step): the farthest that a survivor has completed, never behind an earlier decision."""
+    places = [(w.status.n, w.status.step) for w in survivors if w.status]
+    return max([(turn.state.n, turn.state.step), *places])
+
+
+def _possible(worker: Worker, n: int) -> bool:
+    """Invariant (a): one vote a phase, so nobody is farther behind than an answer not received."""
+    status = worker.status
+    assert status is not None
+    return status.n == n or (status.n == n - 1 and status.state == "prepared")
+
+
+def _contradiction(turn: Turn, strange: list[Worker], n: int) -> None:
+    said = ", ".join(
+        f"rank {w.seat} {w.status.state} at phase {w.status.n}" for w in strange if w.status
+    )
+    detail = (
+        f"the ranks contradict each other after generation {turn.state.generation}: phase {n} is"
+        f" complete somewhere, but {said}; nothing was decided, since going on could apply a step"
+        " twice or never; restart from the newest checkpoint, and please report this"
+    )
+    fault = turn.blame(strange[0], "mismatch", detail)
+    ending.stop(turn, "gave_up", fault, detail)
+
+
+def _unfit_joiners(turn: Turn, members: list[Worker], survivors: list[Worker], n: int) -> bool:
+    """A joiner may try again from where it was told to stand, and from nowhere else."""
+    if not survivors:
+        return False
+    whole = {w.name for w in survivors}
+    unfit = [
+        w
+        for w in members
+        if w.name not in whole
+        and w.status is not None
+        and not (w.status.state in ("joining", "idle") and w.status.n == n)
+    ]
+    for worker in unfit:
+        detail = f"{worker.name} was to join at phase {n} and cannot ({_answer(worker)})"
+        turn.kill(worker.name, turn.blame(worker, "torn", detail))
+    for worker in members:
+        if worker.name not in whole and worker.name in turn.state.workers:
+            turn.change(worker.name, whole=False)
+    return bool(unfit)
+
+
+def _release_fenced(turn: Turn) -> None:
+    """A given-up worker that was never told of the generation leaves its seat at once."""
+    state = turn.state
+    for worker in tuple(state.workers.values()):
+        if worker.seat >= 0 and worker.killed_ns:
+            turn.change(worker.name, seat=-1)
+            state.seats = tuple("" if name == worker.name else name for name in state.seats)
+
+
+def _count_attempt(turn: Turn, survivors: list[Worker], n: int) -> None:
+    """A generation that was open and completed a phase ends the row of failed ones."""
+    state = turn.state
+    if not survivors:
+        n = max([n, *(fault.n for fault in state.faults)])
+    if state.opened and n > state.n:
+        state.attempts, state.causes = 0, state.faults
+    else:
+        state.attempts += 1
+        state.causes = tuple(dict.fromkeys((*state.causes, *state.faults)))[-_CAUSES_MAX:]
+
+
+def _situation(turn: Turn, survivors: list[Worker], n: int) -> Situation:
+    state = turn.state
+    keys = regroup.slot_keys(n)[:2]
+    lost, stateless = [], []
+    for seat in range(state.world):
+        worker = state.occupant(seat)
+        if worker is None:
+            lost.append(seat)
+        if worker is None or worker.member < state.generation:
+            left = state.left.get(seat, {})
+            if not any(key in left for key in keys):
+                stateless.append(seat)
+    checkpoint = state.checkpoint
+    return Situation(
+        cause=recovery.most_telling(state.causes),
+        lost=tuple(lost),
+        stateless=tuple(stateless),
+        donors=len(survivors),
+        spares=len(state.warm_spares()),
+        respawns=state.respawns_left(),
+        attempts=state.attempts,
+        attempts_max=int(state.limits.attempts_max),
+        restarts=state.restarts,
+        world=state.world,
+        steps_lost=max(0, state.reached[1] - (checkpoint.step if checkpoint else 0)),
+        checkpoint_n=checkpoint.n if checkpoint else 0,
+    )
+
+
+def _go_on(turn: Turn, survivors: list[Worker], n: int, step: int, choice: Choice) -> None:
+    """Survivors keep what they hold; empty seats are filled; the decision is durable first."""
+    state = turn.state
+    commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
+    told = [w for w in state.members() if w.status is not None]
+    before = {seat: state.seats[seat] for seat in range(state.world)}
+    state.n, state.step = n, step
+    state.left = {
+        seat: {key: left[key] for key in regroup.slot_keys(n) if key in left}
+        for seat, left in state.left.items()
+    }
+    for seat, name in before.items():
+        if not name:
+            roster.fill(turn, seat)
+    state.generation += 1
+    state.first, state.opened = False, False
+    state.verdict = "commit" if commit else "redo"
+    regroup.journal(turn)
+    _announce(turn, choice, state.verdict, n, step)
+    turn.enter("gathering")
+    frame = regroup.decide_frame(turn)
+    for worker in told:
+        turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
+        turn.send(worker, frame)
+
+
+def _announce(turn: Turn, choice: Choice, verdict: str, n: int, step: int) -> None:
+    state = turn.state
+    replaced = tuple(
+        (seat, fault.worker, state.seats[seat])
+        for seat, fault in _last_fault_by_seat(state.faults).items()
+        if state.seats[seat] != fault.worker
+    )
+    turn.emit(
+        events.Decided(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            verdict=verdict,
+            rung=choice.rung,
+            n=n,
+            step=step,
+            replaced=replaced,
+            reason=choice.reason,
+        )
+    )
+
+
+def _last_fault_by_seat(faults: tuple[events.Fault, ...]) -> dict[int, events.Fault]:
+    return {fault.seat: fault for fault in faults if fault.seat >= 0}
+
+
+def _restart(turn: Turn, choice: Choice) -> None:
+    """Memory is gone: everybody seated is fenced; when they are reaped, all start again."""
+    state = turn.state
+    n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
+    farthest = max(state.reached[0], state.n)
+    state.restarts = 1 if farthest > state.restarted_at else state.restarts + 1
+    state.restarted_at = max(farthest, state.restarted_at)
+    _announce(turn, choice, "redo", n, step)
+    turn.enter("clearing")
+    for worker in tuple(state.workers.values()):
+        if worker.seat >= 0:
+            turn.kill(worker.name, turn.blame(worker, "requested", choice.reason))
+
+
+def start_over_when_clear(turn: Turn) -> None:
+    state = turn.state
+    if any(worker.seat >= 0 for worker in state.workers.values()):
+        return
+    checkpoint = state.checkpoint
+    regroup.start_over(
+        turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0
+    )
+
+
+def _stop(turn: Turn, n: int, step: int, choice: Choice, situation: Situation) -> None:
+    _announce(turn, choice, "redo", n, step)
+    cause = situation.cause or events.Fault(kind="requested", detail=choice.reason)
+    outcome = "user_error" if recovery.is_user_error(cause) else "gave_up"
+    ending.stop(turn, outcome, cause, choice.reason)
+
+
+def fence_silent(turn: Turn) -> None:
+    """Whoever has not answered Close in time is given up; Lost follows."""
+    state = turn.state
+    for worker in tuple(state.members()):
+        if is_silent(turn, worker):
+            detail = (
+                f"rank {worker.seat} has not answered for {state.limits.status_s:g} s after"
+                f" generation {state.generation} was closed"
+            )
+            incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")

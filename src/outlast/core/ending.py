@@ -1,0 +1,99 @@
+"""How a run ends: done, drained, stopped by a person, or with one stated cause."""
+
+from __future__ import annotations
+
+from outlast import events, wire
+from outlast.core.contract import End
+from outlast.core.recovery import is_user_error
+from outlast.core.state import S_NS
+from outlast.core.turn import Turn
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USER_ERROR
+
+_EXIT_CODES = {
+    "done": EXIT_DONE,
+    "user_error": EXIT_USER_ERROR,
+    "gave_up": EXIT_GAVE_UP,
+    "interrupted": EXIT_INTERRUPTED,
+}
+
+
+def stop(turn: Turn, outcome: str, cause: events.Fault | None, reason: str) -> None:
+    """Begin the end. A run that is done lets its workers leave; any other kills them now."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        return
+    state.end = End(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
+    turn.enter("stopping")
+    for worker in tuple(state.workers.values()):
+        if worker.hello is None:
+            turn.kill(worker.name, turn.blame(worker, "requested", reason))
+        elif not worker.killed_ns:
+            turn.send(worker, wire.Stop(ok=outcome == "done", reason=reason))
+    if outcome != "done":
+        kill_all(turn, reason)
+
+
+def fail(turn: Turn, cause: events.Fault) -> None:
+    """Stop with this cause, as the user's error where it is one."""
+    stop(turn, "user_error" if is_user_error(cause) else "gave_up", cause, cause.detail)
+
+
+def kill_all(turn: Turn, reason: str) -> None:
+    for worker in tuple(turn.state.workers.values()):
+        turn.kill(worker.name, turn.blame(worker, "requested", reason))
+
+
+def asked(turn: Turn, reason: str) -> None:
+    """A person or the scheduler asks for the end: drain first, kill when asked twice."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        kill_all(turn, reason)
+    elif state.mode != "open" or state.drain_ns:
+        interrupt(turn, reason)
+    else:
+        state.drain_reason = reason
+        state.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
+        for worker in state.members():
+            turn.send(worker, wire.Drain())
+
+
+def interrupt(turn: Turn, reason: str) -> None:
+    cause = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
+    stop(turn, "interrupted", cause, reason)
+
+
+def finish_when_finished(turn: Turn) -> None:
+    """In an open generation: once every seat's script has ended, so does the run."""
+    state = turn.state
+    occupants = [state.occupant(seat) for seat in range(state.world)]
+    if not all(worker is not None and worker.finished for worker in occupants):
+        return
+    if state.drain_ns:
+        interrupt(turn, state.drain_reason)
+    else:
+        stop(turn, "done", None, "the run is done")
+
+
+def lost_while_stopping(turn: Turn, fault: events.Fault, *, seated: bool, ours: bool) -> None:
+    """A seat's worker that leaves badly after its run was done is the user's error."""
+    end = turn.state.end
+    assert end is not None
+    bad = fault.kind != "exited" or fault.exit_code != 0
+    if end.outcome == "done" and seated and bad and not ours:
+        turn.state.end = End(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
+
+
+def end_when_empty(turn: Turn) -> None:
+    if not turn.state.workers:
+        end_now(turn)
+
+
+def end_now(turn: Turn) -> None:
+    state = turn.state
+    end = state.end
+    assert end is not None
+    n, step = max(state.reached, (state.n, state.step))
+    turn.enter("ended")
+    turn.actions.append(
+        End(outcome=end.outcome, exit_code=end.exit_code, cause=end.cause, n=n, step=step)
+    )

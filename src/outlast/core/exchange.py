@@ -1,0 +1,122 @@
+"""What passes through the controller: rendezvous values, shared values, records, schemas."""
+
+from __future__ import annotations
+
+from outlast import wire
+from outlast.core import ending
+from outlast.core.contract import PutKept, RecordKept, SharedKept
+from outlast.core.state import S_NS, Making, Worker
+from outlast.core.turn import Turn
+
+PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
+SHARED_MAX = 4096
+
+
+def put(turn: Turn, sender: Worker, body: wire.Put) -> None:
+    """Forward a rendezvous value; keep it where it is for the job's life."""
+    state = turn.state
+    got = wire.Got(generation=body.generation, key=body.key, value=body.value)
+    if body.generation == 0:
+        if body.key not in state.puts and len(state.puts) >= PUTS_MAX:
+            turn.note(f"more than {PUTS_MAX} values for the job's life; {body.key!r} is not kept")
+            return
+        state.puts[body.key] = body.value
+        turn.journal(PutKept(key=body.key, value=body.value))
+    for worker in state.members():
+        if worker.name != sender.name and not worker.killed_ns:
+            turn.send(worker, got)
+
+
+def replay_puts(turn: Turn, worker: Worker) -> None:
+    for key, value in turn.state.puts.items():
+        turn.send(worker, wire.Got(generation=0, key=key, value=value))
+
+
+def ask(turn: Turn, sender: Worker, name: str) -> None:
+    """Answer with the value, with the wish to make it, or later."""
+    state = turn.state
+    if name in state.shared:
+        turn.send(sender, wire.SharedIs(name=name, value=state.shared[name]))
+        return
+    making = state.making.get(name)
+    if making is None:
+        if len(state.shared) + len(state.making) >= SHARED_MAX:
+            fault = turn.blame(
+                sender, "raised", f"more than {SHARED_MAX} shared values; {name!r} was refused"
+            )
+            ending.fail(turn, fault)
+            return
+        _let_make(turn, name, sender, ())
+    elif sender.name == making.maker:
+        turn.send(sender, wire.SharedMake(name=name))  # it asks again: the first wish was lost
+    elif sender.name not in making.askers:
+        state.making[name] = Making(
+            maker=making.maker, until_ns=making.until_ns, askers=(*making.askers, sender.name)
+        )
+
+
+def made(turn: Turn, body: wire.SharedMade) -> None:
+    """The first value wins; it is durable before anybody else sees it."""
+    state = turn.state
+    making = state.making.pop(body.name, None)
+    if body.name not in state.shared:
+        state.shared[body.name] = body.value
+        turn.journal(SharedKept(name=body.name, value=body.value))
+    waiting = (making.maker, *making.askers) if making else ()
+    for name in waiting:
+        worker = state.workers.get(name)
+        if worker is not None:
+            turn.send(worker, wire.SharedIs(name=body.name, value=state.shared[body.name]))
+
+
+def pass_on(turn: Turn, *, gone: str = "") -> None:
+    """A maker that is gone or late loses its turn to the next asker."""
+    state = turn.state
+    for name, making in tuple(state.making.items()):
+        askers = tuple(asker for asker in making.askers if asker != gone)
+        late = making.until_ns <= turn.now_ns
+        if making.maker != gone and not late:
+            if len(askers) != len(making.askers):
+                state.making[name] = Making(
+                    maker=making.maker, until_ns=making.until_ns, askers=askers
+                )
+            continue
+        if late and making.maker in state.workers and making.maker != gone:
+            askers = (*askers, making.maker)  # it may still be waiting for an answer
+        del state.making[name]
+        for index, asker in enumerate(askers):
+            worker = state.workers.get(asker)
+            if worker is not None and not worker.killed_ns:
+                _let_make(turn, name, worker, askers[:index] + askers[index + 1 :])
+                break
+
+
+def _let_make(turn: Turn, name: str, maker: Worker, askers: tuple[str, ...]) -> None:
+    until_ns = turn.now_ns + int(turn.state.limits.shared_s * S_NS)
+    turn.state.making[name] = Making(maker=maker.name, until_ns=until_ns, askers=askers)
+    turn.send(maker, wire.SharedMake(name=name))
+
+
+def record(turn: Turn, sender: Worker, body: wire.Recorded) -> None:
+    state = turn.state
+    if state.records.get(sender.seat) != body.record:
+        state.records[sender.seat] = body.record
+        turn.journal(RecordKept(seat=sender.seat, record=body.record))
+
+
+def protected(turn: Turn, sender: Worker, body: wire.Protected) -> None:
+    """All ranks must protect the same things; a run that does not is stopped before it begins."""
+    state = turn.state
+    if state.schema is None:
+        state.schema = (sender.seat, body)
+        return
+    seat, known = state.schema
+    if known.schema != body.schema:
+        fault = turn.blame(
+            sender,
+            "mismatch",
+            f"rank {sender.seat} protects something else than rank {seat}: {body.summary!r}"
+            f" against {known.summary!r}; nothing was committed by it; make every rank build the"
+            " same model, optimizer and loader",
+        )
+        ending.stop(turn, "user_error", fault, fault.detail)

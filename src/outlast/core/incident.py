@@ -1,0 +1,97 @@
+"""A failure: it is noticed, the generation closes, every worker answers or is reaped."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events, wire
+from outlast.core.state import Worker
+from outlast.core.turn import Turn
+
+_FAULTS_MAX = 64
+
+
+def notice(turn: Turn, fault: events.Fault, how: str) -> None:
+    """Take a fault into the open incident, or begin one; close the generation if it is alive."""
+    state = turn.state
+    if state.mode not in ("gathering", "connecting", "open", "closing"):
+        return
+    if not state.incident:
+        state.incidents += 1
+        state.incident = state.incidents
+    state.faults = (*state.faults, fault)[-_FAULTS_MAX:]
+    turn.emit(
+        events.Noticed(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            how=how,
+            fault=fault,
+        )
+    )
+    if state.mode != "closing":
+        close(turn, fault.detail)
+
+
+def close(turn: Turn, reason: str) -> None:
+    """No vote of this generation can end well after this has reached its workers."""
+    state = turn.state
+    turn.enter("closing")
+    for worker in tuple(state.members()):
+        if not worker.killed_ns:
+            turn.send(worker, wire.Close(generation=state.generation, reason=reason))
+    turn.emit(
+        events.GenerationClosed(
+            t_ns=turn.now_ns, incident=state.incident, generation=state.generation
+        )
+    )
+
+
+def answered(turn: Turn, worker: Worker, body: wire.Status) -> None:
+    """A worker's final word on the generation, or its first word about a failure in it."""
+    state = turn.state
+    known = worker.status
+    if known is not None and known.generation == body.generation:
+        if (known.n, known.state) != (body.n, body.state):
+            detail = (
+                f"rank {worker.seat} changed its answer on generation {body.generation} from"
+                f" {known.state} at phase {known.n} to {body.state} at {body.n}; it was given up"
+            )
+            give_up(turn, worker, turn.blame(worker, "torn", detail), "report")
+        return
+    worker = turn.change(worker.name, status=body)
+    state.reached = max(state.reached, (body.n, body.step))
+    fault = _complete(turn, worker, body.fault) if body.fault else None
+    if fault is not None:
+        notice(turn, fault, "peer" if fault.kind == "transport" else "report")
+    if state.mode != "closing":
+        return
+    turn.emit(
+        events.Reported(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            worker=worker.name,
+            seat=worker.seat,
+            n=body.n,
+            state=body.state,
+        )
+    )
+    if body.state in ("torn", "broken"):
+        detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
+        turn.kill(worker.name, fault or turn.blame(worker, "torn", detail))
+
+
+def give_up(turn: Turn, worker: Worker, fault: events.Fault, how: str) -> None:
+    """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
+    fresh = not worker.killed_ns
+    turn.kill(worker.name, fault)
+    starting = turn.state.first and turn.state.mode == "gathering"  # then Lost ends the run
+    if fresh and worker.seat >= 0 and not starting:
+        notice(turn, fault, how)
+
+
+def _complete(turn: Turn, worker: Worker, fault: events.Fault) -> events.Fault:
+    return msgspec.structs.replace(
+        fault, worker=fault.worker or worker.name, seat=worker.seat, t_ns=fault.t_ns or turn.now_ns
+    )

@@ -1,0 +1,238 @@
+"""Who is there: agents and their leases, workers that start, get a seat, and are lost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events, wire
+from outlast.core import ending, exchange, incident
+from outlast.core.state import S_NS, Agent, Worker
+from outlast.core.turn import Turn
+
+_SETUP = ("starting", "waiting", "setup", "dry")
+
+
+def spawn(turn: Turn, seat: int) -> str:
+    """Start a worker on the agent with the most room; "" where there is no room now."""
+    state = turn.state
+    load = dict.fromkeys(state.agents, 0)
+    for worker in state.workers.values():
+        load[worker.agent] = load.get(worker.agent, 0) + 1
+    room = [
+        (load[agent.name] - agent.capacity, agent.name)
+        for agent in state.agents.values()
+        if agent.connected and load[agent.name] < agent.capacity
+    ]
+    first_ones = state.world + state.spares
+    if not room or (state.spawned >= first_ones and not state.respawns_left()):
+        return ""
+    name = f"w{state.term}-{state.spawned}"
+    if state.spawned >= first_ones:
+        state.respawns += 1
+    state.spawned += 1
+    agent = min(room)[1]
+    state.workers[name] = Worker(name=name, agent=agent, seat=seat, since_ns=turn.now_ns)
+    turn.tell(agent, wire.Spawn(worker=name, seat=seat))
+    return name
+
+
+def fill(turn: Turn, seat: int) -> str:
+    """Somebody for an empty seat: a warm spare, else a new worker; "" where there is neither."""
+    state = turn.state
+    spares = state.warm_spares()
+    if spares:
+        name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
+    else:
+        name = spawn(turn, seat)
+    state.seats = (*state.seats[:seat], name, *state.seats[seat + 1 :])
+    return name
+
+
+def keep_spares(turn: Turn) -> None:
+    """As many workers without a seat as were asked for, unless they keep dying."""
+    state = turn.state
+    have = sum(1 for w in state.workers.values() if w.seat < 0 and not w.killed_ns)
+    while have < state.spares and state.spares_failed < state.limits.attempts_max:
+        if not spawn(turn, -1):
+            return
+        have += 1
+
+
+def spawned(turn: Turn, agent: Agent, body: wire.Spawned) -> None:
+    worker = turn.state.workers.get(body.worker)
+    if worker is not None:
+        turn.emit(
+            events.WorkerSpawned(
+                t_ns=turn.now_ns,
+                worker=worker.name,
+                seat=worker.seat,
+                pid=body.pid,
+                host=agent.host,
+            )
+        )
+
+
+def hello(turn: Turn, worker: Worker, body: wire.Hello) -> None:
+    """A worker waits inside init(). One that would compute other bits is not let in."""
+    state = turn.state
+    if worker.hello is not None:
+        return
+    worker = turn.change(worker.name, hello=body)
+    turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
+    if worker.seat < 0:
+        state.spares_failed = 0
+    if state.fingerprint is not None:
+        refuse_other_bits(turn, worker)
+
+
+def refuse_other_bits(turn: Turn, worker: Worker) -> None:
+    """Give a worker up whose fingerprint is not the run's."""
+    assert turn.state.fingerprint is not None and worker.hello is not None
+    difference = differing(turn.state.fingerprint, worker.hello.fingerprint)
+    if not difference:
+        return
+    text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
+    turn.note(text, worker=worker.name, seat=worker.seat)
+    if worker.seat < 0:
+        turn.state.spares_failed += 1
+    incident.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
+
+
+def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in keys)
+
+
+def offered(turn: Turn, envelope: wire.Envelope, body: wire.AgentHello) -> list[Worker]:
+    """An agent is there (again). Returns its known workers, which may have missed frames."""
+    state = turn.state
+    known = state.agents.get(envelope.agent)
+    reborn = known is not None and known.incarnation < envelope.incarnation
+    state.agents[envelope.agent] = Agent(
+        name=envelope.agent,
+        incarnation=envelope.incarnation,
+        host=body.host,
+        capacity=body.capacity,
+        lease_ns=int(max(body.lease_s, state.limits.lease_s) * S_NS),
+        renewed_ns=turn.now_ns,
+    )
+    turn.tell(envelope.agent, wire.Renewed(lease_s=state.limits.lease_s))
+    alive = set(body.workers)
+    for worker in [w for w in state.workers.values() if w.agent == envelope.agent]:
+        if worker.name in alive:
+            turn.change(worker.name, missing_ns=0)
+        elif reborn:
+            detail = f"the agent of {body.host} came back without {worker.name}"
+            lost_with_agent(turn, worker, detail)
+        elif not worker.missing_ns:
+            turn.change(worker.name, missing_ns=turn.now_ns)
+    for name in body.workers:
+        if name not in state.workers:
+            _meet(turn, envelope.agent, name)
+    return [w for w in state.workers.values() if w.agent == envelope.agent]
+
+
+def _meet(turn: Turn, agent: str, name: str) -> None:
+    """A worker that this term did not start: of the old generation's seats, or fenced."""
+    state = turn.state
+    if state.mode == "awaiting" and name in state.seats:
+        state.workers[name] = Worker(
+            name=name,
+            agent=agent,
+            since_ns=turn.now_ns,
+            seat=state.seats.index(name),
+            member=state.generation,
+            whole=True,  # its answer to Close says so where it is not
+        )
+        return
+    state.workers[name] = Worker(name=name, agent=agent, since_ns=turn.now_ns)
+    turn.kill(name, turn.blame(state.workers[name], "requested", "it belongs to nobody any more"))
+
+
+def renewed(turn: Turn, agent: Agent, body: wire.Renew) -> None:
+    state = turn.state
+    state.agents[agent.name] = msgspec.structs.replace(agent, renewed_ns=turn.now_ns)
+    turn.tell(agent.name, wire.Renewed(lease_s=state.limits.lease_s))
+    for n, step, _, _ in body.beats.values():
+        state.reached = max(state.reached, (n, step))
+
+
+def gone(turn: Turn, agent: Agent) -> None:
+    """Its connection broke; until its lease is out, its workers may still live and act."""
+    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False)
+
+
+def lease_out(turn: Turn, agent: Agent) -> None:
+    """The agent has killed its workers by now, or its host is gone."""
+    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False, lapsed=True)
+    for worker in [w for w in turn.state.workers.values() if w.agent == agent.name]:
+        seconds = agent.lease_ns / S_NS
+        detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
+        lost_with_agent(turn, worker, detail)
+
+
+def lost_with_agent(turn: Turn, worker: Worker, detail: str) -> None:
+    fault = turn.blame(worker, "agent_lost", detail)
+    body = wire.Lost(worker=worker.name, fault=fault, n=-1, state="starting")
+    lost(turn, worker, body, "lease")
+
+
+def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> None:
+    """A worker is dead and reaped with its session; what it left outside itself is kept."""
+    state = turn.state
+    del state.workers[worker.name]
+    state.seqs.pop(worker.name, None)
+    exchange.pass_on(turn, gone=worker.name)
+    fault = _why(turn, worker, body)
+    turn.emit(
+        events.WorkerLost(t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, fault=fault)
+    )
+    if state.mode in ("stopping", "ended"):
+        if state.end is not None:
+            ours = bool(worker.killed_ns)
+            ending.lost_while_stopping(turn, fault, seated=worker.seat >= 0, ours=ours)
+        return
+    if worker.seat < 0:
+        if worker.hello is None and not worker.killed_ns:
+            state.spares_failed += 1
+        return
+    state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
+    if body.n > state.reached[0]:
+        state.reached = (body.n, state.reached[1])
+    state.seats = tuple("" if name == worker.name else name for name in state.seats)
+    never_connected = state.mode in ("gathering", "connecting")
+    if state.mode in ("clearing", "awaiting"):
+        return
+    if state.first and (never_connected or body.state in _SETUP):
+        _died_before_first_step(turn, worker, fault)
+    elif not worker.killed_ns or state.mode != "closing":
+        incident.notice(turn, fault, how)
+
+
+def _why(turn: Turn, worker: Worker, body: wire.Lost) -> events.Fault:
+    """The first reason that was known, with what the death has added to it."""
+    fault = worker.fault or body.fault
+    detail = fault.detail
+    if fault.kind == "exited" and not fault.exit_code and worker.seat >= 0 and not worker.finished:
+        detail = f"{worker.name} exited before the run ended ({detail})"
+    agent = turn.state.agents.get(worker.agent)
+    return msgspec.structs.replace(
+        fault,
+        detail=detail,
+        worker=worker.name,
+        seat=worker.seat,
+        host=fault.host or (agent.host if agent else ""),
+        n=fault.n if fault.n >= 0 else body.n,
+        traceback=fault.traceback or body.fault.traceback,
+        t_ns=fault.t_ns or turn.now_ns,
+    )
+
+
+def _died_before_first_step(turn: Turn, worker: Worker, fault: events.Fault) -> None:
+    fault = msgspec.structs.replace(
+        fault,
+        detail=f"rank {worker.seat} died before its first step: {fault.detail}; nothing was"
+        " committed since the start, and starting it again would end the same way",
+    )
+    user = fault.kind in ("raised", "exited", "mismatch")
+    ending.stop(turn, "user_error" if user else "gave_up", fault, fault.detail)

@@ -1,0 +1,158 @@
+"""What the controller knows. `handle` copies it on entry; entries of its tables are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from outlast import events, wire
+from outlast.config import Limits
+from outlast.core.contract import End
+
+Mode = Literal[
+    "unborn",  # before Begin
+    "awaiting",  # a later term waits for the agents of the old generation
+    "gathering",  # seats are filled; waits for Hello and Ready
+    "connecting",  # waits for Joined
+    "open",  # phases run
+    "closing",  # waits for every Status, or Lost
+    "clearing",  # a restart waits until every seated worker is reaped
+    "stopping",  # waits until every worker is reaped; then End
+    "ended",
+]
+S_NS = 1_000_000_000
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    incarnation: int
+    host: str
+    capacity: int
+    lease_ns: int
+    renewed_ns: int
+    connected: bool = True  # its connection stands: frames reach it
+    lapsed: bool = False  # its lease ran out: it has no workers
+
+    def until_ns(self) -> int:
+        """When its workers count as lost, unless it renews before."""
+        return self.renewed_ns + self.lease_ns
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that has not been reaped, as far as the controller knows."""
+
+    name: str
+    agent: str
+    since_ns: int  # when it was spawned, later when it was last asked for something
+    seat: int = -1
+    hello: wire.Hello | None = None
+    member: int = 0  # the newest generation that it has been told of
+    whole: bool = False  # has stood in an open generation: holds its seat's state
+    status: wire.Status | None = None  # its newest answer to a Close
+    seated: int = 0  # the generation of its Seat
+    ready: int = 0  # the newest generation that it has said Ready to
+    joined: wire.Joined | None = None
+    finished: bool = False
+    fault: events.Fault | None = None  # why it was given up
+    killed_ns: int = 0  # when Kill was sent; 0: not given up
+    kills: int = 0
+    missing_ns: int = 0  # its agent came back without it; 0: not missing
+
+
+class Making(msgspec.Struct, frozen=True, kw_only=True):
+    """A shared value on its way: who makes it, until when, and who else waits for it."""
+
+    maker: str
+    until_ns: int
+    askers: tuple[str, ...]
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Everything; never changed after `handle` has returned it."""
+
+    world: int
+    spares: int
+    limits: Limits
+    run: str = ""
+    term: int = 0
+    now_ns: int = 0
+    mode: Mode = "unborn"
+    since_ns: int = 0  # when this mode began
+    generation: int = 0
+    n: int = 0  # where the generation stands: before phase n+1
+    step: int = 0
+    first: bool = True  # the generation's members all start; nobody joins
+    opened: bool = False  # this generation has been open
+    seats: tuple[str, ...] = ()
+    agents: dict[str, Agent] = {}
+    workers: dict[str, Worker] = {}
+    seqs: dict[str, int] = {}
+    left: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost occupants
+    records: dict[int, bytes] = {}
+    puts: dict[str, bytes] = {}
+    shared: dict[str, bytes] = {}
+    making: dict[str, Making] = {}
+    checkpoint: wire.Checkpointed | None = None
+    fingerprint: dict[str, str] | None = None
+    schema: tuple[int, wire.Protected] | None = None
+    transfers: tuple[tuple[int, int], ...] = ()
+    verdict: str = ""
+    incident: int = 0  # the open one; 0: none
+    incidents: int = 0  # numbers given so far
+    faults: tuple[events.Fault, ...] = ()  # of the open incident
+    causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
+    attempts: int = 0  # generations in a row that closed without a phase completed
+    restarts: int = 0  # restarts in a row that did not get beyond `restarted_at`
+    restarted_at: int = -1  # the farthest phase heard of at the newest restart
+    reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
+    spawned: int = 0
+    respawns: int = 0
+    spares_failed: int = 0  # spares in a row that died before they were warm
+    drain_reason: str = ""
+    drain_ns: int = 0
+    end: End | None = None
+    fence_wait: tuple[str, ...] = ()  # agents that a later term waits for
+    joining: tuple[int, ...] = ()  # seats that held no state when the earlier term ended
+    wake_ns: int = 0
+    dropped: int = 0
+
+    def copy(self) -> State:
+        """A state of its own for one turn: tables copied, their frozen entries shared."""
+        fresh = msgspec.structs.replace(self)
+        fresh.agents = dict(self.agents)
+        fresh.workers = dict(self.workers)
+        fresh.seqs = dict(self.seqs)
+        fresh.left = dict(self.left)
+        fresh.records = dict(self.records)
+        fresh.puts = dict(self.puts)
+        fresh.shared = dict(self.shared)
+        fresh.making = dict(self.making)
+        return fresh
+
+    def members(self) -> Iterator[Worker]:
+        """Seated workers that have been told of the current generation, given up or not."""
+        return (
+            worker
+            for worker in self.workers.values()
+            if worker.seat >= 0 and worker.member == self.generation
+        )
+
+    def occupant(self, seat: int) -> Worker | None:
+        return self.workers.get(self.seats[seat])
+
+    def warm_spares(self) -> list[Worker]:
+        """Workers that wait inside init() without a seat, fit for any."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.seat < 0
+            and worker.hello is not None
+            and not worker.killed_ns
+            and not worker.missing_ns
+            and (self.fingerprint is None or worker.hello.fingerprint == self.fingerprint)
+        ]
+
+    def respawns_left(self) -> int:
+        return max(0, int(self.limits.respawns_max) - self.respawns)
