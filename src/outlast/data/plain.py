@@ -1,0 +1,73 @@
+"""Sources that need no place but a number: sequences, and no loader at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outlast.data import randomness
+from outlast.data.counted import Counted, set_epoch
+from outlast.errors import UsageError
+
+
+class SequenceSource(Counted):
+    """A list of batches, or anything with a length that is asked by index."""
+
+    kind = "sequence"
+
+    def __init__(self, batches: Any) -> None:
+        """Raises UsageError when there are none."""
+        super().__init__()
+        if len(batches) == 0:
+            raise UsageError(
+                f"the {type(batches).__name__} given to session.batches() is empty: nothing to"
+                " train on"
+            )
+        self._batches = batches
+        self._kept = randomness.owned({"sequence": batches})
+
+    @property
+    def length(self) -> int | None:
+        return len(self._batches)
+
+    def start_epoch(self, epoch: int, length: int | None) -> None:
+        super().start_epoch(epoch, length)
+        set_epoch(epoch, self._batches)
+
+    def _begin(self) -> None:
+        """A sequence is always ready."""
+
+    def _take(self) -> Any:
+        if self._done >= len(self._batches):
+            raise StopIteration
+        return self._batches[self._done]
+
+    def _mark(self) -> dict[str, Any]:
+        return {"kept": randomness.states(self._kept)}
+
+    def _return(self, position: dict[str, Any]) -> None:
+        set_epoch(self.epoch, self._batches)
+        randomness.put(self._kept, position["kept"])
+
+    def _finish(self) -> None:
+        """A sequence keeps nothing between epochs."""
+
+
+class IndexSource(Counted):
+    """No loader: the batch is its index in the epoch, and the epoch ends where it was told to."""
+
+    kind = "count"
+
+    def _begin(self) -> None:
+        """There is nothing to begin."""
+
+    def _take(self) -> int:
+        return self._done
+
+    def _mark(self) -> dict[str, Any]:
+        return {}
+
+    def _return(self, position: dict[str, Any]) -> None:
+        """The counts are all there is."""
+
+    def _finish(self) -> None:
+        """The counts are all there is."""

@@ -1,0 +1,189 @@
+"""The generators that a loader draws from: this process's three, and those that objects keep.
+
+A sampler's draws must not mix with the model's, or nobody could repeat them without training: see
+`Private`. A loader worker's draws must not depend on which batches it got before: see `reseed`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+_DEPTH_MAX = 6
+_WIDTH_MAX = 64  # longer containers hold data, not generators
+_VISITS_MAX = 2000
+_LEAVES = (
+    type(None), bool, int, float, complex, str, bytes, bytearray, type, ModuleType, FunctionType,
+    torch.Tensor, torch.dtype, torch.device, np.ndarray, np.generic, random.SystemRandom,
+)  # fmt: skip
+
+
+def snapshot() -> dict[str, Any]:
+    """The states of `random`, NumPy's and torch's CPU generators of this process."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def restore(states: Mapping[str, Any]) -> None:
+    """Put back what `states` holds; others stay."""
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+
+
+def moved(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `before`, the states that are no longer the present ones."""
+    now = snapshot()
+    differs = {
+        "python": before["python"] != now["python"],
+        "numpy": before["numpy"][2:] != now["numpy"][2:]
+        or not np.array_equal(before["numpy"][1], now["numpy"][1]),
+        "torch": not torch.equal(before["torch"], now["torch"]),
+    }
+    return {name: before[name] for name, differ in differs.items() if differ}
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """This process's generators are afterwards as they were before."""
+    before = snapshot()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """One number, drawn as a DataLoader draws its base seed."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def mix(seed: int, *numbers: int) -> int:
+    """A seed of 64 bits that differs wherever `seed` or a number does."""
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(numbers)}q", *numbers), seed=seed)
+
+
+def owned(roots: Mapping[str, Any], apart: Any = None) -> dict[str, Generator]:
+    """Generators that objects keep in attributes, lists, tuples and dicts, by their path.
+
+    `apart` and what hangs from it is left out. Looks a bounded way: not into long containers.
+    """
+    found: dict[str, Generator] = {}
+    seen = {id(apart), id(torch.default_generator), id(getattr(random, "_inst", None)),
+            id(getattr(np.random.mtrand, "_rand", None))}  # fmt: skip
+
+    def visit(path: str, thing: Any, depth: int) -> None:
+        if isinstance(thing, _LEAVES) or id(thing) in seen or len(seen) > _VISITS_MAX:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, Generator):
+            found[path] = thing
+        elif depth < _DEPTH_MAX:
+            for name, child in _children(thing):
+                visit(f"{path}.{name}", child, depth + 1)
+
+    for name, root in roots.items():
+        visit(name, root, 0)
+    return found
+
+
+def _children(thing: Any) -> list[tuple[str, Any]]:
+    if isinstance(thing, dict):
+        items = thing.items() if len(thing) <= _WIDTH_MAX else ()
+        return [(str(key), child) for key, child in items]
+    if isinstance(thing, list | tuple):
+        return (
+            [(str(i), child) for i, child in enumerate(thing)] if len(thing) <= _WIDTH_MAX else []
+        )
+    return list(getattr(thing, "__dict__", {}).items())
+
+
+def states(generators: Mapping[str, Generator]) -> dict[str, Any]:
+    """The state of each, as plain data."""
+    return {path: _state(generator) for path, generator in generators.items()}
+
+
+def put(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -> None:
+    """Give each the state that was saved under its path; one that had none stays."""
+    for path, generator in generators.items():
+        if path in saved:
+            _set_state(generator, saved[path])
+
+
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.bit_generator.state
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def reseed(seed: int, generators: Mapping[str, Generator]) -> None:
+    """Seed this process's generators, and each of `generators` by its path."""
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    torch.default_generator.manual_seed(seed)
+    for path, generator in generators.items():
+        own = xxhash.xxh3_64_intdigest(path.encode(), seed=seed)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        elif isinstance(generator, random.Random):
+            generator.seed(own)
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed([own & 0xFFFFFFFF, own >> 32])
+        else:
+            kind = type(generator.bit_generator)
+            generator.bit_generator.state = kind(own).state
+
+
+class Private:
+    """A set of generator states of its own: inside `with`, draws come from it and nowhere else."""
+
+    def __init__(self, seed: int, generators: Mapping[str, Generator]) -> None:
+        self._generators = generators
+        self._own = states(generators)
+        with preserved():
+            reseed(seed, {})
+            self._process = snapshot()
+
+    def __enter__(self) -> None:
+        self._outer = snapshot(), states(self._generators)
+        restore(self._process)
+        put(self._generators, self._own)
+
+    def __exit__(self, *_: object) -> None:
+        self._process, self._own = snapshot(), states(self._generators)
+        restore(self._outer[0])
+        put(self._generators, self._outer[1])
+
+    def reveal(self) -> None:
+        """Leave the objects' generators where the draws inside have brought them."""
+        put(self._generators, self._own)

@@ -1,0 +1,89 @@
+"""Loaders that say their own place by `state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from outlast.data import randomness
+from outlast.data.counted import Counted, set_epoch
+
+
+class StatefulSource(Counted):
+    """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other."""
+
+    kind = "loader with a state_dict"
+
+    def __init__(self, loader: Any, note: str = "") -> None:
+        super().__init__()
+        self.note = note
+        self._loader: Any = loader
+        self._batches: Iterator[Any] | None = None
+        self._left: Any = None  # the loader's state where the last epoch ended; None: untouched
+        self._cut = False  # that end was the agreed one, not the loader's own
+
+    @property
+    def length(self) -> int | None:
+        return declared_length(self._loader)
+
+    def close(self) -> None:
+        super().close()
+        self._batches = None
+        self._loader = None
+
+    def start_epoch(self, epoch: int, length: int | None) -> None:
+        super().start_epoch(epoch, length)
+        self._set_epoch()
+
+    def _set_epoch(self) -> None:
+        set_epoch(self.epoch, self._loader, *_parts(self._loader))
+
+    def _begin(self) -> None:
+        if self._left is not None:
+            # Loaders treat a loaded place and one that they came to themselves differently (what
+            # they draw, whether they go on or start over): load it always, in every process.
+            self._loader.load_state_dict(self._left)
+            if self._cut:
+                iter(self._loader)
+        self._batches = iter(self._loader)
+
+    def _take(self) -> Any:
+        assert self._batches is not None, "an epoch begins before it gives batches"
+        return next(self._batches)
+
+    def _mark(self) -> dict[str, Any]:
+        state = self._left if self._batches is None else self._loader.state_dict()
+        return {"state": state, "cut": self._cut}
+
+    def _return(self, position: dict[str, Any]) -> None:
+        self._batches = None
+        self._set_epoch()
+        self._left, self._cut = position["state"], position["cut"]
+        if self._begun and not position["finished"]:
+            with randomness.preserved():
+                self._loader.load_state_dict(self._left)
+                self._batches = iter(self._loader)
+
+    def _finish(self) -> None:
+        if self._batches is None:  # it was finished where the position was taken
+            return
+        self._left = self._loader.state_dict()
+        self._cut = self._limit is not None and self._done >= self._limit
+        self._batches = None
+
+
+def declared_length(loader: Any) -> int | None:
+    """What `len` says, where it is a promise: None for streams, whose length is an estimate."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _parts(loader: Any) -> list[Any]:
+    names = ("dataset", "sampler", "batch_sampler")
+    return [part for name in names if (part := getattr(loader, name, None)) is not None]
