@@ -1,4 +1,4 @@
-"""The view of a living run: tables on a terminal, lines elsewhere; both are a launcher's Display."""
+"""The view of a living run: tables on a terminal, lines elsewhere; both are Displays."""
 
 from __future__ import annotations
 
