@@ -61,6 +61,7 @@ class Status(Body, frozen=True):
     torn      phase n+1 committed, but this worker failed while applying it
     broken    an attempt cannot be put back here; the worker must be replaced
     finished  the script has left its loop; no phase will follow
+    joining   a joiner whose state has not been swapped in: never a donor, whatever it has heard
     """
 
     generation: int

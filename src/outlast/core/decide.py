@@ -86,7 +86,7 @@ def _unfit_joiners(turn: Turn, members: list[Worker], survivors: list[Worker], n
         for w in members
         if w.name not in whole
         and w.status is not None
-        and not (w.status.state in ("joining", "idle") and w.status.n == n)
+        and not (w.status.state in ("joining", "idle", "running") and w.status.n == n)
     ]
     for worker in unfit:
         detail = f"{worker.name} was to join at phase {n} and cannot ({_answer(worker)})"

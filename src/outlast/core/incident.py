@@ -51,6 +51,9 @@ def answered(turn: Turn, worker: Worker, body: wire.Status) -> None:
     """A worker's final word on the generation, or its first word about a failure in it."""
     state = turn.state
     known = worker.status
+    if body.state in ("torn", "broken"):
+        _must_be_replaced(turn, worker, body)
+        return
     if known is not None and known.generation == body.generation:
         if (known.n, known.state) != (body.n, body.state):
             detail = (
@@ -66,20 +69,29 @@ def answered(turn: Turn, worker: Worker, body: wire.Status) -> None:
         notice(turn, fault, "peer" if fault.kind == "transport" else "report")
     if state.mode != "closing":
         return
+    _report(turn, worker, body)
+
+
+def _must_be_replaced(turn: Turn, worker: Worker, body: wire.Status) -> None:
+    """Torn or broken: true whenever it is said, and whatever was said before."""
+    detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
+    known = _complete(turn, worker, body.fault) if body.fault else None
+    give_up(turn, worker, known or turn.blame(worker, "torn", detail), "report")
+    _report(turn, worker, body)
+
+
+def _report(turn: Turn, worker: Worker, body: wire.Status) -> None:
     turn.emit(
         events.Reported(
             t_ns=turn.now_ns,
-            incident=state.incident,
-            generation=state.generation,
+            incident=turn.state.incident,
+            generation=body.generation,
             worker=worker.name,
             seat=worker.seat,
             n=body.n,
             state=body.state,
         )
     )
-    if body.state in ("torn", "broken"):
-        detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
-        turn.kill(worker.name, fault or turn.blame(worker, "torn", detail))
 
 
 def give_up(turn: Turn, worker: Worker, fault: events.Fault, how: str) -> None:

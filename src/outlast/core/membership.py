@@ -176,6 +176,8 @@ def _from_worker(turn: Turn, envelope: wire.Envelope, worker: Worker) -> None:
             turn.drop(envelope, "its worker has no seat in this generation")
         case wire.Put(generation=0):
             exchange.put(turn, worker, body)
+        case wire.Status(state="torn" | "broken"):
+            incident.answered(turn, worker, body)
         case wire.Status() | wire.Ready() | wire.Joined() | wire.Put() if (
             body.generation != state.generation
         ):
