@@ -12,7 +12,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
     """Names and values that a joiner must share with the others (see docs/architecture.md)."""
     facts = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "machine": platform.machine(),
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outlast.data.source import Source, open_source
-
 from outlast.checkpoint import tree
+from outlast.data.source import Source, open_source
 from outlast.errors import UsageError
 from outlast.worker import generators
 from outlast.worker.groups import Groups

@@ -31,7 +31,6 @@ class Moment:
     ) -> None:
         self._page, self._send, self._sever = page, send, sever
         self._lock = threading.RLock()
-        self._closing = threading.Condition(self._lock)
         self.inbox: queue.Queue[wire.ControllerBody] = queue.Queue(maxsize=1024)
         self.generation = 0  # the newest one that this worker knows of
         self.closed = 0  # every generation up to this one is over
@@ -41,7 +40,8 @@ class Moment:
         self.state: State = "starting"
         self.draining = False
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
-        self._owes_status = 0
+        self._owes_status = False
+        self._answered = 0  # the newest generation whose end this worker has spoken about
         self._collectives = 0
         self._t_state_ns = time.monotonic_ns()
         self.loss = float("nan")
@@ -50,7 +50,8 @@ class Moment:
 
     @property
     def is_open(self) -> bool:
-        return self.opened == self.generation > self.closed
+        """Whether phases can still be voted on: a worker that has answered never votes again."""
+        return self.opened == self.generation > max(self.closed, self._answered)
 
     def enter(self, state: State) -> None:
         """Move to `state`; pays an answer that Close asked for while the outcome was unknown."""
@@ -59,8 +60,7 @@ class Moment:
             self._t_state_ns = time.monotonic_ns()
             self._beat()
             if self._owes_status and state not in _UNDECIDED:
-                self._owes_status = 0
-                self._answer(None)
+                self._answer(self._word(), None)
 
     def enter_attempt(self, state: State) -> None:
         """Like `enter`, but raises StepRefused when the generation is over."""
@@ -80,27 +80,22 @@ class Moment:
         self._collectives += 1
         self._beat()
 
-    def prepared(self, fault: Fault | None) -> None:
+    def prepared(self, fault: Fault) -> None:
         """The vote was answered by an error: say what was voted, now or as the first notice."""
         with self._lock:
-            self._owes_status = 0
-            news = fault if self.generation > self.closed else None
-            self._send(self._status("prepared", news))
+            self._answer("prepared", fault)
 
-    def trouble(self, fault: Fault, state: str | None = None) -> None:
-        """First word about a failure that this worker sees; a closed generation needs none."""
+    def trouble(self, fault: Fault) -> None:
+        """First word about a failure that this worker sees. It is also this worker's answer, so
+        while a vote is undecided nothing is said: the vote will fail by itself."""
         with self._lock:
-            if self.generation > self.closed or state in ("torn", "broken"):
-                self._send(self._status(state or self._word(), fault))
+            if self.generation > self._answered and self.state not in _UNDECIDED:
+                self._answer(self._word(), fault)
 
-    def wait_closed(self, timeout_s: float) -> None:
-        """This worker has said that something broke: wait until its generation is over."""
-        with self._closing:
-            if not self._closing.wait_for(lambda: not self.is_open, timeout_s):
-                raise GaveUpError(
-                    f"the controller did not close generation {self.generation} for"
-                    f" {timeout_s:.0f} s after this worker reported a failure"
-                )
+    def lost(self, state: str, fault: Fault) -> None:
+        """This process is "torn" or "broken": whatever it said before, it must be replaced."""
+        with self._lock:
+            self._answer(state, fault)
 
     def take(self, timeout_s: float) -> wire.ControllerBody:
         """The controller's next word. Raises GaveUpError after `timeout_s`."""
@@ -119,11 +114,11 @@ class Moment:
         with self._lock:
             self.generation = max(self.generation, body.generation)
             self.closed = max(self.closed, body.generation)
-            if self.state in _UNDECIDED:
-                self._owes_status = body.generation
-            else:
-                self._answer(None)
-            self._closing.notify_all()
+            if body.generation > self._answered:
+                if self.state in _UNDECIDED:
+                    self._owes_status = True
+                else:
+                    self._answer(self._word(), None)
         self._sever(body.generation)
 
     def drain(self) -> None:
@@ -133,16 +128,20 @@ class Moment:
     # --- both, under the lock ---
 
     def _word(self) -> str:
+        if self.state == "setup" and self.opened:
+            return "broken"  # set-up collectives were cut: the script cannot be put back there
         if self.state in ("running", "checkpoint", "dry"):
             return "broken" if self.rehearsing else "running"
         return "finished" if self.state == "finished" else "idle"
 
-    def _answer(self, fault: Fault | None) -> None:
-        self._send(self._status(self._word(), fault))
-
-    def _status(self, state: str, fault: Fault | None) -> wire.Status:
-        return wire.Status(
-            generation=self.generation, n=self.n, step=self.step, state=state, fault=fault
+    def _answer(self, state: str, fault: Fault | None) -> None:
+        self._owes_status = False
+        self._answered = self.generation
+        news = fault if self.generation > self.closed or state in ("torn", "broken") else None
+        self._send(
+            wire.Status(
+                generation=self.generation, n=self.n, step=self.step, state=state, fault=news
+            )
         )
 
     def _beat(self) -> None:

@@ -202,7 +202,7 @@ class Phases:
         )
         self._put_slot("after", n, slot.pack())
         words = [1, moment.generation, n, _KIND_CODES[attempt.kind],
-                 xxhash.xxh32_intdigest(attempt.key) >> 8]  # fmt: skip
+                 xxhash.xxh32_intdigest(attempt.key.encode()) >> 8]  # fmt: skip
         moment.enter_attempt("voting")
         self._watch("vote")
         try:
@@ -284,21 +284,20 @@ class Phases:
             raise error
         if attempt.vote_ns:
             self._retire(error, "torn")
+        self._moment.enter("running")  # an error before the vote was cast: nothing is undecided
         if self._moment.is_open:
             kind = "transport" if is_transport_error(error) else "raised"
             if isinstance(error, OutlastError) and kind == "raised":
                 kind = "mismatch"
             self._moment.trouble(self._fault(error, kind))
         self._refused(attempt, f"{type(error).__name__}: {error}"[:500])
-        self._moment.wait_closed(self._healer.patience_s)
 
     def _retire(self, error: BaseException, state: str) -> None:
         """This process cannot go on: say so, and wait to be replaced."""
         if self._alone:
             raise error
         fault = self._fault(error, "torn" if state == "torn" else "raised")
-        self._moment.trouble(fault, state)
-        self._moment.enter("running")
+        self._moment.lost(state, fault)
         while True:  # the controller has us killed; its deadline bounds this wait
             self._moment.take(self._healer.patience_s)
 

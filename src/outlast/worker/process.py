@@ -44,6 +44,7 @@ from outlast.worker import checkpointing
 from outlast.worker.faults import Faults
 from outlast.worker.fingerprint import fingerprint
 from outlast.worker.groups import Groups, register
+from outlast.worker.groups import Record as GroupRecord
 from outlast.worker.healing import Healer
 from outlast.worker.link import Link
 from outlast.worker.local import LocalControl
@@ -86,7 +87,7 @@ class Worker:
             publish=lambda g, key, value: self.link.send(
                 wire.Put(generation=g, key=key, value=value)
             ),
-            on_trouble=lambda _error: None,
+            on_trouble=self._trouble,
             on_collective=lambda _name: self.moment.collective(),
             timeout_s=self.limits.transfer_s,
             interface=gloo_interface(),
@@ -119,6 +120,14 @@ class Worker:
         self.loop = Loop(
             phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
             timeline=self.timeline, boundary=self._boundary,
+        )  # fmt: skip
+
+    def _trouble(self, error: BaseException) -> None:
+        self.moment.trouble(
+            Fault(
+                kind="transport", detail=str(error)[:2000], seat=self.healer.seat,
+                n=self.moment.n, step=self.moment.step + 1, t_ns=time.time_ns(),
+            )
         )  # fmt: skip
 
     # --- taking a seat ---
@@ -175,7 +184,7 @@ class Worker:
 
     def _prepare_walk(self, body: wire.Seat) -> None:
         record = msgspec.msgpack.decode(body.record, type=_Record)
-        self.groups.replay(record.groups)
+        self.groups.record = GroupRecord.decode(record.groups)
         self.phases.gated_elsewhere = set(record.gated)
         self._walk(dict(body.slots), body.n)
 
@@ -285,7 +294,8 @@ class Worker:
 
     def _tell_record(self) -> None:
         if self._seat_body is not None and self._seat_body.first:
-            record = _Record(self.groups.recorded(), tuple(sorted(self.phases.settled)))
+            self.groups.record.stop()
+            record = _Record(self.groups.record.encode(), tuple(sorted(self.phases.settled)))
             self.link.send(wire.Recorded(seat=self.seat, record=msgspec.msgpack.encode(record)))
 
     # --- the reader thread ---

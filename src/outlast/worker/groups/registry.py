@@ -1,0 +1,350 @@
+"""All groups of one process: seats, generations, connecting, severing, reaping."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+
+from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
+from outlast.worker.groups.contract import Contract
+from outlast.worker.groups.control import Control
+from outlast.worker.groups.device import Device
+from outlast.worker.groups.graveyard import Graveyard
+from outlast.worker.groups.inner import InnerGroup
+from outlast.worker.groups.record import Record, RecordingWork
+from outlast.worker.groups.rendezvous import JobStore, Mailbox
+from outlast.worker.groups.stable import BACKEND, StableGroup
+from outlast.worker.groups.trouble import is_transport_error
+from outlast.worker.groups.works import Works
+
+State = Literal["waiting", "dry", "connecting", "live", "closed"]
+
+
+class Groups:
+    """One per process. Collectives run on any thread; `deliver` and `sever` come from the control
+    thread; everything else from the main thread."""
+
+    def __init__(
+        self,
+        *,
+        publish: Callable[[int, str, bytes], None],
+        on_trouble: Callable[[BaseException], None],
+        on_collective: Callable[[str], None],
+        timeout_s: float,
+        interface: str = "",
+    ) -> None:
+        """`publish(generation, key, value)` sends a rendezvous value to every rank; `on_trouble`
+        hears of the first transport error of a generation, on any thread; `on_collective` is
+        called with its name before every collective of the script, and may raise. `timeout_s`
+        bounds each operation. Raises ConfigError when gloo cannot listen on `interface`."""
+        self._on_trouble = on_trouble
+        self._on_collective = on_collective
+        self._timeout_s = timeout_s
+        self._device = Device(interface)
+        self._mailbox = Mailbox(publish)
+        self._store = JobStore()
+        self._contract = Contract()
+        self._graveyard = Graveyard()
+        self._lock = threading.RLock()
+        self._state: State = "waiting"
+        self._generation = 0
+        self._closed_to = 0
+        self._dry_depth = 0
+        self._connect_s = timeout_s
+        self._peers: frozenset[str] = frozenset()
+        self._stable: list[StableGroup] = []
+        self._control: Control | None = None
+        self._inners: list[InnerGroup] = []
+        self._works = Works(self.failed)
+        self.live = False  # connected, and not inside dry(): collectives are real
+        self.record = Record()
+        self.seat, self.world = -1, 0
+        atexit.register(self.shutdown)
+
+    # --- seats and generations ---
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of this process's gloo listener."""
+        return self._device.address
+
+    def job_store(self) -> Store:
+        """What to give to `init_process_group`."""
+        return self._store
+
+    def take_seat(self, seat: int, world: int, *, dry: bool) -> None:
+        """`dry`: until the first connect, groups answer by themselves."""
+        if self._state not in ("waiting", "dry"):
+            raise UsageError(f"seat {seat} was taken after a generation had been connected")
+        self.seat, self.world = seat, world
+        self._state = "dry" if dry else "waiting"
+
+    def deliver(self, generation: int, key: str, value: bytes) -> None:
+        """A rendezvous value from another rank."""
+        self._mailbox.deliver(generation, key, value)
+
+    def connect(self, generation: int, addresses: Sequence[str], timeout_s: float) -> None:
+        """Build the control group and the inner groups of all stable groups, in the order of their
+        creation. `addresses` are the listeners by seat. Raises GroupError when the generation is
+        closed meanwhile, a peer is gone, or `timeout_s` has passed; it is then closed here."""
+        with self._lock:
+            if generation <= max(self._closed_to, self._generation):
+                raise GroupError(f"generation {generation} was closed before it was connected")
+            self._bury()
+            self._generation, self._state = generation, "connecting"
+            self._works = Works(self.failed)
+            self._peers = frozenset(addresses) - {self.address}
+            self._connect_s = timeout_s
+            self._mailbox.open(generation)
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            everyone = tuple(range(self.world))
+            control = self._build("control", everyone, deadline_s)
+            self._control = Control(control, generation, self.world)
+            for group in self._stable:
+                group.inner = self._build(f"group {group.group_name}", group.ranks, deadline_s)
+        except BaseException:
+            self._close(generation)
+            raise
+        with self._lock:
+            if self._closed_to >= generation:
+                raise GroupError(f"generation {generation} was closed while it was connected")
+            self._state = "live"
+            self._refresh()
+
+    def sever(self, generation: int) -> None:
+        """This generation is over: wake every operation of ours and of our peers, and let none
+        begin. Any thread; the second call and other generations change nothing."""
+        with self._lock:
+            if generation <= self._closed_to or generation < self._generation:
+                return
+            self._closed_to = generation
+            if generation > self._generation:
+                self._mailbox.close(generation)  # not connected yet: connect() will refuse
+                return
+        self._close(generation)
+        self._device.cut(self._peers)
+        for inner in list(self._inners):
+            inner.abort()
+
+    def cut(self) -> None:
+        """Break this process's own connections, as a failing network would (fault injection)."""
+        self._device.cut(self._peers)
+
+    def reap(self) -> int:
+        """Drop what severed generations have left. Answers how many inner groups could not be
+        dropped within a few seconds because an operation still runs on them."""
+        with self._lock:
+            if self._state == "closed":
+                self._bury()
+        return self._graveyard.reap()
+
+    def shutdown(self) -> None:
+        """Leave in order: cut what still runs, drop all inner groups while Python lives."""
+        with self._lock:
+            generation, busy = self._generation, self._busy()
+        if busy:
+            self.sever(generation)
+        self._close(generation)
+        with self._lock:
+            self._bury()
+        self._graveyard.reap()
+        atexit.unregister(self.shutdown)
+
+    # --- phases ---
+
+    def start_phases(self) -> None:
+        """From now on collectives outside a phase raise PhaseError."""
+        self._contract.start()
+
+    def phase(self) -> AbstractContextManager[None]:
+        """Inside, collectives are allowed."""
+        self._works.forget_failures()
+        return self._contract.phase()
+
+    def seal(self) -> None:
+        """The vote is over: any further collective in this phase raises PhaseError."""
+        self._contract.seal()
+
+    def unfinished(self) -> int:
+        """Works handed out that have not completed, or that ended in an error."""
+        return self._works.unfinished()
+
+    @contextmanager
+    def dry(self) -> Iterator[None]:
+        """Inside, all groups answer by themselves, connected or not."""
+        self._dry_depth += 1
+        self._refresh()
+        try:
+            yield
+        finally:
+            self._dry_depth -= 1
+            self._refresh()
+
+    # --- the control group ---
+
+    def vote(self, values: Sequence[int]) -> list[int]:
+        """The sum over all ranks. Raises GroupError when the generation is severed."""
+        return self._controls().vote(values)
+
+    def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Blocks until a CPU tensor is on its way to `seat`. Raises GroupError."""
+        self._controls().send(tensor, seat, tag)
+
+    def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Blocks until a CPU tensor from `seat` is here. Raises GroupError."""
+        self._controls().recv(tensor, seat, tag)
+
+    def gather_bytes(self, value: bytes) -> list[bytes]:
+        """Every rank's bytes, by seat; for small values. Raises GroupError."""
+        return self._controls().gather_bytes(value)
+
+    # --- what stable groups ask ---
+
+    def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
+        """A new stable group; connected at once while a generation is live. Raises GroupError."""
+        group = StableGroup(self, name, ranks or tuple(range(size)), rank)
+        if self.live:
+            try:
+                deadline_s = time.monotonic() + self._connect_s
+                group.inner = self._build(f"group {name}", group.ranks, deadline_s)
+            except GroupError as error:
+                self.failed(error)
+                raise
+        self._stable.append(group)
+        return group
+
+    def forget(self, group: StableGroup) -> None:
+        """A stable group is destroyed by the script."""
+        if group in self._stable:
+            self._stable.remove(group)
+        group.inner = None  # kept in _inners, dropped with its generation
+
+    def entering(self, op: str, args: tuple[Any, ...]) -> None:
+        """Before every collective: may it be here at all?"""
+        if not self._dry_depth:
+            self._contract.check(op)
+        self._on_collective(op)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and args:
+            raise UnsupportedError(
+                f"{op} inside a CUDA graph: a captured collective belongs to one generation only;"
+                " capture the computation without its collectives"
+            )
+
+    def admit(self, op: str, group: str) -> bool:
+        """A collective that no inner group will carry: True for a dry answer, False for defined
+        bytes. Raises StepRefused when the generation is closed, outside backward."""
+        if self._dry_depth or self._state == "dry":
+            return True
+        if self._state != "closed":
+            raise GroupError(
+                f"{op} on group {group!r}, which no generation has connected (it is"
+                f" {self._state}); make groups before the first phase"
+            )
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to know
+            raise StepRefused(f"{op}: generation {self._generation} is closed")
+        return False
+
+    def failed(self, error: BaseException) -> bool:
+        """Whether `error` says that the generation's connections are gone; the first time in a
+        generation it is closed here and reported."""
+        if not is_transport_error(error):
+            return False
+        with self._lock:
+            first = self._state == "live"
+            if first:
+                self._state = "closed"
+                self._refresh()
+        if first:
+            self._on_trouble(error)
+        return True
+
+    def aborted(self, group: str) -> None:
+        """The script aborted a group, and with it this generation."""
+        self.failed(GroupError(f"the script aborted group {group!r}"))
+        self.sever(self._generation)
+
+    def handed_out(self, op: str, work: dist.Work) -> None:
+        self._works.add(op, work)
+
+    def recorded(
+        self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
+    ) -> dist.Work | None:
+        """The work to hand out while set-up is recorded."""
+        record = self.record
+        entry = record.note(group, op, outputs)
+        if work is not None:
+            self._works.add(op, work)
+        if entry is None or op == "send":
+            return work
+        if work is None:
+            record.capture(entry, outputs)
+            return None
+        return RecordingWork(work, lambda: record.capture(entry, outputs))
+
+    # --- inside ---
+
+    def _build(self, name: str, ranks: tuple[int, ...], deadline_s: float) -> InnerGroup:
+        inner = InnerGroup(
+            name,
+            ranks.index(self.seat),
+            len(ranks),
+            generation=self._generation,
+            mailbox=self._mailbox,
+            device=self._device,
+            deadline_s=deadline_s,
+            timeout_s=self._timeout_s,
+        )
+        self._inners.append(inner)
+        return inner
+
+    def _controls(self) -> Control:
+        control = self._control
+        if control is None or self._state != "live":
+            raise GroupError(f"the control group of generation {self._generation} is {self._state}")
+        return control
+
+    def _close(self, generation: int) -> None:
+        with self._lock:
+            if generation == self._generation and self._state in ("connecting", "live"):
+                self._state = "closed"
+            self._mailbox.close(generation)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self.live = self._state == "live" and self._dry_depth == 0
+
+    def _busy(self) -> bool:
+        return bool(self._works.unfinished()) or (self._control is not None and self._control.busy)
+
+    def _bury(self) -> None:
+        for group in self._stable:
+            group.inner = None
+        if self._inners:
+            self._graveyard.bury(self._inners, self._works, self._control)
+        self._inners, self._control = [], None
+
+
+def register(groups: Groups) -> None:
+    """Make "outlast" a torch.distributed backend, served by `groups`. Once a process: torch keeps
+    its backends for ever. Raises UsageError the second time."""
+    if BACKEND in dist.Backend.backend_list:
+        raise UsageError("the backend 'outlast' is registered already; a process has one seat")
+
+    def create(options: Any, _: Any) -> StableGroup:
+        return groups.adopt(
+            str(options.group_id),
+            tuple(options.global_ranks_in_group),
+            options.group_rank,
+            options.group_size,
+        )
+
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])

@@ -1,0 +1,161 @@
+"""How the ranks of a generation find each other: values that travel over the control channel.
+
+There is no TCPStore. A value set here is published to all ranks, a value got here is waited for
+until it is delivered, the generation is closed, or the deadline has passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Condition
+
+from torch._C._distributed_c10d import Store
+
+from outlast.errors import GroupError, UnsupportedError
+
+_GENERATION_BYTES_MAX = 256 << 20
+
+
+class Mailbox:
+    """Rendezvous values by generation. Filled by the control thread, read by the main thread."""
+
+    def __init__(self, publish: Callable[[int, str, bytes], None]) -> None:
+        self._publish = publish
+        self._changed = Condition()
+        self._values: dict[int, dict[str, bytes]] = {}
+        self._sizes: dict[int, int] = {}
+        self._closed_to = 0
+        self._oldest = 0
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        """Keep our own value and send it to the others."""
+        self.deliver(generation, key, value)
+        self._publish(generation, key, value)
+
+    def deliver(self, generation: int, key: str, value: bytes) -> None:
+        """Keep a value from another rank; those of generations gone by are dropped."""
+        with self._changed:
+            if generation < self._oldest:
+                return
+            size = self._sizes.get(generation, 0) + len(key) + len(value)
+            if size > _GENERATION_BYTES_MAX:
+                self._closed_to = max(self._closed_to, generation)  # its connect ends in an error
+            else:
+                self._sizes[generation] = size
+                self._values.setdefault(generation, {})[key] = value
+            self._changed.notify_all()
+
+    def peek(self, generation: int, key: str) -> bytes | None:
+        with self._changed:
+            return self._values.get(generation, {}).get(key)
+
+    def get(self, generation: int, key: str, deadline_s: float) -> bytes:
+        """The value, as soon as it is here. `deadline_s` is on the monotonic clock. Raises
+        GroupError when the generation is closed or the deadline has passed."""
+        with self._changed:
+            while True:
+                if generation <= self._closed_to:
+                    raise GroupError(
+                        f"generation {generation} was closed while this rank waited for {key!r};"
+                        " the next generation connects anew"
+                    )
+                value = self._values.get(generation, {}).get(key)
+                if value is not None:
+                    return value
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise GroupError(
+                        f"no rank has published {key!r} for generation {generation} in time:"
+                        " its worker is gone or has not reached the same group"
+                    )
+                self._changed.wait(left_s)
+
+    def open(self, generation: int) -> None:
+        """Forget what older generations left."""
+        with self._changed:
+            self._oldest = generation
+            for old in [known for known in self._values if known < generation]:
+                del self._values[old]
+                self._sizes.pop(old, None)
+
+    def close(self, generation: int) -> None:
+        """Wake and refuse whoever waits for this generation or an older one."""
+        with self._changed:
+            self._closed_to = max(self._closed_to, generation)
+            self._changed.notify_all()
+
+
+class JoinStore(Store):
+    """What one inner group of one generation sees of the mailbox."""
+
+    def __init__(self, mailbox: Mailbox, generation: int, name: str, deadline_s: float) -> None:
+        super().__init__()
+        self._mailbox = mailbox
+        self._generation = generation
+        self._name = name
+        self._deadline_s = deadline_s
+        self._wait_s = 0.0
+
+    def extend(self, wait_s: float) -> None:
+        """From now on each get may wait `wait_s` (NCCL connects at its first collective)."""
+        self._wait_s = wait_s
+
+    def set(self, key: str, value: bytes | str) -> None:
+        text = value.encode() if isinstance(value, str) else bytes(value)
+        self._mailbox.put(self._generation, self._key(key), text)
+
+    def get(self, key: str) -> bytes:
+        deadline_s = time.monotonic() + self._wait_s if self._wait_s else self._deadline_s
+        return self._mailbox.get(self._generation, self._key(key), deadline_s)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - our own deadline rules
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._mailbox.peek(self._generation, self._key(key)) is not None for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The generation's deadline rules; what torch asks for is not needed."""
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def _key(self, key: str) -> str:
+        return f"{self._name}/{key}"
+
+
+class JobStore(Store):
+    """The store given to `init_process_group`. Nothing of ours uses it, so whoever does is a
+    process group that cannot survive a lost worker: refused by name."""
+
+    def set(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
+        raise _foreign(key)
+
+    def get(self, key: str) -> bytes:
+        raise _foreign(key)
+
+    def add(self, key: str, value: int) -> int:  # noqa: ARG002
+        raise _foreign(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        raise _foreign(", ".join(keys))
+
+    def check(self, keys: list[str]) -> bool:
+        raise _foreign(", ".join(keys))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nobody waits here."""
+
+    def has_extended_api(self) -> bool:
+        return False
+
+
+def _foreign(key: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"something asked the job's store for {key!r}: a process group of another backend"
+        ' (new_group(backend="gloo"), symmetric memory, a split) cannot survive a lost worker and'
+        ' is refused; leave out backend=, or use backend="outlast"'
+    )

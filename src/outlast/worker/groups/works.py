@@ -1,0 +1,106 @@
+"""The works that were handed out in one generation and may still run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+
+from outlast.errors import PhaseError
+
+PENDING_MAX = 65_536
+_POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
+
+
+def _ended(op: str, work: dist.Work) -> bool:
+    if work.is_completed() or op in _POINT_TO_POINT:
+        return work.is_completed()
+    # gloo completes a work's future a moment before the work says so; DDP waits for the future.
+    return work.get_future().done()
+
+
+class Works:
+    """Bounded; completed works are let go at the next collective, so that they keep no memory."""
+
+    def __init__(self, on_failure: Callable[[BaseException], object]) -> None:
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[str, dist.Work]] = deque()
+        self._failed = 0
+
+    def add(self, op: str, work: dist.Work) -> None:
+        """Raises PhaseError when absurdly many operations are in flight."""
+        with self._lock:
+            errors = self._prune_head()
+            full = len(self._pending) >= PENDING_MAX
+            if not full:
+                self._pending.append((op, work))
+        self._report(errors)
+        if full:
+            raise PhaseError(
+                f"{PENDING_MAX} collectives of one phase are in flight; wait for the works that"
+                " async_op=True, isend and irecv return"
+            )
+
+    def forget_failures(self) -> None:
+        """A new phase begins."""
+        with self._lock:
+            self._failed = 0
+
+    def unfinished(self) -> int:
+        """Works that have not completed, or that ended in an error. On CUDA waits for the device
+        first: the host runs ahead of it."""
+        left = self._count()
+        if left and torch.cuda.is_available():
+            torch.cuda.synchronize()
+            left = self._count()
+        return left
+
+    def settle(self, deadline_s: float) -> int:
+        """After the connections are cut: let each pending work end, until `deadline_s` on the
+        monotonic clock. Answers how many still run; those were never cut."""
+        for op, work in list(self._pending):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or work.is_completed():
+                continue
+            try:
+                work.wait(timedelta(seconds=left_s))
+            except RuntimeError:
+                # Ended in an error, as cut operations do. A send or receive says so only by
+                # raising; a collective that merely timed out is still counted below.
+                if op in _POINT_TO_POINT:
+                    with self._lock:
+                        self._pending = deque(kept for kept in self._pending if kept[1] is not work)
+        return sum(not work.is_completed() for _, work in list(self._pending))
+
+    def _count(self) -> int:
+        errors: list[BaseException] = []
+        with self._lock:
+            for _ in range(len(self._pending)):
+                errors += self._prune_head()
+                self._pending.rotate(-1)
+            count = len(self._pending) + self._failed
+        self._report(errors)
+        return count
+
+    def _prune_head(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+        while self._pending and _ended(*self._pending[0]):
+            op, work = self._pending.popleft()
+            if op in _POINT_TO_POINT:
+                continue  # completed only through its owner's wait, which has raised any error
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._failed += 1
+                errors.append(error)
+        return errors
+
+    def _report(self, errors: list[BaseException]) -> None:
+        for error in errors:
+            self._on_failure(error)

@@ -1,0 +1,159 @@
+"""A refused attempt leaves nothing behind: the redo ends in the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from outlast.errors import ProtectError
+from outlast.worker.protected import Protected, Replicated, Undo
+
+
+class RefusedError(Exception):
+    pass
+
+
+def _train(kind: str, *, fused: bool, scaled: bool, refuse_at: int, where: str) -> bytes:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 8))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, fused=fused)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    counts = {"seen": 0}
+    named: dict[str, Any] = {
+        "model": model, "optimizer": optimizer, "scheduler": scheduler, "counts": counts
+    }  # fmt: skip
+    if scaled:
+        named["scaler"] = scaler
+    protected = Protected(named, {})
+    armed = [refuse_at]
+
+    def maybe(here: str, step: int) -> None:
+        if here == where and armed[0] == step:
+            armed[0] = -1
+            raise RefusedError
+
+    step_now = 0
+    optimizer.register_step_pre_hook(lambda *_: maybe("gate", step_now))
+    while step_now < 6:
+        undo = Undo(protected)
+        try:
+            optimizer.zero_grad()
+            noise = torch.randn(4, 8) + random.random() + float(np.random.rand())
+            counts["seen"] += 4
+            loss = model(noise).pow(2).mean()
+            maybe("forward", step_now)
+            scaler.scale(loss).backward()
+            maybe("backward", step_now)
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.01 * step_now
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+        except RefusedError:
+            undo.put_back()
+            continue
+        step_now += 1
+    assert armed[0] == -1
+    state = [*model.state_dict().values()]
+    assert counts == {"seen": 24}
+    return b"".join(t.numpy().tobytes() for t in state) + str(scheduler.get_last_lr()).encode()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("where", ["forward", "backward", "gate"])
+def test_a_redo_ends_in_the_same_bits(kind: str, fused: bool, scaled: bool, where: str) -> None:
+    how = {"fused": fused, "scaled": scaled}
+    plain = _train(kind, refuse_at=-1, where=where, **how)
+    assert _train(kind, refuse_at=3, where=where, **how) == plain
+    assert _train(kind, refuse_at=0, where=where, **how) == plain
+
+
+def test_gradients_that_were_there_become_zero_and_others_none() -> None:
+    model = nn.Linear(2, 1)
+    protected = Protected({"model": model}, {})
+    model.weight.grad = torch.ones_like(model.weight)
+    undo = Undo(protected)
+    model(torch.ones(1, 2)).sum().backward()
+    assert undo.new_gradients()
+    undo.put_back()
+    assert model.bias.grad is None
+    assert model.weight.grad is not None
+    assert not model.weight.grad.any()
+
+
+def test_a_joiner_holds_the_donors_bits() -> None:
+    def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Protected]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        protected = Protected(
+            {"m": model, "o": optimizer, "s": scheduler, "ema": Replicated(average)}, {}
+        )
+        for _ in range(seed):
+            model(torch.randn(8, 4, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            scheduler.step()
+        for state in optimizer.state.values():
+            # Moments in another dtype than the parameters': load_state_dict would cast them.
+            state["exp_avg"] = state["exp_avg"].float() + 1e-4
+        return model, optimizer, protected
+
+    _, _, donor = build(5)
+    model, optimizer, joiner = build(2)
+    joiner.adopt(donor.replicated())
+    for a, b in zip(_leaves(donor.replicated()), _leaves(joiner.replicated()), strict=True):
+        assert type(a) is type(b)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert any(s["exp_avg"].dtype == torch.float32 for s in optimizer.state.values())
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in [key, *_leaves(value[key])]]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def test_another_model_is_refused_and_nothing_is_taken_over() -> None:
+    donor = Protected({"m": nn.Linear(4, 4)}, {})
+    model = nn.Linear(4, 5)
+    before = model.weight.detach().clone()
+    with pytest.raises(ProtectError, match="another model"):
+        Protected({"m": model}, {}).adopt(donor.replicated())
+    assert torch.equal(model.weight, before)
+
+
+def test_what_cannot_be_protected_is_named() -> None:
+    with pytest.raises(ProtectError, match="'thing'"):
+        Protected({"thing": object()}, {})
+    with pytest.raises(ProtectError, match="no protected module"):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+        Protected({"model": nn.Linear(1, 1), "optimizer": optimizer}, {})
+
+
+def test_a_parameter_group_added_later_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model[0].parameters())
+    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    protected.check_unchanged()
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    with pytest.raises(ProtectError, match="after protect|was|protect"):
+        protected.check_unchanged()
