@@ -199,22 +199,25 @@ class Agent:
 
     async def _keep_lease(self) -> None:
         pause_s = min(self._lease_s / 3, RENEW_S)
-        last_s = time.monotonic()
+        usable_s = LEASE_USED * self._lease_s
+        woken_s = renewed_s = time.monotonic()
         while True:
             now_s = time.monotonic()
-            if now_s - last_s > self._lease_s / 3:
+            if now_s - woken_s > pause_s + self._lease_s / 3:
                 # We did not run ourselves (stopped, suspended): the controller is asked before
                 # the workers are judged, and has one pause to answer.
-                self._lease_from_s = max(
-                    self._lease_from_s, now_s - LEASE_USED * self._lease_s + 2 * pause_s
-                )
-            last_s = now_s
-            if now_s - self._lease_from_s > LEASE_USED * self._lease_s:
+                self._lease_from_s = max(self._lease_from_s, now_s - usable_s + pause_s)
+                renewed_s = now_s - pause_s
+            woken_s = now_s
+            if now_s >= self._lease_from_s + usable_s:
                 await self._lease_out()
-            if self._link.connected and not self._done:
-                self._renewals.append(now_s)
-                self._say(wire.Renew(beats=self._beats()))
-            await asyncio.sleep(pause_s)
+            elif now_s >= renewed_s + pause_s:
+                renewed_s = now_s
+                if self._link.connected and not self._done:
+                    self._renewals.append(now_s)
+                    self._say(wire.Renew(beats=self._beats()))
+            due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
+            await asyncio.sleep(max(0.001, due_s - time.monotonic()))
 
     def _beats(self) -> dict[str, tuple[int, int, str, float]]:
         beats = {}

@@ -67,6 +67,7 @@ class Crew:
         self._token = token
         self._mark = mark_of(token)
         self._warden = Warden(f"{self._mark}:", run_dir.lock_fd)
+        self._leaders = {self._warden.pid}
         self.master_port = plan.master_port or free_port(plan.master_addr)
 
     def start(self, post: Post) -> Worker:
@@ -88,7 +89,9 @@ class Crew:
                 str(log_dir / "error.json"),
             )
             born = Born(post.name, mark, {**environment, **post.extra}, log_dir, theirs, page)
-            process = Process(self.plan.command, born, lambda: worker.on_exit(worker))
+            process = Process(
+                self.plan.command, born, self._leaders, lambda: worker.on_exit(worker)
+            )
         except BaseException:
             ours.close()
             theirs.close()

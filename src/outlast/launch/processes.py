@@ -52,7 +52,13 @@ class Process:
     (and its session's number taken) until `bury` has killed and reaped the whole family.
     """
 
-    def __init__(self, command: Sequence[str], born: Born, on_exit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        born: Born,
+        leaders: set[int],
+        on_exit: Callable[[], None],
+    ) -> None:
         self.name = born.name
         self.mark = born.mark
         self.log_dir = born.log_dir
@@ -73,6 +79,8 @@ class Process:
                 start_new_session=True,
             )
         self.pid = self._popen.pid
+        self._leaders = leaders  # whom their owners reap: main processes and the warden
+        leaders.add(self.pid)
         self._pidfd = os.pidfd_open(self.pid)
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
@@ -112,27 +120,34 @@ class Process:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)
         exit_code = self._popen.wait(timeout=KILL_S)
+        self._leaders.discard(self.pid)
         with contextlib.suppress(OSError):
             os.close(self._pidfd)
         return exit_code
 
     def _family(self) -> list[warden.Seen]:
-        """The living among our descendants that are of this family; reaps its orphans."""
+        """Who of this family is still there, besides the main process's zombie; orphans that have
+        become our zombies are reaped on the way."""
         seen = warden.everybody()
-        below = warden.descendants({os.getpid()}, seen)
+        us, our_session = os.getpid(), os.getsid(0)
+        for process in list(seen.values()):
+            # A zombie has no environment left, so that it cannot be told whose it was; but who
+            # is our child in another session, and no leader, can only be some worker's orphan.
+            is_ours = process.parent == us and process.session != our_session
+            if process.state in "ZX" and is_ours and process.pid not in self._leaders:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+                del seen[process.pid]
         roots = {
             pid
-            for pid in below
-            if pid == self.pid or seen[pid].session == self.pid or warden.is_marked(pid, self.mark)
+            for pid in warden.descendants({us}, seen)
+            if seen[pid].session == self.pid or warden.is_marked(pid, self.mark)
         }
-        alive = []
-        for pid in warden.descendants(roots, seen):
-            if seen[pid].state not in "ZX":
-                alive.append(seen[pid])
-            elif pid != self.pid and seen[pid].parent == os.getpid():
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-        return alive
+        return [
+            seen[pid]
+            for pid in warden.descendants(roots | {self.pid}, seen)
+            if pid != self.pid or seen[pid].state not in "ZX"
+        ]
 
     def stderr_tail(self) -> str:
         """The last TAIL_LINES lines that it wrote to stderr."""
@@ -163,6 +178,10 @@ class Warden:
             start_new_session=True,
             bufsize=0,
         )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def born(self, session: int) -> None:
         self._tell(f"+{session}\n")

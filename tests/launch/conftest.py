@@ -1,0 +1,140 @@
+"""Real launchers, real workers: what every test here needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.launch import arguments, rundir
+from outlast.launch.crew import Crew
+from outlast.launch.display import Plain, Record
+from outlast.launch.rundir import RunDir
+from outlast.launch.warden import everybody, look
+from outlast.observe.store import EventWriter
+
+DEADLINE_S = 20.0
+# What the workers' scripts here begin with: `tell` writes this process's number, whole.
+HELP = """
+def tell(name):
+    with open(f"{ROOT}/{name}.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{ROOT}/{name}.part", f"{ROOT}/{name}")
+
+def in_child(name, act=lambda: None):
+    if os.fork() == 0:
+        act()
+        tell(name)
+        signal.pause()
+
+def daemon(name):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        tell(name)
+        signal.pause()
+    os.wait()
+
+"""
+
+
+class Stage:
+    """One run directory with a crew, as the launcher would have it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.token = secrets.token_bytes(32)
+
+    @staticmethod
+    def eventually(condition: Callable[[], object], what: str) -> None:
+        """Wait for a condition, for a bounded time."""
+        until_s = time.monotonic() + DEADLINE_S
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < until_s, f"not within {DEADLINE_S} s: {what}"
+            pause.wait(0.01)
+
+    @staticmethod
+    async def eventually_async(condition: Callable[[], object], what: str) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < until_s, f"not within {DEADLINE_S} s: {what}"
+            await asyncio.sleep(0.01)
+
+    @staticmethod
+    def alive(pid: int) -> bool:
+        """Running in any way; a zombie is not."""
+        seen = look(pid)
+        return seen is not None and seen.state not in "ZX"
+
+    def pid_in(self, name: str) -> int:
+        """The number that a worker wrote into a file here, or 0 when it has not yet."""
+        path = self.root / name
+        return int(path.read_text().strip() or 0) if path.exists() else 0
+
+    def script(self, text: str, name: str = "script.py") -> Path:
+        path = self.root / name
+        head = f"import os, signal, subprocess, sys, time\nROOT = {str(self.root)!r}\n"
+        path.write_text(head + HELP + text)
+        return path
+
+    def plan(self, script: Path, *flags: str) -> arguments.RunPlan:
+        return arguments.parse(["--run-dir", str(self.root / "run"), *flags, str(script)])
+
+    def play(
+        self,
+        plan: arguments.RunPlan,
+        act: Callable[[Crew, Record], Awaitable[object]],
+    ) -> None:
+        """Run `act` with a crew; everybody is gone afterwards, whatever it did."""
+
+        async def scene() -> None:
+            crew = Crew(plan, run_dir, self.token, "here")
+            try:
+                async with asyncio.timeout(60):
+                    await act(crew, record)
+            finally:
+                await crew.close()
+
+        run_dir: RunDir = rundir.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
+        record = Record(EventWriter(run_dir.room("events"), "test"), Plain())
+        try:
+            asyncio.run(scene())
+        finally:
+            record.close()
+            run_dir.release()
+
+
+def _works_in(pid: int, root: Path) -> bool:
+    """Every worker here is told its run directory in the environment."""
+    try:
+        return str(root).encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is gone by now
+            found[entry.name] = str(entry.readlink())
+    return found
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    before = _descriptors()
+    threads = threading.active_count()
+    stage = Stage(tmp_path)
+    yield stage
+    assert _descriptors() == before, "a test left descriptors open"
+    assert threading.active_count() == threads, "a test left threads behind"
+    ours = [pid for pid in everybody() if _works_in(pid, tmp_path)]
+    assert ours == [], "a test left processes behind"

@@ -1,0 +1,205 @@
+"""A worker and its whole family: started, watched, killed, reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outlast.launch.crew import Crew, Post, Remains, Worker, fault_of
+from outlast.launch.display import Record
+from outlast.launch.processes import become_subreaper
+from outlast.launch.warden import everybody
+
+if TYPE_CHECKING:
+    from conftest import Stage
+
+pytestmark = pytest.mark.process
+FAMILY = """
+in_child("child")
+in_child("moved", os.setsid)
+daemon("daemon")
+tell("worker")
+"""
+NAMES = ("worker", "child", "moved", "daemon")
+
+
+def post(seat: int = 0, name: str = "w1-0") -> Post:
+    return Post(name, seat, "here", 1, 0, {})
+
+
+async def start(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker, asyncio.Event]:
+    died = asyncio.Event()
+    worker = crew.start(post(seat, name))
+    worker.on_exit = lambda _worker: died.set()
+    return worker, died
+
+
+async def outlive(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker, Remains]:
+    """Start a worker, wait for its end, bury it."""
+    worker, died = await start(crew, seat, name)
+    async with asyncio.timeout(20):
+        await died.wait()
+    return worker, await crew.bury(worker)
+
+
+def children() -> list[int]:
+    """Ours, dead or alive, that are not of this session: workers' and their orphans."""
+    us, session = os.getpid(), os.getsid(0)
+    return [p.pid for p in everybody().values() if p.parent == us and p.session != session]
+
+
+@pytest.mark.parametrize("end", ["signal.pause()", "sys.exit(3)", "os.kill(os.getpid(), 19)"])
+def test_the_whole_family_dies_and_is_reaped(stage: Stage, end: str) -> None:
+    """However the main process ends: killed while it lives, by itself, or stopped."""
+    become_subreaper()
+
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, died = await start(crew)
+        await stage.eventually_async(
+            lambda: all(stage.pid_in(name) for name in NAMES), "everybody is there"
+        )
+        pids = [stage.pid_in(name) for name in NAMES]
+        if "exit" in end:
+            await died.wait()
+        elif "19" in end:
+            await stage.eventually_async(lambda: worker.process.state == "T", "it is stopped")
+        warden = set(children()) - set(pids)
+        remains = await crew.bury(worker)
+        assert remains.exit_code == (3 if "exit" in end else -signal.SIGKILL)
+        assert [pid for pid in pids if stage.alive(pid)] == []
+        assert len(warden) == 1 and set(children()) == warden, "zombies were left"
+
+    stage.play(stage.plan(stage.script(FAMILY + end)), act)
+
+
+def test_one_familys_death_leaves_the_others_alone(stage: Stage) -> None:
+    become_subreaper()
+    text = """
+rank = os.environ["RANK"]
+daemon(f"daemon{rank}")
+tell(f"worker{rank}")
+signal.pause()
+"""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        first, _ = await start(crew, 0, "w1-1")
+        await start(crew, 1, "w1-10")  # whose mark begins like the other's
+        names = ("worker0", "daemon0", "worker1", "daemon1")
+        await stage.eventually_async(lambda: all(map(stage.pid_in, names)), "both are there")
+        await crew.bury(first)
+        assert [stage.alive(stage.pid_in(name)) for name in names] == [False, False, True, True]
+
+    stage.play(stage.plan(stage.script(text), "--nproc-per-node", "2"), act)
+
+
+def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, died = await start(crew)
+        loop = asyncio.get_running_loop()
+        await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
+        os.kill(worker.process.pid, signal.SIGKILL)
+        begin_s = loop.time()
+        await asyncio.wait_for(died.wait(), 5)
+        assert loop.time() - begin_s < 0.5
+        remains = await crew.bury(worker)
+        fault = fault_of(worker, remains, "here", 1)
+        assert (fault.kind, fault.signal, fault.detail) == ("killed", 9, "killed by SIGKILL")
+
+    stage.play(stage.plan(stage.script("tell('worker')\nsignal.pause()")), act)
+
+
+def test_what_a_failure_looks_like_from_outside(stage: Stage) -> None:
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, remains = await outlive(crew)
+        fault = fault_of(worker, remains, "here", 1)
+        assert (fault.kind, fault.exit_code, fault.seat, fault.host) == ("exited", 1, 0, "here")
+        assert fault.traceback.splitlines()[-1] == "ValueError: no such luck"
+        assert len(fault.traceback.splitlines()) == 40
+        logs = crew.run_dir.path / "logs" / "0" / "w1-0"
+        assert (logs / "stdout.log").read_text() == "said\n"
+        assert "ValueError" in (logs / "stderr.log").read_text()
+
+    text = "print('said')\nprint('x\\n' * 60, file=sys.stderr)\nraise ValueError('no such luck')"
+    stage.play(stage.plan(stage.script(text)), act)
+
+
+def test_a_command_that_cannot_run(stage: Stage) -> None:
+    bad = stage.root / "bad.sh"
+    bad.write_text("#!/no/such/interpreter\n")
+    bad.chmod(0o755)
+
+    async def act(crew: Crew, _record: Record) -> None:
+        _, remains = await outlive(crew)
+        assert remains.exit_code == 127
+        assert "cannot execute" in remains.stderr_tail
+
+    stage.play(stage.plan(bad, "--no-python"), act)
+
+
+def test_the_page_outlives_the_worker(stage: Stage) -> None:
+    text = """
+from outlast.config import worker_settings
+from outlast.page import Page
+page = Page(worker_settings().page_fd)
+page.put("before", 7, b"mine")
+page.beat(7, 3, "running", 2, 1, 1, 0.5)
+os.kill(os.getpid(), 9)
+"""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        _, remains = await outlive(crew)
+        assert remains.slots == {"before:7": b"mine"}
+        assert (remains.beat.n, remains.beat.step, remains.beat.state) == (7, 3, "running")
+
+    stage.play(stage.plan(stage.script(text)), act)
+
+
+def test_torchruns_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setenv("RANK", "99")
+    monkeypatch.setenv("MINE", "kept")
+
+    async def act(crew: Crew, _record: Record) -> None:
+        for seat, name in ((1, "w1-1"), (-1, "w1-2")):
+            await outlive(crew, seat, name)
+        logs = crew.run_dir.path / "logs"
+        seated = dict(line.split("=", 1) for line in _lines(logs / "1/w1-1/stdout.log"))
+        spare = dict(line.split("=", 1) for line in _lines(logs / "spare/w1-2/stdout.log"))
+        for name, value in {
+            "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "1", "ROLE_WORLD_SIZE": "2",
+            "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(crew.master_port),
+            "TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MINE": "kept",
+        }.items():  # fmt: skip
+            assert seated[name] == value, name
+        assert spare["LOCAL_RANK"] == "2" and "RANK" not in spare and "ROLE_RANK" not in spare
+
+    text = "for name, value in os.environ.items(): print(f'{name}={value}')"
+    flags = ("--nproc-per-node", "2", "--spares", "1", "--max-restarts", "2", "--rdzv-id", "job7")
+    stage.play(stage.plan(stage.script(text), *flags), act)
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if "=" in line]
+
+
+def test_what_the_user_set_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+
+    async def act(crew: Crew, _record: Record) -> None:
+        await outlive(crew)
+        out = (crew.run_dir.path / "logs/0/w1-0/stdout.log").read_text()
+        assert out.split() == ["3", "5"]
+
+    text = "print(os.environ['OMP_NUM_THREADS'], os.environ['PYTHONHASHSEED'])"
+    stage.play(stage.plan(stage.script(text), "--nproc-per-node", "2"), act)
