@@ -54,20 +54,10 @@ def test_auto_cpu_and_standalone(script: str) -> None:
 
 
 def test_ours(script: str) -> None:
-    plan = parse(
-        [
-            "--run-dir",
-            "here",
-            "--fault",
-            "kill:rank=1",
-            "--fault",
-            "slow:step=3,for=1",
-            "--fault-seed",
-            "7",
-        ]
-        + ["--checkpoint-every", "50", "--limit", "lease_s=3", "--limit", "attempts_max=5"]
-        + ["--json", "--plain", script]
-    )
+    faults = ["--fault", "kill:rank=1", "--fault", "slow:step=3,for=1", "--fault-seed", "7"]
+    limits = ["--limit", "lease_s=3", "--limit", "attempts_max=5"]
+    rest = ["--run-dir", "here", "--checkpoint-every", "50", "--json", "--plain"]
+    plan = parse([*faults, *limits, *rest, script])
     assert plan.run_dir == "here" and plan.faults == ("kill:rank=1", "slow:step=3,for=1")
     assert (plan.fault_seed, plan.checkpoint_every, plan.json, plan.plain) == (7, 50, True, True)
     assert plan.limits.lease_s == 3.0 and plan.limits.attempts_max == 5

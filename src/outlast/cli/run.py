@@ -9,26 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE, OutlastError, UsageError
+from outlast.errors import OutlastError
 from outlast.launch import arguments
 from outlast.launch.display import Display, Plain
 from outlast.launch.run import frame_cause, launch
 
 
 def run(argv: list[str]) -> int:
-    """Run `argv` (what stands after `outlast run`) and return the exit code, see errors.py."""
-    try:
-        plan = arguments.parse(argv)
-        end, run_dir = launch(plan, _display(plan))
-    except UsageError as error:
-        sys.stderr.write(f"outlast: {error}\n")
-        return EXIT_USAGE
-    except OutlastError as error:
-        sys.stderr.write(f"outlast: {error}\n")
-        return EXIT_GAVE_UP
-    except KeyboardInterrupt:
-        sys.stderr.write("outlast: interrupted before anything was started\n")
-        return EXIT_INTERRUPTED
+    """Run `argv` (what stands after `outlast run`) and return the exit code, see errors.py.
+
+    Raises OutlastError when nothing could be started, or the launcher itself broke.
+    """
+    plan = arguments.parse(argv)
+    end, run_dir = launch(plan, _display(plan))
     if framed := frame_cause(end):
         sys.stderr.write(framed + "\n")
     _summarise(run_dir, as_json=plan.json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from outlast.launch.crew import Crew
+from outlast.launch.crew import Crew, Worker
 from outlast.launch.display import Display
 
 PERIOD_S = 0.1
@@ -46,12 +46,14 @@ class Follower:
 
 
 class Console:
-    """Follows the logs of everybody who sits in a seat that is shown."""
+    """Follows the logs of everybody who sits in a seat that is shown; a spare's from its start
+    on, once it has one."""
 
     def __init__(self, crew: Crew, display: Display) -> None:
         self._crew = crew
         self._display = display
-        self._followers: dict[str, tuple[int, list[Follower]]] = {}
+        self._unseated: list[Worker] = []
+        self._followed: list[tuple[Worker, list[Follower]]] = []
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -60,25 +62,30 @@ class Console:
             await asyncio.sleep(PERIOD_S)
 
     def look(self) -> None:
-        for worker in self._crew.workers.values():
-            if worker.name not in self._followers and worker.seat >= 0:
-                shown = self._crew.plan.streams.get(worker.seat, 0)
-                files = [
-                    Follower(worker.process.log_dir / name)
-                    for stream, name in _STREAMS.items()
-                    if shown & stream
-                ]
-                self._followers[worker.name] = worker.seat, files
-        for name in list(self._followers):
-            # Looked at before the files: what a worker wrote before it was buried is then in them.
-            gone = name not in self._crew.workers
-            seat, files = self._followers[name]
+        """Show what is new."""
+        self._meet()
+        still = []
+        for worker, files in self._followed:
+            # Asked before the files are read: what it wrote before it was buried is then in them.
+            gone = worker.name not in self._crew.workers
             for follower in files:
                 for line in follower.lines(last=gone):
-                    self._display.line(seat, line)
-            if gone:
-                self._followers[name] = seat, []
+                    self._display.line(worker.seat, line)
+            if not gone:
+                still.append((worker, files))
+        self._followed = still
 
-    def close(self) -> None:
-        """Show what is left."""
-        self.look()
+    def _meet(self) -> None:
+        while self._crew.started:
+            self._unseated.append(self._crew.started.popleft())
+        for worker in self._unseated:
+            if worker.seat >= 0:
+                shown = self._crew.plan.streams.get(worker.seat, 0)
+                log_dir = worker.process.log_dir
+                names = [name for stream, name in _STREAMS.items() if shown & stream]
+                self._followed.append((worker, [Follower(log_dir / name) for name in names]))
+        self._unseated = [
+            worker
+            for worker in self._unseated
+            if worker.seat < 0 and worker.name in self._crew.workers
+        ]

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from outlast.launch.environment import free_port, worker_environment
 from outlast.launch.processes import Born, Process, Warden
 from outlast.launch.rundir import RunDir
 from outlast.page import Beat, Page
+
+
+_STARTED_MAX = 4096
 
 
 class Post(NamedTuple):
@@ -64,6 +68,7 @@ class Crew:
         self.run_dir = run_dir
         self.host = host
         self.workers: dict[str, Worker] = {}
+        self.started: deque[Worker] = deque(maxlen=_STARTED_MAX)  # for whoever follows their logs
         self._token = token
         self._mark = mark_of(token)
         self._warden = Warden(f"{self._mark}:", run_dir.lock_fd)
@@ -103,6 +108,7 @@ class Crew:
             ours, self._token, lambda frame: worker.on_frame(worker, frame), lambda _reason: None
         )
         self.workers[post.name] = worker
+        self.started.append(worker)
         return worker
 
     def _settings(self, post: Post, control_fd: int, page_fd: int) -> config.WorkerSettings:

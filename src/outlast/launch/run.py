@@ -87,7 +87,7 @@ class _Launcher:
                     following.cancel()
                     await self._crew.close()
         finally:
-            console.close()
+            console.look()
             record.emit(
                 events.RunEnded(
                     t_ns=record.now_ns(),
