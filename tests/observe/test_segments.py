@@ -209,7 +209,7 @@ def test_durable_means_synced_before_append_returns(
     for name, real in (("fdatasync", fdatasync), ("fsync", fsync)):
 
         def watched(fd: int, name: str = name, real: object = real) -> None:
-            synced.append(f"{name} {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+            synced.append(f"{name} {Path(f'/proc/self/fd/{fd}').readlink().name}")
             real(fd)  # type: ignore[operator]
 
         monkeypatch.setattr(os, name, watched)

@@ -62,6 +62,8 @@ class EventWriter:
     def emit(self, event: AnyEvent) -> None:
         payload = encoder.encode(event)
         with self._lock:
+            if self._backlog and time.monotonic_ns() >= self._retry_at_ns:
+                self._drain()
             if not self._backlog:
                 try:
                     self._segments.append(payload)
@@ -70,8 +72,6 @@ class EventWriter:
                 else:
                     return
             self._keep(payload)
-            if time.monotonic_ns() >= self._retry_at_ns:
-                self._drain()
 
     def close(self) -> None:
         """Write what still waits, if the disk lets us, and end the segment."""
@@ -114,8 +114,12 @@ class EventWriter:
             )
 
     def _say(self, text: str) -> None:
-        directory = self._segments.directory
-        print(f"outlast: {directory}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        line = f"outlast: {self._segments.directory}: {text}\n"
+        try:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            pass  # stderr is often a log file on the same full disk: nobody is left to tell
 
 
 class EventReader:
