@@ -29,7 +29,7 @@ class Counted(ABC):
         self._limit: int | None = None
         self._done = 0
         self._begun = False
-        self._finished = False
+        self._ended: Literal["", "cut", "exhausted"] = ""
 
     @property
     def length(self) -> int | None:
@@ -43,14 +43,16 @@ class Counted(ABC):
             raise UsageError(
                 f"epoch {epoch} has {length} batches on some rank: nothing to train on"
             )
+        if self._begun:
+            self._end("cut")
         self.epoch, self._limit = epoch, length
-        self._done, self._begun, self._finished = 0, False, False
+        self._done, self._begun, self._ended = 0, False, ""
 
     def next(self) -> Any:
         """The next batch. Raises StopIteration at the end of the epoch, UsageError when the loader
         gives none at all or fewer than it announced."""
-        if self._finished or (self._limit is not None and self._done >= self._limit):
-            self._end()
+        if self._ended or (self._limit is not None and self._done >= self._limit):
+            self._end("cut")
             raise StopIteration
         if not self._begun:
             self._begin()
@@ -59,7 +61,7 @@ class Counted(ABC):
             batch = self._take()
         except StopIteration:
             self._check_end()
-            self._end()
+            self._end("exhausted")
             raise
         self._done += 1
         return batch
@@ -68,7 +70,7 @@ class Counted(ABC):
         """The place before the next batch, as data that `checkpoint.tree` encodes."""
         return {
             "kind": self.kind, "epoch": self.epoch, "limit": self._limit, "done": self._done,
-            "begun": self._begun, "finished": self._finished, "of": self.length, **self._mark(),
+            "begun": self._begun, "ended": self._ended, "of": self.length, **self._mark(),
         }  # fmt: skip
 
     def seek(self, position: dict[str, Any]) -> None:
@@ -82,7 +84,7 @@ class Counted(ABC):
             )
         self.epoch, self._limit = position["epoch"], position["limit"]
         self._done, self._begun = position["done"], position["begun"]
-        self._finished = False
+        self._ended = ""
         self._return(position)
         if self.length != position["of"]:
             raise UsageError(
@@ -90,17 +92,17 @@ class Counted(ABC):
                 " position was saved: continue with the same data and batch size, or start a new"
                 " run directory"
             )
-        if position["finished"]:
-            self._end()
+        if position["ended"]:
+            self._end(position["ended"])
 
     def close(self) -> None:
         """Stop loader workers; the source is of no use afterwards."""
-        self._finished = True
+        self._ended = "cut"
 
-    def _end(self) -> None:
-        if not self._finished:
-            self._finish()
-            self._finished = True
+    def _end(self, how: Literal["cut", "exhausted"]) -> None:
+        if not self._ended:
+            self._finish(exhausted=how == "exhausted")
+            self._ended = how
 
     def _check_end(self) -> None:
         if self._done == 0:
@@ -132,5 +134,5 @@ class Counted(ABC):
         """Go where `_mark` was taken; the counts are set already."""
 
     @abstractmethod
-    def _finish(self) -> None:
-        """The epoch has ended, by its limit or by the loader."""
+    def _finish(self, exhausted: bool) -> None:
+        """The epoch has ended: the loader said so, or its batches were counted."""

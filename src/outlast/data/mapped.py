@@ -56,7 +56,7 @@ class _Hire:
         info = get_worker_info()
         assert info is not None, "only loader workers are hired"
         if isinstance(info.dataset, _Shelf):
-            vars(info)["dataset"] = info.dataset.dataset
+            object.__setattr__(info, "dataset", info.dataset.dataset)
         if self._hook is not None:
             self._hook(worker)
 
@@ -157,8 +157,8 @@ class MappedSource(Counted):
             self._order.put(position["order"])
         randomness.put(self._kept, position["kept"])
 
-    def _finish(self) -> None:
-        self._order.finish(whole=self._limit is None or self._limit == self.length)
+    def _finish(self, exhausted: bool) -> None:
+        self._order.finish(whole=not exhausted and self._limit == self.length)
 
 
 def _like(

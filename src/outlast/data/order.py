@@ -78,8 +78,8 @@ class Order(Iterator[Any]):
             return next(self._lists)
 
     def finish(self, whole: bool) -> None:
-        """The epoch is over; generators that the sampler keeps go on from where it ended, after
-        the sampler's own end where all of it was wanted."""
+        """The epoch is over; generators that the sampler keeps go on from where it ended. `whole`:
+        it has no list left, but may draw once more before it says so."""
         if whole:
             next(self, None)
         self._private.reveal()

@@ -48,7 +48,7 @@ class SequenceSource(Counted):
         set_epoch(self.epoch, self._batches)
         randomness.put(self._kept, position["kept"])
 
-    def _finish(self) -> None:
+    def _finish(self, exhausted: bool) -> None:
         """A sequence keeps nothing between epochs."""
 
 
@@ -69,5 +69,5 @@ class IndexSource(Counted):
     def _return(self, position: dict[str, Any]) -> None:
         """The counts are all there is."""
 
-    def _finish(self) -> None:
+    def _finish(self, exhausted: bool) -> None:
         """The counts are all there is."""

@@ -108,7 +108,6 @@ class ReplayedSource(Counted):
             if entry["whole"]:
                 next(self._batches, None)
 
-    def _finish(self) -> None:
-        entry = self._history[-1]
-        entry["whole"] = entry["whole"] or self._limit is None
+    def _finish(self, exhausted: bool) -> None:
+        self._history[-1]["whole"] = exhausted
         self._batches = None

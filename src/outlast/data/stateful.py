@@ -20,7 +20,8 @@ class StatefulSource(Counted):
         self._loader: Any = loader
         self._batches: Iterator[Any] | None = None
         self._left: Any = None  # the loader's state where the last epoch ended; None: untouched
-        self._cut = False  # that end was the agreed one, not the loader's own
+        self._cut = False  # that was in the middle, by the loader's count
+        self._restarts = type(loader).__module__.startswith("torchdata.")
 
     @property
     def length(self) -> int | None:
@@ -59,17 +60,30 @@ class StatefulSource(Counted):
         self._batches = None
         self._set_epoch()
         self._left, self._cut = position["state"], position["cut"]
-        if self._begun and not position["finished"]:
+        if self._begun and not position["ended"]:
             with randomness.preserved():
                 self._loader.load_state_dict(self._left)
                 self._batches = iter(self._loader)
 
-    def _finish(self) -> None:
-        if self._batches is None:  # it was finished where the position was taken
+    def _finish(self, exhausted: bool) -> None:
+        if self._batches is None:  # it had ended where the position was taken
             return
+        self._cut = False
+        if not exhausted:
+            with randomness.preserved():
+                self._run_out()
         self._left = self._loader.state_dict()
-        self._cut = self._limit is not None and self._done >= self._limit
         self._batches = None
+
+    def _run_out(self) -> None:
+        """Bring the loader to an end of its own: a new epoch may begin only there, since most
+        loaders go on where they are when they are iterated again."""
+        assert self._batches is not None, "only an epoch that has begun runs out"
+        if self._restarts and self._limit != self.length:
+            self._cut = True
+            return
+        for _ in self._batches:
+            pass
 
 
 def declared_length(loader: Any) -> int | None:

@@ -1,0 +1,6 @@
+"""The tests of this room share `loaders` and `driving`."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

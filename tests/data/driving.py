@@ -1,0 +1,61 @@
+"""Training that only draws: what a session does with a source, and what it would write down."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from outlast.checkpoint import tree
+from outlast.data import randomness
+from outlast.data.source import Source
+
+
+class Draw(NamedTuple):
+    """One `next`: the place before it, this process's generators before it, and what came."""
+
+    position: bytes
+    random: dict[str, Any]
+    seen: str  # digest of the batch (or of its absence) and of what the model drew after it
+
+
+def seen(batch: Any) -> str:
+    noise = torch.rand(3), random.random(), np.random.rand()
+    return tree.digest(*tree.flatten((batch, noise)))
+
+
+def epoch(source: Source, draws: list[Draw]) -> None:
+    """The rest of an epoch, its end included."""
+    while True:
+        place, states = tree.encode(source.position()), randomness.snapshot()
+        try:
+            batch = source.next()
+        except StopIteration:
+            draws.append(Draw(place, states, seen("end")))
+            return
+        draws.append(Draw(place, states, seen(batch)))
+
+
+def train(source: Source, epochs: int, length: int | None) -> list[Draw]:
+    """Whole epochs from the beginning."""
+    draws: list[Draw] = []
+    for number in range(epochs):
+        source.start_epoch(number, source.length if length is None else length)
+        epoch(source, draws)
+    return draws
+
+
+def go_on(source: Source, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
+    """What a joiner does: seek, put the generators back, train to the end."""
+    before = tree.encode(randomness.snapshot())
+    source.seek(tree.decode(draw.position))
+    assert tree.encode(randomness.snapshot()) == before, "seek moved the process's generators"
+    randomness.restore(draw.random)
+    draws: list[Draw] = []
+    epoch(source, draws)
+    for number in range(source.epoch + 1, epochs):
+        source.start_epoch(number, source.length if length is None else length)
+        epoch(source, draws)
+    return draws
