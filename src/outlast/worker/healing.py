@@ -19,7 +19,8 @@ from outlast.worker.transfer import Ticket
 class Healer:
     """Follows the controller from one generation to the next, on the main thread.
 
-    `replicated` is asked for when this worker is a donor, `adopt` when it has received.
+    `replicated` is asked for when this worker is a donor, `adopt` when it has received, `opened`
+    when a generation opens.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class Healer:
         *,
         replicated: Callable[[], Any],
         adopt: Callable[[Any], None],
+        opened: Callable[[], None],
         tick: Callable[[str], None],
     ) -> None:
         self._moment, self._groups, self._send = moment, groups, send
-        self._replicated, self._adopt, self._tick = replicated, adopt, tick
+        self._replicated, self._adopt = replicated, adopt
+        self._opened, self._tick = opened, tick
         # The controller has deadlines for each part; this one only bounds a controller that is
         # itself gone without the agent noticing.
         self.patience_s = 2 * (limits.join_s + limits.status_s + limits.transfer_s)
@@ -123,6 +126,7 @@ class Healer:
         if self._staged is not None:
             self._adopt(self._staged)
             self._staged = None
+        self._opened()
         self._decided = None
         self._moment.opened = body.generation
 

@@ -25,7 +25,7 @@ from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
 from outlast.worker.moment import Moment
 from outlast.worker.place import LOST, Place, Walk, keep_result
-from outlast.worker.protected import Protected, Undo, repair
+from outlast.worker.protected import Protected, Undo
 from outlast.worker.timeline import Timeline
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
@@ -273,9 +273,6 @@ class Phases:
         )
         if attempt.vote_ns:
             self._retire(GroupError(reason), "torn")
-        why = "" if attempt.rehearsed else repair(self.protected) if self.protected else ""
-        if why:
-            self._retire(GroupError(why), "broken")
         attempt.undo.put_back()
         self._moment.enter("idle")
 

@@ -52,7 +52,7 @@ from outlast.worker.loop import Loop
 from outlast.worker.moment import Moment
 from outlast.worker.phases import Phases
 from outlast.worker.place import Place, walk_from
-from outlast.worker.protected import Protected
+from outlast.worker.protected import Protected, reset_reducers
 from outlast.worker.timeline import Timeline
 
 _running: list[object] = []  # one worker a process: torch's registry of backends forces it
@@ -108,6 +108,7 @@ class Worker:
             self.moment, self.groups, self.link.send, self.limits,
             replicated=lambda: self._need().replicated(),
             adopt=lambda state: self._need().adopt(state),
+            opened=self._opened,
             tick=self.faults.reach,
         )  # fmt: skip
         self.phases = Phases(
@@ -286,6 +287,10 @@ class Worker:
         self.moment.draining = False
         self._checkpoint()
         raise SystemExit(EXIT_INTERRUPTED)
+
+    def _opened(self) -> None:
+        if self.phases.protected is not None:
+            reset_reducers(self.phases.protected)
 
     def _need(self) -> Protected:
         if self.phases.protected is None:

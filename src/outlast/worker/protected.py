@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint import tree
-from outlast.errors import ProtectError
+from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker import generators
 from outlast.worker.generators import GENERATOR_TYPES, Generator
 
@@ -69,6 +69,7 @@ class Protected:
         if name == "state":
             raise ProtectError("the name 'state' is taken by session.state")
         if isinstance(value, nn.Module):
+            _check_module(name, value)
             self.modules[name] = value
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
@@ -186,6 +187,17 @@ class Protected:
             value.load_state_dict(state["objects"][name])
 
 
+def _check_module(name: str, module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.parallel.DistributedDataParallel) and not hasattr(
+            part.reducer, "_reset_state"
+        ):
+            raise UnsupportedError(
+                f"{name}: the DDP of torch {torch.__version__} cannot be reset after a failed"
+                " backward; torch 2.11 to 2.13 can"
+            )
+
+
 def _must_match(
     what: str, saved: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor]
 ) -> None:
@@ -279,16 +291,14 @@ class Undo:
         self._protected.restore_own(tree.decode(self.own_bytes))
 
 
-def repair(protected: Protected) -> str:
-    """Bring DDP back to "no reduction in flight" after an exception left a backward.
+def reset_reducers(protected: Protected) -> None:
+    """Bring every DDP to "no reduction in flight", at the opening of a generation.
 
-    Returns "" or why this worker cannot be repaired and must be replaced.
+    An exception that left a backward leaves its reducer half-way, and a reset makes the reducer
+    rebuild its buckets one step later, with a broadcast: so all ranks reset, or none may. The
+    rebuilt buckets are the same ones, since the order of gradients is.
     """
-    for name, module in protected.modules.items():
+    for module in protected.modules.values():
         for part in module.modules():
             if isinstance(part, nn.parallel.DistributedDataParallel):
-                reset = getattr(part.reducer, "_reset_state", None)
-                if reset is None:
-                    return f"{name}: this torch's DDP cannot be reset after a failed backward"
-                reset()
-    return ""
+                part.reducer._reset_state()  # noqa: SLF001 - no public way out of a failed backward
