@@ -66,7 +66,7 @@ def panel(one: Incident, shown: dict[str, int]) -> RenderableType:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for head, text in _story(one):
-        grid.add_row(head, text)
+        grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
     parts: list[RenderableType] = [grid, Text(""), _cost(one)]
     for fault in one.faults:
         parts += _traceback(fault, one.number, shown)

@@ -56,8 +56,8 @@ class Feed:
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
-            if isinstance(event, Noticed):
-                self.poll(at_once=True)  # an incident's step is the one after the last commit
+            if isinstance(event, Noticed | RunEnded):
+                self.poll(at_once=True)  # what workers committed before belongs before it
             self.board.take(event)
 
     def beat(self, beats: Beats) -> None:

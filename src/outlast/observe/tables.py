@@ -87,7 +87,7 @@ def _head(summary: Summary, said: str, style: str) -> RenderableType:
     grid.add_row("spares", f"{spares}, {counted(summary.respawns, 'respawn')}")
     if summary.goodput is not None and summary.ettr is not None:
         grid.add_row("ETTR", f"{share(summary.ettr)}, goodput {share(summary.goodput)}")
-    grid.add_row("run directory", summary.run_dir)
+    grid.add_row("run directory", Text(summary.run_dir))
     return grid
 
 

@@ -1,0 +1,104 @@
+"""Explaining: what the engineer on call reads at night must be true, whole and framed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from outlast.observe.explain import explain
+from outlast.observe.incidents import incidents
+from outlast.observe.store import read_events
+from outlast.testing.stories import Story
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: bad batch'
+
+
+def explained(run_dir: Path, width: int = 110) -> str:
+    out = io.StringIO()
+    explain(incidents(read_events(run_dir)), Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_a_replacement(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(5).killed(2).steps(2)
+    story.end()
+    text = explained(tmp_path)
+    for said in (
+        "incident 1: rank 2 was killed by SIGKILL",
+        "(w1-2, node-1)",
+        "the agent's pidfd said",
+        "step 6, generation 1",
+        "replace: another worker took the seat",
+        "a warm spare is there",
+        "rank 2: w1-2 gave way to w1-4",
+        "every committed step",
+        "99 MiB from rank 3 in 90 ms (1.1 GiB/s)",
+        "recovered in generation 2, 613 ms in all",
+    ):
+        assert said in text, said
+    phases = [line.split()[1:3] for line in text.splitlines() if " ms " in line and "█" in line]
+    assert ["join", "400.0"] in phases and ["redo", "102.0"] in phases
+
+
+def test_the_longest_phase_has_the_longest_bar(tmp_path: Path) -> None:
+    Story(tmp_path).start().steps(5).killed(2).steps(2).end()
+    bars = {
+        line.split()[1]: line.count("█") for line in explained(tmp_path).splitlines() if "█" in line
+    }
+    assert max(bars, key=lambda phase: bars[phase]) == "join"
+    assert bars["join"] == 30 and bars["transfer"] == 7
+
+
+def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(2)
+    for _ in range(3):
+        fault = story.fault("raised", 1, traceback=TRACEBACK)
+        story.broken(1, fault, how="report").decide(rung="retry").heal()
+    fault = story.fault("raised", 1, traceback=TRACEBACK)
+    story.broken(1, fault, how="report").end("user_error", 1, fault)
+    text = explained(tmp_path)
+    assert text.count("line 7") == 1
+    assert text.count("the same as in incident 1") == 3
+    assert "rank 1 raised ValueError: bad batch" in text
+    assert "the run ended with it" in text
+
+
+def test_rolled_back_steps_are_not_called_kept(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=2, spares=0).start().steps(9)
+    story.broken(0, story.fault("killed", 0, signal=9))
+    story.decide((0, 1), rung="restart", n=5, step=5).heal((0, 1)).steps(6).end()
+    text = explained(tmp_path)
+    assert "every committed step" not in text
+    assert "4 committed steps had to be redone" in text
+
+
+def test_an_incident_without_an_end(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(2)
+    story.broken(
+        1, story.fault("hung", 1, detail="rank 1 has not moved for 12.3 s"), how="heartbeat"
+    )
+    story.close()
+    text = explained(tmp_path)
+    assert "rank 1 has not moved for 12.3 s" in text
+    assert "nothing was decided" in text and "its launcher died here" in text
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_it_fits_narrow_terminals(tmp_path: Path, width: int) -> None:
+    Story(tmp_path).start().steps(5).killed(2).steps(2).end()
+    assert max(map(len, explained(tmp_path, width).splitlines())) == width
+
+
+def test_markup_in_messages_is_shown_as_it_is(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    fault = story.fault(
+        "raised", 1, detail="[bold]x[/bold] [/oops]", traceback="KeyError: '[/red]'"
+    )
+    story.broken(1, fault, how="report").decide(rung="retry", reason="[/nonsense]").heal()
+    story.steps(1).end()
+    text = explained(tmp_path)
+    assert "[bold]x[/bold] [/oops]" in text and "KeyError: '[/red]'" in text
+    assert "[/nonsense]" in text

@@ -1,0 +1,206 @@
+"""The living view: a board that is right, tables that fit, lines that say what matters."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from outlast.events import AnyEvent, CheckpointSaved, Note
+from outlast.observe import live
+from outlast.observe.accounting import account
+from outlast.observe.board import Beats, Board, headline, progress
+from outlast.observe.live import LineDisplay, LiveDisplay, display, view
+from outlast.observe.store import read_events
+from outlast.testing.stories import Story
+
+
+class Shown(Story):
+    """A story that a display watches: the launcher's events at once, the workers' on disk."""
+
+    display: LineDisplay | LiveDisplay
+
+    def say(self, event: AnyEvent) -> None:
+        super().say(event)
+        self.display.event(event)
+
+
+def beats(story: Story, state: str = "running", loss: float = 2.5) -> Beats:
+    seated = dict.fromkeys(story.seats, (story.n, story.step, state, loss))
+    return seated | dict.fromkeys(story.warm, (0, 0, "waiting", math.nan))
+
+
+def board_of(story: Story) -> Board:
+    board = Board()
+    for event in read_events(story.run_dir):
+        board.take(event)
+    return board
+
+
+def drawn(board: Board, now_ns: int, width: int = 100, *notes: str) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(view(board, now_ns, list(notes)))
+    return out.getvalue()
+
+
+def test_the_board_knows_who_sits_where(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=3, spares=2).start().steps(4).killed(1).steps(2)
+    board = board_of(story)
+    board.beat(beats(story), story.t_ns)
+    assert [(row.seat, row.worker, row.generation) for row in board.seats] == [
+        (0, "w1-0", 2),
+        (1, "w1-3", 2),
+        (2, "w1-2", 2),
+    ]
+    assert [row.worker for row in board.spares] == ["w1-4"]
+    assert (board.step, board.loss, board.recovering) == (6, 2.5, False)
+
+
+def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=2).start().steps(1).killed(0)
+    board = board_of(story)
+    board.beat({"w1-0": (1, 1, "running", 2.0), **beats(story)}, story.t_ns)
+    assert [row.worker for row in board.seats] == ["w1-2", "w1-1"]
+
+
+def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(30).killed(2).steps(30)
+    story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="now", level="info"))
+    times = account(read_events(tmp_path))
+    board = board_of(story)
+    assert board.goodput(story.t_ns) == pytest.approx(times.goodput, rel=0.01)
+    lost_ns = times.totals_ns["lost"] + times.totals_ns["recovery"]
+    assert board.lost_s(story.t_ns) == pytest.approx(lost_ns / 4 / 1e9, rel=0.03)
+
+
+def test_lost_time_runs_on_while_recovering(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(3)
+    story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
+    board = board_of(story)
+    assert board.recovering
+    later_s = board.lost_s(story.t_ns + 2_000_000_000) - board.lost_s(story.t_ns)
+    assert later_s == pytest.approx(2)
+
+
+def test_steps_per_second_come_from_beats(tmp_path: Path) -> None:
+    story = Story(tmp_path).start()
+    board = board_of(story)
+    for _ in range(5):
+        story.steps(10, ms=100, script_ms=0)
+        board.beat(beats(story), story.t_ns)
+    assert board.steps_per_s() == pytest.approx(10)
+    assert "10.0 steps/s" in progress(board, story.t_ns)
+
+
+def test_the_view_shows_ranks_incidents_and_notes(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(5).killed(2).steps(5)
+    story.broken(1, story.fault("raised", 1, traceback="ValueError: x"), how="report")
+    board = board_of(story)
+    board.beat(beats(story), story.t_ns)
+    text = " ".join(drawn(board, story.t_ns, 100, "[/odd] note").replace("│", " ").split())
+    assert "step 10, loss 2.5000, generation 2" in text
+    assert "2 w1-4 2 10 2.5000 running" in text
+    assert "incident 1: rank 2 was killed by SIGKILL at step 6, w1-4 took rank 2: recovered" in text
+    assert "incident 2: rank 1 raised ValueError: x at step 11 ..." in text
+    assert "note: [/odd] note" in text
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_the_view_fits(tmp_path: Path, width: int) -> None:
+    story = Story(tmp_path).start().steps(5).killed(2).steps(5)
+    board = board_of(story)
+    board.beat(beats(story), story.t_ns)
+    assert max(map(len, drawn(board, story.t_ns, width).splitlines())) == width
+
+
+def test_large_worlds_show_who_is_behind(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=64, spares=0).start().steps(2)
+    board = board_of(story)
+    late = {"w1-40": (1, 1, "running", 2.0)}
+    board.beat(beats(story) | late, story.t_ns)
+    text = drawn(board, story.t_ns)
+    assert "w1-40" in text and "48 more ranks" in text
+    assert len(text.splitlines()) < 25
+
+
+def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PROGRESS_S", 0.0)
+    out, said = io.StringIO(), io.StringIO()
+    story = Shown(tmp_path)
+    story.display = lines = LineDisplay(tmp_path, lines=out, said=said)
+    story.start().steps(5).killed(2).steps(5)
+    story.say(
+        CheckpointSaved(t_ns=story.t_ns, n=10, step=10, path="ckpt/10", size_bytes=1, seconds=1.0)
+    )
+    lines.beats(beats(story))
+    lines.line(3, "hello")
+    story.end()
+    lines.close()
+    assert out.getvalue() == "[3]: hello\n"
+    text = said.getvalue()
+    assert "train.py: 4 ranks and 1 spare, term 1" in text
+    assert "incident 1: rank 2 was killed by SIGKILL at step 6 ..." in text
+    assert "incident 1: replace from step 5: a warm spare is there" in text
+    assert text.count("recovered in") == 1
+    assert "checkpoint of step 10: ckpt/10" in text
+    assert "outlast: step 10, loss 2.5000" in text
+    assert "\x1b" not in text
+
+
+def test_an_incident_that_ends_the_run_is_told_once(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(2)
+    fault = story.fault("raised", 1, traceback="KeyError: 'x'")
+    story.broken(1, fault, how="report").end("user_error", 1, fault)
+    said = io.StringIO()
+    lines = LineDisplay(None, lines=io.StringIO(), said=said)
+    for event in read_events(tmp_path):
+        lines.event(event)
+    lines.close()
+    assert said.getvalue().count("the run ended") == 1
+
+
+def test_a_closed_stream_ends_nothing() -> None:
+    out = io.StringIO()
+    lines = LineDisplay(None, lines=out, said=out)
+    out.close()
+    lines.line(0, "x")
+    lines.event(Note(t_ns=1, worker="", seat=-1, text="y"))
+    lines.close()
+
+
+def test_the_live_view_draws_and_leaves_a_clean_screen(tmp_path: Path) -> None:
+    screen, out = io.StringIO(), io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, height=40)
+    story = Shown(tmp_path)
+    story.display = shown = LiveDisplay(tmp_path, console=console, lines=out)
+    story.start().steps(5).killed(2).steps(5)
+    shown.beats(beats(story))
+    shown.line(1, "a worker's line")
+    story.end()
+    shown.close()
+    assert out.getvalue() == "[1]: a worker's line\n"  # stdout is no terminal: it stays clean
+    assert "recovered in" in screen.getvalue()
+    assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
+
+
+def test_lines_are_chosen_where_no_terminal_is(tmp_path: Path) -> None:
+    chosen = display(tmp_path)  # pytest's stderr is captured: not a terminal
+    assert isinstance(chosen, LineDisplay)
+    chosen.close()
+
+
+def test_an_open_incident_says_so(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    story.broken(0, story.fault("transport", 0), how="peer")
+    story.notice(story.fault("killed", 2, signal=9))
+    one = board_of(story).tracker.found()[0]
+    assert (
+        headline(one) == "incident 1: rank 2 was killed by SIGKILL and 1 fault more at step 2 ..."
+    )
+
+
+def test_nothing_yet() -> None:
+    assert "starting" in drawn(Board(), 1)
