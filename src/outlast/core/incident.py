@@ -65,6 +65,8 @@ def answered(turn: Turn, worker: Worker, body: wire.Status) -> None:
     worker = turn.change(worker.name, status=body)
     state.reached = max(state.reached, (body.n, body.step))
     fault = _complete(turn, worker, body.fault) if body.fault else None
+    if fault is None and state.mode != "closing":
+        fault = turn.blame(worker, "transport", f"rank {worker.seat} left the generation")
     if fault is not None:
         notice(turn, fault, "peer" if fault.kind == "transport" else "report")
     if state.mode != "closing":

@@ -153,8 +153,13 @@ def renewed(turn: Turn, agent: Agent, body: wire.Renew) -> None:
     state = turn.state
     state.agents[agent.name] = msgspec.structs.replace(agent, renewed_ns=turn.now_ns)
     turn.tell(agent.name, wire.Renewed(lease_s=state.limits.lease_s))
-    for n, step, _, _ in body.beats.values():
+    for name, (n, step, word, _) in body.beats.items():
+        worker = state.workers.get(name)
+        if worker is None or worker.agent != agent.name:
+            continue
         state.reached = max(state.reached, (n, step))
+        if word == "finished" and not worker.finished:
+            turn.change(name, finished=True)  # its own word may have been lost on the way
 
 
 def gone(turn: Turn, agent: Agent) -> None:
@@ -203,7 +208,8 @@ def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> Non
     never_connected = state.mode in ("gathering", "connecting")
     if state.mode in ("clearing", "awaiting"):
         return
-    if state.first and (never_connected or body.state in _SETUP):
+    retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
+    if state.first and not retired and (never_connected or body.state in _SETUP):
         _died_before_first_step(turn, worker, fault)
     elif not worker.killed_ns or state.mode != "closing":
         incident.notice(turn, fault, how)

@@ -1,0 +1,204 @@
+"""A simulated agent: starts and reaps workers, passes frames on, lives under a lease."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from outlast import wire
+from outlast.events import Fault
+from outlast.testing.rank import SimWorker
+
+if TYPE_CHECKING:
+    from outlast.testing.cluster import SimCluster
+
+_WORDS = {"prepared": "voting", "torn": "applying"}
+
+
+class SimAgent:
+    """One host. Its connection may break (`epoch` counts connections); frames in flight are lost."""
+
+    def __init__(self, cluster: SimCluster, name: str, capacity: int) -> None:
+        self.cluster, self.name, self.capacity = cluster, name, capacity
+        self.line = cluster.timeline
+        self.present = True
+        self.incarnation = 1
+        self.connected = False
+        self.epoch = 0
+        self.blocked_s = 0.0  # no connection before this time
+        self.workers: dict[str, SimWorker] = {}
+        self.lost: deque[wire.Lost] = deque(maxlen=64)
+        self._seq = 0
+        self._up_s = self._down_s = 0.0
+        self._renewals: deque[float] = deque()
+        self._lease_from_s = 0.0
+        self._dial()
+        self._keep_lease()
+
+    # --- the connection ---
+
+    def _dial(self) -> None:
+        self.line.after(self.line.between(0.05, 0.3), self._dial)
+        line = self.line
+        if self.connected or not self.present or line.now_s < self.blocked_s:
+            return
+        if not self.cluster.controller_up:
+            return
+        self.connected = True
+        self.epoch += 1
+        self._renewals.clear()
+        self._renewals.append(line.now_s)
+        self._say(
+            wire.AgentHello(
+                host=self.name,
+                address="",
+                capacity=self.capacity,
+                lease_s=self.cluster.limits.lease_s,
+                workers=tuple(self.workers),
+            )
+        )
+        for lost in self.lost:
+            self._say(lost)
+        for worker in self.workers.values():
+            if worker.hello is not None:
+                worker.say(worker.hello)
+
+    def hang_up(self, for_s: float) -> None:
+        """The connection breaks; the controller notices at its own time."""
+        self.blocked_s = max(self.blocked_s, self.line.now_s + for_s)
+        if self.connected:
+            self.connected = False
+            incarnation, epoch = self.incarnation, self.epoch
+            self.line.after(
+                self.line.between(0.0, 0.1),
+                lambda: self.cluster.agent_gone(self, incarnation, epoch),
+            )
+
+    def _say(self, body: wire.AnyBody) -> None:
+        self._seq += 1
+        self._send("", self._seq, body)
+
+    def relay(self, worker: SimWorker, seq: int, body: wire.AnyBody) -> None:
+        self._send(worker.name, seq, body)
+
+    def _send(self, worker: str, seq: int, body: wire.AnyBody) -> None:
+        if not self.connected:
+            return
+        envelope = wire.Envelope(
+            run="sim",
+            term=self.cluster.term,
+            agent=self.name,
+            incarnation=self.incarnation,
+            worker=worker,
+            seq=seq,
+            body=body,
+        )
+        line, epoch = self.line, self.epoch
+        self._up_s = max(self._up_s, line.now_s + line.between(0.0005, 0.01))
+
+        def arrive() -> None:
+            same = self.connected and epoch == self.epoch
+            if same or line.dice.random() < 0.2:  # a frame of a broken connection may come late
+                self.cluster.controller_hears(envelope)
+
+        line.at(self._up_s, arrive)
+        if self.cluster.plan.duplicates and line.dice.random() < self.cluster.plan.duplicates:
+            line.at(self._up_s + line.between(0.0, 0.5), arrive)
+
+    def deliver(self, worker: str, body: wire.AnyBody) -> None:
+        """A frame of the controller is on its way here."""
+        if not self.connected:
+            return
+        line, epoch, incarnation = self.line, self.epoch, self.incarnation
+        self._down_s = max(self._down_s, line.now_s + line.between(0.0005, 0.01))
+
+        def arrive() -> None:
+            if self.connected and (epoch, incarnation) == (self.epoch, self.incarnation):
+                self._hear(worker, body)
+
+        line.at(self._down_s, arrive)
+
+    def _hear(self, worker: str, body: wire.AnyBody) -> None:
+        match body:
+            case wire.Spawn():
+                if len(self.workers) >= self.capacity:
+                    self.cluster.ledger.fail(f"{self.name} has no room for {body.worker}")
+                self.workers[body.worker] = SimWorker(self, body.worker)
+                self._say(wire.Spawned(worker=body.worker, pid=1))
+            case wire.Kill():
+                self.line.after(
+                    self.line.between(0.0, 0.01), lambda: self._kill(body.worker, body.reason)
+                )
+            case wire.Renewed():
+                if self._renewals:
+                    self._lease_from_s = self._renewals.popleft()
+            case _ if worker in self.workers:
+                alive = self.workers[worker]
+                alive.call(lambda: alive.hear(body))
+
+    # --- workers ---
+
+    def _kill(self, name: str, reason: str) -> None:
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.die(Fault(kind="requested", detail=reason))
+            return
+        known = [lost for lost in self.lost if lost.worker == name]
+        fault = Fault(kind="requested", detail="never started")
+        gone = wire.Lost(worker=name, fault=fault, n=-1, state="starting")
+        self._say(known[0] if known else gone)
+
+    def reap(self, worker: SimWorker, fault: Fault) -> None:
+        """A worker is dead; the news goes out when its session is reaped."""
+        incarnation = self.incarnation
+
+        def reaped() -> None:
+            if incarnation != self.incarnation or not self.present:
+                return
+            self.workers.pop(worker.name, None)
+            lost = wire.Lost(
+                worker=worker.name,
+                fault=fault,
+                n=worker.n,
+                state=_WORDS.get(worker.state, worker.state),
+                slots=worker.slots.read(),
+            )
+            self.lost.append(lost)
+            self._say(lost)
+
+        self.line.after(self.line.between(0.001, 0.02), reaped)
+
+    def watch(self) -> None:
+        """Suspect a worker that is stopped (called when one stops, some time later)."""
+        for worker in self.workers.values():
+            if worker.alive and worker.hung:
+                fault = Fault(kind="stopped", detail="has not moved", worker=worker.name)
+                self._say(wire.Suspect(worker=worker.name, fault=fault))
+
+    # --- the lease and the host ---
+
+    def _keep_lease(self) -> None:
+        lease_s = self.cluster.limits.lease_s
+        self.line.after(lease_s / 3, self._keep_lease)
+        if not self.present:
+            return
+        if self.connected:
+            self._renewals.append(self.line.now_s)
+            beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
+            self._say(wire.Renew(beats=beats))
+        if self.workers and self.line.now_s - self._lease_from_s > 0.6 * lease_s:
+            self.die()  # it cannot renew: everything here ends before others count on it
+            self.present = True
+
+    def die(self) -> None:
+        """Every process of this host ends; a later incarnation knows nothing of them."""
+        self.present = False
+        self.incarnation += 1
+        self._seq = 0
+        self.lost.clear()
+        workers, self.workers = self.workers, {}
+        for worker in workers.values():
+            worker.alive = False
+            if worker.mesh is not None:
+                worker.mesh.left(worker)
+        self.hang_up(0.0)

@@ -1,0 +1,96 @@
+"""What breaks in a simulated run, where and when: drawn from the seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, NamedTuple
+
+Deed = Literal["kill", "hang", "pause", "raise", "transport", "torn", "exit", "corrupt"]
+
+# Every place in a worker's life where something can break.
+POINTS = (
+    "spawned", "hello", "seated", "setup", "attempt", "slot", "voted", "answered", "applying",
+    "applied", "tail", "closed", "reported", "decided", "settled", "ready", "connect", "meshed",
+    "send", "receive", "joined", "opened", "finished",
+)  # fmt: skip
+_ONCE_A_START = ("hello", "seated", "ready", "connect", "meshed", "joined", "opened")
+_ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
+_SPECIAL: dict[str, Deed] = {
+    "attempt": "raise", "slot": "raise", "applying": "torn", "receive": "corrupt",
+}  # fmt: skip
+_DEEDS: tuple[Deed, ...] = ("kill", "kill", "kill", "hang", "pause", "transport", "exit")
+
+
+PATIENT = 1000  # attempts of a plan that must end well
+
+
+class Strike(NamedTuple):
+    """At the `nth` time that anybody (or `seat`) comes by `point`, `deed` happens to it."""
+
+    point: str
+    deed: Deed
+    nth: int
+    seat: int  # -1: anybody
+
+
+class Plan(NamedTuple):
+    """All that a seed decides."""
+
+    world: int
+    spares: int
+    agents: int
+    phases: int
+    checkpoint_every: int
+    strikes: tuple[Strike, ...]
+    timed: tuple[tuple[float, str], ...]  # (time, what): kill, crash, agent, drop, cut, stop
+    bug_at: int  # this phase raises on one rank, always; -1: none
+    attempts_max: int
+    duplicates: float
+    repeats: bool  # whether workers answer a repeated question again
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed. Most plans strike after the first step: a death before it ends the run."""
+    dice = random.Random(f"plan {seed}")
+    world = dice.choice((2, 2, 3, 3, 4))
+    phases = dice.randint(4, 12)
+    early = dice.random() < 0.1
+    strikes = tuple(
+        _strike(dice, world, phases, early=early) for _ in range(dice.choice((0, 1, 2, 2, 3, 4, 6)))
+    )
+    kinds = ("kill", "kill", "pair", "all", "crash", "crash", "agent", "drop", "drop", "cut")
+    timed = [
+        (dice.uniform(0.0 if early else 2.5, 9.0), dice.choice(kinds))
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4)))
+    ]
+    if dice.random() < 0.06:
+        timed.append((dice.uniform(1.0, 8.0), "stop"))
+    bug = dice.random() < 0.05
+    return Plan(
+        world=world,
+        spares=dice.choice((0, 1, 1, 2)),
+        agents=dice.choice((1, 1, 2)),
+        phases=phases,
+        checkpoint_every=dice.choice((0, 2, 3)),
+        strikes=strikes,
+        timed=tuple(timed),
+        bug_at=dice.randint(1, phases) if bug else -1,
+        attempts_max=3 if bug or dice.random() < 0.15 else PATIENT,
+        duplicates=dice.choice((0.0, 0.02, 0.1)),
+        repeats=dice.random() < 0.7,
+    )
+
+
+def _strike(dice: random.Random, world: int, phases: int, *, early: bool) -> Strike:
+    point = dice.choice(POINTS if early else POINTS[1:])
+    deed = dice.choice(_DEEDS)
+    if point in _SPECIAL and dice.random() < 0.5:
+        deed = _SPECIAL[point]
+    if point in _ONCE_A_PHASE:
+        nth = dice.randint(1, world * phases)
+    elif point in _ONCE_A_START and not early:
+        nth = world + dice.randint(1, world + 2)  # past the start: in a recovery
+    else:
+        nth = dice.randint(1, 3)
+    seat = dice.randrange(world) if dice.random() < 0.2 else -1
+    return Strike(point, deed, nth, seat)

@@ -1,0 +1,314 @@
+"""A whole cluster on a virtual clock: the real `handle`, simulated everything else, seeded faults.
+
+`run_seed(seed)` plays one schedule to its end and returns its Outcome; a broken promise raises
+SimFailure with the seed and the last events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from outlast import events, wire
+from outlast.config import Limits
+from outlast.core.contract import (
+    Action,
+    AgentGone,
+    AnyEntry,
+    Begin,
+    Emit,
+    End,
+    Input,
+    Journal,
+    Received,
+    Send,
+    StopAsked,
+    Tick,
+    Wake,
+)
+from outlast.core.membership import handle, initial
+from outlast.testing.agent import SimAgent
+from outlast.testing.chaos import PATIENT, Plan, draw
+from outlast.testing.ledger import Ledger
+from outlast.testing.mesh import Mesh
+from outlast.testing.rank import SimWorker
+from outlast.testing.timeline import NS, Timeline
+
+VIRTUAL_S_MAX = 900.0
+TURNS_MAX = 40_000
+_STORY = 120
+_PURITY_EVERY = 61
+
+
+class Outcome(NamedTuple):
+    """How a simulated run ended."""
+
+    seed: int
+    outcome: str
+    cause: str
+    virtual_s: float
+    turns: int
+    generations: int
+    restarts: int
+    struck: int
+
+
+class SimCluster:
+    """One run of one plan. `run()` plays it to its end."""
+
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        self.seed = seed
+        self.plan = plan or draw(seed)
+        self.timeline = Timeline(seed)
+        self.ledger = Ledger(self.plan.world)
+        self.ledger.last = self.plan.phases
+        self.ledger.tell = self._tell
+        self.limits = Limits(
+            hello_s=20, status_s=2, join_s=15, connect_s=3, transfer_s=3, stop_s=6, lease_s=3,
+            shared_s=2, attempts_max=self.plan.attempts_max, respawns_max=400,
+        )  # fmt: skip
+        self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
+        self.journal: list[AnyEntry] = []
+        self.checkpoints: list[int] = []
+        self.controller_up = False
+        self.term = 0
+        self.turns = 0
+        self.end: End | None = None
+        self.struck = 0
+        self.restarts = 0
+        self._strikes = [[strike, strike.nth] for strike in self.plan.strikes]
+        self._meshes: dict[int, Mesh] = {}
+        self._crash_in = -1
+        self._gone: set[tuple[str, int]] = set()
+        self._state = initial(self.plan.world, self.plan.spares, self.limits, run="sim")
+        room = self.plan.world + self.plan.spares
+        if self.plan.agents > 1:
+            room = -(-room // self.plan.agents) + 1
+        self.agents = {
+            name: SimAgent(self, name, room)
+            for name in (f"host{index}" for index in range(self.plan.agents))
+        }
+        self._start_controller()
+        for time_s, what in self.plan.timed:
+            self.timeline.at(time_s, lambda what=what: self._happen(what))
+
+    def run(self) -> Outcome:
+        while self.end is None:
+            if not self.timeline.step():
+                self.ledger.fail("nothing is left to happen, and the run has not ended")
+            if self.timeline.now_s > VIRTUAL_S_MAX:
+                self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
+        self._judge(self.end)
+        return Outcome(
+            seed=self.seed,
+            outcome=self.end.outcome,
+            cause=self.end.cause.detail if self.end.cause else "",
+            virtual_s=self.timeline.now_s,
+            turns=self.turns,
+            generations=self.ledger.decided,
+            restarts=self.restarts,
+            struck=self.struck,
+        )
+
+    # --- the controller's shell ---
+
+    def _start_controller(self) -> None:
+        self.term += 1
+        self.controller_up = True
+        self._state = initial(self.plan.world, self.plan.spares, self.limits, run="sim")
+        newest = self.checkpoints[-1] if self.checkpoints else 0
+        self._feed(
+            Begin(
+                t_ns=self.timeline.now_ns,
+                run="sim",
+                term=self.term,
+                journal=tuple(self.journal),
+                checkpoint=wire.Checkpointed(n=newest, step=newest, path=f"ck {newest}")
+                if newest
+                else None,
+            )
+        )
+
+    def controller_hears(self, envelope: wire.Envelope) -> None:
+        if self.controller_up and envelope.term <= self.term:
+            self._feed(Received(t_ns=self.timeline.now_ns, envelope=envelope))
+
+    def agent_gone(self, agent: SimAgent, incarnation: int, epoch: int) -> None:
+        if self.controller_up and not agent.connected and agent.epoch == epoch:
+            self._feed(
+                AgentGone(t_ns=self.timeline.now_ns, agent=agent.name, incarnation=incarnation)
+            )
+
+    def _feed(self, event: Input) -> None:
+        if self.end is not None:
+            return
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            self.ledger.fail(f"no end after {TURNS_MAX} turns of the controller")
+        self.story.append((self.timeline.now_s, event))
+        before = self._state
+        pure = self.turns % _PURITY_EVERY == 0
+        encoded = msgspec.msgpack.encode(before) if pure else b""
+        self._state, actions = handle(before, event)
+        if pure:
+            if msgspec.msgpack.encode(before) != encoded:
+                self.ledger.fail("handle changed the state that it was given")
+            if handle(before, event)[1] != actions:
+                self.ledger.fail("handle answered the same question differently")
+        self._check_seats()
+        crash_after = -1
+        if self._crash_in >= 0:
+            self._crash_in -= 1
+            if self._crash_in < 0:
+                crash_after = self.timeline.dice.randint(0, len(actions))
+        for index, action in enumerate(actions):
+            if index == crash_after:
+                break
+            self.story.append((self.timeline.now_s, action))
+            self._do(action)
+        if crash_after >= 0 and self.end is None:
+            self._crash()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send():
+                self.ledger.sent(action.body)
+                self.agents[action.agent].deliver(action.worker, action.body)
+            case Journal():
+                entry = action.entry
+                assert isinstance(entry, AnyEntry)
+                self.ledger.durable(entry)
+                self.journal.append(entry)
+            case Wake():
+                delay_s = (action.t_ns - self.timeline.now_ns) / NS
+                self.timeline.after(delay_s, self._tick_for(self.term, action.t_ns))
+            case Emit():
+                self._heard(action.event)
+            case End():
+                self.end = action
+
+    def _tick_for(self, term: int, t_ns: int) -> Callable[[], None]:
+        def tick() -> None:
+            if self.controller_up and term == self.term and self._state.wake_ns == t_ns:
+                self._feed(Tick(t_ns=max(t_ns, self.timeline.now_ns)))
+
+        return tick
+
+    def _crash(self) -> None:
+        self.controller_up = False
+        for agent in self.agents.values():
+            agent.connected = False
+        line = self.timeline
+        line.after(
+            line.between(0.1, 1.0 if line.dice.random() < 0.7 else 5.0), self._start_controller
+        )
+
+    def _heard(self, event: events.AnyEvent) -> None:
+        if isinstance(event, events.Decided) and event.rung == "restart":
+            self.restarts += 1
+
+    # --- what breaks ---
+
+    def strike(self, point: str, worker: SimWorker) -> str:
+        """What the plan does to a worker that comes by here; "" nearly always."""
+        for armed in self._strikes:
+            strike, left = armed
+            if strike.point == point and left > 0 and strike.seat in (-1, worker.seat):
+                armed[1] = left - 1
+                if left == 1:
+                    self.struck += 1
+                    self.story.append(
+                        (self.timeline.now_s, f"{strike.deed} {worker.name} at {point}")
+                    )
+                    self._set_watch(worker, strike.deed)
+                    return strike.deed
+        return ""
+
+    def _set_watch(self, worker: SimWorker, deed: str) -> None:
+        if deed in ("hang", "pause"):
+            self.timeline.after(self.timeline.between(1.0, 2.0), worker.agent.watch)
+
+    def _happen(self, what: str) -> None:
+        line = self.timeline
+        self.struck += 1
+        self.story.append((line.now_s, f"happens: {what}"))
+        alive = [w for a in self.agents.values() for w in a.workers.values() if w.alive]
+        agent = line.dice.choice(list(self.agents.values()))
+        if what in ("kill", "pair", "all"):
+            count = {"kill": 1, "pair": 2, "all": len(alive)}[what]
+            for worker in line.dice.sample(alive, min(count, len(alive))):
+                worker.die(events.Fault(kind="killed", detail="SIGKILL", signal=9))
+        elif what == "crash" and self.controller_up:
+            self._crash_in = line.dice.randint(0, 12)
+        elif what == "agent":
+            agent.die()
+            line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
+        elif what == "drop":
+            agent.hang_up(line.between(0.0, 1.0))
+        elif what == "cut":
+            agent.hang_up(line.between(2.0, 8.0))
+        elif what == "stop" and self.controller_up:
+            self._feed(StopAsked(t_ns=line.now_ns, reason="asked"))
+
+    def has_bug(self, seat: int, n: int) -> bool:
+        return n == self.plan.bug_at and seat == self.plan.world - 1
+
+    # --- what workers share ---
+
+    def mesh(self, body: wire.Connect) -> Mesh:
+        if body.generation not in self._meshes:
+            self._meshes[body.generation] = Mesh(self, body)
+        return self._meshes[body.generation]
+
+    def checkpoint_due(self, n: int) -> bool:
+        return self.plan.checkpoint_every > 0 and n % self.plan.checkpoint_every == 0
+
+    def save(self, n: int) -> None:
+        self.checkpoints.append(n)
+
+    def load(self, path: str) -> int:
+        n = int(path.split()[1]) if path else 0
+        if path and n not in self.checkpoints:
+            self.ledger.fail(f"checkpoint {path!r} does not exist")
+        return n
+
+    # --- judging ---
+
+    def _check_seats(self) -> None:
+        taken: dict[int, str] = {}
+        for worker in self._state.workers.values():
+            if worker.seat >= 0 and not worker.killed_ns:
+                other = taken.setdefault(worker.seat, worker.name)
+                if other != worker.name:
+                    self.ledger.fail(f"{worker.name} and {other} both have seat {worker.seat}")
+
+    def _judge(self, end: End) -> None:
+        if end.outcome == "done":
+            if end.n != self.ledger.last:
+                self.ledger.fail(f"done at phase {end.n} of {self.ledger.last}")
+            return
+        if end.cause is None:
+            self.ledger.fail(f"{end.outcome} without a cause")
+            return
+        kinds = {what for _, what in self.plan.timed}
+        if end.outcome == "interrupted":
+            if "stop" not in kinds:
+                self.ledger.fail("interrupted, though nobody asked")
+            return
+        if "before its first step" in end.cause.detail or self.plan.attempts_max < PATIENT:
+            return
+        if end.outcome == "user_error" and end.cause.n >= self.ledger.last:
+            return  # it left badly after the run was done
+        self.ledger.fail(f"{end.outcome}: {end.cause.detail}, though nothing kept it from going on")
+
+    def _tell(self, text: str) -> str:
+        lines = [f"  {time_s:9.4f} {what}" for time_s, what in self.story]
+        return "\n".join([f"seed {self.seed}: {text}", f"  {self.plan}", *lines])
+
+
+def run_seed(seed: int) -> Outcome:
+    """Play one seeded schedule. Raises SimFailure when a promise of the protocol is broken."""
+    return SimCluster(seed).run()

@@ -1,0 +1,129 @@
+"""What must hold, whatever happens: the judge of a simulated run.
+
+A rank's state is modelled as chains: `model` (replicated) after phase n, and `own` (what differs by
+rank) after phase n and again after the script's code that follows it. A phase applied twice,
+skipped, or applied to another rank's state gives another number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outlast import wire
+from outlast.core.contract import AnyEntry, DecisionMade, Opened, SharedKept
+
+_PRIME = 1_000_003
+_MASK = (1 << 61) - 1
+
+
+class SimFailure(AssertionError):
+    """The protocol broke a promise; the message names the seed and tells the last events."""
+
+
+def mix(*parts: int) -> int:
+    value = 7
+    for part in parts:
+        value = (value * _PRIME ^ part) & _MASK
+    return value
+
+
+def model_step(model: int, n: int) -> int:
+    """The replicated state after phase n."""
+    return mix(model, n, 1)
+
+
+def own_step(own: int, n: int) -> int:
+    """A rank's own state after phase n, before the script goes on."""
+    return mix(own, n, 2)
+
+
+def own_tail(own: int, n: int) -> int:
+    """A rank's own state when the script has run on to the next phase."""
+    return mix(own, n, 3)
+
+
+class Ledger:
+    """Keeps what has happened for good and checks every new fact against it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.last = -1  # the run's last phase, once it is known
+        self.decided = 0  # the newest generation that a decision is durable for
+        self.opened: set[int] = set()
+        self.shared: dict[str, bytes] = {}
+        self.tell: Callable[[str], str] = lambda text: text
+        self._models = [mix(0)]
+        self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
+
+    def fail(self, text: str) -> None:
+        raise SimFailure(self.tell(text))
+
+    def model(self, n: int) -> int:
+        while len(self._models) <= n:
+            self._models.append(model_step(self._models[-1], len(self._models)))
+        return self._models[n]
+
+    def own(self, seat: int, n: int) -> int:
+        """The rank's own state before phase n+1."""
+        owns = self._owns[seat]
+        while len(owns) <= n:
+            owns.append(own_tail(own_step(owns[-1], len(owns)), len(owns)))
+        return owns[n]
+
+    def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
+        """A worker stands before phase n+1 of its seat."""
+        if model != self.model(n):
+            self.fail(f"{name} at rank {seat} holds another model than phase {n} leaves")
+        if own != self.own(seat, n):
+            self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
+
+    def slots(self, body: wire.Seat) -> None:
+        """What a joiner is given must be its rank's state at the place that it takes."""
+        before, after = body.slots.get(f"before:{body.n}"), body.slots.get(f"after:{body.n}")
+        if before is None and after is None:
+            self.fail(
+                f"rank {body.seat} was seated before phase {body.n + 1} without its own state"
+            )
+        if before is not None and int(before) != self.own(body.seat, body.n):
+            self.fail(f"rank {body.seat} was given a wrong before:{body.n}")
+        if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
+            self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
+
+    def durable(self, entry: AnyEntry) -> None:
+        match entry:
+            case DecisionMade():
+                if entry.generation <= self.decided:
+                    self.fail(f"generation {entry.generation} was decided after {self.decided}")
+                self.decided = entry.generation
+                taken = [name for name in entry.seats if name]
+                if len(set(taken)) != len(taken):
+                    self.fail(f"a worker has two seats: {entry.seats}")
+            case Opened():
+                if entry.generation in self.opened:
+                    self.fail(f"generation {entry.generation} opened twice")
+                if entry.generation != self.decided:
+                    self.fail(f"generation {entry.generation} opened after {self.decided}")
+                self.opened.add(entry.generation)
+            case SharedKept():
+                if self.shared.get(entry.name, entry.value) != entry.value:
+                    self.fail(f"the shared value {entry.name!r} changed")
+                self.shared[entry.name] = entry.value
+
+    def sent(self, body: wire.AnyBody) -> None:
+        """A frame leaves the controller: what it says must be durable before."""
+        if isinstance(body, (wire.Decide, wire.Seat)) and body.generation > self.decided:
+            self.fail(f"{type(body).__name__}({body.generation}) was sent before it was durable")
+        if isinstance(body, wire.Open) and body.generation not in self.opened:
+            self.fail(f"Open({body.generation}) was sent before it was durable")
+        if isinstance(body, wire.SharedIs) and self.shared.get(body.name) != body.value:
+            self.fail(f"the shared value {body.name!r} was told before it was durable")
+        if isinstance(body, wire.Seat) and not body.first:
+            self.slots(body)
+
+    def applies(self, name: str, generation: int, n: int) -> None:
+        """A vote's answer is acted on."""
+        if generation < self.decided:
+            self.fail(
+                f"{name} committed phase {n} in generation {generation}, though {self.decided} was"
+                " decided already"
+            )

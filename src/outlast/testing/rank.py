@@ -1,0 +1,495 @@
+"""A simulated worker: it follows docs/protocol.md as a real one does, and breaks where told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outlast import wire
+from outlast.events import Fault, FaultKind
+from outlast.page import SLOTS
+from outlast.testing.ledger import mix, model_step, own_step, own_tail
+from outlast.testing.mesh import Ballot, Mesh
+
+if TYPE_CHECKING:
+    from outlast.testing.agent import SimAgent
+
+
+class Dead(Exception):  # noqa: N818 - unwinds a callback of a worker that has just died
+    """The worker died in the middle of what it did."""
+
+
+class Slots:
+    """The ring of slots of a page: a write first destroys the oldest one."""
+
+    def __init__(self) -> None:
+        self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
+        self._next = 0
+
+    def put(self, key: str, value: int, halfway: Callable[[], None]) -> None:
+        self._ring[self._next] = None
+        halfway()
+        self._ring[self._next] = (key, str(value).encode())
+        self._next = (self._next + 1) % SLOTS
+
+    def read(self) -> dict[str, bytes]:
+        return dict(slot for slot in self._ring if slot is not None)
+
+
+class SimWorker:
+    """One process. `token` changes whenever what was under way is over."""
+
+    def __init__(self, agent: SimAgent, name: str) -> None:
+        self.agent, self.name = agent, name
+        self.cluster = agent.cluster
+        self.ledger, self.line = self.cluster.ledger, self.cluster.timeline
+        self.alive, self.hung = True, False
+        self._later: list[Callable[[], None]] = []
+        self._unsaid: list[wire.WorkerBody] = []
+        self.seq = 0
+        self.hello: wire.Hello | None = None
+        self.slots = Slots()
+        self.seat = -1
+        self.state = "starting"
+        self.token = 0
+        self.busy = False  # something is under way that must end before the next move
+        self.n, self.model, self.own = 0, 0, 0
+        self.has_state = self.is_set_up = self.draining = False
+        self.generation = self.closed = self.opened = self.answered = self.readied = 0
+        self.decided_n = -1
+        self.owes_status = False
+        self.said: dict[str, wire.WorkerBody] = {}
+        self.gots: dict[int, set[str]] = {}
+        self.mesh: Mesh | None = None
+        self.staged: int | None = None
+        self.received: dict[int, tuple[str, int, float]] = {}
+        self.sent: dict[int, tuple[str, int, float]] = {}
+        self.ballot: Ballot | None = None
+        self.soon(0.3, 1.2, self._say_hello)
+
+    # --- the process ---
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Run a piece of this process, unless it is dead; later, while it is stopped."""
+        if not self.alive:
+            return
+        if self.hung:
+            self._later.append(what)
+            return
+        try:
+            what()
+        except Dead:
+            return
+
+    def soon(self, low_s: float, high_s: float, what: Callable[[], None]) -> None:
+        self.line.after(self.line.between(low_s, high_s), lambda: self.call(what))
+
+    def work(self, low_s: float, high_s: float, what: Callable[[], None]) -> None:
+        """Something that ends by itself, and is dropped when `token` changes meanwhile."""
+        self.busy = True
+        token = self.token
+
+        def done() -> None:
+            if token == self.token:
+                self.busy = False
+                what()
+                self.proceed()
+
+        self.soon(low_s, high_s, done)
+
+    def die(self, fault: Fault) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if self.mesh is not None:
+            self.mesh.left(self)
+        self.agent.reap(self, fault)
+
+    def pause(self, seconds: float) -> None:
+        self.hung = True
+        if seconds:
+            self.line.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if not self.alive:
+            return
+        self.hung = False
+        unsaid, self._unsaid = self._unsaid, []
+        for body in unsaid:
+            self.say(body)
+        later, self._later = self._later, []
+        for what in later:
+            self.call(what)
+
+    def point(self, name: str) -> str:
+        """A place where the seed may strike. Returns the deed that the caller carries out."""
+        deed = self.cluster.strike(name, self)
+        if deed in ("kill", "exit"):
+            code = 0 if deed == "kill" else 1
+            kind: FaultKind = "killed" if deed == "kill" else "exited"
+            self.die(Fault(kind=kind, detail=f"{deed} at {name}", exit_code=code))
+            raise Dead
+        if deed in ("hang", "pause"):
+            self.pause(0.0 if deed == "hang" else self.line.between(0.2, 4.0))
+        elif deed in ("transport", "raise"):
+            if deed == "raise":
+                self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
+            else:
+                self.trouble(Fault(kind="transport", detail=f"at {name}"))
+        elif deed == "torn" and self.state == "applying":
+            self._tear()
+        return deed
+
+    def say(self, body: wire.WorkerBody) -> None:
+        if not self.alive:
+            return
+        if self.hung:
+            self._unsaid.append(body)
+            return
+        self.seq += 1
+        self.agent.relay(self, self.seq, body)
+
+    def say_again(self, kind: str) -> None:
+        if kind in self.said and self.cluster.plan.repeats:
+            self.say(self.said[kind])
+
+    def tell(self, body: wire.WorkerBody) -> None:
+        self.said[type(body).__name__] = body
+        self.say(body)
+
+    # --- what it hears ---
+
+    def hear(self, body: wire.AnyBody) -> None:
+        match body:
+            case wire.Seat():
+                self._take_seat(body)
+            case wire.Close():
+                self._close(body.generation)
+            case wire.Decide():
+                self._decide(body)
+            case wire.Connect():
+                self._connect(body)
+            case wire.Got():
+                self.gots.setdefault(body.generation, set()).add(body.key)
+                self._mesh_when_met()
+            case wire.Open():
+                self._open(body)
+            case wire.SharedMake():
+                value = f"made by {self.name}".encode()
+                self.soon(0.0, 0.3, lambda: self.say(wire.SharedMade(name="id", value=value)))
+            case wire.SharedIs():
+                if not self.is_set_up:
+                    self.is_set_up = True
+                    self.state = "idle"
+                    self.proceed()
+            case wire.Drain():
+                self.draining = True
+            case wire.Stop():
+                code = 0 if body.ok else 3
+                self.die(Fault(kind="exited", detail="stopped", exit_code=code))
+
+    def _say_hello(self) -> None:
+        self.point("spawned")
+        self.state = "waiting"
+        self.hello = wire.Hello(pid=1, fingerprint={"cpu": "x"}, address=self.name)
+        self.say(self.hello)
+        self.point("hello")
+
+    def _take_seat(self, body: wire.Seat) -> None:
+        if self.seat >= 0:
+            if self.readied == self.generation == body.generation:
+                self.say_again("Ready")
+            return
+        self.seat, self.n, self.generation = body.seat, body.n, body.generation
+        self.decided_n = body.n
+        self.state = "setup"
+        self.point("seated")
+        if body.first:
+            n = self.cluster.load(body.checkpoint)
+            if n != body.n:
+                self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
+            self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
+            self.work(0.02, 0.1, self._stand)
+        else:
+            before = body.slots.get(f"before:{body.n}")
+            after = body.slots.get(f"after:{body.n}")
+            chosen = before if before is not None else after
+            assert chosen is not None
+            self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
+            self.is_set_up = True
+            self.work(0.2, 0.8, self._stand)
+
+    def _stand(self) -> None:
+        self.state = "idle"
+        self._write(f"before:{self.n}", self.own)
+
+    def _write(self, key: str, value: int) -> None:
+        self.slots.put(key, value, lambda: self.point("slot"))
+
+    def _close(self, generation: int) -> None:
+        if self.seat < 0:
+            return
+        self.generation = max(self.generation, generation)
+        self.closed = max(self.closed, generation)
+        self.point("closed")
+        if self.answered >= generation:
+            self.say_again("Status")
+            return
+        self._sever()
+        if self.state == "applying":
+            self.owes_status = True
+        else:
+            self._report(None)
+
+    def _sever(self) -> None:
+        """No vote can end well here any more; one under way is answered now or never."""
+        if self.state == "voting":
+            self.token += 1
+            self.busy = False
+            if self.ballot and self.ballot.complete and self.line.dice.random() < 0.5:
+                self._apply(self.generation if self.opened == self.generation else self.opened)
+            else:
+                self.state = "prepared"
+        elif self.state == "running":
+            self.token += 1
+            self.busy = False
+
+    def _report(self, fault: Fault | None) -> None:
+        self.owes_status = False
+        self.answered = self.generation
+        self.tell(
+            wire.Status(
+                generation=self.generation, n=self.n, step=self.n, state=self._word(), fault=fault
+            )
+        )
+        self.point("reported")
+
+    def _word(self) -> str:
+        if self.state in ("torn", "finished", "prepared", "running"):
+            return self.state
+        if not self.has_state:
+            return "joining"
+        return "idle" if self.is_set_up else "broken"
+
+    def trouble(self, fault: Fault) -> None:
+        """First word about a failure: this worker's answer, too."""
+        if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
+            self._sever()
+            if self.state == "applying":
+                self.owes_status = True
+            else:
+                self._report(fault)
+
+    def peer_gone(self, generation: int) -> None:
+        if generation == self.generation:
+            fault = Fault(kind="transport", detail="connection closed by peer")
+            self.call(lambda: self.trouble(fault))
+
+    def _tear(self) -> None:
+        self.token += 1
+        self.busy = True
+        self.state = "torn"
+        self._report(Fault(kind="torn", detail="failed while applying"))
+        raise Dead  # alive, but nothing more happens here until it is killed
+
+    def _decide(self, body: wire.Decide) -> None:
+        if body.generation <= self.closed or body.generation < self.generation:
+            return
+        if body.generation == self.generation and self.decided_n >= 0 and self.readied:
+            if self.readied == body.generation:
+                self.say_again("Ready")
+                return
+        self.generation, self.decided_n = body.generation, body.n
+        self.point("decided")
+        prepared = self.state == "prepared"
+        if body.n != self.n and not (prepared and body.n == self.n + 1):
+            if not (self.state == "applying" and body.n == self.n + 1):
+                self.ledger.fail(
+                    f"{self.name} ({self.state} at {self.n}) is told to stand at {body.n}"
+                )
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Make the next move, if nothing is under way and one is due."""
+        if self.busy or self.seat < 0 or self.state in ("torn", "setup"):
+            return
+        if self.opened == self.generation > max(self.closed, self.answered):
+            if self.state == "idle":
+                self._attempt()
+        elif self.generation > self.closed and self.readied < self.generation:
+            if self.state == "prepared" and self.decided_n == self.n + 1:
+                self._apply(self.generation)
+            elif self.state in ("prepared", "running"):
+                self.state = "idle"
+                self.work(0.001, 0.02, self._settle)
+            elif self.decided_n == self.n:
+                self.readied = self.generation
+                self.tell(wire.Ready(generation=self.generation, n=self.n))
+                self.point("ready")
+
+    def _settle(self) -> None:
+        self.point("settled")
+
+    # --- connecting ---
+
+    def _connect(self, body: wire.Connect) -> None:
+        if body.generation <= self.closed or body.generation != self.generation:
+            return
+        if self.mesh is not None and self.mesh.generation == body.generation:
+            self.say_again("Joined")
+            return
+        self.sent, self.received, self.staged = {}, {}, None
+        self.said.pop("Joined", None)
+        self.mesh = self.cluster.mesh(body)
+        self.mesh.arrive(self)
+        self.point("connect")
+        self.say(wire.Put(generation=body.generation, key=str(self.seat), value=b"address"))
+        for member in tuple(self.mesh.members.values()):
+            member.call(member._mesh_when_met)
+
+    def _mesh_when_met(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
+            return
+        met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
+        if not (met and mesh.whole()) or "Joined" in self.said or self.busy:
+            return
+        self.point("meshed")
+        self.work(0.005, 0.03, self._move_state)
+
+    def _move_state(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation <= self.closed:
+            return
+        for donor, joiner in mesh.transfers:
+            if donor == self.seat:
+                if not self.has_state:
+                    self.ledger.fail(f"{self.name} is a donor and holds no state")
+                self.point("send")
+                mesh.states[donor, joiner] = self.model
+                self.sent[joiner] = (f"{mix(self.model):x}", 8, 0.1)
+                receiver = mesh.members[joiner]
+                receiver.soon(0.001, 0.1, receiver._receive)
+        self._receive()
+        self._joined_when_moved()
+
+    def _receive(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation <= self.closed:
+            return
+        for (donor, joiner), model in mesh.states.items():
+            if joiner == self.seat and donor not in self.received:
+                damaged = self.point("receive") == "corrupt"
+                model += damaged
+                self.staged = model
+                self.received[donor] = (f"{mix(model):x}", 8, 0.1)
+        self._joined_when_moved()
+
+    def _joined_when_moved(self) -> None:
+        mesh = self.mesh
+        assert mesh is not None
+        due = sum(1 for _, joiner in mesh.transfers if joiner == self.seat)
+        if len(self.received) < due or "Joined" in self.said or self.busy or not mesh.whole():
+            return
+        self.tell(wire.Joined(generation=mesh.generation, sent=self.sent, received=self.received))
+        self.point("joined")
+
+    def _open(self, body: wire.Open) -> None:
+        if body.generation <= self.closed or body.generation != self.generation:
+            return
+        if self.opened == body.generation:
+            self.say_again("Finished")
+            return
+        if self.staged is not None:
+            self.model, self.staged, self.has_state = self.staged, None, True
+        if not self.is_set_up:
+            self.has_state = True
+        if not self.has_state:
+            self.ledger.fail(f"{self.name} runs without having received its state")
+        self.opened = body.generation
+        self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
+        self.point("opened")
+        if self.is_set_up:
+            self.proceed()
+        else:
+            self.state = "setup"
+            self.soon(0.05, 0.2, self._set_up)
+
+    def _set_up(self) -> None:
+        self.point("setup")
+        self.say(wire.Protected(schema="s", summary="a model"))
+        self.say(wire.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self.is_set_up:
+            self.say(wire.SharedAsk(name="id"))
+            self.soon(4.0, 5.0, self._ask)  # a lost question is asked again
+
+    # --- phases ---
+
+    def _attempt(self) -> None:
+        if self.n >= self.ledger.last >= 0:
+            self.state = "finished"
+            self.tell(wire.Finished(n=self.n))
+            self.point("finished")
+            return
+        self.state = "running"
+        self.point("attempt")
+        if self.answered >= self.generation:
+            return
+        if self.cluster.has_bug(self.seat, self.n + 1):
+            self.trouble(Fault(kind="raised", detail="a bug", traceback="always"))
+            return
+        self.work(0.1, 0.25, self._vote)
+
+    def _vote(self) -> None:
+        mesh = self.mesh
+        if mesh is None or self.state != "running" or self.opened != self.generation:
+            return
+        self._write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
+        self._write(f"result:{self.n + 1}", self.n + 1)
+        if self.answered >= self.generation:
+            return
+        self.ledger.stands(self.name, self.seat, self.n, self.model, self.own)
+        self.state = "voting"
+        self.busy = True
+        self.ballot = mesh.vote(self)
+        self.point("voted")
+
+    def answer(self, ballot: Ballot, token: int) -> None:
+        """The vote is won, if this process still listens."""
+
+        def take() -> None:
+            if token == self.token and self.state == "voting":
+                self.busy = False
+                self._apply(self.opened)
+
+        self.call(take)
+
+    def _apply(self, generation: int) -> None:
+        self.state = "applying"
+        self.ledger.applies(self.name, generation, self.n + 1)
+        self.point("answered")
+        self.work(0.005, 0.03, self._applied)
+
+    def _applied(self) -> None:
+        self.point("applying")
+        self.model = model_step(self.model, self.n + 1)
+        self.own = own_step(self.own, self.n + 1)
+        self.n += 1
+        self.state = "idle"
+        if self.ballot is not None and self.ballot.drain:
+            self.ledger.last = min(self.ledger.last, self.n)
+        self.work(0.001, 0.05, self._tail)
+        if self.owes_status:
+            self._report(None)
+        self.point("applied")
+        if self.seat == 0 and self.cluster.checkpoint_due(self.n):
+            self.cluster.save(self.n)
+            self.say(wire.Checkpointed(n=self.n, step=self.n, path=f"ck {self.n}"))
+
+    def _tail(self) -> None:
+        self.own = own_tail(self.own, self.n)
+        self._write(f"before:{self.n}", self.own)
+        self.point("tail")
