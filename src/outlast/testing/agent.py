@@ -16,7 +16,7 @@ _WORDS = {"prepared": "voting", "torn": "applying"}
 
 
 class SimAgent:
-    """One host. Its connection may break (`epoch` counts connections); frames in flight are lost."""
+    """One host. Its connection may break; `epoch` counts connections."""
 
     def __init__(self, cluster: SimCluster, name: str, capacity: int) -> None:
         self.cluster, self.name, self.capacity = cluster, name, capacity

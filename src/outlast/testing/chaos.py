@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed. Most plans strike after the first step: a death before it ends the run."""
+    """The plan of a seed. Most strike after the first step: a death before it ends the run."""
     dice = random.Random(f"plan {seed}")
     world = dice.choice((2, 2, 3, 3, 4))
     phases = dice.randint(4, 12)

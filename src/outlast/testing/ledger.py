@@ -16,7 +16,7 @@ _PRIME = 1_000_003
 _MASK = (1 << 61) - 1
 
 
-class SimFailure(AssertionError):
+class SimFailure(AssertionError):  # noqa: N818 - a failed assertion with a story
     """The protocol broke a promise; the message names the seed and tells the last events."""
 
 

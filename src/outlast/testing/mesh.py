@@ -1,4 +1,4 @@
-"""What workers do among themselves: connecting, voting, sending state, noticing each other's end."""
+"""What workers do among themselves: connect, vote, send state, notice each other's end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mesh:
             for voter in ballot.votes.values():
                 token = voter.token
                 delay_s = line.between(0.0005, 0.03)
-                line.after(delay_s, lambda voter=voter, token=token: voter.answer(ballot, token))
+                line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
         return ballot
 
     def left(self, worker: SimWorker) -> None:

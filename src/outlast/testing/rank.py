@@ -26,7 +26,7 @@ class Slots:
         self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
         self._next = 0
 
-    def put(self, key: str, value: int, halfway: Callable[[], None]) -> None:
+    def put(self, key: str, value: int, halfway: Callable[[], object]) -> None:
         self._ring[self._next] = None
         halfway()
         self._ring[self._next] = (key, str(value).encode())
@@ -171,7 +171,7 @@ class SimWorker:
                 self._connect(body)
             case wire.Got():
                 self.gots.setdefault(body.generation, set()).add(body.key)
-                self._mesh_when_met()
+                self.mesh_when_met()
             case wire.Open():
                 self._open(body)
             case wire.SharedMake():
@@ -295,18 +295,14 @@ class SimWorker:
     def _decide(self, body: wire.Decide) -> None:
         if body.generation <= self.closed or body.generation < self.generation:
             return
-        if body.generation == self.generation and self.decided_n >= 0 and self.readied:
-            if self.readied == body.generation:
-                self.say_again("Ready")
-                return
+        if self.readied == body.generation:
+            self.say_again("Ready")
+            return
         self.generation, self.decided_n = body.generation, body.n
         self.point("decided")
-        prepared = self.state == "prepared"
-        if body.n != self.n and not (prepared and body.n == self.n + 1):
-            if not (self.state == "applying" and body.n == self.n + 1):
-                self.ledger.fail(
-                    f"{self.name} ({self.state} at {self.n}) is told to stand at {body.n}"
-                )
+        may_apply = self.state in ("prepared", "applying") and body.n == self.n + 1
+        if body.n != self.n and not may_apply:
+            self.ledger.fail(f"{self.name} ({self.state} at {self.n}) is told to stand at {body.n}")
         self.proceed()
 
     def proceed(self) -> None:
@@ -345,9 +341,9 @@ class SimWorker:
         self.point("connect")
         self.say(wire.Put(generation=body.generation, key=str(self.seat), value=b"address"))
         for member in tuple(self.mesh.members.values()):
-            member.call(member._mesh_when_met)
+            member.call(member.mesh_when_met)
 
-    def _mesh_when_met(self) -> None:
+    def mesh_when_met(self) -> None:
         mesh = self.mesh
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
@@ -369,11 +365,11 @@ class SimWorker:
                 mesh.states[donor, joiner] = self.model
                 self.sent[joiner] = (f"{mix(self.model):x}", 8, 0.1)
                 receiver = mesh.members[joiner]
-                receiver.soon(0.001, 0.1, receiver._receive)
-        self._receive()
+                receiver.soon(0.001, 0.1, receiver.receive)
+        self.receive()
         self._joined_when_moved()
 
-    def _receive(self) -> None:
+    def receive(self) -> None:
         mesh = self.mesh
         if mesh is None or mesh.generation <= self.closed:
             return
@@ -396,6 +392,9 @@ class SimWorker:
 
     def _open(self, body: wire.Open) -> None:
         if body.generation <= self.closed or body.generation != self.generation:
+            return
+        if self.answered >= body.generation:
+            self.say_again("Status")
             return
         if self.opened == body.generation:
             self.say_again("Finished")
@@ -457,7 +456,7 @@ class SimWorker:
         self.ballot = mesh.vote(self)
         self.point("voted")
 
-    def answer(self, ballot: Ballot, token: int) -> None:
+    def answer(self, token: int) -> None:
         """The vote is won, if this process still listens."""
 
         def take() -> None:

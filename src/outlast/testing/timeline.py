@@ -10,7 +10,7 @@ NS = 1_000_000_000
 
 
 class Timeline:
-    """Runs callbacks in the order of their virtual times; equal times in the order of their making."""
+    """Runs callbacks in the order of their virtual times, equal ones as they were made."""
 
     def __init__(self, seed: int) -> None:
         self.now_s = 0.0

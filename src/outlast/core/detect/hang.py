@@ -1,9 +1,10 @@
 """Who hangs: a pure watch over the pages of one host's workers and the kernel's word on them.
 
 `watch(memory, looks, now_ns, limits) -> (memory, verdict)` is called at every look. Times are
-CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times. A rank that waits for another in a collective is no
-suspect; the one that it waits for is, once it has not moved for longer than this run's own phases
-allow. When all stand at the same place, nobody is blamed and the generation is to be tried again.
+CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times. A rank that waits for another
+in a collective is no suspect; the one that it waits for is, once it has not moved for longer than
+this run's own phases allow. When all stand at the same place, nobody is blamed and the generation
+is to be tried again.
 """
 
 from __future__ import annotations
