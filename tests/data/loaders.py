@@ -95,22 +95,29 @@ class Stream(IterableDataset[Any]):
 
 
 class Ledger(IterableDataset[Any]):
-    """Samples without an index, with a state."""
-
-    def __init__(self) -> None:
-        self.at = 0
+    """Samples without an index, from an iterator that says its place."""
 
     def __iter__(self) -> Iterator[Any]:
-        while self.at < SIZE:
-            self.at += 1
-            yield self.at, torch.rand(1) if torch.utils.data.get_worker_info() is None else 0
-        self.at = 0
+        return LedgerPage()
+
+
+class LedgerPage(Iterator[Any]):
+    """torchdata asks an iterator whose batch was the last one again, so it must stay at its end."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def __next__(self) -> Any:
+        if self._at == SIZE:
+            raise StopIteration
+        self._at += 1
+        return self._at, torch.rand(1) if torch.utils.data.get_worker_info() is None else 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"at": self._at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        self._at = state["at"]
 
 
 class Homemade:
@@ -160,7 +167,7 @@ class Told:
 def plain(dataset: Dataset[Any] | None = None, **settings: Any) -> DataLoader[Any]:
     if "batch_sampler" not in settings:
         settings.setdefault("batch_size", BATCH)
-    return DataLoader(dataset or Augmented(), **settings)
+    return DataLoader(Augmented() if dataset is None else dataset, **settings)
 
 
 def distributed(**settings: Any) -> DataLoader[Any]:

@@ -140,15 +140,14 @@ def _items(
 
 
 def _packed(items: list[Any] | tuple[Any, ...]) -> bytes | None:
-    """All 64-bit integers, or all floats, as one array; None where they are neither."""
+    """Integers or floats of one width as one array; None where they are neither."""
     kinds = set(map(type, items))
-    try:
-        if kinds == {int}:
-            return b"q" + _numbers("q", items)
-        if kinds == {float}:
-            return b"d" + _numbers("d", items)
-    except OverflowError:  # an integer above 64 bits
-        return None
+    codes = ("I", "q") if kinds == {int} else ("d",) if kinds == {float} else ()
+    for code in codes:
+        try:
+            return code.encode() + _numbers(code, items)
+        except OverflowError:  # one of them needs more bits
+            continue
     return None
 
 

@@ -1,0 +1,292 @@
+"""What a source promises besides going on: torch's own order, small places, clear errors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driving import seen, train
+from loaders import SIZE, Augmented, Homemade, Stream, mapped, other, plain
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
+
+from outlast.checkpoint import tree
+from outlast.data.source import open_source
+from outlast.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.mark.parametrize(
+    "name", ["sequential", "shuffled", "generator", "replacement", "weighted", "distributed",
+             "samples", "dice", "whole"],
+)  # fmt: skip
+def test_same_batches_and_draws_as_the_plain_loader(name: str) -> None:
+    seed()
+    loader = mapped(name)
+    expected = []
+    for epoch in range(3):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        expected += [seen(batch) for batch in loader]
+        expected.append(seen("end"))
+    seed()
+    assert [draw.seen for draw in train(open_source(mapped(name)), 3, None)] == expected
+
+
+def indices(batches: list[Any]) -> list[int]:
+    return torch.cat([batch[0].reshape(-1) for batch in batches]).tolist()
+
+
+def test_workers_give_the_same_samples_in_the_same_order() -> None:
+    orders = []
+    for workers in (0, 1, 2):
+        seed()
+        source = open_source(mapped("shuffled", num_workers=workers))
+        source.start_epoch(0, source.length)
+        orders.append(indices([source.next() for _ in range(source.length or 0)]))
+        source.close()
+    assert orders[0] == orders[1] == orders[2]
+    assert len(set(orders[0])) == 20
+
+
+def test_draws_in_workers_do_not_depend_on_their_number() -> None:
+    told = []
+    for workers in (1, 2):
+        seed()
+        source = open_source(mapped("dice", num_workers=workers))
+        told.append([draw.seen for draw in train(source, 2, None)])
+        source.close()
+    assert told[0] == told[1]
+
+
+class Numbers(Dataset[int]):
+    """Too many items for their order to be kept."""
+
+    def __len__(self) -> int:
+        return 10_000_000
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_position_over_ten_million_items_is_small() -> None:
+    sampler = DistributedSampler(Numbers(), num_replicas=2, rank=0)
+    loader = DataLoader(Numbers(), batch_size=64, sampler=sampler)
+    source = open_source(loader)
+    source.start_epoch(0, source.length)
+    source.next()
+    position = tree.encode(source.position())
+    after = source.next()
+    assert len(position) < 1000
+    fresh = open_source(loader)
+    fresh.seek(tree.decode(position))
+    assert torch.equal(fresh.next(), after)
+
+
+@pytest.mark.parametrize(("name", "limit_bytes"), [("shuffled", 6000), ("generator", 6000),
+                                                   ("lazy", 12000), ("dice", 14000)])  # fmt: skip
+def test_positions_are_small(name: str, limit_bytes: int) -> None:
+    sizes = [len(draw.position) for draw in train(open_source(mapped(name)), 2, None)]
+    assert max(sizes) < limit_bytes
+
+
+class Untouched(Augmented):
+    """Counts what is loaded."""
+
+    loads = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.loads += 1
+        return index
+
+
+def test_seek_loads_nothing() -> None:
+    source = open_source(plain(Untouched(), shuffle=True))
+    source.start_epoch(0, source.length)
+    for _ in range(4):
+        source.next()
+    dataset = Untouched()
+    fresh = open_source(plain(dataset, shuffle=True))
+    fresh.seek(source.position())
+    assert dataset.loads == 0
+    assert torch.equal(fresh.next(), source.next())
+    assert dataset.loads == 4
+
+
+def test_seek_back_in_the_same_process() -> None:
+    source = open_source(mapped("generator", num_workers=2, persistent_workers=True))
+    source.start_epoch(0, source.length)
+    first = source.next()[0].tolist()
+    place = source.position()
+    then = [source.next()[0].tolist() for _ in range(4)]
+    source.seek(place)
+    assert [source.next()[0].tolist() for _ in range(4)] == then
+    assert first not in then
+    source.close()
+
+
+def test_close_stops_the_workers() -> None:
+    source = open_source(mapped("shuffled", num_workers=2, persistent_workers=True))
+    source.start_epoch(0, source.length)
+    source.next()
+    assert len(multiprocessing.active_children()) == 2
+    source.close()
+    assert multiprocessing.active_children() == []
+
+
+class Told(Augmented):
+    """What the user's hook may ask of the worker."""
+
+    greeting = ""
+
+    def __getitem__(self, index: int) -> str:
+        return self.greeting
+
+
+def greet(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.greeting = f"hello from {worker}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_worker_init_fn_sees_the_users_dataset() -> None:
+    source = open_source(plain(Told(), num_workers=1, worker_init_fn=greet))
+    source.start_epoch(0, source.length)
+    assert source.next() == ["hello from 0"] * 4
+    source.close()
+
+
+def test_pinned_memory_and_other_settings() -> None:
+    loader = plain(num_workers=2, prefetch_factor=3, timeout=60, multiprocessing_context="fork")
+    source = open_source(loader)
+    assert len(train(source, 1, None)) == 7
+    source.close()
+
+
+@pytest.mark.parametrize("loader", [plain(Augmented(0)), plain(Augmented(2), drop_last=True), []])
+def test_empty_loader(loader: Any) -> None:
+    with pytest.raises(UsageError, match="nothing to train on"):
+        open_source(loader)
+
+
+def test_iterable_that_gives_nothing() -> None:
+    source = open_source(iter([]))
+    source.start_epoch(0, None)
+    with pytest.raises(UsageError, match="gave no batch in epoch 0"):
+        source.next()
+
+
+def test_length_of_zero_somewhere() -> None:
+    source = open_source(mapped("shuffled"))
+    with pytest.raises(UsageError, match="0 batches on some rank"):
+        source.start_epoch(0, 0)
+
+
+class Boaster(Homemade):
+    """Promises more than it gives."""
+
+    def __len__(self) -> int:
+        return 9
+
+
+def test_length_that_is_not_kept() -> None:
+    source = open_source(Boaster())
+    source.start_epoch(0, source.length)
+    for _ in range(5):
+        source.next()
+    with pytest.raises(UsageError, match="gave 5 batches in epoch 0 where its length promised 9"):
+        source.next()
+
+
+def test_not_a_loader() -> None:
+    with pytest.raises(UsageError, match=r"given a int"):
+        open_source(3)
+
+
+def test_position_of_another_kind() -> None:
+    with pytest.raises(UsageError, match=r"is that of a sequence"):
+        open_source(None).seek(open_source([1]).position())
+
+
+def test_position_of_other_data() -> None:
+    source = open_source(plain(shuffle=True))
+    source.start_epoch(0, source.length)
+    source.next()
+    with pytest.raises(UsageError, match="has 25 batches where it had 6"):
+        open_source(plain(Augmented(100), shuffle=True)).seek(source.position())
+
+
+def test_iterator_cannot_be_rewound() -> None:
+    source = open_source(iter(range(9)))
+    source.start_epoch(0, None)
+    source.next()
+    place = source.position()
+    fresh = open_source(iter(range(9)))
+    fresh.seek(place)
+    assert fresh.next() == source.next() == 1
+    with pytest.raises(UsageError, match="cannot be rewound"):
+        source.seek(place)
+
+
+def test_what_is_replayed_says_so() -> None:
+    for loader in (other("stream"), other("told"), iter([1]), Stream()):
+        source = open_source(loader)
+        assert source.exactness == "replayed"
+        assert "reads all its batches again" in source.note
+    for loader in (None, [1], mapped("lazy"), other("ledger"), other("homemade")):
+        assert open_source(loader).exactness == "exact"
+
+
+def test_index_source_counts_for_ever() -> None:
+    source = open_source(None)
+    source.start_epoch(0, None)
+    assert [source.next() for _ in range(50)] == list(range(50))
+    assert source.length is None
+
+
+FRESH = """
+import sys
+sys.path.append(sys.argv[1])
+import torch
+from loaders import mapped
+from outlast.checkpoint import tree
+from outlast.data import randomness
+from outlast.data.source import open_source
+from driving import epoch
+place, states = tree.decode(sys.stdin.buffer.read())
+source = open_source(mapped("dice", num_workers=2))
+torch.rand(9)
+source.seek(tree.decode(place))
+randomness.restore(states)
+draws = []
+epoch(source, draws)
+source.close()
+print(" ".join(draw.seen for draw in draws))
+"""
+
+
+@pytest.mark.process
+def test_another_process_goes_on() -> None:
+    source = open_source(mapped("dice", num_workers=2))
+    told = train(source, 1, None)
+    source.close()
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(Path(__file__).parent)],
+        input=tree.encode((told[2].position, told[2].random)), capture_output=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.decode().split() == [draw.seen for draw in told[2:]]
+    assert len(told) == SIZE // 4 + 2
