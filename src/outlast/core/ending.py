@@ -78,7 +78,7 @@ def lost_while_stopping(turn: Turn, fault: events.Fault, *, seated: bool, ours: 
     """A seat's worker that leaves badly after its run was done is the user's error."""
     end = turn.state.end
     assert end is not None
-    bad = fault.kind != "exited" or fault.exit_code != 0
+    bad = fault.kind == "killed" or (fault.kind == "exited" and fault.exit_code != 0)
     if end.outcome == "done" and seated and bad and not ours:
         turn.state.end = End(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
 

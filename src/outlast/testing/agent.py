@@ -6,12 +6,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from outlast import wire
+from outlast.core.detect import hang
 from outlast.events import Fault
 from outlast.testing.rank import SimWorker
 
 if TYPE_CHECKING:
     from outlast.testing.cluster import SimCluster
 
+_LOOK_S = 0.5
 _WORDS = {"prepared": "voting", "torn": "applying"}
 
 
@@ -32,8 +34,10 @@ class SimAgent:
         self._up_s = self._down_s = 0.0
         self._renewals: deque[float] = deque()
         self._lease_from_s = 0.0
+        self._memory = hang.Memory()
         self._dial()
         self._keep_lease()
+        self._watch()
 
     # --- the connection ---
 
@@ -168,12 +172,16 @@ class SimAgent:
 
         self.line.after(self.line.between(0.001, 0.02), reaped)
 
-    def watch(self) -> None:
-        """Suspect a worker that is stopped (called when one stops, some time later)."""
-        for worker in self.workers.values():
-            if worker.alive and worker.hung:
-                fault = Fault(kind="stopped", detail="has not moved", worker=worker.name)
-                self._say(wire.Suspect(worker=worker.name, fault=fault))
+    def _watch(self) -> None:
+        """The real watch over simulated pages."""
+        self.line.after(_LOOK_S, self._watch)
+        looks = [worker.look() for worker in self.workers.values() if worker.alive]
+        now_ns = self.line.now_ns
+        self._memory, verdict = hang.watch(self._memory, looks, now_ns, self.cluster.limits)
+        for fault in verdict.suspects:
+            self._say(wire.Suspect(worker=fault.worker, fault=fault))
+        if verdict.retry is not None:
+            self._say(wire.Suspect(worker="", fault=verdict.retry))
 
     # --- the lease and the host ---
 

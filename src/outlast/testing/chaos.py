@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
-Deed = Literal["kill", "hang", "pause", "raise", "transport", "torn", "exit", "corrupt"]
+Deed = Literal["kill", "hang", "stall", "pause", "raise", "transport", "torn", "exit", "corrupt"]
 
 # Every place in a worker's life where something can break.
 POINTS = (
@@ -13,12 +13,12 @@ POINTS = (
     "applied", "tail", "closed", "reported", "decided", "settled", "ready", "connect", "meshed",
     "send", "receive", "joined", "opened", "finished",
 )  # fmt: skip
-_ONCE_A_START = ("hello", "seated", "ready", "connect", "meshed", "joined", "opened")
+_ONCE_A_START = ("spawned", "hello", "seated", "ready", "connect", "meshed", "joined", "opened")
 _ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
 _SPECIAL: dict[str, Deed] = {
     "attempt": "raise", "slot": "raise", "applying": "torn", "receive": "corrupt",
 }  # fmt: skip
-_DEEDS: tuple[Deed, ...] = ("kill", "kill", "kill", "hang", "pause", "transport", "exit")
+_DEEDS: tuple[Deed, ...] = ("kill", "kill", "kill", "hang", "stall", "pause", "transport", "exit")
 
 
 PATIENT = 1000  # attempts of a plan that must end well
@@ -53,14 +53,16 @@ def draw(seed: int) -> Plan:
     """The plan of a seed. Most strike after the first step: a death before it ends the run."""
     dice = random.Random(f"plan {seed}")
     world = dice.choice((2, 2, 3, 3, 4))
+    spares = dice.choice((0, 1, 1, 2))
     phases = dice.randint(4, 12)
     early = dice.random() < 0.1
     strikes = tuple(
-        _strike(dice, world, phases, early=early) for _ in range(dice.choice((0, 1, 2, 2, 3, 4, 6)))
+        _strike(dice, world, spares, phases, early=early)
+        for _ in range(dice.choice((0, 1, 2, 2, 3, 4, 6)))
     )
     kinds = ("kill", "kill", "pair", "all", "crash", "crash", "agent", "drop", "drop", "cut")
     timed = [
-        (dice.uniform(0.0 if early else 2.5, 9.0), dice.choice(kinds))
+        (dice.uniform(0.0 if early else 3.0, 9.0), dice.choice(kinds))
         for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4)))
     ]
     if dice.random() < 0.06:
@@ -68,7 +70,7 @@ def draw(seed: int) -> Plan:
     bug = dice.random() < 0.05
     return Plan(
         world=world,
-        spares=dice.choice((0, 1, 1, 2)),
+        spares=spares,
         agents=dice.choice((1, 1, 2)),
         phases=phases,
         checkpoint_every=dice.choice((0, 2, 3)),
@@ -81,15 +83,15 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _strike(dice: random.Random, world: int, phases: int, *, early: bool) -> Strike:
-    point = dice.choice(POINTS if early else POINTS[1:])
+def _strike(dice: random.Random, world: int, spares: int, phases: int, *, early: bool) -> Strike:
+    point = dice.choice(POINTS if early else [name for name in POINTS if name != "setup"])
     deed = dice.choice(_DEEDS)
     if point in _SPECIAL and dice.random() < 0.5:
         deed = _SPECIAL[point]
     if point in _ONCE_A_PHASE:
         nth = dice.randint(1, world * phases)
     elif point in _ONCE_A_START and not early:
-        nth = world + dice.randint(1, world + 2)  # past the start: in a recovery
+        nth = world + spares + dice.randint(1, world)  # past the start: in a recovery
     else:
         nth = dice.randint(1, 3)
     seat = dice.randrange(world) if dice.random() < 0.2 else -1

@@ -69,6 +69,7 @@ class SimCluster:
         self.limits = Limits(
             hello_s=20, status_s=2, join_s=15, connect_s=3, transfer_s=3, stop_s=6, lease_s=3,
             shared_s=2, attempts_max=self.plan.attempts_max, respawns_max=400,
+            hang_floor_s=2, hang_ceiling_s=12,
         )  # fmt: skip
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
         self.journal: list[AnyEntry] = []
@@ -223,13 +224,8 @@ class SimCluster:
                     self.story.append(
                         (self.timeline.now_s, f"{strike.deed} {worker.name} at {point}")
                     )
-                    self._set_watch(worker, strike.deed)
                     return strike.deed
         return ""
-
-    def _set_watch(self, worker: SimWorker, deed: str) -> None:
-        if deed in ("hang", "pause"):
-            self.timeline.after(self.timeline.between(1.0, 2.0), worker.agent.watch)
 
     def _happen(self, what: str) -> None:
         line = self.timeline

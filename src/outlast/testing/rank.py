@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outlast import wire
+from outlast.core.detect.hang import Look
 from outlast.events import Fault, FaultKind
-from outlast.page import SLOTS
+from outlast.page import SLOTS, State
 from outlast.testing.ledger import mix, model_step, own_step, own_tail
 from outlast.testing.mesh import Ballot, Mesh
 
@@ -44,6 +45,8 @@ class SimWorker:
         self.cluster = agent.cluster
         self.ledger, self.line = self.cluster.ledger, self.cluster.timeline
         self.alive, self.hung = True, False
+        self.stalled = False  # the main thread does not move; the reader thread still answers
+        self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], None]] = []
         self._unsaid: list[wire.WorkerBody] = []
         self.seq = 0
@@ -51,7 +54,7 @@ class SimWorker:
         self.slots = Slots()
         self.seat = -1
         self.state = "starting"
-        self.token = 0
+        self.token = self.completed = 0
         self.busy = False  # something is under way that must end before the next move
         self.n, self.model, self.own = 0, 0, 0
         self.has_state = self.is_set_up = self.draining = False
@@ -90,7 +93,7 @@ class SimWorker:
         token = self.token
 
         def done() -> None:
-            if token == self.token:
+            if token == self.token and not self.stalled:
                 self.busy = False
                 what()
                 self.proceed()
@@ -123,6 +126,7 @@ class SimWorker:
 
     def point(self, name: str) -> str:
         """A place where the seed may strike. Returns the deed that the caller carries out."""
+        self.moved_ns = self.line.now_ns
         deed = self.cluster.strike(name, self)
         if deed in ("kill", "exit"):
             code = 0 if deed == "kill" else 1
@@ -131,6 +135,8 @@ class SimWorker:
             raise Dead
         if deed in ("hang", "pause"):
             self.pause(0.0 if deed == "hang" else self.line.between(0.2, 4.0))
+        elif deed == "stall":
+            self.stalled = True
         elif deed in ("transport", "raise"):
             if deed == "raise":
                 self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
@@ -156,6 +162,27 @@ class SimWorker:
     def tell(self, body: wire.WorkerBody) -> None:
         self.said[type(body).__name__] = body
         self.say(body)
+
+    def look(self) -> Look:
+        """Its page, and what the kernel says."""
+        word: State = "healing"
+        if self.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
+            word = cast("State", self.state)
+        elif self.state == "finished":
+            word = "finished"
+        elif self.stalled or self.opened == self.generation > max(self.closed, self.answered):
+            word = "idle"
+        return Look(
+            worker=self.name,
+            seat=self.seat,
+            n=self.n,
+            state=word,
+            collectives=0,
+            t_ns=self.moved_ns,
+            t_state_ns=self.moved_ns,
+            completed=self.completed,
+            letter="T" if self.hung else "S",
+        )
 
     # --- what it hears ---
 
@@ -307,7 +334,7 @@ class SimWorker:
 
     def proceed(self) -> None:
         """Make the next move, if nothing is under way and one is due."""
-        if self.busy or self.seat < 0 or self.state in ("torn", "setup"):
+        if self.busy or self.stalled or self.seat < 0 or self.state in ("torn", "setup"):
             return
         if self.opened == self.generation > max(self.closed, self.answered):
             if self.state == "idle":
@@ -477,6 +504,7 @@ class SimWorker:
         self.model = model_step(self.model, self.n + 1)
         self.own = own_step(self.own, self.n + 1)
         self.n += 1
+        self.completed += 1
         self.state = "idle"
         if self.ballot is not None and self.ballot.drain:
             self.ledger.last = min(self.ledger.last, self.n)

@@ -21,7 +21,8 @@ _S_NS = 1_000_000_000
 _PHASES_KEPT = 20
 _FIRST_PHASES = 3  # of a process: kernels, allocators and compilers warm up
 _SLOW_STATES = ("starting", "waiting", "setup", "dry", "checkpoint", "healing")
-_NEVER = ("waiting", "finished")
+# Who heals waits for others, and the controller has a deadline for each of its parts.
+_NEVER = ("waiting", "finished", "healing")
 _STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
 
 
@@ -187,7 +188,7 @@ def _where(look: Look) -> str:
         return f"the script's own code before phase {look.n + 1}"
     if look.state == "voting":
         return f"the vote of phase {look.n + 1}"
-    if look.state in ("starting", "setup", "healing"):
+    if look.state in ("starting", "setup"):
         return f"state {look.state} before phase {look.n + 1}"
     return f"phase {look.n + 1}, {look.state}, at collective {look.collectives}"
 
