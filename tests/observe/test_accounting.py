@@ -61,7 +61,7 @@ ATTEMPTS = st.builds(
     step=SMALL,
     kind=KINDS,
     t_begin_ns=TIMES,
-    reason=st.just(""),
+    reason=st.sampled_from(["", "rehearsal"]),
 )
 CLOSED = st.builds(GenerationClosed, t_ns=TIMES, incident=SMALL, generation=SMALL)
 OPENED = st.builds(GenerationOpened, t_ns=TIMES, incident=SMALL, generation=SMALL, n=SMALL)
@@ -106,8 +106,11 @@ def test_precedence_tick_by_tick(
     recovering = {t for a, b in zip(edges[::2], edges[1::2], strict=True) for t in range(a, b)}
     for lane in result.lanes:
         bucket = {t: span.bucket for span in lane.spans for t in range(*span[:2])}
-        refused = _ticks([one for one in attempts if one.seat == lane.seat])
+        of_seat = [one for one in attempts if one.seat == lane.seat]
+        refused = _ticks([one for one in of_seat if "rehearsal" not in (one.kind, one.reason)])
         done = _ticks([one for one in phases if one.seat == lane.seat])
+        for t in _ticks([one for one in of_seat if "rehearsal" in (one.kind, one.reason)]):
+            done.setdefault(t, set()).add("start")
         for t in range(60):
             if t in refused:
                 assert bucket[t] == "lost"
@@ -120,10 +123,10 @@ def test_precedence_tick_by_tick(
 
 
 def _ticks(acts: list[PhaseDone] | list[AttemptRefused]) -> dict[int, set[str]]:
-    name = {"end": "stop", "strange": "script"}
+    name = {"end": "stop", "strange": "script", "rehearsal": "start"}
     ticks: dict[int, set[str]] = {}
     for act in acts:
-        for t in range(act.t_begin_ns, act.t_ns) if act.kind != "rehearsal" else ():
+        for t in range(act.t_begin_ns, act.t_ns):
             ticks.setdefault(t, set()).add(name.get(act.kind, act.kind))
     return ticks
 
@@ -262,6 +265,27 @@ def test_a_living_run_counts_the_open_attempt_as_lost_until_it_commits(tmp_path:
     story.say(GenerationClosed(t_ns=story.t_ns, incident=1, generation=1))
     story.close()
     assert spans_ms(account(read_events(tmp_path)), 0)[-1] == ("lost", 40)
+
+
+def test_a_rehearsal_is_part_of_the_start(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=1, spares=0).start(ms=500)
+    begin_ns = story.t_ns
+    story.write(
+        "w1-0",
+        AttemptRefused(
+            t_ns=story.wait(60),
+            worker="w1-0",
+            seat=0,
+            generation=1,
+            n=1,
+            step=1,
+            kind="step",
+            t_begin_ns=begin_ns,
+            reason="rehearsal",
+        ),
+    )
+    story.phase(ms=100).end()
+    assert spans_ms(account(read_events(tmp_path)), 0)[:2] == [("start", 560), ("step", 100)]
 
 
 def test_events_without_a_start(tmp_path: Path) -> None:

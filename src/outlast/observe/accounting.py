@@ -26,6 +26,7 @@ from outlast.events import (
 from outlast.observe.spans import BUCKETS, Bucket, Span, Window, carve, merge
 
 TOLERANCE_NS = 1_000
+REHEARSAL = "rehearsal"  # the reason of attempts that are refused on purpose, before the first step
 _OF_KIND: dict[str, Bucket] = {
     "step": "step",
     "eval": "eval",
@@ -156,16 +157,21 @@ def _rolled_back(terms: list[Term]) -> set[int]:
 
 
 def _acts(term: Term, seats: int, rolled_back: set[int]) -> list[list[_Act]]:
-    """Phases and attempts by seat, by time. Rehearsals count as part of the start."""
+    """Phases and attempts by seat, by time. Rehearsals are part of the start."""
     acts: list[list[_Act]] = [[] for _ in range(seats)]
     for event in term.events:
         if not isinstance(event, PhaseDone | AttemptRefused):
             continue
-        if event.kind == "rehearsal" or not 0 <= event.seat < seats:
+        if not 0 <= event.seat < seats:
             continue
         refused = isinstance(event, AttemptRefused)
-        lost = refused or id(event) in rolled_back
-        bucket = "lost" if lost else _OF_KIND.get(event.kind, "script")
+        reason = event.reason if isinstance(event, AttemptRefused) else ""
+        if REHEARSAL in (event.kind, reason):
+            refused, bucket = False, "start"
+        elif refused or id(event) in rolled_back:
+            bucket = "lost"
+        else:
+            bucket = _OF_KIND.get(event.kind, "script")
         acts[event.seat].append(_Act(event.t_begin_ns, event.t_ns, event.worker, bucket, refused))
     for seat_acts in acts:
         seat_acts.sort()

@@ -21,6 +21,7 @@ from outlast.events import (
     WorkerSpawned,
     WorkerWarm,
 )
+from outlast.observe.accounting import REHEARSAL
 from outlast.observe.incidents import Incident, Tracker
 from outlast.observe.words import counted, duration, what, who
 
@@ -77,7 +78,7 @@ class Board:
             if event.kind == "step":
                 self._step_ns += event.t_ns - max(event.t_begin_ns, self._since_open_ns(event))
         elif isinstance(event, AttemptRefused):
-            if event.kind != "rehearsal":
+            if event.reason != REHEARSAL:
                 self._refused_ns += event.t_ns - event.t_begin_ns
         elif isinstance(event, Metrics):
             if event.worker in self.workers and "loss" in event.values:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from outlast.events import Fault
 from outlast.observe.incidents import PHASES, Incident, Phase
-from outlast.observe.words import counted, duration, size, what, who
+from outlast.observe.words import counted, duration, in_short, size, what, who
 
 BAR_CELLS = 30
 _NOTICED = {
@@ -96,7 +96,8 @@ def _story(one: Incident) -> list[tuple[str, str]]:
 def _broke(fault: Fault) -> str:
     place = ", ".join(filter(None, (fault.worker, fault.host)))
     said = f"{who(fault)} {what(fault)}" + (f" ({place})" if place else "")
-    return f"{said}: {fault.detail}" if fault.detail and fault.detail not in said else said
+    detail = in_short(fault.detail)
+    return f"{said}: {detail}" if detail and detail not in said else said
 
 
 def _kept(one: Incident) -> str:

@@ -67,7 +67,7 @@ class Feed:
     def poll(self, *, at_once: bool = False) -> None:
         now_ns = self.now_ns()
         due = at_once or now_ns - self._polled_ns >= POLL_S * 1e9
-        if self._reader is None or not due:
+        if self._reader is None or not due or not self.board.begin_ns:
             return
         self._polled_ns = now_ns
         try:
@@ -75,7 +75,8 @@ class Feed:
         except OSError:
             return  # the view is a convenience: what cannot be read now is read at the next look
         for event in found:
-            if isinstance(event, PhaseDone | AttemptRefused | Metrics):
+            of_worker = isinstance(event, PhaseDone | AttemptRefused | Metrics)
+            if of_worker and event.t_ns >= self.board.begin_ns:  # older: an earlier term's
                 self.board.take(event)
 
 
@@ -87,11 +88,11 @@ class LiveDisplay:
         run_dir: Path | None = None,
         *,
         console: Console | None = None,
-        lines: TextIO = sys.stdout,
+        lines: TextIO | None = None,
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._lines = lines
-        self._shared = lines.isatty()  # workers' lines and the view meet on one screen
+        self._lines = lines or sys.stdout
+        self._shared = self._lines.isatty()  # workers' lines and the view meet on one screen
         self._feed = Feed(run_dir)
         self._notes: list[str] = []
         self._live = Live(
@@ -132,10 +133,14 @@ class LineDisplay:
     is every `PROGRESS_S` seconds."""
 
     def __init__(
-        self, run_dir: Path | None = None, *, lines: TextIO = sys.stdout, said: TextIO = sys.stderr
+        self,
+        run_dir: Path | None = None,
+        *,
+        lines: TextIO | None = None,
+        said: TextIO | None = None,
     ) -> None:
-        self._lines = lines
-        self._said = said
+        self._lines = lines or sys.stdout
+        self._said = said or sys.stderr
         self._feed = Feed(run_dir)
         self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
         self._told = 0
@@ -178,12 +183,18 @@ class LineDisplay:
         _write(self._said, f"outlast: {text}\n")
 
 
-def display(run_dir: Path, *, plain: bool = False) -> LiveDisplay | LineDisplay:
-    """The view that stderr can show: tables on a terminal, lines elsewhere or when asked for."""
+def display(
+    run_dir: Path, *, plain: bool = False, lines: TextIO | None = None
+) -> LiveDisplay | LineDisplay:
+    """The view that stderr can show: tables on a terminal, lines elsewhere or when `plain`.
+
+    Workers' own lines go to `lines` (default: stdout).
+    """
     console = Console(stderr=True)
+    lines = lines or sys.stdout
     if plain or not console.is_terminal or console.is_dumb_terminal:
-        return LineDisplay(run_dir)
-    return LiveDisplay(run_dir, console=console)
+        return LineDisplay(run_dir, lines=lines)
+    return LiveDisplay(run_dir, console=console, lines=lines)
 
 
 def view(board: Board, now_ns: int, notes: list[str]) -> RenderableType:

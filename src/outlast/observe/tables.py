@@ -10,7 +10,7 @@ from rich.text import Text
 
 from outlast.observe.spans import BUCKETS, Bucket
 from outlast.observe.summary import IncidentLine, Summary
-from outlast.observe.words import counted, duration, error_line, share, what, who
+from outlast.observe.words import counted, duration, error_line, in_short, share, what, who
 
 STYLE: dict[Bucket, str] = {
     "start": "blue",
@@ -95,8 +95,9 @@ def _cause(summary: Summary) -> RenderableType:
     cause = summary.cause
     assert cause is not None
     text = Text.assemble(("root cause  ", "bold red"), f"{who(cause)} {what(cause)}")
-    if cause.detail and cause.detail not in error_line(cause):
-        text.append(f": {cause.detail}")
+    detail = in_short(cause.detail)
+    if detail and detail not in error_line(cause):
+        text.append(f": {detail}")
     return text
 
 

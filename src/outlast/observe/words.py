@@ -6,6 +6,7 @@ import signal
 
 from outlast.events import Fault
 
+SHORT_MAX = 120
 _SAID = {
     "hung": "hung",
     "stopped": "was stopped by the kernel (SIGSTOP or a debugger)",
@@ -74,7 +75,13 @@ def what(fault: Fault) -> str:
 def error_line(fault: Fault) -> str:
     """The line that names the exception: a traceback's last one, else what was said."""
     lines = [line.strip() for line in fault.traceback.splitlines() if line.strip()]
-    return lines[-1] if lines else fault.detail or "an exception"
+    return in_short(lines[-1] if lines else fault.detail or "an exception")
+
+
+def in_short(text: str) -> str:
+    """One line of at most SHORT_MAX characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT_MAX else line[: SHORT_MAX - 3] + "..."
 
 
 def signal_name(number: int) -> str:
