@@ -44,7 +44,7 @@ class Agent:
         self._lost: deque[wire.Lost] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch = Watch(crew, self._say)
-        self.said_hello = False
+        self._ours = asyncio.Event()  # the script has called `init()`
         self._done = False
 
     async def run(self) -> None:
@@ -52,7 +52,12 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.keep())
             group.create_task(self._keep_lease())
-            group.create_task(self._watch.run())
+            group.create_task(self._watch_on())
+
+    @property
+    def said_hello(self) -> bool:
+        """Whether any worker has reached `init()`."""
+        return self._ours.is_set()
 
     def step_back(self) -> None:
         """Say nothing more; the crew's workers are somebody else's."""
@@ -98,7 +103,7 @@ class Agent:
         if self._done or frame.run != self._crew.run_dir.job.run:
             return
         if isinstance(frame.body, wire.Hello) and not self.said_hello:
-            self.said_hello = True
+            self._ours.set()
             for spawn in self._held:
                 self._spawn(spawn)
             self._held.clear()
@@ -194,6 +199,11 @@ class Agent:
     def _say_lost(self, lost: wire.Lost) -> None:
         self._lost.append(lost)
         self._say(lost)
+
+    async def _watch_on(self) -> None:
+        """A script that has not called `init()` shows no sign of life, and need not."""
+        await self._ours.wait()
+        await self._watch.run()
 
     # --- lease ----------------------------------------------------------------------------
 

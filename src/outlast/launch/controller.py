@@ -73,7 +73,7 @@ class Controller:
         job = run_dir.job
         self._limits = plan.limits
         self._world = plan.world
-        self._job = job
+        self.job = job
         self._token = token
         self._record = record
         self._checkpoint = checkpoint
@@ -102,8 +102,8 @@ class Controller:
         self._feed(
             contract.Begin(
                 t_ns=self._record.now_ns(),
-                run=self._job.run,
-                term=self._job.term,
+                run=self.job.run,
+                term=self.job.term,
                 journal=self._earlier,
                 checkpoint=self._checkpoint,
             )
@@ -175,8 +175,8 @@ class Controller:
         seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
         peer.channel.send(
             wire.Envelope(
-                run=self._job.run,
-                term=self._job.term,
+                run=self.job.run,
+                term=self.job.term,
                 agent=action.agent,
                 incarnation=peer.incarnation,
                 worker=action.worker,
@@ -241,8 +241,8 @@ class Controller:
         )
 
     def _on_frame(self, channel: Channel, frame: wire.Envelope) -> None:
-        if frame.run != self._job.run:
-            channel.close(f"it speaks of run {frame.run}, this is {self._job.run}")
+        if frame.run != self.job.run:
+            channel.close(f"it speaks of run {frame.run}, this is {self.job.run}")
             return
         if channel in self._strangers:
             self._strangers.pop(channel).cancel()

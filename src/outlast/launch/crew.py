@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,7 +20,6 @@ from outlast.launch.environment import free_port, worker_environment
 from outlast.launch.processes import Born, Process, Warden
 from outlast.launch.rundir import RunDir
 from outlast.page import Beat, Page
-
 
 _STARTED_MAX = 4096
 
@@ -51,6 +51,7 @@ class Worker:
         self.name = post.name
         self.seat = post.seat
         self.local_rank = local_rank
+        self.started_ns = time.monotonic_ns()
         self.kill_reason = ""
         self.burial: asyncio.Task[Remains] | None = None
         self.page: Page

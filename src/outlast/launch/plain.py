@@ -74,21 +74,25 @@ class PlainGroup:
     async def _one_attempt(self) -> events.Fault | None:
         """Until nobody lives; the first failure, if any."""
         while self._crew.workers:
-            stopped = asyncio.create_task(self._stop.wait())
-            exited = asyncio.create_task(self._exited.get())
-            try:
-                await asyncio.wait({stopped, exited}, return_when=asyncio.FIRST_COMPLETED)
-                if self._stop.is_set():
-                    await self._end_all()
-                    return None
-                fault = await self._bury(exited.result())
-            finally:
-                stopped.cancel()
-                exited.cancel()
-            if fault:
+            worker = await self._next_exit()
+            if worker is None:
+                await self._end_all()
+                return None
+            if fault := await self._bury(worker):
                 await self._end_all()
                 return fault
         return None
+
+    async def _next_exit(self) -> Worker | None:
+        """The next worker that ended; None when everybody shall stop."""
+        stopped = asyncio.create_task(self._stop.wait())
+        exited = asyncio.create_task(self._exited.get())
+        try:
+            await asyncio.wait({stopped, exited}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stop.is_set() else exited.result()
+        finally:
+            stopped.cancel()
+            exited.cancel()
 
     async def _bury(self, worker: Worker) -> events.Fault | None:
         remains = await self._crew.bury(worker)
