@@ -118,6 +118,7 @@ def train_step(windows: Tensor) -> float:
     loss = loss_of(windows)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    session.report(loss=loss)  # here it is kept even if this very rank dies while it steps
     optimizer.step()  # the gate: nothing has changed before all ranks have come this far
     scheduler.step()
     return loss.item()
@@ -134,7 +135,6 @@ def evaluate() -> float:
 
 for batch in session.batches(loader, until=args.steps):
     loss = session.run(train_step, batch)  # redone until the whole job has it; returns once
-    session.report(loss=loss)
     if session.step_index % args.evaluate_every == 0:
         exam_loss = session.run(evaluate)
         session.report(exam_loss=exam_loss)
