@@ -118,7 +118,7 @@ def train_step(windows: Tensor) -> float:
     loss = loss_of(windows)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-    session.report(loss=loss)  # here it is kept even if this very rank dies while it steps
+    session.report(loss=loss.item())  # here it is kept even if this very rank dies while it steps
     optimizer.step()  # the gate: nothing has changed before all ranks have come this far
     scheduler.step()
     return loss.item()
