@@ -27,7 +27,7 @@ def test_a_replacement(tmp_path: Path) -> None:
     story.end()
     text = explained(tmp_path)
     for said in (
-        "incident 1: rank 2 was killed by SIGKILL",
+        "rank 2 was killed by SIGKILL ──",
         "(w1-2, node-1)",
         "the agent's pidfd said",
         "step 6, generation 1",
@@ -64,6 +64,26 @@ def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
     assert text.count("the same as in incident 1") == 3
     assert "rank 1 raised ValueError: bad batch" in text
     assert "the run ended with it" in text
+
+
+def test_a_peers_broken_connection_is_an_echo(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    noise = "RuntimeError: pair.cc:537 Read error: Connection reset by peer. " * 20
+    story.broken(0, story.fault("transport", 0, detail=noise), how="peer")
+    story.notice(story.fault("killed", 2, signal=9))
+    story.decide((2,)).heal((2,)).steps(1).end()
+    text = explained(tmp_path)
+    assert "rank 0: the connection to a peer broke" in text
+    assert "pair.cc" not in text
+    assert "rank 2 was killed by SIGKILL (w1-2, node-1)" in text
+
+
+def test_a_long_error_leaves_the_frame_whole(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    fault = story.fault("raised", 1, traceback="pkg.errors.DataError: " + "long " * 80)
+    story.broken(1, fault, how="report").decide(rung="retry").heal().steps(1).end()
+    first = explained(tmp_path).splitlines()[0]
+    assert "rank 1 raised DataError ──" in first
 
 
 def test_rolled_back_steps_are_not_called_kept(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outlast.events import AnyEvent, CheckpointSaved, Note
+from outlast.events import AnyEvent, CheckpointSaved, Note, WorkerLost
 from outlast.observe import live
 from outlast.observe.accounting import account
 from outlast.observe.board import Beats, Board, headline, progress
@@ -196,10 +196,22 @@ def test_an_open_incident_says_so(tmp_path: Path) -> None:
     story = Story(tmp_path).start().steps(1)
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
+    said = "incident 1: rank 2 was killed by SIGKILL"  # that a peer saw it is no second fault
+    assert headline(board_of(story).tracker.found()[0]) == f"{said} at step 2 ..."
+    story.notice(story.fault("killed", 3, signal=9))
     one = board_of(story).tracker.found()[0]
-    assert (
-        headline(one) == "incident 1: rank 2 was killed by SIGKILL and 1 fault more at step 2 ..."
-    )
+    assert headline(one) == f"{said} and 1 fault more at step 2 ..."
+
+
+def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=2).start().steps(4)
+    board = board_of(story)
+    board.beat(beats(story), story.t_ns)
+    for seat, worker in enumerate(story.seats):
+        fault = story.fault("exited", seat)
+        board.take(WorkerLost(t_ns=story.t_ns, worker=worker, seat=seat, fault=fault))
+        board.beat({}, story.t_ns)
+    assert (board.step, board.loss, board.seats) == (4, 2.5, [])
 
 
 def test_nothing_yet() -> None:

@@ -56,6 +56,8 @@ class Board:
     outcome: str = ""
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
+    _step: int = 0
+    _loss: float = float("nan")
     _step_ns: int = 0
     _refused_ns: int = 0
     _recovered_ns: int = 0
@@ -93,6 +95,9 @@ class Board:
                 continue  # the beat of a worker that was lost meanwhile
             row.n, row.step, row.state = n, step, state
             row.loss = loss if loss == loss and loss else row.loss
+        seats = self.seats
+        if len(seats) == self.world and seats:
+            self._step, self._loss = min(row.step for row in seats), seats[0].loss
         self._rate.append((now_ns, self.step))
         oldest_ns = now_ns - round(RATE_WINDOW_S * 1e9)
         while len(self._rate) > 2 and self._rate[0][0] < oldest_ns:
@@ -110,12 +115,13 @@ class Board:
 
     @property
     def step(self) -> int:
-        """Committed steps: what every seat has."""
-        return min((row.step for row in self.seats), default=0)
+        """Committed steps: what every seat had when last all of them were seen."""
+        return self._step
 
     @property
     def loss(self) -> float:
-        return next((row.loss for row in self.seats), float("nan"))
+        """What the first rank reported last; NaN where none did."""
+        return self._loss
 
     @property
     def recovering(self) -> bool:
@@ -169,18 +175,18 @@ class Board:
         return self.workers.setdefault(worker, WorkerRow(worker))
 
 
-def headline(one: Incident) -> str:
-    """An incident on one line, as far as it has come."""
+def headline(one: Incident, *, brief: bool = False) -> str:
+    """An incident on one line, as far as it has come; `brief`: with its longest phase only."""
     said = f"incident {one.number}: {who(one.cause)} {what(one.cause)}"
-    if len(one.faults) > 1:
-        said += f" and {counted(len(one.faults) - 1, 'fault')} more"
+    if one.others:
+        said += f" and {counted(len(one.others), 'fault')} more"
     said += f" at step {one.step}"
     for each in one.replaced:
         said += f", {each.new} took rank {each.seat}"
     if one.state == "recovered":
-        spent = ", ".join(
-            f"{phase} {duration(ms / 1e3)}" for phase, ms in one.phases_ms.items() if ms >= 0.1
-        )
+        phases = [item for item in one.phases_ms.items() if item[1] >= 0.1]
+        phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
+        spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
         return f"{said}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
     return f"{said}: the run ended" if one.state == "stopped" else f"{said} ..."
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from outlast.events import Fault
 from outlast.observe.incidents import PHASES, Incident, Phase
-from outlast.observe.words import counted, duration, in_short, size, what, who
+from outlast.observe.words import counted, duration, error_name, in_short, size, what, who
 
 BAR_CELLS = 30
 _NOTICED = {
@@ -57,11 +57,9 @@ def panel(one: Incident, shown: dict[str, int]) -> RenderableType:
     """One incident. `shown`: tracebacks printed already, and by which incident; added to."""
     cause = one.cause
     when = datetime.fromtimestamp(one.t_ns / 1e9, tz=UTC).astimezone()
-    title = Text.assemble(
-        (f"incident {one.number}", "bold"),
-        f": {who(cause)} {what(cause)} ",
-        (f"{when:%H:%M:%S}", "dim"),
-    )
+    said = "raised " + error_name(cause) if cause.kind == "raised" else what(cause)
+    title = Text.assemble((f"incident {one.number}", "bold"), f", {when:%H:%M:%S}: ")
+    title.append(f"{who(cause)} {said}")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -78,7 +76,10 @@ def panel(one: Incident, shown: dict[str, int]) -> RenderableType:
 
 def _story(one: Incident) -> list[tuple[str, str]]:
     rows = [("what", _broke(one.cause))]
-    rows += [("and", _broke(fault)) for fault in one.faults if fault is not one.cause]
+    rows += [("and", _broke(fault)) for fault in one.others]
+    if one.echoes:
+        seen = ", ".join(dict.fromkeys(who(fault) for fault in one.echoes))
+        rows.append(("seen by", f"{seen}: the connection to a peer broke"))
     rows.append(("where", f"step {one.step}, generation {one.generation_from}"))
     how = dict.fromkeys(one.how)
     rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))

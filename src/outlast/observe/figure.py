@@ -262,7 +262,10 @@ def _heaviest(weights: dict[Bucket, int]) -> Bucket:
 def _key(runs: list[_Run]) -> list[str]:
     """What the incidents' numbers mean."""
     lines = []
+    several = sum(bool(run.incidents) for run in runs) > 1
     for run in runs:
+        if several and run.incidents:
+            lines.append(f"{run.label}:")
         for one in run.incidents:
             said = f"{who(one.cause)} {what(one.cause)}"
             said = said if len(said) <= SAID_MAX else said[: SAID_MAX - 3] + "..."

@@ -103,6 +103,19 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         broken connection that follows from it; among equals the first."""
         return min(self.faults, key=lambda fault: _WEIGHT.get(fault.kind, 1))
 
+    @property
+    def echoes(self) -> tuple[Fault, ...]:
+        """Broken connections that only say that a peer was gone, where it is known why."""
+        if all(fault.kind == "transport" for fault in self.faults):
+            return ()
+        return tuple(fault for fault in self.faults if fault.kind == "transport")
+
+    @property
+    def others(self) -> tuple[Fault, ...]:
+        """Faults besides the cause that are no echoes of it."""
+        known = (self.cause, *self.echoes)
+        return tuple(fault for fault in self.faults if not any(fault is one for one in known))
+
 
 _WEIGHT = {"raised": 0, "transport": 2}
 

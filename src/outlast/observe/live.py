@@ -14,7 +14,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from outlast.events import AnyEvent, AttemptRefused, Metrics, Note, Noticed, PhaseDone, RunEnded
+from outlast.events import (
+    AnyEvent,
+    AttemptRefused,
+    FaultInjected,
+    Metrics,
+    Note,
+    Noticed,
+    PhaseDone,
+    RunEnded,
+)
 from outlast.observe.board import Beats, Board, WorkerRow, headline, milestone, progress
 from outlast.observe.store import Clock, EventReader
 from outlast.observe.words import counted, duration
@@ -75,7 +84,7 @@ class Feed:
         except OSError:
             return  # the view is a convenience: what cannot be read now is read at the next look
         for event in found:
-            of_worker = isinstance(event, PhaseDone | AttemptRefused | Metrics)
+            of_worker = isinstance(event, PhaseDone | AttemptRefused | Metrics | FaultInjected)
             if of_worker and event.t_ns >= self.board.begin_ns:  # older: an earlier term's
                 self.board.take(event)
 
@@ -203,7 +212,7 @@ def view(board: Board, now_ns: int, notes: list[str]) -> RenderableType:
     found = board.tracker.found(INCIDENTS_MAX)
     for one in found:
         style = {"recovered": "green", "stopped": "red"}.get(one.state, "yellow")
-        parts.append(Text(headline(one), style=style))
+        parts.append(Text(headline(one, brief=True), style=style))
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     up = duration((now_ns - board.begin_ns) / 1e9) if board.begin_ns else "starting"
     title = Text.assemble("outlast: ", (board.script or "...", "bold"))

@@ -200,7 +200,7 @@ def _line(one: Incident) -> IncidentLine:
         number=one.number,
         cause=one.cause.kind,
         said=f"{who(one.cause)} {what(one.cause)}",
-        faults=len(one.faults),
+        faults=1 + len(one.others),
         step=one.step,
         rung=one.rung,
         state=one.state,

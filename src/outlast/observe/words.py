@@ -78,6 +78,12 @@ def error_line(fault: Fault) -> str:
     return in_short(lines[-1] if lines else fault.detail or "an exception")
 
 
+def error_name(fault: Fault) -> str:
+    """The exception's class, without its module and its words."""
+    name = error_line(fault).partition(":")[0].rpartition(".")[2].strip()
+    return name if name.isidentifier() else "an exception"
+
+
 def in_short(text: str) -> str:
     """One line of at most SHORT_MAX characters."""
     line = " ".join(text.split())
