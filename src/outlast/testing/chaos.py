@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
-Deed = Literal["kill", "hang", "stall", "pause", "raise", "transport", "torn", "exit", "corrupt"]
+Deed = Literal[
+    "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",
+    "crash", "drop",
+]  # fmt: skip
 
 # Every place in a worker's life where something can break.
 POINTS = (
@@ -18,7 +21,9 @@ _ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", 
 _SPECIAL: dict[str, Deed] = {
     "attempt": "raise", "slot": "raise", "applying": "torn", "receive": "corrupt",
 }  # fmt: skip
-_DEEDS: tuple[Deed, ...] = ("kill", "kill", "kill", "hang", "stall", "pause", "transport", "exit")
+_DEEDS: tuple[Deed, ...] = (
+    "kill", "kill", "kill", "hang", "stall", "pause", "transport", "exit", "crash", "drop",
+)  # fmt: skip
 
 
 PATIENT = 1000  # attempts of a plan that must end well

@@ -19,6 +19,7 @@ from outlast.core.contract import (
     AgentGone,
     AnyEntry,
     Begin,
+    DecisionMade,
     Emit,
     End,
     Input,
@@ -135,6 +136,8 @@ class SimCluster:
 
     def controller_hears(self, envelope: wire.Envelope) -> None:
         if self.controller_up and envelope.term <= self.term:
+            if isinstance(envelope.body, wire.Lost):
+                self.ledger.left_behind(envelope.body)
             self._feed(Received(t_ns=self.timeline.now_ns, envelope=envelope))
 
     def agent_gone(self, agent: SimAgent, incarnation: int, epoch: int) -> None:
@@ -183,6 +186,8 @@ class SimCluster:
                 assert isinstance(entry, AnyEntry)
                 self.ledger.durable(entry)
                 self.journal.append(entry)
+                if isinstance(entry, DecisionMade):
+                    self._check_fence(entry)
             case Wake():
                 delay_s = (action.t_ns - self.timeline.now_ns) / NS
                 self.timeline.after(delay_s, self._tick_for(self.term, action.t_ns))
@@ -210,6 +215,11 @@ class SimCluster:
     def _heard(self, event: events.AnyEvent) -> None:
         if isinstance(event, events.Decided) and event.rung == "restart":
             self.restarts += 1
+            self._check_need(event)
+        elif isinstance(event, events.WorkerLost):
+            for worker in self._alive():
+                if worker.name == event.worker:
+                    self.ledger.fail(f"{worker.name} was counted as lost while it lives")
 
     # --- what breaks ---
 
@@ -224,6 +234,10 @@ class SimCluster:
                     self.story.append(
                         (self.timeline.now_s, f"{strike.deed} {worker.name} at {point}")
                     )
+                    if strike.deed == "crash":
+                        self._crash_in = self.timeline.dice.randint(0, 4)
+                    elif strike.deed == "drop":
+                        worker.agent.hang_up(self.timeline.between(0.0, 1.0))
                     return strike.deed
         return ""
 
@@ -231,7 +245,7 @@ class SimCluster:
         line = self.timeline
         self.struck += 1
         self.story.append((line.now_s, f"happens: {what}"))
-        alive = [w for a in self.agents.values() for w in a.workers.values() if w.alive]
+        alive = self._alive()
         agent = line.dice.choice(list(self.agents.values()))
         if what in ("kill", "pair", "all"):
             count = {"kill": 1, "pair": 2, "all": len(alive)}[what]
@@ -272,6 +286,35 @@ class SimCluster:
         return n
 
     # --- judging ---
+
+    def _alive(self) -> list[SimWorker]:
+        return [w for a in self.agents.values() for w in a.workers.values() if w.alive]
+
+    def _check_fence(self, entry: DecisionMade) -> None:
+        """Invariant (g): who was given up is dead before the decision."""
+        for worker in self._alive():
+            if worker.seat >= 0 and worker.name not in entry.seats:
+                self.ledger.fail(
+                    f"generation {entry.generation} was decided while {worker.name}, which has no"
+                    f" seat in it, still lives at rank {worker.seat}"
+                )
+
+    def _check_need(self, event: events.Decided) -> None:
+        """A restart loses steps: wrong where a survivor and every rank's own state are left."""
+        if self.term > 1 or any(
+            what not in ("kill", "pair", "stop") for _, what in self.plan.timed
+        ):
+            return  # then news may have been lost with a host or a controller
+        if any(strike.deed in ("crash", "drop") for strike in self.plan.strikes):
+            return
+        whole = {w.seat: w for w in self._alive() if w.seat >= 0 and w.is_set_up and w.has_state}
+        if not whole or any(not w.is_set_up for w in self._alive() if w.seat >= 0):
+            return
+        n = max([self._state.n, *(worker.n for worker in whole.values())])
+        keys = {f"before:{n}", f"after:{n}"}
+        left = self.ledger.left
+        if all(seat in whole or keys & left.get(seat, set()) for seat in range(self.plan.world)):
+            self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _check_seats(self) -> None:
         taken: dict[int, str] = {}

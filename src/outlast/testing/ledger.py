@@ -50,7 +50,10 @@ class Ledger:
         self.last = -1  # the run's last phase, once it is known
         self.decided = 0  # the newest generation that a decision is durable for
         self.opened: set[int] = set()
+        self.decided_n = 0
         self.shared: dict[str, bytes] = {}
+        self.seated: dict[str, int] = {}  # worker -> its seat
+        self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.tell: Callable[[str], str] = lambda text: text
         self._models = [mix(0)]
         self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
@@ -89,12 +92,20 @@ class Ledger:
         if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
             self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
 
+    def left_behind(self, body: wire.Lost) -> None:
+        seat = self.seated.get(body.worker, -1)
+        self.left.setdefault(seat, set()).update(body.slots)
+
     def durable(self, entry: AnyEntry) -> None:
         match entry:
             case DecisionMade():
                 if entry.generation <= self.decided:
                     self.fail(f"generation {entry.generation} was decided after {self.decided}")
-                self.decided = entry.generation
+                if entry.verdict == "start":
+                    self.left = {}
+                elif entry.n < self.decided_n:
+                    self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
+                self.decided, self.decided_n = entry.generation, entry.n
                 taken = [name for name in entry.seats if name]
                 if len(set(taken)) != len(taken):
                     self.fail(f"a worker has two seats: {entry.seats}")

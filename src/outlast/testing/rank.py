@@ -227,6 +227,7 @@ class SimWorker:
             if self.readied == self.generation == body.generation:
                 self.say_again("Ready")
             return
+        self.ledger.seated[self.name] = body.seat
         self.seat, self.n, self.generation = body.seat, body.n, body.generation
         self.decided_n = body.n
         self.state = "setup"
@@ -361,6 +362,8 @@ class SimWorker:
         if self.mesh is not None and self.mesh.generation == body.generation:
             self.say_again("Joined")
             return
+        if self.readied < body.generation:
+            self.ledger.fail(f"{self.name} is to connect before it is ready")
         self.sent, self.received, self.staged = {}, {}, None
         self.said.pop("Joined", None)
         self.mesh = self.cluster.mesh(body)
