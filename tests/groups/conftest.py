@@ -25,7 +25,7 @@ from torch import distributed as dist
 
 from outlast.worker.groups import Groups, register
 
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 
 
 class Line:
@@ -259,8 +259,8 @@ def _run_rank(
         os._exit(code)
 
 
-@pytest.fixture
-def cluster() -> Iterator[Callable[[], Cluster]]:
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Callable[[], Cluster]]:
     made: list[Cluster] = []
 
     def make() -> Cluster:
@@ -270,3 +270,8 @@ def cluster() -> Iterator[Callable[[], Cluster]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def cluster(clusters: Callable[[], Cluster]) -> Cluster:
+    return clusters()

@@ -8,13 +8,10 @@ for that group and dry answers go on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import torch
-from torch import distributed as dist
 
 from outlast.errors import CorruptionError
 
@@ -114,48 +111,6 @@ class Record:
             return False
         _restore(entry.value, tensors)
         return True
-
-
-class RecordingWork(dist.Work):
-    """Hands the inner work on, and captures the result when its owner has waited for it. Only
-    set-up and rehearsals meet it; it never waits by itself, so no order of operations changes."""
-
-    def __init__(self, work: dist.Work, ended: Callable[[], None]) -> None:
-        super().__init__()
-        self._work = work
-        self._ended = ended
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        done = self._work.wait(timeout) if timeout else self._work.wait()
-        self._ended()
-        return done
-
-    def synchronize(self) -> None:
-        self._work.synchronize()
-
-    def get_future(self) -> Any:
-        return self._work.get_future()
-
-    def result(self) -> list[torch.Tensor]:
-        return self._work.result()
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def is_success(self) -> bool:
-        return self._work.is_success()
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def block_current_stream(self) -> None:
-        self._work.block_current_stream()
-
-    def source_rank(self) -> int:
-        return self._work.source_rank()
-
-    def _source_rank(self) -> int:
-        return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
 
 
 def _shape(tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:

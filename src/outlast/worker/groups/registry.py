@@ -19,11 +19,12 @@ from outlast.worker.groups.control import Control
 from outlast.worker.groups.device import Device
 from outlast.worker.groups.graveyard import Graveyard
 from outlast.worker.groups.inner import InnerGroup
-from outlast.worker.groups.record import Record, RecordingWork
+from outlast.worker.groups.record import Record
 from outlast.worker.groups.rendezvous import JobStore, Mailbox
 from outlast.worker.groups.stable import BACKEND, StableGroup
 from outlast.worker.groups.trouble import is_transport_error
-from outlast.worker.groups.works import Works
+from outlast.worker.groups.waited import WaitedWork
+from outlast.worker.groups.works import Works, trackable
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -272,23 +273,23 @@ class Groups:
         self.failed(GroupError(f"the script aborted group {group!r}"))
         self.sever(self._generation)
 
-    def handed_out(self, op: str, work: dist.Work) -> None:
-        self._works.add(op, work)
-
-    def recorded(
+    def handed_out(
         self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
     ) -> dist.Work | None:
-        """The work to hand out while set-up is recorded."""
+        """What to hand to the caller for the inner group's `work`: itself, wherever possible.
+        (None from NCCL means that the call has synchronised already.)"""
         record = self.record
-        entry = record.note(group, op, outputs)
-        if work is not None:
-            self._works.add(op, work)
-        if entry is None or op == "send":
-            return work
+        entry = record.note(group, op, outputs) if record.recording else None
         if work is None:
-            record.capture(entry, outputs)
+            if entry is not None:
+                record.capture(entry, outputs)
             return None
-        return RecordingWork(work, lambda: record.capture(entry, outputs))
+        if entry is None or op == "send":
+            given = trackable(op, work, on_cpu=bool(outputs) and outputs[0].is_cpu)
+        else:
+            given = WaitedWork(work, lambda: record.capture(entry, outputs))
+        self._works.add(op, given)
+        return given
 
     # --- inside ---
 

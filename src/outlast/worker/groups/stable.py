@@ -67,11 +67,7 @@ class StableGroup(_ProcessGroup):
             if not groups.failed(error):
                 raise
             return self._answer(op, (*args, *named.values()))
-        if groups.record.recording:
-            return groups.recorded(self._name, op, answers.outputs_of(op, args), work)
-        if work is not None:  # NCCL answers None to a call that has synchronised already
-            groups.handed_out(op, work)
-        return work
+        return groups.handed_out(self._name, op, answers.outputs_of(op, args), work)
 
     def _answer(self, op: str, args: tuple[Any, ...]) -> FinishedWork:
         dry = self._groups.admit(op, self._name)
@@ -162,9 +158,7 @@ class StableGroup(_ProcessGroup):
             self._groups.admit("coalescing", self._name)
             return FinishedWork([])
         work = self.inner.group._end_coalescing(device)  # noqa: SLF001
-        if work is not None:
-            self._groups.handed_out("coalescing", work)
-        return work
+        return self._groups.handed_out(self._name, "coalescing", [], work)
 
     # --- what torch asks about a group ---
 

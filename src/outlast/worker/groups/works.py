@@ -12,13 +12,22 @@ import torch
 from torch import distributed as dist
 
 from outlast.errors import PhaseError
+from outlast.worker.groups.waited import WaitedWork
 
 PENDING_MAX = 65_536
-_POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
+_REDUCE_SCATTER = {"reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"}
+# gloo's works of these complete only through their owner's wait, which also raises their errors;
+# a second wait on a receive would block for another message.
+OWNED = frozenset({"send", "recv", "recv_anysource"} | _REDUCE_SCATTER)
+
+
+def trackable(op: str, work: dist.Work, on_cpu: bool) -> dist.Work:
+    """The work to hand out, so that its end can be seen."""
+    return WaitedWork(work) if on_cpu and op in _REDUCE_SCATTER else work
 
 
 def _ended(op: str, work: dist.Work) -> bool:
-    if work.is_completed() or op in _POINT_TO_POINT:
+    if work.is_completed() or op in OWNED:
         return work.is_completed()
     # gloo completes a work's future a moment before the work says so; DDP waits for the future.
     return work.get_future().done()
@@ -71,9 +80,9 @@ class Works:
             try:
                 work.wait(timedelta(seconds=left_s))
             except RuntimeError:
-                # Ended in an error, as cut operations do. A send or receive says so only by
-                # raising; a collective that merely timed out is still counted below.
-                if op in _POINT_TO_POINT:
+                # Ended in an error, as cut operations do. Owned works say so only by raising; a
+                # collective that merely timed out is still counted below.
+                if op in OWNED:
                     with self._lock:
                         self._pending = deque(kept for kept in self._pending if kept[1] is not work)
         return sum(not work.is_completed() for _, work in list(self._pending))
@@ -92,8 +101,8 @@ class Works:
         errors: list[BaseException] = []
         while self._pending and _ended(*self._pending[0]):
             op, work = self._pending.popleft()
-            if op in _POINT_TO_POINT:
-                continue  # completed only through its owner's wait, which has raised any error
+            if op in OWNED:
+                continue  # its owner has waited, and heard of any error
             try:
                 work.wait()
             except RuntimeError as error:
