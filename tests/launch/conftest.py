@@ -14,9 +14,10 @@ import pytest
 
 from outlast.launch import arguments, rundir
 from outlast.launch.crew import Crew
-from outlast.launch.display import Plain, Record
+from outlast.launch.display import Record
 from outlast.launch.rundir import RunDir
 from outlast.launch.warden import everybody, look
+from outlast.observe.live import LineDisplay
 from outlast.observe.store import EventWriter
 
 DEADLINE_S = 20.0
@@ -104,7 +105,7 @@ class Stage:
                 await crew.close()
 
         run_dir: RunDir = rundir.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
-        record = Record(EventWriter(run_dir.room("events"), "test"), Plain())
+        record = Record(EventWriter(run_dir.room("events"), "test"), LineDisplay())
         try:
             asyncio.run(scene())
         finally:

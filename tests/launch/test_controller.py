@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outlast import events, wire
-from outlast.errors import RunDirError
+from outlast.errors import GaveUpError, RunDirError
 from outlast.launch import controller as controllers
 from outlast.launch.controller import Controller, read_journal
 from outlast.launch.crew import Crew
@@ -171,5 +171,23 @@ def test_a_journal_that_cannot_be_written_ends_the_run(stage: Stage) -> None:
         with pytest.raises(RunDirError, match="everything decided before is kept"):
             async with asyncio.timeout(10):
                 await controller.ended
+
+    at_the_door(stage, stage.token, act)
+
+
+def test_a_mistake_in_the_core_is_told_and_ends_the_run(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_state: object, _event: object) -> None:
+        raise AssertionError("two workers in seat 3")
+
+    async def act(caller: Caller, controller: Controller) -> None:
+        monkeypatch.setattr(controllers, "handle", broken)
+        caller.hello()
+        with pytest.raises(GaveUpError, match="two workers in seat 3"):
+            async with asyncio.timeout(10):
+                await controller.ended
+        told = (stage.root / "run" / "controller-error-1.log").read_text()
+        assert "Traceback" in told and "two workers in seat 3" in told
 
     at_the_door(stage, stage.token, act)

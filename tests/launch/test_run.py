@@ -176,7 +176,7 @@ def test_a_stopped_worker_is_found_out_and_replaced(theatre: Theatre) -> None:
     assert not theatre.stage.alive(pid)
     (theatre.stage.root / "finish").write_text("")
     code, _, err = theatre.end(launcher)
-    assert code == 0 and "rank 0 stopped" in err
+    assert code == 0 and "rank 0 was stopped" in err
 
 
 def test_interrupted_then_resumed(theatre: Theatre) -> None:

@@ -11,8 +11,8 @@ import msgspec
 
 from outlast.errors import OutlastError
 from outlast.launch import arguments
-from outlast.launch.display import Display, Plain
 from outlast.launch.run import frame_cause, launch
+from outlast.observe.live import display
 
 
 def run(argv: list[str]) -> int:
@@ -21,17 +21,13 @@ def run(argv: list[str]) -> int:
     Raises OutlastError when nothing could be started, or the launcher itself broke.
     """
     plan = arguments.parse(argv)
-    end, run_dir = launch(plan, _display(plan))
+    # With --json, stdout belongs to the summary.
+    lines = sys.stderr if plan.json else sys.stdout
+    end, run_dir = launch(plan, lambda path: display(path, plain=plan.plain, lines=lines))
     if framed := frame_cause(end):
         sys.stderr.write(framed + "\n")
     _summarise(run_dir, as_json=plan.json)
     return end.exit_code
-
-
-def _display(plan: arguments.RunPlan) -> Display:
-    if plan.json:
-        return Plain(lines=sys.stderr)
-    return Plain()
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from outlast.launch.watch import Watch
 RENEW_S = 0.5  # beats are shown to people: never rarer than this
 LEASE_USED = 0.75  # of the lease: workers are dead well before the controller counts on it
 LOST_KEPT = 64
+LOST_BYTES_MAX = 256 << 20
 BURIALS_MAX = 6
 
 
@@ -198,6 +199,8 @@ class Agent:
 
     def _say_lost(self, lost: wire.Lost) -> None:
         self._lost.append(lost)
+        while sum(sum(map(len, kept.slots.values())) for kept in self._lost) > LOST_BYTES_MAX:
+            self._lost.popleft()
         self._say(lost)
 
     async def _watch_on(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import msgspec
 from outlast import wire
 from outlast.core import contract
 from outlast.core.membership import handle, initial
-from outlast.errors import RunDirError
+from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.arguments import RunPlan
 from outlast.launch.channel import Channel
 from outlast.launch.display import Record
@@ -139,9 +141,10 @@ class Controller:
                 self._state, actions = handle(self._state, self._inputs.popleft())
                 for action in actions:
                     self._do(action)
+        except OutlastError as error:
+            self._broke(error)
         except Exception as error:  # noqa: BLE001 - whoever awaits `ended` gets it, and stops all
-            if not self.ended.done():
-                self.ended.set_exception(error)
+            self._broke(self._own_fault(error))
         finally:
             self._turning = False
 
@@ -157,6 +160,24 @@ class Controller:
             self._arm()
         elif not self.ended.done():
             self.ended.set_result(action)
+
+    def _broke(self, error: OutlastError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _own_fault(self, error: Exception) -> GaveUpError:
+        """A mistake in the controller itself: told in full where it can be read later."""
+        path = self._journal_dir.parent / f"controller-error-{self.job.term}.log"
+        text = "".join(traceback.format_exception(error))
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            sys.stderr.write(text)
+        return GaveUpError(
+            f"the controller itself failed ({type(error).__name__}: {error}); all workers were"
+            f" stopped, what was committed and checkpointed is kept; please report {path},"
+            " and start the same command again to resume"
+        )
 
     def _append(self, entry: contract.JournalEntry) -> None:
         try:

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outlast import events, wire
@@ -28,8 +28,9 @@ from outlast.observe.store import EventWriter
 GRACE_S = 15.0  # above `stop_s`: then the launcher ends without waiting for anybody's consent
 
 
-def launch(plan: RunPlan, display: Display) -> tuple[End, Path]:
-    """Run the plan to its end; the end and the run directory.
+def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[End, Path]:
+    """Run the plan to its end; the end and the run directory. `show` opens the view of a run
+    directory, once it is taken.
 
     Raises ConfigError and RunDirError before anything was started, and OutlastError when the run
     broke in a way that the controller could not decide about; nobody is left alive either way.
@@ -39,7 +40,7 @@ def launch(plan: RunPlan, display: Display) -> tuple[End, Path]:
     try:
         rundir.place_logs(run_dir, plan.log_dir)
         writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}")
-        record = Record(writer, display)
+        record = Record(writer, show(run_dir.path))
         try:
             end = asyncio.run(_Launcher(plan, run_dir, record).run())
         finally:
