@@ -100,9 +100,6 @@ def test_a_joiner_holds_the_donors_bits() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         average = torch.optim.swa_utils.AveragedModel(model)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        protected = Protected(
-            {"m": model, "o": optimizer, "s": scheduler, "ema": Replicated(average)}, {}
-        )
         for _ in range(seed):
             model(torch.randn(8, 4, dtype=torch.bfloat16)).sum().backward()
             optimizer.step()
@@ -112,6 +109,9 @@ def test_a_joiner_holds_the_donors_bits() -> None:
         for state in optimizer.state.values():
             # Moments in another dtype than the parameters': load_state_dict would cast them.
             state["exp_avg"] = state["exp_avg"].float() + 1e-4
+        protected = Protected(
+            {"m": model, "o": optimizer, "s": scheduler, "ema": Replicated(average)}, {}
+        )
         return model, optimizer, protected
 
     _, _, donor = build(5)

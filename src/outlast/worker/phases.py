@@ -43,7 +43,7 @@ class Attempt:
     undo: Undo
     begin_ns: int
     vote_ns: int = 0
-    own_after: bytes = b""
+    choices: bytes = b""  # what the script had drawn and changed when it voted
     dry: bool = False
     rehearsed: bool = False  # refused at its gate because this function is new here
     reports: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -174,14 +174,9 @@ class Phases:
             attempt.vote_ns = self._timeline.now_ns()
             return
         if not self._alone and attempt.key not in self.settled:
-            done = self._rehearsals.get(attempt.key, 0)
-            if done < REHEARSALS:
-                self._rehearsals[attempt.key] = done + 1
-                attempt.rehearsed = True
-                raise StepRefused("rehearsal")
-            self.settled.add(attempt.key)
-            self._moment.rehearsing = False
-            self.on_settled()
+            self._rehearsals[attempt.key] = self._rehearsals.get(attempt.key, 0) + 1
+            attempt.rehearsed = True
+            raise StepRefused("rehearsal")
         self._vote(attempt)
 
     def _is_rehearsal(self, key: str, kind: Kind) -> bool:
@@ -196,10 +191,9 @@ class Phases:
                 " optimizer.step: their results would be applied on some ranks only"
             )
         moment, n = self._moment, self._moment.n + 1
-        attempt.own_after = tree.encode(self.protected.own_state())
-        slot = self._place.slot(
-            n, self._step_after(attempt), attempt.own_after, reports=attempt.reports
-        )
+        attempt.choices = tree.encode(self.protected.own_choices())
+        own = tree.encode(self.protected.own_state())
+        slot = self._place.slot(n, self._step_after(attempt), own, reports=attempt.reports)
         self._put_slot("after", n, slot.pack())
         words = [1, moment.generation, n, _KIND_CODES[attempt.kind],
                  xxhash.xxh32_intdigest(attempt.key.encode()) >> 8]  # fmt: skip
@@ -220,6 +214,7 @@ class Phases:
                 )
         moment.enter("applying")
         self._groups.seal()
+        self.protected.buffers.mark_vote()
         attempt.vote_ns = self._timeline.now_ns()
 
     def _no_gradient_left(self, attempt: Attempt) -> None:
@@ -241,7 +236,8 @@ class Phases:
         if attempt.dry:
             return
         assert self.protected is not None
-        if tree.encode(self.protected.own_state()) != attempt.own_after:
+        self.protected.buffers.mark_end()
+        if tree.encode(self.protected.own_choices()) != attempt.choices:
             raise PhaseError(
                 f"{attempt.key} drew random numbers or changed a rank-specific object after"
                 " optimizer.step: a replacement worker could not know it; do it before the step or"
@@ -273,7 +269,11 @@ class Phases:
         )
         if attempt.vote_ns:
             self._retire(GroupError(reason), "torn")
-        attempt.undo.put_back()
+        if why := attempt.undo.put_back():
+            self._retire(GroupError(why), "broken")
+        if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in self.settled:
+            self.settled.add(attempt.key)
+            self.on_settled()
         self._moment.enter("idle")
 
     def _failed(self, attempt: Attempt, error: Exception) -> None:

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from outlast.checkpoint import tree
 from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker import generators
+from outlast.worker.buffers import Buffers, BufferSnapshot
 from outlast.worker.generators import GENERATOR_TYPES, Generator
 
 
@@ -64,6 +65,7 @@ class Protected:
                     " protect that module too, or a replacement worker would not get it"
                 )
         self._shape = self._count()
+        self.buffers = Buffers(self.modules)
 
     def _place(self, name: str, value: Any) -> None:
         if name == "state":
@@ -124,7 +126,14 @@ class Protected:
     # --- rank-specific ---
 
     def own_state(self) -> dict[str, Any]:
-        """Generators and own objects, as plain data (a reference for dicts and lists)."""
+        """Generators, own objects and own buffers, as plain data (by reference where it can be)."""
+        return {
+            "buffers": self.buffers.own(),
+            **self.own_choices(),
+        }
+
+    def own_choices(self) -> dict[str, Any]:
+        """The part of `own_state` that the script itself may change: drawn numbers, objects."""
         return {
             "random": generators.capture(self.generators),
             "objects": {
@@ -136,6 +145,7 @@ class Protected:
     def restore_own(self, saved: Mapping[str, Any]) -> None:
         """Put back what `own_state` said (after a round trip through bytes)."""
         generators.restore(saved["random"], self.generators)
+        self.buffers.restore_own(saved["buffers"])
         objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(
@@ -164,12 +174,14 @@ class Protected:
             },
             "optimizers": {name: _optimizer_tree(o) for name, o in self.optimizers.items()},
             "objects": {name: o.state_dict() for name, o in self.objects.items()},
+            "ddp": _ddp_flags(self.modules),
         }
 
     @torch.no_grad()
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Take over a donor's `replicated()`. Raises ProtectError when the shapes do not fit;
         then nothing was changed."""
+        own = self.buffers.own()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
             for kind, live in (
@@ -178,24 +190,27 @@ class Protected:
             ):
                 saved = state["modules"][name][kind]
                 _must_match(f"{name} {kind}", saved, live)
-                pairs += [(tensor, saved[key]) for key, tensor in live.items()]
+                pairs += [
+                    (tensor, saved[key])
+                    for key, tensor in live.items()
+                    if kind == "parameters" or f"{name}.{key}" not in own
+                ]
         for target, source in pairs:
             target.copy_(source)
         for name, optimizer in self.optimizers.items():
             _optimizer_adopt(optimizer, state["optimizers"][name])
         for name, value in self.objects.items():
             value.load_state_dict(state["objects"][name])
+        _set_ddp_flags(self.modules, state["ddp"])
+        self.buffers.look_away()
 
 
 def _check_module(name: str, module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, nn.parallel.DistributedDataParallel) and not hasattr(
-            part.reducer, "_reset_state"
-        ):
-            raise UnsupportedError(
-                f"{name}: the DDP of torch {torch.__version__} cannot be reset after a failed"
-                " backward; torch 2.11 to 2.13 can"
-            )
+    if any(not hasattr(part.reducer, "_reset_state") for part in _reducers({name: module})):
+        raise UnsupportedError(
+            f"{name}: the DDP of torch {torch.__version__} cannot be reset after a failed"
+            " backward; torch 2.11 to 2.13 can"
+        )
 
 
 def _must_match(
@@ -241,6 +256,26 @@ def _on(parameter: torch.Tensor, value: Any) -> Any:
     return value
 
 
+def _reducers(modules: Mapping[str, nn.Module]) -> list[nn.parallel.DistributedDataParallel]:
+    return [
+        part
+        for module in modules.values()
+        for part in module.modules()
+        if isinstance(part, nn.parallel.DistributedDataParallel)
+    ]
+
+
+def _ddp_flags(modules: Mapping[str, nn.Module]) -> list[bool]:
+    # A forward without gradients makes the next one skip its broadcast of buffers: ranks that
+    # disagree on this wait for each other for ever.
+    return [part.require_forward_param_sync for part in _reducers(modules)]
+
+
+def _set_ddp_flags(modules: Mapping[str, nn.Module], flags: list[bool]) -> None:
+    for part, flag in zip(_reducers(modules), flags, strict=True):
+        part.require_forward_param_sync = flag
+
+
 class Undo:
     """What one attempt may touch before its vote, remembered at its start."""
 
@@ -249,24 +284,23 @@ class Undo:
         self._gradless = [
             p for m in protected.modules.values() for p in m.parameters() if p.grad is None
         ]
-        self._buffers = [
-            (b, b.detach().clone()) for m in protected.modules.values() for b in m.buffers()
-        ]
+        self._buffers = BufferSnapshot(protected.buffers)
+        self._flags = _ddp_flags(protected.modules)
         self._groups = {
             name: [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
             for name, o in protected.optimizers.items()
         }
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.objects.items()}
-        own = protected.own_state()
-        self.own_bytes = tree.encode(own)
+        self.own_bytes = tree.encode(protected.own_state())
 
     def new_gradients(self) -> bool:
         """Whether a parameter without a gradient at the start of the attempt has one now."""
         return any(p.grad is not None for p in self._gradless)
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        """The state before the attempt, except for DDP's half-done work (see `repair`)."""
+    def put_back(self) -> str:
+        """The state before the attempt, except for DDP's half-done work (see `reset_reducers`).
+        Returns "" or why this process cannot be put back and must be replaced."""
         gradless = {id(p) for p in self._gradless}
         for module in self._protected.modules.values():
             for parameter in module.parameters():
@@ -274,8 +308,8 @@ class Undo:
                     parameter.grad = None
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
-        for live, saved in self._buffers:
-            live.copy_(saved)
+        lost = self._buffers.put_back()
+        _set_ddp_flags(self._protected.modules, self._flags)
         for name, optimizer in self._protected.optimizers.items():
             for group, values in zip(optimizer.param_groups, self._groups[name], strict=True):
                 group.update(values)
@@ -289,6 +323,7 @@ class Undo:
             if isinstance(value, torch.amp.GradScaler):
                 value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
         self._protected.restore_own(tree.decode(self.own_bytes))
+        return f"buffer {lost} changed in an attempt that was refused" if lost else ""
 
 
 def reset_reducers(protected: Protected) -> None:
@@ -298,7 +333,5 @@ def reset_reducers(protected: Protected) -> None:
     rebuild its buckets one step later, with a broadcast: so all ranks reset, or none may. The
     rebuilt buckets are the same ones, since the order of gradients is.
     """
-    for module in protected.modules.values():
-        for part in module.modules():
-            if isinstance(part, nn.parallel.DistributedDataParallel):
-                part.reducer._reset_state()  # noqa: SLF001 - no public way out of a failed backward
+    for part in _reducers(protected.modules):
+        part.reducer._reset_state()  # noqa: SLF001 - no public way out of a failed backward

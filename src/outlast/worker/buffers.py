@@ -1,0 +1,132 @@
+"""Buffers: the part of a module that is neither learned nor, always, equal on all ranks.
+
+BatchNorm's running statistics are made from this rank's own samples, so under DDP they differ
+between ranks until rank 0's are broadcast: a replacement for rank 0 needs rank 0's. Constant
+buffers (masks, rotary tables) can be huge and never change. An EMA's counter changes behind the
+vote and is equal everywhere. So buffers are watched: those that change before the vote are
+rank-specific and lie in the slots, those that change behind it come from a donor like the
+parameters, the others need nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+SMALL_BYTES = 1 << 20
+# Native batch norm writes without telling torch's version counters, so in a worker's first phases
+# small buffers are compared by value; what has not changed by then is watched by version.
+PHASES_BY_VALUE = 8
+
+
+class Buffers:
+    """All buffers of the protected modules, by "module.name"."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._changing: set[str] = set()
+        self._late: set[str] = set()
+        self._phases = 0
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._values: dict[str, torch.Tensor] = {}
+        self.look_away()
+
+    def named(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.{key}": buffer
+            for name, module in self._modules.items()
+            for key, buffer in module.named_buffers()
+        }
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """The rank-specific ones, by reference."""
+        self._changing |= self._news()
+        named = self.named()
+        return {key: named[key] for key in sorted(self._changing - self._late)}
+
+    @torch.no_grad()
+    def restore_own(self, saved: Mapping[str, torch.Tensor]) -> None:
+        named = self.named()
+        for key, value in saved.items():
+            named[key].copy_(value)
+        self._changing.update(saved)
+        self.look_away()
+
+    def mark_vote(self) -> None:
+        """The vote is won: what changes first from here on is equal on all ranks."""
+        self._changing |= self._news()
+
+    def mark_end(self) -> None:
+        """The phase is complete."""
+        news = self._news()
+        self._late |= news
+        self._changing |= news
+        self._phases += 1
+        if self._phases == PHASES_BY_VALUE:
+            self._values.clear()
+
+    def is_changing(self, key: str) -> bool:
+        return key in self._changing
+
+    def look_away(self) -> None:
+        """Our own copying (an adopted state, a put-back) is no change."""
+        named = self.named()
+        self._versions = {key: _version(b) for key, b in named.items()}
+        if self._phases < PHASES_BY_VALUE:
+            self._values = {
+                key: b.detach().clone()
+                for key, b in named.items()
+                if key not in self._changing and _bytes(b) <= SMALL_BYTES
+            }
+
+    def _news(self) -> set[str]:
+        """Buffers that have changed for the first time."""
+        news = {
+            key
+            for key, buffer in self.named().items()
+            if key not in self._changing and self._differs(key, buffer)
+        }
+        for key in news:
+            self._values.pop(key, None)
+        return news
+
+    def _differs(self, key: str, buffer: torch.Tensor) -> bool:
+        if self._versions.get(key) != _version(buffer):
+            return True
+        value = self._values.get(key)
+        return value is not None and not torch.equal(value, buffer)
+
+
+class BufferSnapshot:
+    """The buffers at the start of an attempt: copies of all that are small or known to change."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._kept: dict[str, torch.Tensor] = {}
+        self._trusted: dict[str, tuple[int, int]] = {}
+        for key, buffer in buffers.named().items():
+            if buffers.is_changing(key) or _bytes(buffer) <= SMALL_BYTES:
+                self._kept[key] = buffer.detach().clone()
+            else:
+                self._trusted[key] = _version(buffer)
+
+    @torch.no_grad()
+    def put_back(self) -> str:
+        """Returns "" or which large buffer changed for the first time in a refused attempt, so
+        that it cannot be put back here."""
+        named = self._buffers.named()
+        for key, value in self._kept.items():
+            named[key].copy_(value)
+        lost = [key for key, version in self._trusted.items() if _version(named[key]) != version]
+        self._buffers.look_away()
+        return lost[0] if lost else ""
+
+
+def _version(buffer: torch.Tensor) -> tuple[int, int]:
+    return id(buffer), buffer._version  # noqa: SLF001 - torch's own counter of changes
+
+
+def _bytes(buffer: torch.Tensor) -> int:
+    return buffer.numel() * buffer.element_size()
