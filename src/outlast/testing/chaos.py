@@ -63,7 +63,7 @@ def draw(seed: int) -> Plan:
     early = dice.random() < 0.1
     strikes = tuple(
         _strike(dice, world, spares, phases, early=early)
-        for _ in range(dice.choice((0, 1, 2, 2, 3, 4, 6)))
+        for _ in range(dice.choice((0, 1, 2, 3, 4, 6, 8)))
     )
     kinds = ("kill", "kill", "pair", "all", "crash", "crash", "agent", "drop", "drop", "cut")
     timed = [

@@ -1,0 +1,81 @@
+"""Two thousand seeded schedules of failures; every promise is checked after every event."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from outlast.core import decide, membership, regroup, roster
+from outlast.testing import SimCluster, SimFailure, run_seed
+
+pytestmark = pytest.mark.sim
+_BATCH = 100
+
+
+@pytest.mark.parametrize("first", range(0, 2000, _BATCH))
+def test_every_promise_holds(first: int) -> None:
+    for seed in range(first, first + _BATCH):
+        run_seed(seed)
+
+
+def test_a_seed_replays_to_the_last_turn() -> None:
+    assert [run_seed(seed) for seed in range(30)] == [run_seed(seed) for seed in range(30)]
+
+
+def test_the_schedules_reach_everything() -> None:
+    """A simulation that breaks nothing proves nothing."""
+    outcomes = [run_seed(seed) for seed in range(300)]
+    assert {outcome.outcome for outcome in outcomes} == {
+        "done", "user_error", "gave_up", "interrupted",
+    }  # fmt: skip
+    assert sum(outcome.outcome == "done" for outcome in outcomes) > 150
+    assert sum(outcome.restarts for outcome in outcomes) > 20
+    assert sum(outcome.generations > 2 for outcome in outcomes) > 100
+    assert sum(SimCluster(seed).plan.world == 4 for seed in range(300)) > 30
+
+
+def _smallest_place(turn, survivors):
+    return min([(w.status.n, w.status.step) for w in survivors if w.status], default=(0, 0))
+
+
+BREAKAGES = {
+    "the least complete survivor decides": (decide, "_place", _smallest_place),
+    "nobody is waited for": (decide, "is_silent", lambda turn, worker: False),
+    "slots of another place": (regroup, "slot_keys", lambda n: (f"before:{n + 1}", "", "")),
+    "decisions are not durable": (regroup, "journal", lambda turn: None),
+    "digests are not compared": (regroup, "_arrived", lambda *arguments: True),
+    "a broken connection is a death": (roster, "gone", roster.lease_out),
+    "repeated frames count": (membership, "_in_order", lambda *arguments: True),
+    "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_controller_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, function, broken = BREAKAGES[name]
+    monkeypatch.setattr(room, function, broken)
+    with pytest.raises((SimFailure, AssertionError, LookupError)):
+        _play(range(800))
+
+
+def _play(seeds: range) -> None:
+    for seed in seeds:
+        run_seed(seed)
+
+
+def test_a_failing_seed_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regroup, "_arrived", lambda *arguments: True)
+    with pytest.raises(SimFailure) as caught:
+        _play(range(2000))
+    story = str(caught.value).splitlines()
+    assert story[0].startswith("seed ") and "model" in story[0]
+    assert "Plan(" in story[1]
+    assert any("Received(" in line for line in story)
+
+
+def test_soak_says_what_it_did() -> None:
+    command = [sys.executable, "-m", "outlast.testing.soak", "--seeds", "20", "--first", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("20 seeds from 7 held in ")
