@@ -36,12 +36,18 @@ def schedule(seed: int) -> list[str]:
     """The flags of one run: spares, checkpoints, and one to four faults."""
     dice = random.Random(seed)
     flags = [f"--spares={dice.randrange(3)}", f"--checkpoint-every={dice.choice((0, 7))}"]
+    struck = None  # a rank that is healing can only be hit where something has struck already
     for _ in range(dice.randint(1, 4)):
         kind = dice.choices(list(PLACES), weights=(5, 2, 2, 2, 1))[0]
         where, rank = dice.choice(PLACES[kind]), dice.randrange(WORLD)
         step = dice.randint(2, STEPS - 1)
         if where == "eval":
             step = EVALUATE_EVERY * dice.randint(1, STEPS // EVALUATE_EVERY - 1)
+        elif where == "heal" and struck is None:
+            where = "forward"
+        elif where == "heal":
+            step, rank = struck[0], (struck[1] + dice.randint(1, WORLD - 1)) % WORLD
+        struck = struck or (step, rank)
         patience = ",for=1" if kind == "slow" else ""
         flags += ["--fault", f"{kind}:rank={rank},step={step},phase={where}{patience}"]
     return flags
