@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outlast.events import AnyEvent, CheckpointSaved, Note, WorkerLost
+from outlast.events import (
+    AnyEvent,
+    CheckpointSaved,
+    GenerationOpened,
+    Note,
+    PhaseDone,
+    WorkerLost,
+)
 from outlast.observe import live
 from outlast.observe.accounting import account
 from outlast.observe.board import Beats, Board, headline, progress
@@ -64,6 +71,7 @@ def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
     board = board_of(story)
     board.beat({"w1-0": (1, 1, "running", 2.0), **beats(story)}, story.t_ns)
     assert [row.worker for row in board.seats] == ["w1-2", "w1-1"]
+    assert board.spares == []
 
 
 def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> None:
@@ -74,6 +82,29 @@ def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> Non
     assert board.goodput(story.t_ns) == pytest.approx(times.goodput, rel=0.01)
     lost_ns = times.totals_ns["lost"] + times.totals_ns["recovery"]
     assert board.lost_s(story.t_ns) == pytest.approx(lost_ns / 4 / 1e9, rel=0.03)
+
+
+def test_a_redone_step_counts_from_the_opening(tmp_path: Path) -> None:
+    """A survivor's own account of the redone phase begins where its refused attempt ended."""
+    story = Story(tmp_path, world=1, spares=0).start(ms=0)
+    story.wait(900)
+    story.say(GenerationOpened(t_ns=story.t_ns, incident=1, generation=2, n=0))
+    begin_ns = story.t_ns - 800_000_000
+    story.write(
+        "w1-0",
+        PhaseDone(
+            t_ns=story.wait(100),
+            worker="w1-0",
+            seat=0,
+            generation=2,
+            n=1,
+            step=1,
+            kind="step",
+            t_begin_ns=begin_ns,
+            t_vote_ns=story.t_ns,
+        ),
+    )
+    assert board_of(story).goodput(story.t_ns) == pytest.approx(0.1)
 
 
 def test_lost_time_runs_on_while_recovering(tmp_path: Path) -> None:

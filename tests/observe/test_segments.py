@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import RunDirError, UsageError
+from outlast.observe import segments as segments_module
 from outlast.observe.segments import (
     HEADER,
     RECORD,
@@ -136,6 +137,27 @@ def test_another_version_is_refused_by_name(tmp_path: Path, header: bytes, what:
     assert len(damages) == 1 and what in damages[0].what
 
 
+def test_a_strange_file_is_named_once_however_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "w.000000.seg"
+    path.write_bytes(b"not a segment")
+    reader = SegmentReader(path)
+    damages: list[Damage] = []
+    for more in (b"", b"1", b"2"):
+        path.write_bytes(path.read_bytes() + more)
+        assert list(reader.read(damages.append, last=False)) == []
+    assert len(damages) == 1
+
+
+def test_behind_a_large_damaged_record_reading_goes_on(tmp_path: Path) -> None:
+    path = _write(tmp_path, [b"x" * (5 << 20), b"behind"])
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    read, damages = _read(tmp_path)
+    assert read == [b"behind"]
+    assert damages[0].skipped_bytes == (5 << 20) + RECORD.size
+
+
 def test_a_growing_file_is_read_once_and_without_complaint(tmp_path: Path) -> None:
     data = GOLDEN.read_bytes()
     path = tmp_path / "w.000000.seg"
@@ -161,6 +183,21 @@ def test_segments_rotate_and_are_never_opened_again(tmp_path: Path) -> None:
     assert [path.name for path in segment_paths(tmp_path)] == [f"w.{k:06d}.seg" for k in range(4)]
     assert sizes == [8 + 2 * 62] * 4
     assert len(_read(tmp_path)[0]) == 8
+
+
+def test_two_writers_of_one_name_do_not_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both look before either has created its file.
+    monkeypatch.setattr(segments_module, "_listing", lambda _directory: iter(()))
+    writers = [SegmentWriter(tmp_path, "w") for _ in range(2)]
+    for number, segments in enumerate(writers * 2):
+        segments.append(b"%d" % number)
+    monkeypatch.undo()
+    for segments in writers:
+        segments.close()
+    assert [record.payload for record in read_records(tmp_path)] == [b"0", b"2", b"1", b"3"]
+    assert len(segment_paths(tmp_path)) == 2
 
 
 def test_records_come_by_writer_then_in_order(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 import time
@@ -67,6 +68,30 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
     writer.close()
     expected = [t_ns for k in range(6) for t_ns in range(1000 * k, 1000 * k + 300)]
     assert [event.t_ns for event in read_events(tmp_path)] == expected
+
+
+def test_one_thread_at_a_time_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2)
+    met: list[int] = []
+    append = SegmentWriter.append
+
+    def watched(self: SegmentWriter, payload: bytes) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(together.wait(0.1))  # only two threads inside at once get through
+        append(self, payload)
+
+    monkeypatch.setattr(SegmentWriter, "append", watched)
+    writer = EventWriter(tmp_path / "events", "launcher")
+    threads = [threading.Thread(target=writer.emit, args=(warm(k),)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    writer.close()
+    assert met == []
+    assert len(read_events(tmp_path)) == 2
 
 
 def test_the_clock_never_goes_back_and_is_unix_time() -> None:
@@ -196,6 +221,22 @@ def test_following_sees_everything_once(tmp_path: Path) -> None:
     assert sorted(event.t_ns for event in seen) == [
         1000 * k + t_ns for k in range(3) for t_ns in range(50)
     ]
+
+
+def test_what_came_before_the_stop_is_still_seen(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path / "events", "launcher")
+
+    class AtTheLastMoment(threading.Event):
+        """When it is asked, the last event has just been written and the stop been set."""
+
+        def is_set(self) -> bool:
+            if not super().is_set():
+                writer.emit(warm(7))
+                self.set()
+            return True
+
+    assert [event.t_ns for event in follow(tmp_path, AtTheLastMoment())] == [7]
+    writer.close()
 
 
 def test_following_stops_when_asked_even_where_nothing_is(tmp_path: Path) -> None:

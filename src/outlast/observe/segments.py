@@ -28,6 +28,7 @@ RECORD_BYTES_MAX = 128 << 20
 SUFFIX = ".seg"
 _WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NAME = re.compile(rf"(?P<writer>.+)\.(?P<index>\d{{6,}})\{SUFFIX}")
+_NAMES_TRIED_MAX = 100
 _SEARCH_BYTES_MAX = 4 << 20  # how far behind damage a whole record is looked for
 _DIGEST_BYTES_MAX = 1 << 30  # what such a search may spend on false lengths
 
@@ -108,9 +109,7 @@ class SegmentWriter:
     def _rotate(self) -> None:
         self.close()
         indices = [index for writer, index, _ in _listing(self.directory) if writer == self.writer]
-        path = self.directory / f"{self.writer}.{max(indices, default=-1) + 1:06d}{SUFFIX}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o644)
+        path = self._create(max(indices, default=-1) + 1)
         self._size_bytes = 0
         try:
             self._write(HEADER.pack(MAGIC, VERSION))
@@ -120,6 +119,18 @@ class SegmentWriter:
             self.close()
             path.unlink(missing_ok=True)
             raise
+
+    def _create(self, first: int) -> Path:
+        """A file of our own: whoever else writes under this name keeps what it has."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        for index in range(first, first + _NAMES_TRIED_MAX):
+            path = self.directory / f"{self.writer}.{index:06d}{SUFFIX}"
+            try:
+                self._fd = os.open(path, flags, 0o644)
+            except FileExistsError:
+                continue  # another process took this index since we looked
+            return path
+        raise FileExistsError(f"{self.directory}: no free segment name for {self.writer!r}")
 
     def _write(self, data: bytes) -> None:
         written = 0
