@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outlast import events, wire
+from outlast.checkpoint import store
 from outlast.core.contract import End
 from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED
 from outlast.launch import preflight, rundir
@@ -200,8 +201,6 @@ class _Launcher:
 
 
 def _newest_checkpoint(run_dir: RunDir, record: Record) -> wire.Checkpointed | None:
-    from outlast.checkpoint import store  # it brings torch, which a usage error need not wait for
-
     found = store.newest(run_dir.room("checkpoints"), record.note)
     if found is None:
         return None
