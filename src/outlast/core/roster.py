@@ -178,7 +178,7 @@ def lease_out(turn: Turn, agent: Agent) -> None:
 
 def lost_with_agent(turn: Turn, worker: Worker, detail: str) -> None:
     fault = turn.blame(worker, "agent_lost", detail)
-    body = wire.Lost(worker=worker.name, fault=fault, n=-1, state="starting")
+    body = wire.Lost(worker=worker.name, fault=fault, n=-1, state="")  # nobody saw where it was
     lost(turn, worker, body, "lease")
 
 

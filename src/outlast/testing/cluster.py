@@ -337,7 +337,11 @@ class SimCluster:
             if "stop" not in kinds:
                 self.ledger.fail("interrupted, though nobody asked")
             return
-        if "before its first step" in end.cause.detail or self.plan.attempts_max < PATIENT:
+        if "before its first step" in end.cause.detail:
+            if end.cause.worker in self.ledger.stepped:
+                self.ledger.fail(f"{end.cause.detail}: but it had made steps")
+            return
+        if self.plan.attempts_max < PATIENT:
             return
         if end.outcome == "user_error" and end.cause.n >= self.ledger.last:
             return  # it left badly after the run was done

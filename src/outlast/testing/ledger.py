@@ -51,6 +51,7 @@ class Ledger:
         self.decided = 0  # the newest generation that a decision is durable for
         self.opened: set[int] = set()
         self.decided_n = 0
+        self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
@@ -133,6 +134,7 @@ class Ledger:
 
     def applies(self, name: str, generation: int, n: int) -> None:
         """A vote's answer is acted on."""
+        self.stepped.add(name)
         if generation < self.decided:
             self.fail(
                 f"{name} committed phase {n} in generation {generation}, though {self.decided} was"
