@@ -205,12 +205,15 @@ def test_what_the_user_set_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch
     stage.play(stage.plan(stage.script(text), "--nproc-per-node", "2"), act)
 
 
+def held_by(pid: int) -> list[str]:
+    return [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+
+
 def test_the_warden_holds_the_lock(stage: Stage) -> None:
     """So that the next launcher waits until it has cleaned up."""
 
     async def act(crew: Crew, _record: Record) -> None:
         [warden] = children()
-        held = [str(fd.readlink()) for fd in Path(f"/proc/{warden}/fd").iterdir()]
-        assert str(crew.run_dir.path / "lock") in held
+        assert str(crew.run_dir.path / "lock") in held_by(warden)
 
     stage.play(stage.plan(stage.script("")), act)
