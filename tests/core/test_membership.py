@@ -617,15 +617,29 @@ def test_a_later_term_knows_what_a_lost_worker_left_and_what_was_shared() -> Non
 
 
 def test_a_later_term_never_goes_behind_a_decision() -> None:
-    desk = running()
+    desk = running(spares=1)
     desk.status("w1-0", 5, "idle", fault=TRANSPORT)
     desk.status("w1-1", 4, "prepared")
     assert desk.decision().verdict == "commit"
-    later = later_term(desk, "w1-1")
+    later = later_term(desk, "w1-1")  # w1-0 died while no controller was there
+    later.lose("w1-0", 5, slots=SLOTS)
     later.hello("w1-1")
     later.status("w1-1", 4, "prepared")
-    assert later.state.mode != "open"
-    assert any("restart" in event.rung for event in later.emitted(events.Decided))
+    decided = later.decision()
+    assert (decided.generation, decided.n, decided.verdict) == (3, 5, "commit")
+    assert decided.slots[0] == {key: SLOTS[key] for key in ("before:5", "after:5", "result:5")}
+
+
+def test_a_joiner_of_an_earlier_term_is_no_donor_of_a_later_one() -> None:
+    desk = running()
+    desk.lose("w1-1", 5, slots=SLOTS)
+    desk.status("w1-0", 5, "running")
+    later = later_term(desk, "w1-0", "w1-2")
+    for worker in ("w1-0", "w1-2"):
+        later.hello(worker)
+        later.status(worker, 5, "idle")
+    later.heal(5)
+    assert later.state.transfers == ((0, 1),)
 
 
 def test_without_survivors_a_later_term_starts_at_once_from_the_checkpoint() -> None:

@@ -162,6 +162,7 @@ def _go_on(turn: Turn, survivors: list[Worker], n: int, step: int, choice: Choic
         if not name:
             roster.fill(turn, seat)
     state.generation += 1
+    state.old_seats = ()
     state.first, state.opened = False, False
     state.verdict = "commit" if commit else "redo"
     regroup.journal(turn)

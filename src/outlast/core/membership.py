@@ -145,7 +145,7 @@ def _from_agent(turn: Turn, envelope: wire.Envelope, agent: Agent) -> None:
             worker = state.workers.get(body.worker)
             if worker is not None and worker.agent == agent.name:
                 roster.lost(turn, worker, body)
-            else:
+            elif not resume.left_behind(turn, body):
                 turn.drop(envelope, f"{body.worker} is not of this run any more")
         case wire.Suspect():
             worker = state.workers.get(body.worker)

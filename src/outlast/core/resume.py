@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast import events
+from outlast import events, wire
 from outlast.core import incident, regroup
 from outlast.core.contract import (
     Begin,
@@ -40,6 +40,7 @@ def begin(turn: Turn, event: Begin) -> None:
         return
     state.generation, state.n, state.step = decided.generation, decided.n, decided.step
     state.seats, state.left = decided.seats, dict(decided.slots)
+    state.old_seats = decided.seats
     state.first = decided.verdict == "start"
     state.incidents = decided.incident
     state.joining = () if state.opened else decided.joining
@@ -51,6 +52,16 @@ def _start(turn: Turn) -> None:
     checkpoint = turn.state.checkpoint
     n, step = (checkpoint.n, checkpoint.step) if checkpoint else (0, 0)
     regroup.start_over(turn, n, step)
+
+
+def left_behind(turn: Turn, body: wire.Lost) -> bool:
+    """What a worker left that died while no controller was there; False: it is not of the seats."""
+    state = turn.state
+    if state.mode not in ("awaiting", "closing") or body.worker not in state.old_seats:
+        return False
+    seat = state.old_seats.index(body.worker)
+    state.left[seat] = {**state.left.get(seat, {}), **body.slots}
+    return True
 
 
 def decide_when_met(turn: Turn) -> None:

@@ -114,6 +114,7 @@ class State(msgspec.Struct, kw_only=True):
     drain_ns: int = 0
     end: End | None = None
     fence_wait: tuple[str, ...] = ()  # agents that a later term waits for
+    old_seats: tuple[str, ...] = ()  # who sat where when the earlier term ended
     joining: tuple[int, ...] = ()  # seats that held no state when the earlier term ended
     wake_ns: int = 0
     dropped: int = 0
