@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterator
+import struct
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from torch import distributed as dist
@@ -18,6 +19,8 @@ from outlast.errors import ConfigError
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _ATTEMPTS = 3
+_RELEASE_S = 1.0
+_TICKET = struct.Struct("=q")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -39,6 +42,19 @@ class Device:
             f"gloo's listening socket on {interface or 'loopback'} could not be told from others"
             f" that opened in the same moment, {_ATTEMPTS} times; open servers after outlast.init()"
         )
+
+    def release(self, tickets: Sequence[int]) -> None:
+        """Free a building group that waits for peers which will never connect: take their place,
+        one connection for each ticket (gloo's sequence number of that peer's connection), and hang
+        up. gloo has no other way to leave that wait before the group's time-out."""
+        host, _, port = self.address.rpartition(":")
+        for ticket in tickets:
+            try:
+                address = (host.strip("[]"), int(port))
+                with socket.create_connection(address, timeout=_RELEASE_S) as stranger:
+                    stranger.sendall(_TICKET.pack(ticket))
+            except OSError:
+                continue  # the listener is going away, and the wait with it
 
     def cut(self, peers: Collection[str]) -> int:
         """Shut down every connection between this device and `peers` ("host:port" of their

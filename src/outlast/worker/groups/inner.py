@@ -12,10 +12,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from outlast.errors import GroupError
 from outlast.worker.groups.device import Device
+from outlast.worker.groups.guard import BuildGuard
 from outlast.worker.groups.rendezvous import JoinStore, Mailbox
 from outlast.worker.groups.trouble import is_transport_error
-
-_MESH_S = 10.0  # once everybody has published an address, connecting takes milliseconds
 
 
 def has_nccl() -> bool:
@@ -34,20 +33,18 @@ class InnerGroup:
         generation: int,
         mailbox: Mailbox,
         device: Device,
-        deadline_s: float,
+        guard: BuildGuard,
         timeout_s: float,
     ) -> None:
-        """`deadline_s` (monotonic clock) ends the building, `timeout_s` each operation after it.
-        Raises GroupError when a peer does not come, is gone, or the generation is closed."""
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise GroupError(f"no time was left to connect group {name!r} of {generation=}")
+        """`guard` ends the building, `timeout_s` each operation after it. Raises GroupError when
+        a peer does not come, is gone, or the generation is closed."""
         # torch keeps only the C++ half of a store alive; this keeps the Python half.
-        self._store = JoinStore(mailbox, generation, name, deadline_s)
+        self._store = JoinStore(mailbox, generation, name, guard.deadline_s)
+        guard.building(self._store, rank, size)
         # torch's only way to share a device; its stubs do not know it
         options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         options._devices = [device.gloo]  # noqa: SLF001
-        options._timeout = timedelta(seconds=min(left_s, _MESH_S))  # noqa: SLF001
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
         try:
             self._gloo = dist.ProcessGroupGloo(self._store, rank, size, options)
         except RuntimeError as error:
@@ -57,7 +54,6 @@ class InnerGroup:
                 f"group {name!r} of generation {generation} could not connect on rank {rank} of"
                 f" {size}: {error}"
             ) from error
-        self._gloo.set_timeout(timedelta(seconds=timeout_s))
         self.group = dist.ProcessGroup(self._store, rank, size)
         kind = dist.ProcessGroup.BackendType
         self.group._register_backend(torch.device("cpu"), kind.GLOO, self._gloo)  # noqa: SLF001

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,12 +19,12 @@ from outlast.worker.groups.contract import Contract
 from outlast.worker.groups.control import Control
 from outlast.worker.groups.device import Device
 from outlast.worker.groups.graveyard import Graveyard
+from outlast.worker.groups.guard import BuildGuard
 from outlast.worker.groups.inner import InnerGroup
 from outlast.worker.groups.record import Record
 from outlast.worker.groups.rendezvous import JobStore, Mailbox
 from outlast.worker.groups.stable import BACKEND, StableGroup
 from outlast.worker.groups.trouble import is_transport_error
-from outlast.worker.groups.waited import WaitedWork
 from outlast.worker.groups.works import Works, trackable
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
@@ -64,6 +65,7 @@ class Groups:
         self._stable: list[StableGroup] = []
         self._control: Control | None = None
         self._inners: list[InnerGroup] = []
+        self._guard: BuildGuard | None = None
         self._works = Works(self.failed)
         self.live = False  # connected, and not inside dry(): collectives are real
         self.record = Record()
@@ -105,13 +107,12 @@ class Groups:
             self._peers = frozenset(addresses) - {self.address}
             self._connect_s = timeout_s
             self._mailbox.open(generation)
-        deadline_s = time.monotonic() + timeout_s
         try:
-            everyone = tuple(range(self.world))
-            control = self._build("control", everyone, deadline_s)
-            self._control = Control(control, generation, self.world)
-            for group in self._stable:
-                group.inner = self._build(f"group {group.group_name}", group.ranks, deadline_s)
+            with self._building(timeout_s) as guard:
+                control = self._build("control", tuple(range(self.world)), guard)
+                self._control = Control(control, generation, self.world)
+                for group in self._stable:
+                    group.inner = self._build(f"group {group.group_name}", group.ranks, guard)
         except BaseException:
             self._close(generation)
             raise
@@ -132,13 +133,17 @@ class Groups:
                 self._mailbox.close(generation)  # not connected yet: connect() will refuse
                 return
         self._close(generation)
+        if (guard := self._guard) is not None:
+            guard.stir()
         self._device.cut(self._peers)
+        self._works.give_up()
         for inner in list(self._inners):
             inner.abort()
 
     def cut(self) -> None:
         """Break this process's own connections, as a failing network would (fault injection)."""
         self._device.cut(self._peers)
+        self._works.give_up()
 
     def reap(self) -> int:
         """Drop what severed generations have left. Answers how many inner groups could not be
@@ -215,8 +220,8 @@ class Groups:
         group = StableGroup(self, name, ranks or tuple(range(size)), rank)
         if self.live:
             try:
-                deadline_s = time.monotonic() + self._connect_s
-                group.inner = self._build(f"group {name}", group.ranks, deadline_s)
+                with self._building(self._connect_s) as guard:
+                    group.inner = self._build(f"group {name}", group.ranks, guard)
             except GroupError as error:
                 self.failed(error)
                 raise
@@ -234,6 +239,8 @@ class Groups:
         if not self._dry_depth:
             self._contract.check(op)
         self._on_collective(op)
+        if self.live:
+            self._works.prune()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and args:
             raise UnsupportedError(
                 f"{op} inside a CUDA graph: a captured collective belongs to one generation only;"
@@ -284,16 +291,25 @@ class Groups:
             if entry is not None:
                 record.capture(entry, outputs)
             return None
-        if entry is None or op == "send":
-            given = trackable(op, work, on_cpu=bool(outputs) and outputs[0].is_cpu)
-        else:
-            given = WaitedWork(work, lambda: record.capture(entry, outputs))
+        ended = None
+        if entry is not None and op != "send":
+            ended = partial(record.capture, entry, outputs)
+        given = trackable(op, work, on_cpu=bool(outputs) and outputs[0].is_cpu, ended=ended)
         self._works.add(op, given)
         return given
 
     # --- inside ---
 
-    def _build(self, name: str, ranks: tuple[int, ...], deadline_s: float) -> InnerGroup:
+    @contextmanager
+    def _building(self, timeout_s: float) -> Iterator[BuildGuard]:
+        with BuildGuard(self._device, time.monotonic() + timeout_s) as guard:
+            self._guard = guard
+            try:
+                yield guard
+            finally:
+                self._guard = None
+
+    def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
         inner = InnerGroup(
             name,
             ranks.index(self.seat),
@@ -301,7 +317,7 @@ class Groups:
             generation=self._generation,
             mailbox=self._mailbox,
             device=self._device,
-            deadline_s=deadline_s,
+            guard=guard,
             timeout_s=self._timeout_s,
         )
         self._inners.append(inner)

@@ -97,6 +97,7 @@ class JoinStore(Store):
         self._name = name
         self._deadline_s = deadline_s
         self._wait_s = 0.0
+        self.published: dict[str, bytes] = {}  # by this rank
 
     def extend(self, wait_s: float) -> None:
         """From now on each get may wait `wait_s` (NCCL connects at its first collective)."""
@@ -104,6 +105,7 @@ class JoinStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:
         text = value.encode() if isinstance(value, str) else bytes(value)
+        self.published[key] = text
         self._mailbox.put(self._generation, self._key(key), text)
 
     def get(self, key: str) -> bytes:

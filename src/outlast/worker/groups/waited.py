@@ -7,11 +7,14 @@ has completed and writes its output only in `wait`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+
+from outlast.errors import GroupError
 
 
 class WaitedWork(dist.Work):
@@ -59,3 +62,43 @@ class WaitedWork(dist.Work):
 
     def _source_rank(self) -> int:
         return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
+
+
+class AnySourceWork(WaitedWork):
+    """gloo's receive from anybody, which no cut connection wakes: the wait is left to a thread, so
+    that `give_up` can end it. The thread itself ends with the operation's time-out; nothing can
+    arrive in its buffer any more, since the connections are cut."""
+
+    def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
+        super().__init__(work, ended)
+        self._settled = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._waited:
+            self._waited = True
+            threading.Thread(target=self._wait, name="outlast-any-source", daemon=True).start()
+        if not self._settled.wait(timeout.total_seconds() if timeout else None):
+            raise GroupError(f"nobody has sent anything within {timeout}")
+        if self._error is not None:
+            raise self._error
+        if self._ended is not None:
+            self._ended()
+            self._ended = None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._settled.is_set()
+
+    def give_up(self) -> None:
+        """The generation is severed."""
+        if not self._settled.is_set():
+            self._error = GroupError("the generation was severed during a receive from anybody")
+            self._settled.set()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = self._error or error
+        self._settled.set()

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from outlast.errors import PhaseError
-from outlast.worker.groups.waited import WaitedWork
+from outlast.worker.groups.waited import AnySourceWork, WaitedWork
 
 PENDING_MAX = 65_536
 _REDUCE_SCATTER = {"reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"}
@@ -21,9 +21,15 @@ _REDUCE_SCATTER = {"reduce_scatter", "reduce_scatter_single", "reduce_scatter_si
 OWNED = frozenset({"send", "recv", "recv_anysource"} | _REDUCE_SCATTER)
 
 
-def trackable(op: str, work: dist.Work, on_cpu: bool) -> dist.Work:
-    """The work to hand out, so that its end can be seen."""
-    return WaitedWork(work) if on_cpu and op in _REDUCE_SCATTER else work
+def trackable(
+    op: str, work: dist.Work, *, on_cpu: bool, ended: Callable[[], None] | None
+) -> dist.Work:
+    """The work to hand out: itself wherever its end can be seen and nobody asks to hear of it."""
+    if on_cpu and op == "recv_anysource":
+        return AnySourceWork(work, ended)
+    if ended is not None or (on_cpu and op in _REDUCE_SCATTER):
+        return WaitedWork(work, ended)
+    return work
 
 
 def _ended(op: str, work: dist.Work) -> bool:
@@ -42,19 +48,28 @@ class Works:
         self._pending: deque[tuple[str, dist.Work]] = deque()
         self._failed = 0
 
+    def prune(self) -> None:
+        """Before the next collective: let go of what has ended, report what has failed."""
+        with self._lock:
+            errors = self._prune_head()
+        self._report(errors)
+
     def add(self, op: str, work: dist.Work) -> None:
         """Raises PhaseError when absurdly many operations are in flight."""
         with self._lock:
-            errors = self._prune_head()
-            full = len(self._pending) >= PENDING_MAX
-            if not full:
+            if len(self._pending) < PENDING_MAX:
                 self._pending.append((op, work))
-        self._report(errors)
-        if full:
-            raise PhaseError(
-                f"{PENDING_MAX} collectives of one phase are in flight; wait for the works that"
-                " async_op=True, isend and irecv return"
-            )
+                return
+        raise PhaseError(
+            f"{PENDING_MAX} collectives of one phase are in flight; wait for the works that"
+            " async_op=True, isend and irecv return"
+        )
+
+    def give_up(self) -> None:
+        """The connections are cut: end the waits that this does not end."""
+        for _, work in list(self._pending):
+            if isinstance(work, AnySourceWork):
+                work.give_up()
 
     def forget_failures(self) -> None:
         """A new phase begins."""
