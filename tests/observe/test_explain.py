@@ -52,6 +52,14 @@ def test_the_longest_phase_has_the_longest_bar(tmp_path: Path) -> None:
     assert bars["join"] == 30 and bars["transfer"] == 7
 
 
+def test_phases_that_did_not_happen_take_no_line(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    story.broken(1, story.fault("raised", 1), how="report").decide(rung="retry").heal()
+    story.steps(1).end()
+    text = explained(tmp_path)
+    assert " report " in text and " join " not in text and " transfer " not in text
+
+
 def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
     story = Story(tmp_path).start().steps(2)
     for _ in range(3):
@@ -64,6 +72,7 @@ def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
     assert text.count("the same as in incident 1") == 3
     assert "rank 1 raised ValueError: bad batch" in text
     assert "the run ended with it" in text
+    assert "the run ended before anything was decided" in text
 
 
 def test_a_peers_broken_connection_is_an_echo(tmp_path: Path) -> None:
@@ -103,7 +112,7 @@ def test_an_incident_without_an_end(tmp_path: Path) -> None:
     story.close()
     text = explained(tmp_path)
     assert "rank 1 has not moved for 12.3 s" in text
-    assert "nothing was decided" in text and "its launcher died here" in text
+    assert "the events end before anything was decided" in text and "its launcher died here" in text
 
 
 @pytest.mark.parametrize("width", [50, 80])

@@ -92,6 +92,16 @@ def test_a_user_error_names_its_root_cause(tmp_path: Path) -> None:
     assert "root cause" in text and "rank 3 raised KeyError: 'tokens'" in text
 
 
+def test_a_root_cause_that_says_what_to_do_is_said_whole_and_once(tmp_path: Path) -> None:
+    story = Story(tmp_path).start()
+    detail = "rank 0 died before its first step: KeyError: 'x'; " + "do this and that " * 20
+    fault = story.fault("raised", 0, detail=detail, traceback="Traceback\nKeyError: 'x'")
+    story.broken(0, fault, how="report").end("user_error", 1, fault)
+    text = " ".join(shown(summarise(tmp_path)).replace("│", " ").split())
+    assert f"root cause {detail.strip()}" in text
+    assert text.count("KeyError: 'x'") == 2  # the cause, and the incident's line
+
+
 def test_a_script_that_never_called_init(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.say(
@@ -107,6 +117,7 @@ def test_a_script_that_never_called_init(tmp_path: Path) -> None:
     assert (summary.goodput, summary.ettr) == (None, None)
     text = shown(summary)
     assert "restart only" in text and "ETTR" not in text
+    assert "2 ranks, 9.00 s" in text
 
 
 def test_notes_are_said_once_and_not_endlessly(tmp_path: Path) -> None:

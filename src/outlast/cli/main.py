@@ -34,7 +34,7 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the same command resumes the run
 """
 _COMMANDS = {
-    "demo": "Train a small GPT while it is killed, stopped and broken, and compare it with its twin.",
+    "demo": "Train a small GPT, killed, stopped and broken, and compare it with its twin.",
     "events": "List a run's events by time, over all its workers.",
     "explain": "Tell an incident: what broke, what was decided and why, what it cost.",
     "summary": "Steps, incidents by cause, time by bucket, ETTR and goodput of a run.",

@@ -18,6 +18,7 @@ from outlast.observe.incidents import PHASES, Incident, Phase
 from outlast.observe.words import counted, duration, error_name, in_short, size, what, who
 
 BAR_CELLS = 30
+SHOWN_MS_MIN = 0.05
 _NOTICED = {
     "pidfd": "the agent's pidfd said that the process had ended",
     "peer": "a peer's connection broke and it reported so",
@@ -103,7 +104,9 @@ def _broke(fault: Fault) -> str:
 
 def _kept(one: Incident) -> str:
     if not one.rung:
-        return "nothing was decided: the events end before"
+        done = f"what was committed before: all up to phase {one.n}" if one.n > 0 else "nothing yet"
+        ended = "the run ended" if one.state == "stopped" else "the events end"
+        return f"{done} ({ended} before anything was decided)"
     if one.committed_steps_lost:
         lost = counted(one.committed_steps_lost, "committed step")
         return f"all up to phase {one.n}; {lost} had to be redone"
@@ -138,8 +141,10 @@ def _cost(one: Incident) -> RenderableType:
     longest_ms = max(one.phases_ms.values(), default=0.0)
     for phase in PHASES:
         ms = one.phases_ms.get(phase, 0.0)
+        if ms < SHOWN_MS_MIN:
+            continue
         cells = round(BAR_CELLS * ms / longest_ms) if longest_ms else 0
-        strip = Text("\u2588" * cells or ("\u258f" if ms else ""), style="yellow")
+        strip = Text("\u2588" * cells or "\u258f", style="yellow")
         table.add_row(phase, f"{ms:.1f} ms", strip, _MEANS[phase])
     table.add_row("total", f"{one.total_ms:.1f} ms", "", "")
     return table

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from outlast.observe.spans import BUCKETS, Bucket
 from outlast.observe.summary import IncidentLine, Summary
-from outlast.observe.words import counted, duration, error_line, in_short, share, what, who
+from outlast.observe.words import counted, duration, error_line, share, what, who
 
 STYLE: dict[Bucket, str] = {
     "start": "blue",
@@ -78,7 +78,9 @@ def _head(summary: Summary, said: str, style: str) -> RenderableType:
         steps += f", median step {duration(summary.step_s)}"
     if summary.loss is not None:
         steps += f", last loss {summary.loss:.4g}"
-    if not summary.restart_only:
+    if summary.restart_only:
+        grid.add_row("ran", f"{counted(summary.world, 'rank')}, {duration(summary.wall_s)}")
+    else:
         grid.add_row("ran", steps)
         lost = Text(f"{summary.committed_steps_lost} committed steps lost")
         lost.stylize("green" if not summary.committed_steps_lost else "red")
@@ -94,11 +96,13 @@ def _head(summary: Summary, said: str, style: str) -> RenderableType:
 def _cause(summary: Summary) -> RenderableType:
     cause = summary.cause
     assert cause is not None
-    text = Text.assemble(("root cause  ", "bold red"), f"{who(cause)} {what(cause)}")
-    detail = in_short(cause.detail)
-    if detail and detail not in error_line(cause):
-        text.append(f": {detail}")
-    return text
+    detail = " ".join(cause.detail.split())
+    said = f"{who(cause)} {what(cause)}"
+    if error_line(cause) in detail:
+        said = detail  # it names the error itself, and says what to do
+    elif detail and detail not in said:
+        said += f": {detail}"
+    return Text.assemble(("root cause  ", "bold red"), said)
 
 
 def _incidents(lines: tuple[IncidentLine, ...]) -> RenderableType:
