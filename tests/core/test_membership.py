@@ -692,3 +692,26 @@ def test_the_journal_can_be_written_and_read() -> None:
     assert any(isinstance(entry, Opened) for entry in entries)
     assert any(isinstance(entry, SharedKept) for entry in entries)
     assert desk.state.wake_ns > desk.now_ns - S
+
+
+def test_a_worker_that_its_agent_no_longer_has_is_lost_after_a_grace() -> None:
+    desk = running(lease_s=10)
+    desk.agent("w1-0", "w1-2")  # the connection broke; w1-1 died meanwhile, and Lost may follow
+    assert desk.state.mode == "open"
+    desk.tick(9)
+    desk.say("", wire.Renew())
+    assert desk.state.mode == "open"
+    desk.tick(2)
+    assert [event.worker for event in desk.emitted(events.WorkerLost)] == ["w1-1"]
+    assert desk.state.mode == "closing"
+
+
+def test_a_joiner_that_stands_elsewhere_is_replaced_before_the_decision() -> None:
+    desk = running(spares=2)
+    desk.lose("w1-1", 5, slots=SLOTS)
+    desk.status("w1-0", 5, "running")
+    desk.status("w1-2", 3, "joining", fault=TRANSPORT)
+    desk.status("w1-0", 5, "idle")
+    assert desk.killed() == {"w1-2"} and desk.state.mode == "closing"
+    desk.lose("w1-2", 3)
+    assert desk.state.mode == "gathering" and desk.seats() == ("w1-0", "w1-3")
