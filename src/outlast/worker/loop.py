@@ -66,7 +66,10 @@ class Loop:
             source.seek(batch["position"])
             self._moment.step = batch["step"]
             length = batch["length"]
-            generators.restore(batch["random"], self._phases.generators())
+            if walk.slot.at_draw:
+                self._phases.restore_walked()
+            else:
+                generators.restore(batch["random"], self._phases.generators())
         while epochs is None or epoch < epochs:
             if not resumed:
                 if until is not None and self._moment.step >= until:

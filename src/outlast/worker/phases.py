@@ -327,7 +327,7 @@ class Phases:
         self._place.add(kept)
         self._moment.step += kind == "step"
         if last and walk.after:
-            self.protected.restore_own(tree.decode(walk.slot.own))
+            self.restore_walked()
         return (value,)
 
     def _dry_runs(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
@@ -355,9 +355,14 @@ class Phases:
         assert walk is not None and self.protected is not None
         while not self._moment.is_open:
             self._heal()
-        if not walk.after:
-            self.protected.restore_own(tree.decode(walk.slot.own))
+        if not walk.after and not walk.slot.at_draw:
+            self.restore_walked()
         self.walk = None
+
+    def restore_walked(self) -> None:
+        """Put the seat's own state back, at the point of the walk where it was taken."""
+        assert self.walk is not None and self.protected is not None
+        self.protected.restore_own(tree.decode(self.walk.slot.own))
 
 
 class _Again(Exception):  # noqa: N818 - control flow inside this file

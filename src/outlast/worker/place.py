@@ -33,12 +33,13 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
     n: int
     step: int
-    base_step: int  # the step that this incarnation of the job began or resumed at
+    saved_step: int  # the step of the newest checkpoint that this seat took part in
     prelude: tuple[bytes, ...]
     batch: bytes  # the current batch's `BatchPlace`, b"" before the loop
     done: tuple[bytes, ...]
     own: bytes  # Protected.own_state()
     reports: dict[str, float] = {}
+    at_draw: bool = False  # `own` is the state before `batch` is drawn, not before its phase
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -52,7 +53,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 class Place:
     """The main thread's own record of where it is."""
 
-    base_step: int = 0
+    saved_step: int = 0
     prelude: list[bytes] = dataclasses.field(default_factory=list)
     batch: bytes = b""
     done: list[bytes] = dataclasses.field(default_factory=list)
@@ -69,7 +70,7 @@ class Place:
         return Slot(
             n=n,
             step=step,
-            base_step=self.base_step,
+            saved_step=self.saved_step,
             prelude=tuple(self.prelude),
             batch=self.batch,
             done=tuple(self.done),

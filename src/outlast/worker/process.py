@@ -194,7 +194,7 @@ class Worker:
         if walk is None:
             raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
         self.phases.walk = walk
-        self.place.base_step = walk.slot.base_step
+        self.place.saved_step = walk.slot.saved_step
         self.moment.step = 0 if walk.slot.batch else walk.slot.step
 
     # --- the script's calls ---
@@ -265,8 +265,9 @@ class Worker:
         self.faults.reach("between")
         every = self._settings.checkpoint_every if self._settings else 0
         step = self.moment.step
-        if every and step and step % every == 0 and step != self.place.base_step:
+        if every and step and step % every == 0 and step != self.place.saved_step:
             self._checkpoint(next_batch)
+            self.place.saved_step = step
 
     def _checkpoint(self, next_batch: bytes = b"") -> None:
         """Save what a fresh start needs to stand here: with `next_batch` at the top of the next
@@ -276,9 +277,9 @@ class Worker:
         def save() -> None:
             own = tree.encode(protected.own_state())
             slot = self.place.slot(self.moment.n, self.moment.step, own)
-            slot = msgspec.structs.replace(slot, base_step=self.moment.step)
+            slot = msgspec.structs.replace(slot, saved_step=self.moment.step)
             if next_batch:
-                slot = msgspec.structs.replace(slot, batch=next_batch, done=())
+                slot = msgspec.structs.replace(slot, batch=next_batch, done=(), at_draw=True)
             self.checkpointer.save(protected, slot.pack())
 
         self.phases.run(save, key="outlast.checkpoint", kind="checkpoint")
