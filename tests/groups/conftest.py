@@ -126,6 +126,8 @@ class Member:
 class Cluster:
     """In the test: starts ranks, relays, and hears what they say and return."""
 
+    line = Line
+
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.pids: list[int] = []

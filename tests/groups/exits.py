@@ -1,0 +1,40 @@
+"""One rank as a real interpreter that leaves in the way its argument says. Not a test itself."""
+
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from conftest import Line, Member
+from torch import distributed as dist
+from torch import nn
+
+how, fd, rank, world = sys.argv[1], *map(int, sys.argv[2:])
+member = Member(Line(socket.socket(fileno=fd)), rank, world)
+member.init()
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+for _ in range(3):
+    model(torch.randn(2, 4)).sum().backward()
+dist.barrier()
+if how == "raise":
+    raise ValueError("a user's bug")
+if how == "exit":
+    sys.exit(3)
+if how == "destroy":
+    dist.destroy_process_group()
+if how == "pending" and rank == 0:
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+if how == "pending_recv" and rank == 0:
+    work = dist.irecv(torch.ones(4), 1)
+if how == "severed":
+    member.groups.sever(1)
+if how == "any_source" and rank == 0:
+    import threading
+
+    threading.Timer(0.3, member.groups.sever, [1]).start()
+    try:
+        dist.recv(torch.ones(4))
+    except Exception:  # noqa: BLE001 - the exit code is what counts here
+        pass
