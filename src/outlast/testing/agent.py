@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from outlast import wire
 from outlast.core.detect import hang
 from outlast.events import Fault
+from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class SimAgent:
         self._seq += 1
         self._send("", self._seq, body)
 
-    def relay(self, worker: SimWorker, seq: int, body: wire.AnyBody) -> None:
+    def relay(self, worker: SimProcess, seq: int, body: wire.AnyBody) -> None:
         self._send(worker.name, seq, body)
 
     def _send(self, worker: str, seq: int, body: wire.AnyBody) -> None:
@@ -152,7 +153,7 @@ class SimAgent:
         gone = wire.Lost(worker=name, fault=fault, n=-1, state="starting")
         self._say(known[0] if known else gone)
 
-    def reap(self, worker: SimWorker, fault: Fault) -> None:
+    def reap(self, worker: SimProcess, fault: Fault) -> None:
         """A worker is dead; the news goes out when its session is reaped."""
         incarnation = self.incarnation
 
@@ -207,6 +208,5 @@ class SimAgent:
         workers, self.workers = self.workers, {}
         for worker in workers.values():
             worker.alive = False
-            if worker.mesh is not None:
-                worker.mesh.left(worker)
+            worker.leave()
         self.hang_up(0.0)

@@ -35,6 +35,7 @@ from outlast.testing.agent import SimAgent
 from outlast.testing.chaos import PATIENT, Plan, draw
 from outlast.testing.ledger import Ledger
 from outlast.testing.mesh import Mesh
+from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
 from outlast.testing.timeline import NS, Timeline
 
@@ -180,6 +181,8 @@ class SimCluster:
         match action:
             case Send():
                 self.ledger.sent(action.body)
+                if isinstance(action.body, wire.Kill):
+                    self._check_kill(action.body)
                 self.agents[action.agent].deliver(action.worker, action.body)
             case Journal():
                 entry = action.entry
@@ -223,7 +226,7 @@ class SimCluster:
 
     # --- what breaks ---
 
-    def strike(self, point: str, worker: SimWorker) -> str:
+    def strike(self, point: str, worker: SimProcess) -> str:
         """What the plan does to a worker that comes by here; "" nearly always."""
         for armed in self._strikes:
             strike, left = armed
@@ -231,6 +234,7 @@ class SimCluster:
                 armed[1] = left - 1
                 if left == 1:
                     self.struck += 1
+                    worker.struck = True
                     self.story.append(
                         (self.timeline.now_s, f"{strike.deed} {worker.name} at {point}")
                     )
@@ -299,13 +303,24 @@ class SimCluster:
                     f" seat in it, still lives at rank {worker.seat}"
                 )
 
+    def _check_kill(self, body: wire.Kill) -> None:
+        """Who answers at once when it is asked is never silent."""
+        if "has not answered" not in body.reason or self._news_may_be_lost():
+            return
+        for worker in self._alive():
+            if worker.name == body.worker and not (worker.struck or worker.hung):
+                self.ledger.fail(f"{worker.name} was killed for a silence that was not its own")
+
+    def _news_may_be_lost(self) -> bool:
+        return (
+            self.term > 1
+            or any(what not in ("kill", "pair", "stop") for _, what in self.plan.timed)
+            or any(strike.deed in ("crash", "drop") for strike in self.plan.strikes)
+        )
+
     def _check_need(self, event: events.Decided) -> None:
         """A restart loses steps: wrong where a survivor and every rank's own state are left."""
-        if self.term > 1 or any(
-            what not in ("kill", "pair", "stop") for _, what in self.plan.timed
-        ):
-            return  # then news may have been lost with a host or a controller
-        if any(strike.deed in ("crash", "drop") for strike in self.plan.strikes):
+        if self._news_may_be_lost():
             return
         whole = {w.seat: w for w in self._alive() if w.seat >= 0 and w.is_set_up and w.has_state}
         if not whole or any(not w.is_set_up for w in self._alive() if w.seat >= 0):

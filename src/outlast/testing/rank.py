@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from outlast import wire
 from outlast.core.detect.hang import Look
-from outlast.events import Fault, FaultKind
-from outlast.page import SLOTS, State
+from outlast.events import Fault
+from outlast.page import State
 from outlast.testing.ledger import mix, model_step, own_step, own_tail
 from outlast.testing.mesh import Ballot, Mesh
+from outlast.testing.process import Dead, SimProcess
 
 if TYPE_CHECKING:
     from outlast.testing.agent import SimAgent
 
 
-class Dead(Exception):  # noqa: N818 - unwinds a callback of a worker that has just died
-    """The worker died in the middle of what it did."""
-
-
-class Slots:
-    """The ring of slots of a page: a write first destroys the oldest one."""
-
-    def __init__(self) -> None:
-        self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
-        self._next = 0
-
-    def put(self, key: str, value: int, halfway: Callable[[], object]) -> None:
-        self._ring[self._next] = None
-        halfway()
-        self._ring[self._next] = (key, str(value).encode())
-        self._next = (self._next + 1) % SLOTS
-
-    def read(self) -> dict[str, bytes]:
-        return dict(slot for slot in self._ring if slot is not None)
-
-
-class SimWorker:
-    """One process. `token` changes whenever what was under way is over."""
+class SimWorker(SimProcess):
+    """A rank or a spare: its place, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
-        self.agent, self.name = agent, name
-        self.cluster = agent.cluster
-        self.ledger, self.line = self.cluster.ledger, self.cluster.timeline
-        self.alive, self.hung = True, False
-        self.stalled = False  # the main thread does not move; the reader thread still answers
-        self.moved_ns = self.line.now_ns
-        self._later: list[Callable[[], None]] = []
-        self._unsaid: list[wire.WorkerBody] = []
-        self.seq = 0
+        super().__init__(agent, name)
         self.hello: wire.Hello | None = None
-        self.slots = Slots()
-        self.seat = -1
-        self.state = "starting"
-        self.token = self.completed = 0
-        self.busy = False  # something is under way that must end before the next move
-        self.n, self.model, self.own = 0, 0, 0
+        self.model = self.own = 0
         self.has_state = self.is_set_up = self.draining = False
         self.generation = self.closed = self.opened = self.answered = self.readied = 0
         self.decided_n = -1
         self.owes_status = False
-        self.said: dict[str, wire.WorkerBody] = {}
         self.gots: dict[int, set[str]] = {}
         self.mesh: Mesh | None = None
         self.staged: int | None = None
@@ -70,106 +35,17 @@ class SimWorker:
         self.ballot: Ballot | None = None
         self.soon(0.3, 1.2, self._say_hello)
 
-    # --- the process ---
-
-    def call(self, what: Callable[[], None]) -> None:
-        """Run a piece of this process, unless it is dead; later, while it is stopped."""
-        if not self.alive:
-            return
-        if self.hung:
-            self._later.append(what)
-            return
-        try:
-            what()
-        except Dead:
-            return
-
-    def soon(self, low_s: float, high_s: float, what: Callable[[], None]) -> None:
-        self.line.after(self.line.between(low_s, high_s), lambda: self.call(what))
-
-    def work(self, low_s: float, high_s: float, what: Callable[[], None]) -> None:
-        """Something that ends by itself, and is dropped when `token` changes meanwhile."""
-        self.busy = True
-        token = self.token
-
-        def done() -> None:
-            if token == self.token and not self.stalled:
-                self.busy = False
-                what()
-                self.proceed()
-
-        self.soon(low_s, high_s, done)
-
-    def die(self, fault: Fault) -> None:
-        if not self.alive:
-            return
-        self.alive = False
+    def leave(self) -> None:
         if self.mesh is not None:
             self.mesh.left(self)
-        self.agent.reap(self, fault)
-
-    def pause(self, seconds: float) -> None:
-        self.hung = True
-        if seconds:
-            self.line.after(seconds, self._resume)
-
-    def _resume(self) -> None:
-        if not self.alive:
-            return
-        self.hung = False
-        unsaid, self._unsaid = self._unsaid, []
-        for body in unsaid:
-            self.say(body)
-        later, self._later = self._later, []
-        for what in later:
-            self.call(what)
-
-    def point(self, name: str) -> str:
-        """A place where the seed may strike. Returns the deed that the caller carries out."""
-        self.moved_ns = self.line.now_ns
-        deed = self.cluster.strike(name, self)
-        if deed in ("kill", "exit"):
-            code = 0 if deed == "kill" else 1
-            kind: FaultKind = "killed" if deed == "kill" else "exited"
-            self.die(Fault(kind=kind, detail=f"{deed} at {name}", exit_code=code))
-            raise Dead
-        if deed in ("hang", "pause"):
-            self.pause(0.0 if deed == "hang" else self.line.between(0.2, 4.0))
-        elif deed == "stall":
-            self.stalled = True
-        elif deed in ("transport", "raise"):
-            if deed == "raise":
-                self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
-            else:
-                self.trouble(Fault(kind="transport", detail=f"at {name}"))
-        elif deed == "torn" and self.state == "applying":
-            self._tear()
-        return deed
-
-    def say(self, body: wire.WorkerBody) -> None:
-        if not self.alive:
-            return
-        if self.hung:
-            self._unsaid.append(body)
-            return
-        self.seq += 1
-        self.agent.relay(self, self.seq, body)
-
-    def say_again(self, kind: str) -> None:
-        if kind in self.said and self.cluster.plan.repeats:
-            self.say(self.said[kind])
-
-    def tell(self, body: wire.WorkerBody) -> None:
-        self.said[type(body).__name__] = body
-        self.say(body)
 
     def look(self) -> Look:
         """Its page, and what the kernel says."""
         word: State = "healing"
         if self.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
             word = cast("State", self.state)
-        elif self.state == "finished":
-            word = "finished"
+        elif self.state in ("finished", "torn"):
+            word = "finished" if self.state == "finished" else "applying"
         elif self.stalled or self.opened == self.generation > max(self.closed, self.answered):
             word = "idle"
         return Look(
@@ -218,7 +94,7 @@ class SimWorker:
     def _say_hello(self) -> None:
         self.point("spawned")
         self.state = "waiting"
-        self.hello = wire.Hello(pid=1, fingerprint={"cpu": "x"}, address=self.name)
+        self.hello = wire.Hello(pid=1, fingerprint={}, address=self.name)
         self.say(self.hello)
         self.point("hello")
 
@@ -262,12 +138,8 @@ class SimWorker:
         self.point("closed")
         if self.answered >= generation:
             self.say_again("Status")
-            return
-        self._sever()
-        if self.state == "applying":
-            self.owes_status = True
         else:
-            self._report(None)
+            self._leave_generation(None)
 
     def _sever(self) -> None:
         """No vote can end well here any more; one under way is answered now or never."""
@@ -281,6 +153,13 @@ class SimWorker:
         elif self.state == "running":
             self.token += 1
             self.busy = False
+
+    def _leave_generation(self, fault: Fault | None) -> None:
+        self._sever()
+        if self.state == "applying":
+            self.owes_status = True
+        else:
+            self._report(fault)
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
@@ -302,18 +181,14 @@ class SimWorker:
     def trouble(self, fault: Fault) -> None:
         """First word about a failure: this worker's answer, too."""
         if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
-            self._sever()
-            if self.state == "applying":
-                self.owes_status = True
-            else:
-                self._report(fault)
+            self._leave_generation(fault)
 
     def peer_gone(self, generation: int) -> None:
         if generation == self.generation:
             fault = Fault(kind="transport", detail="connection closed by peer")
             self.call(lambda: self.trouble(fault))
 
-    def _tear(self) -> None:
+    def tear(self) -> None:
         self.token += 1
         self.busy = True
         self.state = "torn"
@@ -345,14 +220,11 @@ class SimWorker:
                 self._apply(self.generation)
             elif self.state in ("prepared", "running"):
                 self.state = "idle"
-                self.work(0.001, 0.02, self._settle)
+                self.work(0.001, 0.02, lambda: self.point("settled"))
             elif self.decided_n == self.n:
                 self.readied = self.generation
                 self.tell(wire.Ready(generation=self.generation, n=self.n))
                 self.point("ready")
-
-    def _settle(self) -> None:
-        self.point("settled")
 
     # --- connecting ---
 
