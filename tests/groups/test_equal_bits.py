@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 from torch.distributed import _functional_collectives as fc
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 Tensors = list[torch.Tensor]
 Case = Callable[[int, int], Tensors]
@@ -263,6 +266,40 @@ def subgroups(rank: int, world: int) -> Tensors:
     return made
 
 
+@case
+def data_parallel(rank: int, world: int) -> Tensors:
+    made: Tensors = []
+    for options in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 4))
+        model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.001, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(_some(rank + 10 * step, 5, 8)).pow(2).mean().backward()
+            optimizer.step()
+        made += [tensor.detach().clone() for tensor in plain.state_dict().values()]
+    return made
+
+
+@case
+def meshes(rank: int, world: int) -> Tensors:
+    line = init_device_mesh("cpu", (world,))
+    sharded = distribute_tensor(torch.arange(12.0), line, [Shard(0)])
+    made = [sharded.to_local(), sharded.full_tensor(), (sharded * 2).sum().full_tensor()]
+    if world == 4:
+        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        tensor = _some(rank, 6)
+        dist.all_reduce(tensor, group=square["b"].get_group())
+        both = distribute_tensor(torch.arange(16.0).view(4, 4), square, [Shard(0), Shard(1)])
+        made += [
+            tensor,
+            both.to_local(),
+            both.redistribute(square, [Shard(1), Replicate()]).to_local(),
+        ]
+    return made
+
+
 def _digest(value: Any) -> torch.Tensor:
     data = hashlib.sha256(repr(value).encode()).digest()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -295,3 +332,26 @@ def test_equal_to_plain_gloo(both: Any, name: str) -> None:
     plain, ours = both
     for rank, (expected, found) in enumerate(zip(plain, ours, strict=True)):
         assert found[name] == expected[name], f"{name} differs on rank {rank}"
+
+
+def _compiled(member: Any) -> list[list[float]]:
+    warnings.simplefilter("ignore")  # inductor's own imports warn
+    member.init()
+    group = dist.group.WORLD
+
+    @torch.compile(fullgraph=True)
+    def together(given: torch.Tensor) -> Tensors:
+        return [
+            fc.all_reduce(given * 2, "sum", group) + 1,
+            fc.all_gather_tensor(given, 0, group) * 2,
+            fc.reduce_scatter_tensor(given, "sum", 0, group) + 0,
+            fc.broadcast(given, 0, group) + 0,
+        ]
+
+    return [tensor.tolist() for tensor in together(torch.ones(2) * (member.rank + 1))]
+
+
+@pytest.mark.process
+def test_under_inductor(cluster: Any) -> None:
+    everywhere = [[7.0, 7.0], [2.0, 2.0, 4.0, 4.0], [3.0], [1.0, 1.0]]
+    assert cluster.run(2, _compiled) == [everywhere, everywhere]
