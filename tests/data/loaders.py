@@ -156,12 +156,15 @@ class Told:
 
     epoch = -1
 
+    def __init__(self) -> None:
+        self._rng = random.Random(5)
+
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         for at in range(5):
-            yield self.epoch * 100 + at, random.random()
+            yield self.epoch * 100 + at, random.random(), self._rng.random()
 
 
 def plain(dataset: Dataset[Any] | None = None, **settings: Any) -> DataLoader[Any]:
@@ -188,6 +191,8 @@ def mapped(name: str, **workers: Any) -> DataLoader[Any]:
             return plain(shuffle=True, drop_last=True, **workers)
         case "generator":
             return plain(shuffle=True, generator=_seeded(), **workers)
+        case "divisible":
+            return plain(Augmented(20), shuffle=True, generator=_seeded(), **workers)
         case "replacement":
             sampler = RandomSampler(range(SIZE), True, 40, generator=_seeded())
             return plain(sampler=sampler, **workers)
@@ -213,7 +218,8 @@ def mapped(name: str, **workers: Any) -> DataLoader[Any]:
 
 
 MAPPED = (
-    "sequential", "shuffled", "generator", "replacement", "weighted", "distributed", "lazy",
+    "sequential", "shuffled", "generator", "divisible", "replacement", "weighted", "distributed",
+    "lazy",
     "uneven", "batches", "samples", "dice", "whole", "torchdata",
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_map_style(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_map_style_with_workers(name: str) -> None:
-    check(lambda: mapped(name, num_workers=2), stride=3)
+    check(lambda: mapped(name, num_workers=2), stride=5)
 
 
 @pytest.mark.parametrize("name", ["shuffled", "lazy", "dice"])
@@ -63,7 +63,7 @@ def test_persistent_workers(name: str) -> None:
 @pytest.mark.parametrize("name", ["shuffled", "generator", "lazy", "replacement", "uneven"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_agreed_minimum(name: str, workers: int) -> None:
-    told = check(lambda: mapped(name, num_workers=workers), length=3, stride=1 + workers)
+    told = check(lambda: mapped(name, num_workers=workers), length=3, stride=1 + 2 * workers)
     assert len(told) == 8, "three batches and an end, twice"
 
 

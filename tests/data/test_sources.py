@@ -30,8 +30,8 @@ def seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sequential", "shuffled", "generator", "replacement", "weighted", "distributed",
-             "samples", "dice", "whole"],
+    "name", ["sequential", "shuffled", "generator", "divisible", "replacement", "weighted",
+             "distributed", "samples", "dice", "whole"],
 )  # fmt: skip
 def test_same_batches_and_draws_as_the_plain_loader(name: str) -> None:
     seed()
@@ -138,6 +138,18 @@ def test_seek_back_in_the_same_process() -> None:
     source.close()
 
 
+@pytest.mark.parametrize("name", ["stream-workers", "told", "stream"])
+def test_replay_in_the_same_process(name: str) -> None:
+    source = open_source(other(name))
+    source.start_epoch(0, None)
+    source.next()
+    place = source.position()
+    then = [tree.encode(source.next()) for _ in range(3)]
+    source.seek(place)
+    assert [tree.encode(source.next()) for _ in range(3)] == then
+    source.close()
+
+
 def test_close_stops_the_workers() -> None:
     source = open_source(mapped("shuffled", num_workers=2, persistent_workers=True))
     source.start_epoch(0, source.length)
@@ -167,6 +179,28 @@ def test_worker_init_fn_sees_the_users_dataset() -> None:
     source.start_epoch(0, source.length)
     assert source.next() == ["hello from 0"] * 4
     source.close()
+
+
+def tell_seed(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.greeting = str(info.seed - worker)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_workers_have_the_same_seed_in_every_process() -> None:
+    source = open_source(plain(Told(), num_workers=1, worker_init_fn=tell_seed))
+    source.start_epoch(0, source.length)
+    told = source.next()
+    fresh = open_source(plain(Told(), num_workers=1, worker_init_fn=tell_seed))
+    fresh.seek(source.position())
+    assert fresh.next() == told
+    source.start_epoch(1, source.length)
+    later = source.next()
+    assert later != told
+    fresh.seek(source.position())
+    assert fresh.next() == later
+    source.close()
+    fresh.close()
 
 
 def test_pinned_memory_and_other_settings() -> None:

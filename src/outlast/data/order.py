@@ -39,7 +39,7 @@ class Order(Iterator[Any]):
         self._generator = generator
         self._owned = randomness.owned({"sampler": sampler, "generator": generator}, dataset)
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-        self._simple = type(inner) in _DRAWS_ONCE and not self._owned
+        self._draws = type(inner) not in _DRAWS_ONCE  # from the process's generators, later on
         self.start: dict[str, Any] = {}
 
     @property
@@ -53,7 +53,7 @@ class Order(Iterator[Any]):
         owned, before = randomness.states(self._owned), randomness.snapshot()
         self._open()
         self.start = {"seed": seed, "owned": owned, "process": randomness.moved(before)}
-        self._private = randomness.Private(seed, self._owned)
+        self._private = randomness.Private(seed, self._owned, self._draws)
 
     def rewind(self, start: dict[str, Any], skip: int) -> None:
         """The epoch of `start`, after `skip` lists. Raises UsageError when it has fewer."""
@@ -62,7 +62,7 @@ class Order(Iterator[Any]):
             randomness.restore(start["process"])
             randomness.put(self._owned, start["owned"])
             self._open()
-        self._private = randomness.Private(start["seed"], self._owned)
+        self._private = randomness.Private(start["seed"], self._owned, self._draws)
         with self._private:
             skipped = sum(1 for _ in islice(self._lists, skip))
         if skipped < skip:
@@ -72,7 +72,7 @@ class Order(Iterator[Any]):
             )
 
     def __next__(self) -> Any:
-        if self._simple:
+        if not self._draws and not self._owned:
             return next(self._lists)
         with self._private:
             return next(self._lists)

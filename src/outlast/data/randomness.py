@@ -165,24 +165,33 @@ def reseed(seed: int, generators: Mapping[str, Generator]) -> None:
 
 
 class Private:
-    """A set of generator states of its own: inside `with`, draws come from it and nowhere else."""
+    """A set of generator states of its own: inside `with`, draws come from it and nowhere else.
 
-    def __init__(self, seed: int, generators: Mapping[str, Generator]) -> None:
+    It holds those of `generators`, and the process's unless `process` is False.
+    """
+
+    def __init__(self, seed: int, generators: Mapping[str, Generator], process: bool) -> None:
         self._generators = generators
         self._own = states(generators)
-        with preserved():
-            reseed(seed, {})
-            self._process = snapshot()
+        self._process: dict[str, Any] | None = None
+        if process:
+            with preserved():
+                reseed(seed, {})
+                self._process = snapshot()
 
     def __enter__(self) -> None:
-        self._outer = snapshot(), states(self._generators)
-        restore(self._process)
+        self._outer = states(self._generators)
         put(self._generators, self._own)
+        if self._process is not None:
+            self._outer_process = snapshot()
+            restore(self._process)
 
     def __exit__(self, *_: object) -> None:
-        self._process, self._own = snapshot(), states(self._generators)
-        restore(self._outer[0])
-        put(self._generators, self._outer[1])
+        self._own = states(self._generators)
+        put(self._generators, self._outer)
+        if self._process is not None:
+            self._process = snapshot()
+            restore(self._outer_process)
 
     def reveal(self) -> None:
         """Leave the objects' generators where the draws inside have brought them."""

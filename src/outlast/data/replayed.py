@@ -60,7 +60,7 @@ class ReplayedSource(Counted):
     def _open(self, entry: dict[str, Any]) -> None:
         self._batches = None
         set_epoch(entry["epoch"], *self._things)
-        self._private = randomness.Private(entry["seed"], {})
+        self._private = randomness.Private(entry["seed"], {}, process=True)
         self._touched = True
         with self._private:
             self._batches = iter(self._loader)
