@@ -1,0 +1,227 @@
+"""How a run starts over and how it ends; what differs between ranks; shared values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast import errors, events, wire
+from outlast.testing.desk import Desk
+
+SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
+TRANSPORT = events.Fault(kind="transport", detail="connection reset")
+RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback: ValueError")
+
+
+def running(world: int = 2, spares: int = 1, **limits: Any) -> Desk:
+    return Desk(world=world, spares=spares, **limits).begin().open()
+
+
+def recover(desk: Desk, n: int) -> None:
+    desk.heal(n)
+    assert desk.state.mode == "open"
+
+
+# --- restart and stop ---------------------------------------------------------------------
+
+
+def test_when_all_are_gone_everybody_starts_from_the_newest_checkpoint() -> None:
+    desk = running(spares=1)
+    desk.say("w1-0", wire.Checkpointed(n=4, step=3, path="ck/4"))
+    desk.say("", wire.Renew(beats={"w1-0": (6, 5, "running", 0.0)}))
+    desk.lose("w1-0", 6)
+    desk.lose("w1-1", 6)
+    (decided,) = desk.emitted(events.Decided)
+    assert decided.rung == "restart" and "2 committed step(s) lost" in decided.reason
+    spawned = [body for _, body in desk.sent(wire.Spawn)]
+    assert [body.seat for body in spawned] == [1, -1]  # the warm spare takes the other seat
+    desk.hello(spawned[0].worker)
+    seats = [body for _, body in desk.sent(wire.Seat)]
+    assert [(b.first, b.n, b.checkpoint, b.generation) for b in seats] == [(True, 4, "ck/4", 2)] * 2
+
+
+def test_a_restart_waits_until_the_survivors_are_reaped() -> None:
+    desk = running(spares=0)
+    desk.lose("w1-1", 5, slots={})
+    desk.status("w1-0", 5, "running")
+    assert desk.state.mode == "clearing" and desk.killed() == {"w1-0"}
+    assert not desk.sent(wire.Spawn)
+    desk.lose("w1-0", 5)
+    assert len(desk.sent(wire.Spawn)) == 2
+
+
+def test_restarts_that_get_nowhere_end() -> None:
+    desk = running(spares=0, attempts_max=2)
+    for _ in range(4):
+        for worker in desk.seats():
+            if worker:
+                desk.lose(worker, 3)
+        if desk.state.mode == "ended":
+            break
+        for worker in tuple(desk.state.workers):
+            desk.hello(worker)
+        desk.heal(0)
+    end = desk.end()
+    assert end is not None and end.outcome == "gave_up"
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ({}, "gave_up"),
+        ({"kind": "exited", "exit_code": 1, "traceback": "T"}, "user_error"),
+        ({"kind": "exited", "exit_code": 0}, "user_error"),
+    ],
+)
+def test_a_death_before_the_first_step_ends_the_run_at_once(
+    fault: dict[str, Any], outcome: str
+) -> None:
+    desk = running()
+    desk.lose("w1-1", 0, "setup", **fault)
+    assert desk.state.mode == "stopping" and not desk.sent(wire.Spawn)
+    for worker in tuple(desk.state.workers):
+        desk.lose(worker)
+    end = desk.end()
+    assert end is not None and end.outcome == outcome
+    assert end.cause is not None and "before its first step" in end.cause.detail
+
+
+def test_a_broken_connection_in_set_up_starts_everybody_again() -> None:
+    desk = running()
+    desk.status("w1-1", 0, "broken", fault=TRANSPORT)
+    desk.status("w1-0", 0, "broken")
+    for worker in ("w1-0", "w1-1"):
+        desk.lose(worker, 0, "setup")
+    assert desk.state.mode == "gathering" and desk.state.first and desk.state.attempts == 1
+
+
+def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
+    desk = running()
+    desk.stop()
+    assert len(desk.sent(wire.Drain)) == 2
+    for worker in desk.seats():
+        desk.say(worker, wire.Finished(n=7))
+    assert not any(body.ok for _, body in desk.sent(wire.Stop))
+    for worker in tuple(desk.state.workers):
+        desk.lose(worker, 7, "finished")
+    end = desk.end()
+    assert end is not None
+    assert (end.outcome, end.exit_code) == ("interrupted", errors.EXIT_INTERRUPTED)
+
+
+@pytest.mark.parametrize("how", ["twice", "late", "closed"])
+def test_a_stop_that_cannot_wait_kills(how: str) -> None:
+    desk = running(stop_s=5)
+    if how == "closed":
+        desk.status("w1-0", 5, "running", fault=TRANSPORT)
+    desk.stop()
+    if how == "twice":
+        desk.stop()
+    elif how == "late":
+        desk.tick(6)
+    assert desk.killed() == {"w1-0", "w1-1", "w1-2"}
+
+
+def test_a_drain_goes_on_after_a_recovery() -> None:
+    desk = running()
+    desk.stop()
+    desk.lose("w1-1", 5, slots=SLOTS)
+    desk.status("w1-0", 5, "running")
+    recover(desk, 5)
+    assert {worker for worker, _ in desk.sent(wire.Drain)} == set(desk.seats())
+
+
+def test_a_bad_exit_after_all_have_finished_is_the_users_error() -> None:
+    desk = running()
+    for worker in desk.seats():
+        desk.say(worker, wire.Finished(n=9))
+    desk.lose("w1-0", 9, "finished", kind="exited", detail="exit 3", exit_code=3)
+    for worker in ("w1-1", "w1-2"):
+        desk.lose(worker, 9, "finished", kind="exited", detail="exit 0")
+    end = desk.end()
+    assert end is not None and end.outcome == "user_error"
+    assert end.cause is not None and end.cause.exit_code == 3
+
+
+def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
+    desk = running(status_s=2, stop_s=3, lease_s=100)
+    desk.status("w1-0", 5, "running", fault=TRANSPORT)
+    for _ in range(25):
+        desk.tick(1)
+    end = desk.end()
+    assert end is not None and end.cause is not None and "could not be killed" in end.cause.detail
+
+
+# --- what differs -------------------------------------------------------------------------
+
+
+def test_ranks_that_compute_differently_do_not_start() -> None:
+    desk = Desk(world=2, spares=0).begin()
+    desk.agent()
+    desk.hello("w1-0", isa="avx2")
+    desk.hello("w1-1", isa="avx512")
+    assert desk.state.mode == "stopping" and desk.state.end is not None
+    assert desk.state.end.outcome == "user_error"
+    assert desk.state.end.cause is not None and "isa: avx512 against avx2" in (
+        desk.state.end.cause.detail
+    )
+
+
+def test_a_spare_that_computes_differently_is_replaced() -> None:
+    desk = Desk(world=1, spares=1).begin()
+    desk.agent()
+    desk.hello("w1-0", isa="avx2")
+    desk.hello("w1-1", isa="avx512")
+    assert desk.killed() == {"w1-1"}
+    assert any("isa" in note.text for note in desk.emitted(events.Note))
+
+
+def test_ranks_that_protect_different_things_stop_the_run() -> None:
+    desk = running()
+    desk.say("w1-0", wire.Protected(schema="x", summary="Linear(4, 4)"))
+    desk.say("w1-1", wire.Protected(schema="y", summary="Linear(4, 5)"))
+    assert desk.state.end is not None and desk.state.end.outcome == "user_error"
+    cause = desk.state.end.cause
+    assert cause is not None and cause.kind == "mismatch"
+    assert "Linear(4, 4)" in cause.detail and "Linear(4, 5)" in cause.detail
+
+
+# --- values that pass through ---------------------------------------------------------------
+
+
+def test_a_shared_value_is_made_once_and_kept_before_it_is_told() -> None:
+    desk = running()
+    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-1", wire.SharedAsk(name="id"))
+    assert [w for w, _ in desk.sent(wire.SharedMake, history=True)] == ["w1-0"]
+    actions = desk.say("w1-0", wire.SharedMade(name="id", value=b"7"))
+    assert type(actions[0]).__name__ == "Journal"
+    assert {w for w, _ in desk.sent(wire.SharedIs)} == {"w1-0", "w1-1"}
+    desk.say("w1-1", wire.SharedMade(name="id", value=b"8"))
+    desk.say("w1-1", wire.SharedAsk(name="id"))
+    assert desk.sent(wire.SharedIs) == [("w1-1", wire.SharedIs(name="id", value=b"7"))]
+
+
+def test_a_maker_that_is_lost_or_late_loses_its_turn() -> None:
+    desk = running(shared_s=2)
+    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-1", wire.SharedAsk(name="id"))
+    desk.tick(3)
+    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-1"]
+    desk.lose("w1-1", 0, slots=SLOTS)
+    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-0"]
+
+
+def test_rendezvous_values_reach_every_other_member() -> None:
+    desk = running(world=3)
+    desk.say("w1-0", wire.Put(generation=1, key="k", value=b"v"))
+    assert {w for w, _ in desk.sent(wire.Got)} == {"w1-1", "w1-2"}
+    desk.say("w1-0", wire.Put(generation=0, key="life", value=b"v"))
+    desk.lose("w1-2", 5, slots=SLOTS)
+    for worker in ("w1-0", "w1-1"):
+        desk.status(worker, 5, "running")
+    bodies = [body for worker, body in desk.sent(type(desk.sent(wire.Seat)[0][1]))]
+    assert bodies and desk.sent(wire.Got) == [
+        ("w1-3", wire.Got(generation=0, key="life", value=b"v"))
+    ]
