@@ -63,6 +63,7 @@ class Phases:
         self.protected: Protected | None = None
         self.gate = Gate(self._is_protected)
         self.walk: Walk | None = None
+        self.result_lost = False  # the script holds a dry run's result until the walk is over
         self.settled: set[str] = set()  # functions whose gate this process has rehearsed
         self.gated_elsewhere: set[str] = set()  # ... and the workers before this one
         self.on_settled: Callable[[], None] = lambda: None
@@ -320,6 +321,7 @@ class Phases:
         if kept != LOST:
             value = tree.decode(kept)
         elif kind in ("step", "eval"):
+            self.result_lost = True
             self._timeline.note(
                 f"what {key} returned before this worker took the seat was lost with the worker"
                 " that knew it; the script here sees a dry run's result instead"
@@ -328,6 +330,7 @@ class Phases:
         self._moment.step += kind == "step"
         if last and walk.after:
             self.restore_walked()
+            self._timeline.metrics(self._moment.step, walk.slot.reports)
         return (value,)
 
     def _dry_runs(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
@@ -357,7 +360,7 @@ class Phases:
             self._heal()
         if not walk.after and not walk.slot.at_draw:
             self.restore_walked()
-        self.walk = None
+        self.walk, self.result_lost = None, False
 
     def restore_walked(self) -> None:
         """Put the seat's own state back, at the point of the walk where it was taken."""

@@ -236,7 +236,8 @@ class Worker:
         if self.phases.attempt is not None:
             self.phases.attempt.reports.update(values)
             return
-        if self.phases.walk is None or self.phases.walk.after:
+        walk = self.phases.walk
+        if walk is None or (walk.after and not self.phases.result_lost):
             self.moment.loss = values.get("loss", self.moment.loss)
             self.timeline.metrics(self.moment.step, values)
 

@@ -1,0 +1,113 @@
+"""The job that must not be killed: DDP with BatchNorm and dropout, a real shuffled loader."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import outlast
+
+STEPS, EVALUATE_EVERY = 14, 5
+
+
+class Samples(Dataset):
+    """Each item says its index and carries an augmentation drawn from the process's generators."""
+
+    def __len__(self) -> int:
+        return 83
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.full((8,), index / 83) + 0.1 * torch.randn(8) + 0.01 * random.random()
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--hold", type=Path, help="before step 8, wait until this file is there")
+parser.add_argument("--bug", default="", help="what is wrong with this script")
+args = parser.parse_args()
+
+if args.bug == "import":
+    raise ImportError("no module named flux_capacitor")
+session = outlast.init()
+random.seed(session.rank)
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Linear(8, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.2),
+    nn.Linear(32, 5 + (args.bug == "model" and session.rank == 1)),
+)  # fmt: skip
+if args.bug != "model":
+    model = nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(1000 + session.rank)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+data = Samples()
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3), drop_last=True)
+seen: list[int] = []
+session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, seen=seen)
+if args.bug == "protect twice":
+    session.protect(model=model)
+if args.bug == "exit early" and session.rank == 1:
+    raise SystemExit(0)
+name = session.shared("name", lambda: f"run-{random.SystemRandom().getrandbits(40):x}")
+
+
+def train_step(batch: list[torch.Tensor]) -> float:
+    index, x = batch
+    if args.bug == "typo" and session.step_index == 6:
+        raise KeyError("moedl")
+    optimizer.zero_grad()
+    for half in range(2):  # two micro-batches, accumulated
+        y = nn.functional.log_softmax(model(x[2 * half : 2 * half + 2]), dim=1)
+        loss = nn.functional.nll_loss(y, index[2 * half : 2 * half + 2] % 5) / 2
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    seen.extend(index.tolist())
+    optimizer.step()
+    if args.bug == "collective after" and session.step_index == 6:
+        torch.distributed.all_reduce(x)
+    if args.bug == "random after" and session.step_index == 6:
+        torch.rand(1)
+    return loss.item()
+
+
+def evaluate() -> float:
+    with torch.no_grad():
+        total = model(torch.linspace(-1, 1, 64).view(8, 8)).sum()
+    torch.distributed.all_reduce(total)
+    return total.item()
+
+
+session.state["tail"] = 0
+for batch in session.batches(loader, until=STEPS):
+    if args.hold and session.step_index == 7:
+        args.hold.with_suffix(f".{session.rank}").touch()
+        while not args.hold.exists():
+            torch.ones(64, 64) @ torch.ones(64, 64)
+    loss = session.run(train_step, batch)
+    session.report(loss=loss)
+    scheduler.step()
+    session.state["tail"] += 1
+    if args.bug == "collective outside" and session.step_index == 6:
+        torch.distributed.all_reduce(torch.ones(1))
+    if session.step_index % EVALUATE_EVERY == 0:
+        session.state["evaluation"] = session.run(evaluate)
+
+if args.bug == "crash at the end" and session.rank == 1:
+    raise OSError("cannot write the final model")
+digest = hashlib.sha256()
+for tensor in [*model.state_dict().values(), torch.get_rng_state()]:
+    digest.update(tensor.numpy().tobytes())
+for state in optimizer.state.values():
+    digest.update(state["exp_avg_sq"].numpy().tobytes())
+digest.update(repr((random.getstate(), scheduler.get_last_lr(), loss)).encode())
+result = {"digest": digest.hexdigest(), "seen": seen, "state": session.state, "name": name}
+result["step"] = session.step_index
+args.out.mkdir(exist_ok=True)
+(args.out / f"{session.rank}.json").write_text(json.dumps(result))

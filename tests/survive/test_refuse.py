@@ -1,0 +1,39 @@
+"""What a run must not go on with: each ends with one stated cause, and nothing burnt."""
+
+from __future__ import annotations
+
+import pytest
+from tests.survive.conftest import Runner
+
+pytestmark = pytest.mark.process
+
+BUGS = {
+    "import": (1, "flux_capacitor"),
+    "protect twice": (1, "twice"),
+    "typo": (1, "moedl"),
+    "model": (1, "model"),
+    "collective outside": (1, "outside"),
+    "collective after": (1, "after"),
+    "random after": (1, "random"),
+    "exit early": (1, "exit"),
+    "crash at the end": (1, "cannot write the final model"),
+}
+
+
+@pytest.mark.parametrize(("bug", "expected"), BUGS.items(), ids=BUGS.keys())
+def test_a_bug_stops_the_run_with_its_cause(
+    runner: Runner, bug: str, expected: tuple[int, str]
+) -> None:
+    outcome = runner.run(job=("--bug", bug))
+    code, words = expected
+    assert outcome.code == code, outcome.output
+    framed = outcome.output[outcome.output.rindex("-" * 40) - 6000 :]
+    assert words in framed
+    assert outcome.summary["outcome"] == "user_error"
+
+
+def test_a_worker_that_dies_before_its_first_step_burns_no_restarts(runner: Runner) -> None:
+    outcome = runner.run("--spares=1", "--fault", "kill:rank=1,phase=setup")
+    assert outcome.code == 3, outcome.output
+    assert "before its first step" in outcome.output
+    assert outcome.summary["respawns"] == 0
