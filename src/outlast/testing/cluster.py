@@ -305,7 +305,9 @@ class SimCluster:
 
     def _check_kill(self, body: wire.Kill) -> None:
         """Who answers at once when it is asked is never silent."""
-        if "has not answered" not in body.reason or self._news_may_be_lost():
+        if "has not answered" not in body.reason or self._state.end is not None:
+            return
+        if self._news_may_be_lost():
             return
         for worker in self._alive():
             if worker.name == body.worker and not (worker.struck or worker.hung):
