@@ -11,6 +11,7 @@ import msgspec
 
 from outlast import events, wire
 from outlast.checkpoint.store import Checkpoint, Draft, Part, prune
+from outlast.core.faults import Where
 from outlast.errors import CorruptionError, StorageError
 from outlast.worker.groups import Groups
 from outlast.worker.moment import Moment
@@ -25,7 +26,7 @@ class Checkpointer:
 
     def __init__(
         self, *, root: Path, job: str, seat: int, groups: Groups, moment: Moment,
-        timeline: Timeline, send: Callable[[wire.WorkerBody], None], watch: Callable[[str], None],
+        timeline: Timeline, send: Callable[[wire.WorkerBody], None], watch: Callable[[Where], None],
     ) -> None:  # fmt: skip
         self._root, self._job, self._seat = root, job, seat
         self._groups, self._moment, self._timeline = groups, moment, timeline

@@ -62,7 +62,7 @@ class Gate:
         gated = _gate_closure(closure, ask)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": gated}
-        return (args[0], gated, *args[2:]), kwargs
+        return (optimizer, gated, *args[2:]), kwargs
 
 
 def _gate_closure(closure: Callable[[], Any], ask: Ask) -> Callable[[], Any]:

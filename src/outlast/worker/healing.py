@@ -8,6 +8,7 @@ from typing import Any
 
 from outlast import wire
 from outlast.config import Limits
+from outlast.core.faults import Where
 from outlast.errors import EXIT_GAVE_UP, CorruptionError, GroupError
 from outlast.events import Fault
 from outlast.worker import transfer
@@ -33,7 +34,7 @@ class Healer:
         replicated: Callable[[], Any],
         adopt: Callable[[Any], None],
         opened: Callable[[], None],
-        tick: Callable[[str], None],
+        tick: Callable[[Where], None],
     ) -> None:
         self._moment, self._groups, self._send = moment, groups, send
         self._replicated, self._adopt = replicated, adopt

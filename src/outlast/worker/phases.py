@@ -17,6 +17,7 @@ from typing import Any, Literal
 import xxhash
 
 from outlast.checkpoint import tree
+from outlast.core.faults import Where
 from outlast.errors import GroupError, OutlastError, PhaseError, StepRefused
 from outlast.events import Fault
 from outlast.worker.gate import Gate
@@ -54,7 +55,7 @@ class Phases:
 
     def __init__(
         self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
-        place: Place, put_slot: Callable[[Any, int, bytes], None], watch: Callable[[str], None],
+        place: Place, put_slot: Callable[[Any, int, bytes], None], watch: Callable[[Where], None],
         alone: bool,
     ) -> None:  # fmt: skip
         self._moment, self._groups, self._healer = moment, groups, healer

@@ -32,7 +32,7 @@ def send(groups: Groups, seat: int, state: Any, tick: Callable[[], None]) -> Tic
     hasher = xxhash.xxh3_128(schema)
     for chunk in _chunks(tensors):
         tick()
-        hasher.update(memoryview(chunk.numpy()))
+        hasher.update(tree.raw(chunk))
         groups.send(chunk, seat, 2)
     return hasher.hexdigest(), total, time.monotonic() - start
 
@@ -56,7 +56,7 @@ def receive(groups: Groups, seat: int, tick: Callable[[], None]) -> tuple[Any, T
     for chunk, views in _landing(tensors):
         tick()
         groups.recv(chunk, seat, 2)
-        hasher.update(memoryview(chunk.numpy()))
+        hasher.update(tree.raw(chunk))
         at = 0
         for view in views:
             view.copy_(chunk[at : at + view.numel()])
