@@ -25,7 +25,7 @@ from torch import distributed as dist
 
 from outlast.worker.groups import Groups, register
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Line:
