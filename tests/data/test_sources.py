@@ -197,6 +197,8 @@ def test_workers_have_the_same_seed_in_every_process() -> None:
     source.start_epoch(1, source.length)
     later = source.next()
     assert later != told
+    fresh.close()
+    fresh = open_source(plain(Told(), num_workers=1, worker_init_fn=tell_seed))
     fresh.seek(source.position())
     assert fresh.next() == later
     source.close()
