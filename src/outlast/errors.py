@@ -45,7 +45,7 @@ class CorruptionError(OutlastError):
 
 
 class StorageError(OutlastError):
-    """A file could not be written or read: a full disk, missing rights, a file system that is gone."""
+    """A file could not be written or read: a full disk, missing rights, a lost file system."""
 
 
 class WireError(OutlastError):

@@ -177,10 +177,13 @@ class Got(Body, frozen=True):
 
 
 class Open(Body, frozen=True):
-    """All joined and every digest agrees: swap in, run phase n+1."""
+    """All joined and every digest agrees: swap in, run phase n+1. `drain`: somebody asked the run
+    to end; the next phase is a checkpoint, made by every rank at this place, then the script ends.
+    """
 
     generation: int
     n: int
+    drain: bool = False
 
 
 class SharedMake(Body, frozen=True):
@@ -190,10 +193,6 @@ class SharedMake(Body, frozen=True):
 class SharedIs(Body, frozen=True):
     name: str
     value: bytes
-
-
-class Drain(Body, frozen=True):
-    """Stop at the next committed step: every rank checkpoints there and ends."""
 
 
 class Stop(Body, frozen=True):
@@ -275,7 +274,7 @@ WorkerBody = (
     | Checkpointed
     | Finished
 )
-ControllerBody = Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Drain | Stop
+ControllerBody = Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Stop
 AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

@@ -53,14 +53,14 @@ def act(body):
             page.beat(1, 1, "idle", 0, time.monotonic_ns(), time.monotonic_ns(), 0.5)
             opened = True
             tell(f"open{body.generation}-{seat}")
+            if body.drain:
+                tell(f"drain{seat}")
+                if DRAINS:
+                    say(wire.Finished(n=1))
         case wire.Close():
             say(wire.Status(generation=body.generation, n=1, step=1, state="idle"))
         case wire.Decide():
             say(wire.Ready(generation=body.generation, n=body.n))
-        case wire.Drain():
-            tell(f"drain{seat}")
-            if DRAINS:
-                say(wire.Finished(n=1))
         case wire.Stop():
             sys.exit(0)
 say(wire.Hello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))

@@ -89,7 +89,7 @@ def test_a_step_outside_a_phase_is_an_error_once_phases_have_begun(bench: Bench)
     bench.loss().backward()
     bench.optimizer.step()
     bench.gate.guarding = True
-    with pytest.raises(PhaseError, match="outside session.run"):
+    with pytest.raises(PhaseError, match=r"outside session\.run"):
         bench.optimizer.step()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outlast import events, wire
+from outlast.core import incident
 from outlast.core.contract import End
 from outlast.core.recovery import is_user_error
 from outlast.core.state import S_NS
@@ -48,13 +49,16 @@ def asked(turn: Turn, reason: str) -> None:
     state = turn.state
     if state.mode in ("stopping", "ended"):
         kill_all(turn, reason)
-    elif state.mode != "open" or state.drain_ns:
+    elif state.drain_ns or (state.first and not state.opened):
         interrupt(turn, reason)
     else:
         state.drain_reason = reason
         state.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
-        for worker in state.members():
-            turn.send(worker, wire.Drain())
+        # All ranks must stop at one place: the generation closes like any other, and the next one
+        # opens with the word to drain.
+        if state.mode == "open":
+            fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
+            incident.notice(turn, fault, "report")
 
 
 def interrupt(turn: Turn, reason: str) -> None:

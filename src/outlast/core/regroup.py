@@ -107,6 +107,11 @@ def slot_keys(n: int) -> tuple[str, str, str]:
     return f"before:{n}", f"after:{n}", f"result:{n}"
 
 
+def open_frame(turn: Turn) -> wire.Open:
+    state = turn.state
+    return wire.Open(generation=state.generation, n=state.n, drain=bool(state.drain_ns))
+
+
 def seat_frame(turn: Turn, worker: Worker) -> wire.Seat:
     state = turn.state
     if state.first:
@@ -219,9 +224,7 @@ def open_when_joined(turn: Turn) -> None:
     turn.enter("open")
     for name in state.seats:
         worker = turn.change(name, whole=True, since_ns=turn.now_ns)
-        turn.send(worker, wire.Open(generation=state.generation, n=state.n))
-        if state.drain_ns:
-            turn.send(worker, wire.Drain())
+        turn.send(worker, open_frame(turn))
     turn.emit(
         events.GenerationOpened(
             t_ns=turn.now_ns, incident=state.incident, generation=state.generation, n=state.n
@@ -277,9 +280,7 @@ def remind(turn: Turn, worker: Worker) -> None:
     elif state.mode == "connecting":
         turn.send(worker, connect_frame(turn))
     elif state.mode == "open":
-        turn.send(worker, wire.Open(generation=state.generation, n=state.n))
-        if state.drain_ns:
-            turn.send(worker, wire.Drain())
+        turn.send(worker, open_frame(turn))
     elif state.mode == "stopping" and state.end is not None:
         turn.send(worker, wire.Stop(ok=state.end.outcome == "done", reason="said again"))
 

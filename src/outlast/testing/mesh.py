@@ -17,7 +17,6 @@ class Ballot:
     def __init__(self, n: int) -> None:
         self.n = n
         self.votes: dict[int, SimWorker] = {}
-        self.drain = False
         self.complete = False
 
 
@@ -50,7 +49,6 @@ class Mesh:
         if ballot.complete:
             self.cluster.ledger.fail(f"{worker.name} votes twice on phase {ballot.n}")
         ballot.votes[worker.seat] = worker
-        ballot.drain = ballot.drain or worker.draining
         if len(ballot.votes) == len(self.seats):
             ballot.complete = True
             line = self.cluster.timeline

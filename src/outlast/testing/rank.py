@@ -23,7 +23,7 @@ class SimWorker(SimProcess):
         super().__init__(agent, name)
         self.hello: wire.Hello | None = None
         self.model = self.own = 0
-        self.has_state = self.is_set_up = self.draining = False
+        self.has_state = self.is_set_up = False
         self.generation = self.closed = self.opened = self.answered = self.readied = 0
         self.decided_n = -1
         self.owes_status = False
@@ -85,8 +85,6 @@ class SimWorker(SimProcess):
                     self.is_set_up = True
                     self.state = "idle"
                     self.proceed()
-            case wire.Drain():
-                self.draining = True
             case wire.Stop():
                 code = 0 if body.ok else 3
                 self.die(Fault(kind="exited", detail="stopped", exit_code=code))
@@ -308,6 +306,8 @@ class SimWorker(SimProcess):
         if not self.has_state:
             self.ledger.fail(f"{self.name} runs without having received its state")
         self.opened = body.generation
+        if body.drain:
+            self.ledger.last = min(self.ledger.last, body.n)
         self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
         self.point("opened")
         if self.is_set_up:
@@ -381,8 +381,6 @@ class SimWorker(SimProcess):
         self.n += 1
         self.completed += 1
         self.state = "idle"
-        if self.ballot is not None and self.ballot.drain:
-            self.ledger.last = min(self.ledger.last, self.n)
         self.work(0.001, 0.05, self._tail)
         if self.owes_status:
             self._report(None)

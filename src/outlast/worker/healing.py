@@ -129,6 +129,8 @@ class Healer:
             self._staged = None
         self._opened()
         self._decided = None
+        self._moment.joining = False
+        self._moment.draining = body.drain
         self._moment.opened = body.generation
 
     def _stop(self, body: wire.ControllerBody) -> None:

@@ -42,7 +42,7 @@ class Loop:
             raise UsageError("session.batches(loader) needs until=STEPS or epochs=EPOCHS")
         self._started = True
         source = open_source(loader)
-        if source.exactness == "replayed":
+        if source.note:
             self._timeline.note(source.note)
         try:
             yield from self._epochs(source, until, epochs)

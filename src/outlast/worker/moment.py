@@ -39,6 +39,7 @@ class Moment:
         self.step = 0
         self.state: State = "starting"
         self.draining = False
+        self.joining = False  # has not taken over the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
         self._owes_status = False
         self._answered = 0  # the newest generation whose end this worker has spoken about
@@ -67,6 +68,8 @@ class Moment:
         with self._lock:
             if not self.is_open:
                 raise StepRefused("the generation closed before the attempt began")
+            if state != "voting":
+                self._collectives = 0
             self.enter(state)
 
     def completed(self, *, step: int) -> None:
@@ -121,10 +124,6 @@ class Moment:
                     self._answer(self._word(), None)
         self._sever(body.generation)
 
-    def drain(self) -> None:
-        with self._lock:
-            self.draining = True
-
     # --- both, under the lock ---
 
     def _word(self) -> str:
@@ -132,6 +131,8 @@ class Moment:
             return "broken"  # set-up collectives were cut: the script cannot be put back there
         if self.state in ("running", "checkpoint", "dry"):
             return "broken" if self.rehearsing else "running"
+        if self.joining:
+            return "joining"
         return "finished" if self.state == "finished" else "idle"
 
     def _answer(self, state: str, fault: Fault | None) -> None:

@@ -149,6 +149,7 @@ class Worker:
         self.healer.seat = self.timeline.seat = self.faults.seat = body.seat
         self.moment.generation = max(self.moment.generation, body.generation)
         self.moment.n = body.n
+        self.moment.joining = not body.first
         set_rank(body.seat, body.world)
         if not body.first:
             self._prepare_walk(body)
@@ -286,7 +287,6 @@ class Worker:
         self.phases.run(save, key="outlast.checkpoint", kind="checkpoint")
 
     def _drain(self) -> None:
-        self.moment.draining = False
         self._checkpoint()
         raise SystemExit(EXIT_INTERRUPTED)
 
@@ -315,8 +315,6 @@ class Worker:
                 self.groups.deliver(body.generation, body.key, body.value)
             case wire.SharedIs() | wire.SharedMake():
                 self._shared.put(body)
-            case wire.Drain():
-                self.moment.drain()
             case wire.Seat() | wire.Decide() | wire.Connect() | wire.Open() | wire.Stop():
                 self.moment.inbox.put(body)
             case _:
