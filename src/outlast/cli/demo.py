@@ -139,18 +139,24 @@ def _show(report: Report, console: Console) -> None:
     table = Table(title="to the last bit", title_justify="left", show_edge=False, pad_edge=False)
     for name in ("", "disturbed", "undisturbed", ""):
         table.add_column(name, justify="right" if name else "left")
-    for name, left, right, good in (
-        ("committed steps", f"{found.steps[0]}", f"{found.steps[1]}", found.steps_equal),
-        ("losses reported", f"{found.losses[0]}", f"{found.losses[1]}", found.losses_equal),
-        ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal),
-        ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal),
-        ("faults that struck", f"{found.faults_struck}", "0", found.all_struck),
-        ("committed steps lost", f"{found.committed_steps_lost}", "0", found.none_lost),
-        ("wall", duration(report.disturbed.wall_s), duration(report.undisturbed.wall_s), None),
-        ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), None),
+    same, sound = ("[green]equal[/]", "[bold red]DIFFERS[/]"), ("", "[bold red]NOT SO[/]")
+    for name, left, right, good, marks in (
+        ("committed steps", *map(str, found.steps), found.steps_equal, same),
+        ("losses reported", *map(str, found.losses), found.losses_equal, same),
+        ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
+        ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal, same),
+        ("faults that struck", f"{found.faults_struck}", "0", found.all_struck, sound),
+        ("committed steps lost", f"{found.committed_steps_lost}", "0", found.none_lost, sound),
+        (
+            "wall",
+            duration(report.disturbed.wall_s),
+            duration(report.undisturbed.wall_s),
+            True,
+            sound,
+        ),
+        ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), True, sound),
     ):
-        mark = "" if good is None else "[green]equal[/]" if good else "[bold red]DIFFERS[/]"
-        table.add_row(name, left, right, mark)
+        table.add_row(name, left, right, marks[not good])
     console.print()
     console.print(table)
     broken = counted(len(report.disturbed.incidents), "incident")
