@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import queue
 import sys
@@ -136,6 +137,9 @@ class Worker:
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
         self.moment.enter("waiting")
+        if self._settings and self._settings.seat < 0:
+            # The first optimizer step imports it, for most of a second: a spare has time now.
+            importlib.import_module("torch._dynamo")
         self.link.send(
             wire.Hello(
                 pid=os.getpid(), fingerprint=fingerprint(self.device), address=self.groups.address
