@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workload import BLOCK, WORLD
+
 from outlast.config import child_environment
 
 HERE = Path(__file__).parent
-WORLD = 4
 DEADLINE_S = 240.0
 TORCHRUN = (
     sys.executable, "-m", "torch.distributed.run", "--standalone",
@@ -55,6 +56,15 @@ class Job(NamedTuple):
             if line.rank == 0 and line.step > 3 and not 0 < self.killed_ns < line.t_ns
         ]
         return statistics.median(b - a for a, b in itertools.pairwise(times)) / 1e9
+
+    def steps_s(self) -> list[float]:
+        """Every step of rank 0, without the first block and without those that began a block."""
+        times = {line.step: line.t_ns for line in self.lines if line.rank == 0}
+        return [
+            (times[step] - times[step - 1]) / 1e9
+            for step in times
+            if step > BLOCK and (step - 1) % BLOCK
+        ]
 
     def back_s(self, step: int) -> float:
         """From the kill until every rank has committed `step`."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from workload import BATCH, Ledger, Noise, Transformer, die_once, loss_of
+from workload import BATCH, BLOCK, Baton, Ledger, Noise, Transformer, die_once, loss_of
 
 import outlast
 
@@ -20,11 +20,12 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--kill-at", type=int, default=0)
 parser.add_argument("--small", type=int, default=0, help="small collectives to time at the end")
+parser.add_argument("--baton", type=Path, help="take turns with the other job")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
 session = outlast.init()
-ledger = Ledger(args.folder, session.rank)
+ledger, baton = Ledger(args.folder, session.rank), Baton(args.baton, 1, session.rank)
 torch.manual_seed(0)
 model = DistributedDataParallel(Transformer())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -52,9 +53,15 @@ def small_collectives() -> float:
 
 
 for words in session.batches(loader, until=args.steps):
+    if session.step_index % BLOCK == 0:
+        baton.take()
     session.run(train_step, words)
     ledger.add(session.step_index)
+    if session.step_index % BLOCK == 0:
+        baton.give()
     if args.small and session.step_index == args.steps:
+        baton.take()
         small_s = session.run(small_collectives)
         if session.rank == 1:
             (args.folder / "figures.json").write_text(json.dumps({"small_s": small_s}))
+        baton.give()

@@ -1,6 +1,7 @@
 """What an undisturbed run pays: median step, one small collective, and the import.
 
-Alternates plain DDP under torchrun and the same job under Outlast. See benchmarks/README.md.
+Plain DDP under torchrun and the same job under Outlast take turns of five steps: see
+benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -8,8 +9,19 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-from harness import OUTLAST, TORCHRUN, job, median, table, verdict
+from harness import OUTLAST, TORCHRUN, WORLD, job, median, table, verdict
+
+
+class Run(NamedTuple):
+    """Every step, and one small collective, in seconds."""
+
+    steps_s: list[float]
+    small_s: float
+
 
 IMPORT = """
 import time, torch, torch.distributed
@@ -20,10 +32,21 @@ print(time.perf_counter() - begin)
 """
 
 
-def measured(command: tuple[str, ...], script: str, steps: int, small: int) -> tuple[float, float]:
-    """(median step, one small collective) in seconds."""
-    with job(command, script, "--steps", steps, "--small", small) as done:
-        return done.step_s(), done.figures["small_s"]
+def side_by_side(steps: int, small: int) -> tuple[Run, Run]:
+    """Plain DDP and Outlast, taking turns of a few steps on the same machine."""
+    with tempfile.NamedTemporaryFile() as baton, ThreadPoolExecutor(2) as pool:
+        baton.write(bytes(2 * WORLD))
+        baton.flush()
+        flags = ("--steps", steps, "--small", small, "--baton", baton.name)
+        patient = (*OUTLAST, "--limit=hang_floor_s=120")  # it waits for the other's turn
+        plain = pool.submit(measured, TORCHRUN, "plain_job.py", flags)
+        ours = pool.submit(measured, patient, "outlast_job.py", flags)
+        return plain.result(), ours.result()
+
+
+def measured(command: tuple[str, ...], script: str, flags: tuple[object, ...]) -> Run:
+    with job(command, script, *flags) as done:
+        return Run(done.steps_s(), done.figures["small_s"])
 
 
 def import_s() -> float:
@@ -34,19 +57,23 @@ def import_s() -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--small", type=int, default=1000, help="small collectives a run")
     args = parser.parse_args()
-    plain, ours, imports = [], [], []
+    plain: list[Run] = []
+    ours: list[Run] = []
+    imports: list[float] = []
     for turn in range(args.repeats):
-        plain.append(measured(TORCHRUN, "plain_job.py", args.steps, args.small))
-        ours.append(measured(OUTLAST, "outlast_job.py", args.steps, args.small))
+        one, other = side_by_side(args.steps, args.small)
+        plain.append(one)
+        ours.append(other)
         imports.append(import_s())
         print(f"{turn + 1}/{args.repeats}", file=sys.stderr, flush=True)
-    plain_step, our_step = median([r[0] for r in plain]), median([r[0] for r in ours])
-    plain_small, our_small = median([r[1] for r in plain]), median([r[1] for r in ours])
-    ratio = median([b[0] / a[0] for a, b in zip(plain, ours, strict=True)])
+    plain_step, our_step = (median([s for r in runs for s in r.steps_s]) for runs in (plain, ours))
+    plain_small, our_small = (median([r.small_s for r in runs]) for runs in (plain, ours))
+    ratios = [median(b.steps_s) / median(a.steps_s) for a, b in zip(plain, ours, strict=True)]
+    ratio = our_step / plain_step
     table(
         ("undisturbed, 4 ranks", "step ms", "small all-reduce us"),
         [
@@ -59,7 +86,7 @@ def main() -> int:
         "plain_step_s": plain_step,
         "outlast_step_s": our_step,
         "step_ratio": ratio,
-        "step_ratios": [b[0] / a[0] for a, b in zip(plain, ours, strict=True)],
+        "step_ratios": ratios,
         "plain_small_s": plain_small,
         "outlast_small_s": our_small,
         "import_s": median(imports),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from workload import BATCH, Ledger, Noise, Transformer, die_once, loss_of
+from workload import BATCH, BLOCK, Baton, Ledger, Noise, Transformer, die_once, loss_of
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
@@ -19,12 +19,13 @@ parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--kill-at", type=int, default=0)
 parser.add_argument("--checkpoint-every", type=int, default=0)
 parser.add_argument("--small", type=int, default=0, help="small collectives to time at the end")
+parser.add_argument("--baton", type=Path, help="take turns with the other job")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-ledger = Ledger(args.folder, rank)
+ledger, baton = Ledger(args.folder, rank), Baton(args.baton, 0, rank)
 torch.manual_seed(0)
 model = DistributedDataParallel(Transformer())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -40,6 +41,8 @@ data = Noise()
 mine = list(DistributedSampler(data, shuffle=False))
 batches = [mine[at : at + BATCH] for at in range(0, args.steps * BATCH, BATCH)]
 for words in DataLoader(data, batch_sampler=batches[done:]):
+    if done % BLOCK == 0:
+        baton.take()
     optimizer.zero_grad()
     loss = loss_of(model, words)
     die_once(args.folder, rank, done + 1, at=args.kill_at)
@@ -47,6 +50,8 @@ for words in DataLoader(data, batch_sampler=batches[done:]):
     optimizer.step()
     done += 1
     ledger.add(done)
+    if done % BLOCK == 0:
+        baton.give()
     if args.checkpoint_every and done % args.checkpoint_every == 0:
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
@@ -57,6 +62,7 @@ for words in DataLoader(data, batch_sampler=batches[done:]):
 # What the wire can do: one copy of the state from rank to rank, and one small collective.
 size = sum(p.numel() for p in model.parameters()) * 3
 state = torch.zeros(size)
+baton.take()
 dist.barrier()
 begin = time.monotonic()
 if rank == 0:
@@ -73,5 +79,6 @@ if args.small:
     figures["small_s"] = (time.monotonic() - begin) / args.small
 if rank == 1:
     (args.folder / "figures.json").write_text(json.dumps(figures))
+baton.give()
 dist.barrier()
 dist.destroy_process_group()

@@ -13,6 +13,9 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name for it
 from torch.utils.data import Dataset
 
 WIDTH, LAYERS, HEADS, WORDS, CONTEXT, BATCH = 384, 4, 6, 2048, 64, 4
+WORLD = 4
+BLOCK = 5  # steps that a job takes before it hands over to the other one
+TURN_S = 180.0  # how long a job waits for its turn
 
 
 class Block(nn.Module):
@@ -66,6 +69,32 @@ class Ledger:
 
     def add(self, step: int) -> None:
         os.write(self._fd, f"{self.rank} {step} {time.monotonic_ns()}\n".encode())
+
+
+class Baton:
+    """Two jobs take turns of a few steps, so that both meet the same machine: `path` holds one
+    byte a rank, the blocks that it has behind it. Without a path nobody waits."""
+
+    def __init__(self, path: Path | None, turn: int, rank: int) -> None:
+        self._fd = os.open(path, os.O_RDWR) if path else -1
+        self._mine, self._theirs = turn * WORLD + rank, (1 - turn) * WORLD
+        self._turn, self._blocks = turn, 0
+
+    def take(self) -> None:
+        """Wait until every rank of the other job has done its block."""
+        deadline_s = time.monotonic() + TURN_S
+        while self._fd >= 0:
+            theirs = os.pread(self._fd, WORLD, self._theirs)
+            if min(theirs) >= self._blocks + self._turn:
+                return
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"the other job gave no turn in {TURN_S:.0f} s")
+            time.sleep(0.002)  # the other job measures: stay off its processors
+
+    def give(self) -> None:
+        self._blocks += 1
+        if self._fd >= 0:
+            os.pwrite(self._fd, bytes([self._blocks]), self._mine)
 
 
 def die_once(folder: Path, rank: int, step: int, *, at: int) -> None:
