@@ -15,6 +15,7 @@ FaultKind = Literal[
     "exited",  # the process ended by itself, too early or with an exit code
     "hung",  # no progress for longer than the run's own step times allow
     "stopped",  # the kernel says that the process is stopped (SIGSTOP, a debugger)
+    "contract",  # the script broke the contract of a phase: again would end the same way
     "raised",  # the user's code raised inside or between phases
     "transport",  # a connection to a peer broke while every worker lives
     "torn",  # failed while applying: neither the old state nor the new

@@ -120,3 +120,16 @@ def test_faults_carry_unix_times() -> None:
 def test_an_uninterruptible_wait_is_named() -> None:
     verdict = judge(known(0.1), 120, look(0, 100), look(1, 100, collectives=1, letter="D"))
     assert "uninterruptible" in verdict.suspects[0].detail
+
+
+def test_a_script_that_ended_while_the_others_go_on_is_named() -> None:
+    looks = [look(0, 100), look(1, 99, state="finished"), look(2, 100, state="voting")]
+    assert judge(known(0.1), 100.5, *looks) == Verdict()
+    (fault,) = judge(known(0.1), 101.5, *looks).suspects
+    assert (fault.kind, fault.worker) == ("contract", "w1")
+    assert "rank 1 exited after phase 40, while 2 other rank(s)" in fault.detail
+
+
+def test_who_has_finished_all_phases_waits_for_a_joiner_of_the_last_one() -> None:
+    looks = [look(0, 0, state="finished"), look(1, 0, state="dry", completed=0)]
+    assert judge(known(0.1), 50, *looks) == Verdict()

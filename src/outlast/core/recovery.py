@@ -49,6 +49,8 @@ def choose(situation: Situation) -> Choice:
 
 
 def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
+    if situation.cause is not None and situation.cause.kind == "contract":
+        return f"{situation.cause.detail}: trying again would end the same way", True
     if situation.attempts < situation.attempts_max:
         return "", False
     return (
@@ -127,14 +129,16 @@ LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = 
 )
 
 _TELLING = (
-    "mismatch", "torn", "storage", "hung", "stopped", "killed", "exited", "raised",
+    "contract", "mismatch", "torn", "storage", "hung", "stopped", "killed", "exited", "raised",
     "agent_lost", "transfer", "transport", "requested",
 )  # fmt: skip
 
 
 def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
     """The fault that explains the others: a traceback first, a broken connection last."""
-    order = [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
+    order = [fault for fault in faults if fault.kind == "contract"] + [
+        fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")
+    ]
     if order:
         return order[0]
     return min(faults, key=lambda fault: _TELLING.index(fault.kind), default=None)
@@ -144,7 +148,9 @@ def is_user_error(cause: Fault | None) -> bool:
     """Whether the cause lies in the user's own code."""
     if cause is None:
         return False
-    return cause.kind == "raised" or (cause.kind == "exited" and bool(cause.traceback))
+    return cause.kind in ("contract", "raised") or (
+        cause.kind == "exited" and bool(cause.traceback)
+    )
 
 
 def _because(situation: Situation) -> str:

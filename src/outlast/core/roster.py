@@ -240,5 +240,5 @@ def _died_before_first_step(turn: Turn, worker: Worker, fault: events.Fault) -> 
         detail=f"rank {worker.seat} died before its first step: {fault.detail}; nothing was"
         " committed since the start, and starting it again would end the same way",
     )
-    user = fault.kind in ("raised", "exited", "mismatch")
+    user = fault.kind in ("raised", "contract", "exited", "mismatch")
     ending.stop(turn, "user_error" if user else "gave_up", fault, fault.detail)

@@ -67,7 +67,7 @@ def what(fault: Fault) -> str:
         return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
     if fault.kind == "exited":
         return f"exited with code {fault.exit_code} before the run was over"
-    if fault.kind == "raised":
+    if fault.kind in ("raised", "contract"):
         return f"raised {error_line(fault)}"
     return _SAID.get(fault.kind, fault.kind)
 

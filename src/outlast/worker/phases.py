@@ -18,7 +18,7 @@ import xxhash
 
 from outlast.checkpoint import tree
 from outlast.core.faults import Where
-from outlast.errors import GroupError, OutlastError, PhaseError, StepRefused
+from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
 from outlast.events import Fault
 from outlast.worker.gate import Gate
 from outlast.worker.generators import Generator
@@ -72,6 +72,7 @@ class Phases:
         self.attempt: Attempt | None = None
         self._rehearsals: dict[str, int] = {}
         self._before_n = -1
+        self._large_noted = False
 
     def _is_protected(self, optimizer: Any) -> bool:
         held = self.protected.optimizers.values() if self.protected else ()
@@ -157,11 +158,14 @@ class Phases:
         n = self._moment.n
         if self._before_n != n:
             own = attempt.undo.own_bytes
-            if len(own) > POSITION_BYTES_NOTED and self._before_n < 0:
+            slot = self._place.slot(n, self._moment.step, own).pack()
+            if len(slot) > POSITION_BYTES_NOTED and not self._large_noted:
+                self._large_noted = True
                 self._timeline.note(
-                    f"this rank's own state takes {len(own)} bytes and is copied twice a phase"
+                    f"this rank's own state and data position take {len(slot)} bytes"
+                    f" ({len(own)} of them state) and are written down twice a phase"
                 )
-            self._put_slot("before", n, self._place.slot(n, self._moment.step, own).pack())
+            self._put_slot("before", n, slot)
             self._before_n = n
 
     # --- the vote ---
@@ -286,8 +290,8 @@ class Phases:
         self._moment.enter("running")  # an error before the vote was cast: nothing is undecided
         if self._moment.is_open:
             kind = "transport" if is_transport_error(error) else "raised"
-            if isinstance(error, OutlastError) and kind == "raised":
-                kind = "mismatch"
+            if isinstance(error, UsageError) and kind == "raised":
+                kind = "contract"
             self._moment.trouble(self._fault(error, kind))
         self._refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
@@ -295,7 +299,7 @@ class Phases:
         """This process cannot go on: say so, and wait to be replaced."""
         if self._alone:
             raise error
-        fault = self._fault(error, "torn" if state == "torn" else "raised")
+        fault = self._fault(error, "contract" if isinstance(error, UsageError) else "torn")
         self._moment.lost(state, fault)
         while True:  # the controller has us killed; its deadline bounds this wait
             self._moment.take(self._healer.patience_s)

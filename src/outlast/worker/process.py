@@ -206,7 +206,10 @@ class Worker:
 
     def protect(self, named: Mapping[str, Any]) -> None:
         if self.phases.protected is not None:
-            raise ProtectError("protect() was called twice: build everything, then protect once")
+            raise ProtectError(
+                "protect() was called twice, or after the first phase: build everything, protect"
+                " it once, then run; nothing was applied"
+            )
         protected = Protected(named, self.state)
         self.phases.protected = protected
         digest, summary = protected.schema()
@@ -356,7 +359,8 @@ class Worker:
         text = "".join(traceback.format_exception(kind, error, trace))
         self.moment.trouble(
             Fault(
-                kind="raised", detail=f"{kind.__name__}: {error}"[:2000], traceback=text[-8000:],
+                kind="contract" if issubclass(kind, UsageError) else "raised",
+                detail=f"{kind.__name__}: {error}"[:2000], traceback=text[-8000:],
                 seat=self.seat, n=self.moment.n, step=self.moment.step, t_ns=time.time_ns(),
             )
         )  # fmt: skip

@@ -98,7 +98,7 @@ def init() -> Session:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"session.report({name}=...) takes a number, not {value!r}") from error
 

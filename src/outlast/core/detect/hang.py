@@ -23,6 +23,7 @@ _FIRST_PHASES = 3  # of a process: kernels, allocators and compilers warm up
 _SLOW_STATES = ("starting", "waiting", "setup", "dry", "checkpoint", "healing")
 # Who heals waits for others, and the controller has a deadline for each of its parts.
 _NEVER = ("waiting", "finished", "healing")
+_LEFT_NS = 1 * _S_NS  # pages are read one after the other: a contradiction must last this long
 _STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
 
 
@@ -75,6 +76,7 @@ def watch(
     looks = tuple(looks)
     memory = _remember(memory, looks, now_ns)
     found = _stopped(memory, looks, now_ns, limits)
+    found = found or _left(looks, now_ns)
     if not found:
         seated = [look for look in looks if look.seat >= 0 and look.state not in _NEVER]
         found, retry = _stuck(memory, seated, now_ns, limits)
@@ -135,6 +137,28 @@ def _stopped(memory: Memory, looks: tuple[Look, ...], now_ns: int, limits: Limit
             still_s = (now_ns - since_ns) / _S_NS
             detail = f"{_name(look)} has been stopped (state {look.letter}) for {still_s:.1f} s"
             found.append(_fault("stopped", detail, look, since_ns))
+    return found
+
+
+def _left(looks: tuple[Look, ...], now_ns: int) -> list[Fault]:
+    """A rank whose script has ended, while others stand in a phase that it has not completed."""
+    going = [
+        look
+        for look in looks
+        if look.seat >= 0
+        and (look.state in ("running", "voting") or (look.state == "dry" and look.n == 0))
+        and now_ns - look.t_ns > _LEFT_NS
+    ]
+    found = []
+    for look in looks:
+        waiting = [other for other in going if other.n == look.n]
+        if look.state == "finished" and waiting and now_ns - look.t_ns > _LEFT_NS:
+            detail = (
+                f"the script of {_name(look)} exited after phase {look.n}, while"
+                f" {len(waiting)} other rank(s) went on to {_where(waiting[0])}: every rank must"
+                " make the same calls of session.run"
+            )
+            found.append(_fault("contract", detail, look, look.t_ns))
     return found
 
 
