@@ -294,6 +294,7 @@ class Worker:
         self.phases.run(save, key="outlast.checkpoint", kind="checkpoint")
 
     def _drain(self) -> None:
+        self.moment.draining = False
         self._checkpoint()
         raise SystemExit(EXIT_INTERRUPTED)
 
