@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import os
 import queue
 import sys
+import threading
 import time
 import traceback
 import types
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from outlast import wire
@@ -26,8 +25,6 @@ from outlast.config import (
     gloo_interface,
     local_rank,
     set_rank,
-    started_by_torchrun,
-    worker_settings,
 )
 from outlast.core import faults as fault_language
 from outlast.errors import (
@@ -38,10 +35,11 @@ from outlast.errors import (
     StepRefused,
     UsageError,
 )
-from outlast.events import Fault
+from outlast.events import Fault, FaultKind
 from outlast.observe.store import EventWriter
 from outlast.page import Page
 from outlast.worker import checkpointing
+from outlast.worker.device import device_of
 from outlast.worker.faults import Faults
 from outlast.worker.fingerprint import fingerprint
 from outlast.worker.groups import Groups, register
@@ -56,7 +54,7 @@ from outlast.worker.place import Place, walk_from
 from outlast.worker.protected import Protected, reset_reducers
 from outlast.worker.timeline import Timeline
 
-_running: list[object] = []  # one worker a process: torch's registry of backends forces it
+STUCK_S = 2.0
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -73,7 +71,7 @@ class Worker:
         self.limits = settings.limits if settings else Limits()
         self._settings = settings
         self.local_rank = local_rank()
-        self.device = _device(self.local_rank)
+        self.device = device_of(self.local_rank)
         self.page = Page(settings.page_fd) if settings else Page.create()
         name = settings.worker if settings else "alone"
         run_dir = Path(settings.run_dir) if settings else None
@@ -125,11 +123,12 @@ class Worker:
         )  # fmt: skip
 
     def _trouble(self, error: BaseException) -> None:
-        self.moment.trouble(
-            Fault(
-                kind="transport", detail=str(error)[:2000], seat=self.healer.seat,
-                n=self.moment.n, step=self.moment.step + 1, t_ns=time.time_ns(),
-            )
+        self.moment.trouble(self._fault("transport", str(error)[:2000]))
+
+    def _fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
+        return Fault(
+            kind=kind, detail=detail, traceback=trace[-8000:], seat=self.healer.seat,
+            n=self.moment.n, step=self.moment.step + 1, t_ns=time.time_ns(),
         )  # fmt: skip
 
     # --- taking a seat ---
@@ -319,6 +318,9 @@ class Worker:
         match body:
             case wire.Close():
                 self.moment.close(body)
+                look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
+                look.daemon = True
+                look.start()
             case wire.Got():
                 self.groups.deliver(body.generation, body.key, body.value)
             case wire.SharedIs() | wire.SharedMake():
@@ -327,6 +329,18 @@ class Worker:
                 self.moment.inbox.put(body)
             case _:
                 pass
+
+    def _look_for_stuck(self, generation: int) -> None:
+        if left := self.groups.stuck(generation):
+            self.moment.lost(
+                "broken",
+                self._fault(
+                    "transport",
+                    f"{left} collective(s) of generation {generation} did not end within"
+                    f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
+                    " gloo and cannot be put back",
+                ),
+            )
 
     def _orphaned(self, reason: str) -> None:
         # Without its agent this worker belongs to nobody: it must not touch anything any more.
@@ -358,35 +372,5 @@ class Worker:
         if isinstance(error, StepRefused):
             return  # the failure is another rank's
         text = "".join(traceback.format_exception(kind, error, trace))
-        self.moment.trouble(
-            Fault(
-                kind="contract" if issubclass(kind, UsageError) else "raised",
-                detail=f"{kind.__name__}: {error}"[:2000], traceback=text[-8000:],
-                seat=self.seat, n=self.moment.n, step=self.moment.step, t_ns=time.time_ns(),
-            )
-        )  # fmt: skip
-
-
-def _device(index: int) -> torch.device:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(index % torch.cuda.device_count())
-        return torch.device("cuda", index % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
-def start() -> Worker:
-    """Make this process a worker. Raises UsageError when it is one already."""
-    if _running:
-        raise UsageError("outlast.init() was called twice in one process")
-    settings = worker_settings()
-    if settings is None and started_by_torchrun():
-        raise UsageError(
-            "this script was started by torchrun, which stops every worker when one fails: start"
-            " it with `outlast run` and the same flags"
-        )
-    worker = Worker(settings)
-    _running.append(worker)
-    worker.take_seat()
-    sys.excepthook = worker.uncaught
-    atexit.register(worker.finish)
-    return worker
+        cause: FaultKind = "contract" if issubclass(kind, UsageError) else "raised"
+        self.moment.trouble(self._fault(cause, f"{kind.__name__}: {error}"[:2000], text))

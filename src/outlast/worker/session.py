@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from outlast.errors import UsageError
-from outlast.worker.process import Worker, start
+from outlast.worker.process import Worker
 from outlast.worker.protected import Replicated as Replicated
+from outlast.worker.start import start
 
 T = TypeVar("T")
 

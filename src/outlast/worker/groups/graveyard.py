@@ -13,7 +13,7 @@ from outlast.worker.groups.control import Control
 from outlast.worker.groups.inner import InnerGroup
 from outlast.worker.groups.works import Works
 
-_REAP_S = 5.0
+_REAP_S = 1.0
 
 
 class _Grave(NamedTuple):

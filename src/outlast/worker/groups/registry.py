@@ -110,7 +110,9 @@ class Groups:
         try:
             with self._building(timeout_s) as guard:
                 control = self._build("control", tuple(range(self.world)), guard)
-                self._control = Control(control, generation, self.world)
+                self._control = Control(
+                    control, generation, self.world, lambda: self._state == "live"
+                )
                 for group in self._stable:
                     group.inner = self._build(f"group {group.group_name}", group.ranks, guard)
         except BaseException:
@@ -152,6 +154,14 @@ class Groups:
             if self._state == "closed":
                 self._bury()
         return self._graveyard.reap()
+
+    def stuck(self, generation: int) -> int:
+        """Operations of a severed generation that gloo has not let go of; 0 once another one is
+        connected. Any thread."""
+        with self._lock:
+            if generation != self._generation or self._state != "closed":
+                return 0
+        return self._works.running()
 
     def shutdown(self) -> None:
         """Leave in order: cut what still runs, drop all inner groups while Python lives."""

@@ -85,6 +85,11 @@ class Works:
             left = self._count()
         return left
 
+    def running(self) -> int:
+        """Works that have not ended; nothing is waited for, reported or let go."""
+        with self._lock:
+            return sum(not _ended(op, work) for op, work in self._pending)
+
     def settle(self, deadline_s: float) -> int:
         """After the connections are cut: let each pending work end, until `deadline_s` on the
         monotonic clock. Answers how many still run; those were never cut."""
