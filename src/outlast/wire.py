@@ -62,6 +62,9 @@ class Status(Body, frozen=True):
     broken    an attempt cannot be put back here; the worker must be replaced
     finished  the script has left its loop; no phase will follow
     joining   a joiner whose state has not been swapped in: never a donor, whatever it has heard
+
+    `result`: what phase n returned here, where it is small. One that all survivors share is also
+    what a worker would have returned that was lost between the vote and its return.
     """
 
     generation: int
@@ -69,6 +72,7 @@ class Status(Body, frozen=True):
     step: int
     state: str
     fault: Fault | None = None
+    result: bytes = b""
 
 
 class Ready(Body, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outlast import events
 from outlast.core import ending, incident, recovery, regroup, roster
 from outlast.core.recovery import Choice, Situation
-from outlast.core.state import Worker
+from outlast.core.state import State, Worker
 from outlast.core.turn import Turn
 
 _CAUSES_MAX = 64
@@ -158,6 +158,7 @@ def _go_on(turn: Turn, survivors: list[Worker], n: int, step: int, choice: Choic
         seat: {key: left[key] for key in regroup.slot_keys(n) if key in left}
         for seat, left in state.left.items()
     }
+    _share_result(state, survivors, n)
     for seat, name in before.items():
         if not name:
             roster.fill(turn, seat)
@@ -172,6 +173,17 @@ def _go_on(turn: Turn, survivors: list[Worker], n: int, step: int, choice: Choic
     for worker in told:
         turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
         turn.send(worker, frame)
+
+
+def _share_result(state: State, survivors: list[Worker], n: int) -> None:
+    """A worker lost between the vote and its return takes what phase n returned with it; where
+    all survivors returned the same, it is known."""
+    said = {w.status.result for w in survivors if w.status is not None and w.status.n == n}
+    if len(said) == 1 and (result := said.pop()):
+        state.left = {
+            seat: {f"result:{n}": result, **left} if f"after:{n}" in left else left
+            for seat, left in state.left.items()
+        }
 
 
 def _announce(turn: Turn, choice: Choice, verdict: str, n: int, step: int) -> None:

@@ -17,6 +17,7 @@ from outlast.errors import GaveUpError, StepRefused
 from outlast.events import Fault
 from outlast.page import Page, State
 
+RESULT_BYTES_SAID = 4096
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
@@ -46,6 +47,7 @@ class Moment:
         self._collectives = 0
         self._t_state_ns = time.monotonic_ns()
         self.loss = float("nan")
+        self.result = b""  # of the newest completed phase
 
     # --- the main thread ---
 
@@ -72,9 +74,10 @@ class Moment:
                 self._collectives = 0
             self.enter(state)
 
-    def completed(self, *, step: int) -> None:
+    def completed(self, *, step: int, result: bytes) -> None:
         """Phase n+1 is complete on this worker."""
         with self._lock:
+            self.result = result if len(result) <= RESULT_BYTES_SAID else b""
             self.n += 1
             self.step = step
             self.enter("idle")
@@ -141,7 +144,12 @@ class Moment:
         news = fault if self.generation > self.closed or state in ("torn", "broken") else None
         self._send(
             wire.Status(
-                generation=self.generation, n=self.n, step=self.step, state=state, fault=news
+                generation=self.generation,
+                n=self.n,
+                step=self.step,
+                state=state,
+                fault=news,
+                result=self.result,
             )
         )
 

@@ -260,12 +260,13 @@ class Phases:
     def _complete(self, attempt: Attempt, result: Any) -> None:
         moment, n, step = self._moment, self._moment.n + 1, self._step_after(attempt)
         kept = keep_result(result)
-        self._put_slot("result", n, kept or tree.encode(None))
+        if kept != LOST:
+            self._put_slot("result", n, kept)
         self._place.add(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)
-        moment.completed(step=step)
+        moment.completed(step=step, result=kept)
 
     # --- what did not work ---
 
