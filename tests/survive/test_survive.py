@@ -75,6 +75,15 @@ STORIES: dict[str, tuple[tuple[str, ...], set[tuple[str, int]]]] = {
         ),
         {("killed", 2), ("killed", 1)},
     ),
+    "killed where an epoch ends and an evaluation is due": (
+        (
+            "--spares=2",
+            "--fault=kill:rank=2,step=5,phase=between",
+            "--fault=kill:rank=0,step=10,phase=between",
+            "--fault=kill:rank=3,step=11,phase=vote",
+        ),
+        {("killed", 2), ("killed", 0), ("killed", 3)},
+    ),
     "the spare itself, and more failures than spares": (
         (
             "--spares=1",

@@ -26,7 +26,7 @@ from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
 from outlast.worker.moment import Moment
 from outlast.worker.place import LOST, Place, Walk, keep_result
-from outlast.worker.protected import Protected, Undo
+from outlast.worker.protected import Protected, Undo, reset_reducers
 from outlast.worker.timeline import Timeline
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
@@ -102,6 +102,7 @@ class Phases:
                 return replayed[0]
         while True:
             self._stand()
+            self._catch_up(call, key, kind)
             try:
                 return self._try(call, key, kind)
             except _Again:
@@ -357,6 +358,18 @@ class Phases:
                 attempt.undo.put_back()
         self.settled.add(key)
         return result
+
+    def _catch_up(self, call: Callable[[], Any], key: str, kind: Kind) -> None:
+        """A joiner that joined between two steps meets the step's function only now, connected:
+        its dry steps come here, and its reducers then stand where the others' were opened."""
+        if key not in self.gated_elsewhere or key in self.settled:
+            return
+        if self.settled:
+            self.settled.add(key)  # the reducers are settled; a second function shares them
+            return
+        assert self.protected is not None
+        self._dry_runs(call, key, kind)
+        reset_reducers(self.protected)
 
     def join(self) -> None:
         """The walk is over: take over state and stand where the others stand."""

@@ -1,0 +1,31 @@
+"""What a phase returned on a rank that was lost before it could say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast import wire
+from outlast.testing.desk import Desk
+
+AFTER = {"after:5": b"a5", "before:4": b"b4"}
+
+
+@pytest.mark.parametrize(
+    ("results", "known"), [((b"same", b"same"), b"same"), ((b"one", b"two"), None)]
+)
+def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
+    results: tuple[bytes, bytes], known: bytes | None
+) -> None:
+    desk = Desk(world=3, spares=1).begin()
+    desk.agent()
+    for worker in ("w1-0", "w1-1", "w1-2", "w1-3"):
+        desk.hello(worker)
+    for worker in desk.seats():
+        desk.say(worker, wire.Ready(generation=1, n=0))
+    for worker in desk.seats():
+        desk.say(worker, wire.Joined(generation=1))
+    desk.lose("w1-2", 4, slots=AFTER)
+    for worker, result in zip(("w1-0", "w1-1"), results, strict=True):
+        desk.say(worker, wire.Status(generation=1, n=5, step=5, state="idle", result=result))
+    (seat,) = [body for worker, body in desk.sent(wire.Seat) if worker == "w1-3"]
+    assert seat.slots.get("result:5") == known
