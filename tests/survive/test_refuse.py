@@ -27,7 +27,7 @@ def test_a_bug_stops_the_run_with_its_cause(
     outcome = runner.run(job=("--bug", bug))
     code, words = expected
     assert outcome.code == code, outcome.output
-    framed = outcome.output[outcome.output.rindex("-" * 40) - 6000 :]
+    framed = outcome.output[max(0, outcome.output.rindex("-" * 40) - 6000) :]
     assert words in framed
     assert outcome.summary["outcome"] == "user_error"
 
