@@ -64,6 +64,9 @@ class Member:
     def __init__(self, line: Line, rank: int, world: int, timeout_s: float = DEADLINE_S) -> None:
         torch.set_num_threads(1)
         self.line, self.rank, self.world = line, rank, world
+        self.severing = (
+            threading.Lock()
+        )  # a rank that a sever wakes must not exit before it is said
         self.troubles: list[BaseException] = []
         self.collectives: list[str] = []
         self.on_collective: Callable[[str], None] = self.collectives.append
@@ -85,8 +88,9 @@ class Member:
                 case ["connect", generation, addresses]:
                     self._addresses.put((generation, addresses))
                 case ["sever", generation]:
-                    self.groups.sever(generation)
-                    self.line.write("severed", generation)
+                    with self.severing:
+                        self.groups.sever(generation)
+                        self.line.write("severed", generation)
                 case ["tell", value]:
                     self.told.put(value)
 
@@ -253,7 +257,8 @@ def _run_rank(
         member = Member(line, rank, world)
         result = body(member, *args)
         member.groups.shutdown()
-        line.write("result", result)
+        with member.severing:
+            line.write("result", result)
     except BaseException:  # noqa: BLE001 - everything goes to the test
         line.write("result", {"failed": traceback.format_exc()})
         code = 1
