@@ -73,6 +73,7 @@ class Status(Body, frozen=True):
     state: str
     fault: Fault | None = None
     result: bytes = b""
+    shared: bool = False  # the result is equal on all ranks by its making (one of our own phases)
 
 
 class Ready(Body, frozen=True):

@@ -11,10 +11,11 @@ AFTER = {"after:5": b"a5", "before:4": b"b4"}
 
 
 @pytest.mark.parametrize(
-    ("results", "known"), [((b"same", b"same"), b"same"), ((b"one", b"two"), None)]
+    ("results", "known"),
+    [((b"same", b"same"), b"same"), ((b"one", b"two"), None), ((b"alone", None), None)],
 )
 def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
-    results: tuple[bytes, bytes], known: bytes | None
+    results: tuple[bytes, bytes | None], known: bytes | None
 ) -> None:
     desk = Desk(world=3, spares=1).begin()
     desk.agent()
@@ -26,6 +27,9 @@ def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
         desk.say(worker, wire.Joined(generation=1))
     desk.lose("w1-2", 4, slots=AFTER)
     for worker, result in zip(("w1-0", "w1-1"), results, strict=True):
-        desk.say(worker, wire.Status(generation=1, n=5, step=5, state="idle", result=result))
+        if result is None:
+            desk.say(worker, wire.Status(generation=1, n=4, step=4, state="prepared"))
+        else:
+            desk.say(worker, wire.Status(generation=1, n=5, step=5, state="idle", result=result))
     (seat,) = [body for worker, body in desk.sent(wire.Seat) if worker == "w1-3"]
     assert seat.slots.get("result:5") == known

@@ -177,9 +177,12 @@ def _go_on(turn: Turn, survivors: list[Worker], n: int, step: int, choice: Choic
 
 def _share_result(state: State, survivors: list[Worker], n: int) -> None:
     """A worker lost between the vote and its return takes what phase n returned with it; where
-    all survivors returned the same, it is known."""
-    said = {w.status.result for w in survivors if w.status is not None and w.status.n == n}
-    if len(said) == 1 and (result := said.pop()):
+    at least two survivors returned it and all the same, it is known. Who prepared has returned
+    nothing yet, and one rank's own result says nothing about another's."""
+    done = [w.status for w in survivors if w.status is not None and w.status.n == n]
+    said = {status.result for status in done}
+    known = any(status.shared for status in done) or len(done) == len(survivors) > 1
+    if known and len(said) == 1 and (result := said.pop()):
         state.left = {
             seat: {f"result:{n}": result, **left} if f"after:{n}" in left else left
             for seat, left in state.left.items()

@@ -48,6 +48,7 @@ class Moment:
         self._t_state_ns = time.monotonic_ns()
         self.loss = float("nan")
         self.result = b""  # of the newest completed phase
+        self.shared = False
 
     # --- the main thread ---
 
@@ -74,10 +75,11 @@ class Moment:
                 self._collectives = 0
             self.enter(state)
 
-    def completed(self, *, step: int, result: bytes) -> None:
+    def completed(self, *, step: int, result: bytes, shared: bool) -> None:
         """Phase n+1 is complete on this worker."""
         with self._lock:
             self.result = result if len(result) <= RESULT_BYTES_SAID else b""
+            self.shared = shared
             self.n += 1
             self.step = step
             self.enter("idle")
@@ -150,6 +152,7 @@ class Moment:
                 state=state,
                 fault=news,
                 result=self.result,
+                shared=self.shared,
             )
         )
 

@@ -267,7 +267,9 @@ class Phases:
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)
-        moment.completed(step=step, result=kept)
+        moment.completed(
+            step=step, result=kept, shared=attempt.kind in ("epoch", "draw", "checkpoint")
+        )
 
     # --- what did not work ---
 
