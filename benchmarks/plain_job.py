@@ -80,5 +80,5 @@ if args.small:
 if rank == 1:
     (args.folder / "figures.json").write_text(json.dumps(figures))
 baton.give()
-dist.barrier()
+baton.take()  # until the other job has measured too: our exit would disturb it
 dist.destroy_process_group()

@@ -31,7 +31,7 @@ def outlast(spares: int) -> tuple[float, float, float, int]:
 
 
 def _build_s(done: Job) -> float:
-    """From the seat given to the joiner standing there: build, dry steps, nothing of ours."""
+    """What the joiner does before its first step: the script's set-up, and its dry steps."""
     story = read_events(done.folder / "run")
     ready = next(event for event in story if isinstance(event, events.JoinerReady))
     seated = next(
@@ -39,7 +39,9 @@ def _build_s(done: Job) -> float:
         for event in story
         if isinstance(event, events.WorkerSeated) and event.worker == ready.worker
     )
-    return (ready.t_ns - seated.t_ns) / 1e9
+    dry = [e for e in story if isinstance(e, events.DrySteps) and e.worker == ready.worker]
+    dry_ns = sum(event.t_ns - event.t_begin_ns for event in dry)
+    return (ready.t_ns - seated.t_ns + dry_ns) / 1e9
 
 
 def _steps_lost(done: Job) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ import msgspec
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TORCH_MIN = (2, 11)
+AUTO = -1  # an interval that the run finds for itself
+LIMIT_MAX = 1e9  # seconds: 31 years, and every clock and timer can still count them
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,18 +27,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connect_s: float = 30.0  # groups of a generation
     transfer_s: float = 300.0  # state copies of a generation
     stop_s: float = 30.0  # a drain; then everything is killed
+    save_s: float = 1800.0  # a checkpoint, from its copy until it is durable
+    kill_s: float = 30.0  # SIGKILL -> reaped; after twice this the run ends
     lease_s: float = 10.0  # an agent that cannot renew kills its workers before this
-    shared_s: float = 60.0  # making a shared value
+    shared_s: float = 60.0  # without an answer: whoever waits for a shared value asks again
     hang_floor_s: float = 10.0
     hang_ceiling_s: float = 600.0
     hang_factor: float = 8.0  # times the slowest recent phase
-    attempts_max: int = 3  # generations in a row that fail at the same phase
-    respawns_max: int = 100  # workers started beyond the first ones, in the run's life
+    attempts_max: int = 3  # generations that the same fault ends without a phase completed between
+    respawns_max: int = 100  # workers started beyond the first ones without a phase between
+
+    @property
+    def operation_s(self) -> float:
+        """A collective waits for the slowest rank, and how long that may take is for the hang
+        watch to say: this comes long after, for the case that nobody watches."""
+        return 2 * self.hang_ceiling_s
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"limit {name} must be above zero, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= LIMIT_MAX:  # nan is neither
+                raise ConfigError(
+                    f"limit {name} must be above zero and at most {LIMIT_MAX:g},"
+                    f" not {getattr(self, name)}"
+                )
         if self.hang_ceiling_s < self.hang_floor_s:
             raise ConfigError(
                 f"hang_ceiling_s ({self.hang_ceiling_s}) is below"
@@ -56,10 +71,36 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     control_fd: int
     page_fd: int
     run_dir: str
-    checkpoint_every: int  # committed steps; 0: only when draining
-    faults: tuple[str, ...]  # parsed by worker/faults.py
+    checkpoint_every: int  # committed steps; 0: only when draining; AUTO
+    snapshot_every: int  # committed steps between copies in memory; 0: a checkpoint's own; AUTO
+    until_step: int  # after it a checkpoint, and the script ends; 0: as far as it goes
+    keepers: str  # where the keepers of the seats listen: this, and the seat's number
+    faults: tuple[str, ...]  # as core/faults.py reads them
     fault_seed: int
+    clock_anchor_ns: int  # Unix time less CLOCK_MONOTONIC, as the launcher has it
     limits: Limits
+
+
+def check_torch() -> None:
+    """Raises ConfigError where torch is missing or too old. Does not import it."""
+    from importlib import metadata, util  # torch needs them as well; most commands do not
+
+    needed = ".".join(map(str, TORCH_MIN))
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        if util.find_spec("torch"):
+            return  # a build without metadata: what it lacks will show
+        raise ConfigError(
+            "torch is not installed here; nothing was started; add it with:"
+            " pip install 'outlast[run]'"
+        ) from None
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < TORCH_MIN:
+        raise ConfigError(
+            f"torch {version} is installed, and stable groups need {needed} or newer; nothing was"
+            " started; update it with: pip install 'outlast[run]'"
+        )
 
 
 def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:

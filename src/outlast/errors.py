@@ -32,12 +32,17 @@ class PhaseError(UsageError):
     """The contract of a phase was broken (see docs/architecture.md, "One commit point")."""
 
 
-class UnsupportedError(OutlastError):
+class UnsupportedError(UsageError):
     """A torch feature that stable groups cannot carry; named, and refused at first use."""
 
 
-class CodecError(OutlastError):
-    """A value cannot be written without pickle, or bytes are not what their digest says."""
+class CodecError(UsageError):
+    """A value cannot be written without pickle."""
+
+
+class MismatchError(UsageError):
+    """A checkpoint does not hold what it is to be loaded into; all differences are listed, and
+    nothing was touched. An older checkpoint would not fit either."""
 
 
 class CorruptionError(OutlastError):
@@ -46,6 +51,20 @@ class CorruptionError(OutlastError):
 
 class StorageError(OutlastError):
     """A file could not be written or read: a full disk, missing rights, a lost file system."""
+
+
+class StalledError(StorageError):
+    """A file system did not answer in time. What lies there is not known, and nothing of it may be
+    passed over for that."""
+
+
+class InUseError(StorageError):
+    """A checkpoint was not deleted, because somebody reads it."""
+
+
+class RefusedError(StorageError):
+    """A store answered, and will not have us: there is no such bucket, there are no credentials, or
+    no rights. To try again does not help."""
 
 
 class WireError(OutlastError):

@@ -6,7 +6,7 @@ Times are Unix nanoseconds (`t_ns`), taken from one clock a process that never g
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,12 +18,25 @@ FaultKind = Literal[
     "contract",  # the script broke the contract of a phase: again would end the same way
     "raised",  # the user's code raised inside or between phases
     "transport",  # a connection to a peer broke while every worker lives
+    "unsettled",  # a joiner met a second stepping function: all begin it in a new generation
     "torn",  # failed while applying: neither the old state nor the new
     "mismatch",  # another fingerprint, another model, another job
     "transfer",  # a state copy was late or its digest wrong
     "storage",  # a disk is full or a file cannot be written
+    "internal",  # the launcher or its controller failed itself
     "agent_lost",  # a host's agent went silent and its lease ran out
     "requested",  # somebody asked for it: a signal, a drain, a planned move
+    "save",  # somebody asked for a checkpoint at once: nothing broke
+]
+
+REQUESTS: tuple[FaultKind, ...] = ("requested", "save")  # nothing broke, somebody asked
+
+PhaseKind = Literal[
+    "step",  # a batch, and an optimizer that steps
+    "eval",  # `session.run` without a batch: nothing is trained
+    "checkpoint",  # ours: a checkpoint is written
+    "epoch",  # ours: the ranks agree on an epoch's length
+    "draw",  # ours: the ranks agree that each has a batch
 ]
 
 
@@ -35,8 +48,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     seat: int = -1
     host: str = ""
-    n: int = -1
-    step: int = -1
+    n: int = -1  # phases that its worker had completed
+    step: int = -1  # the step that its worker was making: one above the committed ones
+    state: str = ""  # what its worker's page said (`page.State`); "": nobody looked
     signal: int = 0
     exit_code: int = 0
     traceback: str = ""
@@ -126,7 +140,7 @@ class Decided(Event, frozen=True):
 
 
 class JoinerReady(Event, frozen=True):
-    """A joiner has built its model and taken its dry steps."""
+    """A joiner has built its model; its dry steps follow."""
 
     incident: int
     worker: str
@@ -156,11 +170,12 @@ class GenerationOpened(Event, frozen=True):
     n: int
 
 
-class PhaseDone(Event, frozen=True):
+class PhaseDone(Event, frozen=True, omit_defaults=True):
     """One phase committed on one seat. All times are of that worker.
 
-    `t_begin_ns` is the entry of `Session.run` (or the end of the last refused attempt, if any),
-    `t_vote_ns` the vote's answer, `t_ns` the return. `refused_s` is time in attempts thrown away.
+    `t_begin_ns` is where the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the
+    return. Attempts that were thrown away have events of their own. `steps`: how many steps in a
+    row this stands for, all as long, `n` and `step` being the last one's; 1 but in simulated runs.
     """
 
     worker: str
@@ -168,9 +183,10 @@ class PhaseDone(Event, frozen=True):
     generation: int
     n: int
     step: int
-    kind: str  # step | eval | checkpoint | end | rehearsal
+    kind: str  # a PhaseKind
     t_begin_ns: int
     t_vote_ns: int
+    steps: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class AttemptRefused(Event, frozen=True):
@@ -184,6 +200,35 @@ class AttemptRefused(Event, frozen=True):
     kind: str
     t_begin_ns: int
     reason: str
+
+
+class DrySteps(Event, frozen=True):
+    """A joiner has run a phase's function without the others, to build what the others have."""
+
+    worker: str
+    seat: int
+    key: str
+    t_begin_ns: int
+
+
+class LoopBegun(Event, frozen=True):
+    """A seat's worker entered the training loop; None where the script gave no such end."""
+
+    worker: str
+    seat: int
+    until: int | None  # committed steps
+    epochs: int | None
+    length: int | None  # batches an epoch and rank, where the loader knows
+
+    @property
+    def steps(self) -> int | None:
+        """Committed steps at the loop's end, where that is known."""
+        of_epochs = None
+        if self.epochs is not None and self.length is not None:
+            of_epochs = self.epochs * self.length
+        known = [steps for steps in (self.until, of_epochs) if steps is not None]
+        whole = self.epochs is None or of_epochs is not None  # else epochs may end it earlier
+        return min(known) if known and whole else None
 
 
 class Metrics(Event, frozen=True):
@@ -217,6 +262,32 @@ class CheckpointFailed(Event, frozen=True):
     step: int
     path: str
     error: str
+
+
+class Drained(Event, frozen=True):
+    """A checkpoint is whole in durable storage: each byte was read back there."""
+
+    n: int
+    step: int
+    where: str
+    size_bytes: int
+    seconds: float
+
+
+class DrainFailed(Event, frozen=True):
+    """Durable storage could not be brought up to date; it is tried again."""
+
+    where: str
+    error: str
+
+
+class Scheduled(Event, frozen=True):
+    """When to save from here on: committed steps between copies in memory, and between
+    checkpoints on disk (0: none), and why, in lines for people."""
+
+    memory: int
+    disk: int
+    why: str
 
 
 class FaultInjected(Event, frozen=True):
@@ -255,10 +326,15 @@ AnyEvent = (
     | GenerationOpened
     | PhaseDone
     | AttemptRefused
+    | LoopBegun
+    | DrySteps
     | Metrics
     | Note
     | CheckpointSaved
     | CheckpointFailed
+    | Drained
+    | DrainFailed
+    | Scheduled
     | FaultInjected
     | RunEnded
 )

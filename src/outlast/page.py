@@ -1,13 +1,17 @@
 """The page: memory that a worker shares with its agent and that outlives the worker.
 
 It holds the heartbeat (what the main thread does, overwritten in place, no system call) and a
-ring of slots (the rank-specific state before and after a phase, invariant (d) of the protocol).
+few slots (the rank-specific state before and after a phase, invariant (d) of the protocol).
 A worker killed in the middle of a write leaves the older slots whole: a slot counts only when its
-digest is right. The memory is a memfd, reserved at creation: it has no name that could be left
-behind, and a lack of memory is an error at start and not a SIGBUS in step 9000.
+digest is right. The memory is a memfd: it has no name that could be left behind. Of each slot the
+first 256 KiB are reserved at creation, so that their lack is an error at start; a larger state
+takes what it needs when it is first written.
 
-Heartbeat layout (little endian): `<qqqqqqd`: n, step, state, collectives, t_ns, t_state_ns, loss.
-Slot layout: `<qqQQ`: kind, n, length, xxh3_64(kind|n|payload), then the payload.
+Heartbeat layout (little endian): `<qqqqqqdq`: n, step, state, collectives, t_ns, t_state_ns, loss,
+key of the newest phase. From byte 128 on, for each of at most KEYS kinds of phases, `<qqq`: key,
+phases completed, slowest_ns (what the hang watch may expect of this process).
+Slot layout: `<qqQQQ`: kind, n, count, length, xxh3_64(kind|n|count|payload), then the payload.
+`count` rises with every write: of two slots of one key, the one with the higher count is newer.
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ import xxhash
 
 from outlast.errors import ConfigError, ProtectError
 
-_BEAT = struct.Struct("<qqqqqqd")
-_SLOT = struct.Struct("<qqQQ")
+_BEAT = struct.Struct("<qqqqqqdq")
+_PACE = struct.Struct("<qqq")
+_PACES_AT = 128
+KEYS = 64  # a run has a handful: its step, its evaluations, and ours
+_SLOT = struct.Struct("<qqQQQ")
 _BEAT_BYTES = 4096
 SLOTS = 6  # before(n), after(n+1), result(n+1), before(n+1), after(n+2), and one being written
 SLOT_BYTES = 16 << 20
@@ -56,6 +63,14 @@ class Beat(NamedTuple):
     t_ns: int
     t_state_ns: int
     loss: float
+    key: int = 0  # of the phase under way, or of the newest one
+
+
+class Pace(NamedTuple):
+    """How fast one kind of phase goes in one process."""
+
+    seen: int  # completed
+    slowest_ns: int  # of the newer ones; 0: none was measured
 
 
 class Page:
@@ -65,7 +80,9 @@ class Page:
         self.fd = fd
         self.slot_bytes = (os.fstat(fd).st_size - _BEAT_BYTES) // SLOTS - _SLOT.size
         self._map = mmap.mmap(fd, 0)
-        self._next = 0
+        found = map(self._slot, range(SLOTS))
+        self._held = [slot[:3] if slot else None for slot in found]  # count, kind, n
+        self._count = max((held[0] for held in self._held if held), default=0)
 
     @classmethod
     def create(cls, slot_bytes: int = SLOT_BYTES) -> Page:
@@ -99,46 +116,78 @@ class Page:
         t_ns: int,
         t_state_ns: int,
         loss: float,
+        key: int = 0,
     ) -> None:
         _BEAT.pack_into(
-            self._map, 0, n, step, STATES.index(state), collectives, t_ns, t_state_ns, loss
+            self._map, 0, n, step, STATES.index(state), collectives, t_ns, t_state_ns, loss, key
         )
 
     def read(self) -> Beat:
-        n, step, state, collectives, t_ns, t_state_ns, loss = _BEAT.unpack_from(self._map, 0)
-        return Beat(n, step, STATES[state], collectives, t_ns, t_state_ns, loss)
+        n, step, state, *numbers = _BEAT.unpack_from(self._map, 0)
+        return Beat(n, step, STATES[state], *numbers)
+
+    def put_pace(self, index: int, key: int, pace: Pace) -> None:
+        """Say how fast the `index`-th kind of phase (below KEYS) goes."""
+        _PACE.pack_into(self._map, _PACES_AT + index * _PACE.size, key, *pace)
+
+    def paces(self) -> dict[int, Pace]:
+        """Of every kind of phase that this process has completed, by key."""
+        found: dict[int, Pace] = {}
+        for index in range(KEYS):
+            key, *pace = _PACE.unpack_from(self._map, _PACES_AT + index * _PACE.size)
+            if not key:
+                break
+            found[key] = Pace(*pace)
+        return found
 
     def put(self, kind: Kind, n: int, payload: bytes) -> None:
-        """Write a slot over the oldest one. Raises ProtectError above the slot's size."""
+        """Write a slot, never over the newest copy of its own key; the oldest of other keys gives
+        way. Raises ProtectError above the slot's size."""
         if len(payload) > self.slot_bytes:
             raise ProtectError(
                 f"this rank's own state (random generators, data position, small protected objects)"
                 f" takes {len(payload)} bytes, above the slot of {self.slot_bytes}; protect large"
                 " tensors inside a module or wrap the object in outlast.Replicated"
             )
-        at = _BEAT_BYTES + self._next * (self.slot_bytes + _SLOT.size)
-        _SLOT.pack_into(self._map, at, 0, 0, 0, 0)
+        code = KINDS.index(kind)
+        index = self._least_needed()
+        at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+        _SLOT.pack_into(self._map, at, 0, 0, 0, 0, 0)
         body = at + _SLOT.size
         self._map[body : body + len(payload)] = payload
-        code = KINDS.index(kind)
-        _SLOT.pack_into(self._map, at, code, n, len(payload), _digest(code, n, payload))
-        self._next = (self._next + 1) % SLOTS
+        self._count += 1
+        digest = _digest(code, n, self._count, payload)
+        _SLOT.pack_into(self._map, at, code, n, self._count, len(payload), digest)
+        self._held[index] = (self._count, code, n)
+
+    def _least_needed(self) -> int:
+        """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
+        else the oldest."""
+        newest = {held[1:]: held for held in sorted(held for held in self._held if held)}
+        return min(
+            range(SLOTS),
+            key=lambda index: (
+                (held := self._held[index]) is not None and newest[held[1:]] == held,
+                held or (0, 0, 0),
+            ),
+        )
 
     def slots(self) -> dict[str, bytes]:
-        """Every whole slot, keyed "kind:n"."""
-        found: dict[str, bytes] = {}
-        for index in range(SLOTS):
-            at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
-            code, n, length, digest = _SLOT.unpack_from(self._map, at)
-            if not (0 <= code < len(KINDS) and 0 < length <= self.slot_bytes):
-                continue
-            body = at + _SLOT.size
-            payload = bytes(self._map[body : body + length])
-            if _digest(code, n, payload) == digest:
-                found[f"{KINDS[code]}:{n}"] = payload
-        return found
+        """The newest whole copy of every slot, keyed "kind:n"."""
+        found = sorted(filter(None, map(self._slot, range(SLOTS))))
+        return {f"{KINDS[code]}:{n}": payload for _, code, n, payload in found}
+
+    def _slot(self, index: int) -> tuple[int, int, int, bytes] | None:
+        """Count, kind, n and payload; None where nothing whole is."""
+        at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+        code, n, count, length, digest = _SLOT.unpack_from(self._map, at)
+        if not (0 <= code < len(KINDS) and 0 < length <= self.slot_bytes):
+            return None
+        body = at + _SLOT.size
+        payload = bytes(self._map[body : body + length])
+        return (count, code, n, payload) if _digest(code, n, count, payload) == digest else None
 
 
-def _digest(code: int, n: int, payload: bytes) -> int:
-    head = struct.pack("<qq", code, n)
+def _digest(code: int, n: int, count: int, payload: bytes) -> int:
+    head = struct.pack("<qqQ", code, n, count)
     return xxhash.xxh3_64_intdigest(payload, seed=xxhash.xxh32_intdigest(head))

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -78,7 +79,7 @@ class Status(Body, frozen=True):
 
 class Ready(Body, frozen=True):
     """The worker stands before phase n+1 and can connect: a survivor has put back or applied,
-    a joiner has built its model and taken its dry steps."""
+    a joiner has built its model; its dry steps follow."""
 
     generation: int
     n: int
@@ -115,17 +116,40 @@ class SharedMade(Body, frozen=True):
 
 
 class Checkpointed(Body, frozen=True):
-    """A checkpoint directory is complete and durable (sent by seat 0)."""
+    """All ranks can begin again from here (sent by seat 0). `tier`: "memory", every rank's keeper
+    holds its part of the copy named `path`; "disk", the directory `path` is complete and durable.
+    """
 
     n: int
     step: int
     path: str
+    tier: str = "disk"
+    blocking_s: float = 0.0  # what training waited for it; 0: no measure, it was prepared as well
+    flush_s: float = 0.0  # from the copy until it was durable
+    drag_s: float = 0.0  # by how much all steps meanwhile were slower
+    step_s: float = 0.0  # a step's time while nothing is written; 0: unknown
+
+
+class SaveFailed(Body, frozen=True):
+    """A checkpoint could not be made (sent by seat 0); training and older ones are untouched."""
+
+    n: int
+    step: int
+    error: str
+
+
+class SaveEvery(Body, frozen=True):
+    """To seat 0: propose these intervals at the next save (steps; 0: none)."""
+
+    memory: int
+    disk: int
 
 
 class Finished(Body, frozen=True):
     """The script has ended; the worker lingers until Stop, and may still be a donor."""
 
     n: int
+    step: int = 0
 
 
 # --- the controller speaks -------------------------------------------------------------------
@@ -142,7 +166,7 @@ class Seat(Body, frozen=True):
     first: bool  # True: everybody starts now; set-up collectives are real
     slots: dict[str, bytes] = {}
     record: bytes = b""
-    checkpoint: str = ""  # with first: load this checkpoint directory before phase n+1
+    checkpoint: Checkpointed | None = None  # with first: load this before phase n+1
 
 
 class Close(Body, frozen=True):
@@ -182,13 +206,14 @@ class Got(Body, frozen=True):
 
 
 class Open(Body, frozen=True):
-    """All joined and every digest agrees: swap in, run phase n+1. `drain`: somebody asked the run
-    to end; the next phase is a checkpoint, made by every rank at this place, then the script ends.
+    """All joined and every digest agrees: swap in, run phase n+1. With `ask` the next phase is a
+    checkpoint, made by every rank at this place; after it the script goes on ("save"), or ends
+    because somebody asked the run to ("drain").
     """
 
     generation: int
     n: int
-    drain: bool = False
+    ask: Literal["", "save", "drain"] = ""
 
 
 class SharedMake(Body, frozen=True):
@@ -235,7 +260,6 @@ class Renewed(Body, frozen=True):
 class Spawn(Body, frozen=True):
     worker: str
     seat: int  # -1: a spare
-    environment: dict[str, str] = {}
 
 
 class Spawned(Body, frozen=True):
@@ -249,14 +273,15 @@ class Kill(Body, frozen=True):
 
 
 class Lost(Body, frozen=True):
-    """The worker and its whole session are dead and reaped. `slots` as in Seat; `n`, `state`
-    are the page's last word."""
+    """The worker and its whole session are dead and reaped. `slots` as in Seat; `n`, `step`,
+    `state` are the page's last word."""
 
     worker: str
     fault: Fault
     n: int
     state: str
     slots: dict[str, bytes] = {}
+    step: int = 0
 
 
 class Suspect(Body, frozen=True):
@@ -277,9 +302,12 @@ WorkerBody = (
     | SharedAsk
     | SharedMade
     | Checkpointed
+    | SaveFailed
     | Finished
 )
-ControllerBody = Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | Stop
+ControllerBody = (
+    Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | SaveEvery | Stop
+)
 AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

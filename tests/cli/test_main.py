@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +15,11 @@ import pytest
 
 import outlast
 from outlast import errors
+from outlast.cli import events as events_command
 from outlast.cli import main as cli
 from outlast.cli.main import code_of, main
-from outlast.events import RunStarted
+from outlast.events import RunStarted, Scheduled, WorkerSpawned
+from outlast.observe.alive import life_of
 from outlast.observe.store import EventWriter
 from outlast.testing.stories import Story
 
@@ -52,7 +56,7 @@ def test_help_names_every_command_and_exit_code(
 def test_summary(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", str(run_dir)]) == 0
     text = capsys.readouterr().out
-    assert "rank 2 was killed by SIGKILL, step 6: replace" in text
+    assert "rank 2 was killed by SIGKILL in step 6: replace" in text
     assert "\x1b" not in text  # no colour into a pipe
     assert main(["summary", str(run_dir), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -63,10 +67,26 @@ def test_explain(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run_dir), "1"]) == 0
     assert "w1-2 gave way to w1-4" in capsys.readouterr().out
     assert main(["explain", str(run_dir), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["phases_ms"]["join"] == 400
+    explained = json.loads(capsys.readouterr().out)
+    (found,) = explained["incidents"]
+    assert found["phases_ms"]["join"] == 400 and explained["saves"] is None
     assert main(["explain", str(run_dir), "7"]) == errors.EXIT_USAGE
     assert "no incident 7" in capsys.readouterr().err
+
+
+def test_explain_says_when_the_run_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story(tmp_path).start().steps(1)
+    for disk in (4, 240):
+        story.say(Scheduled(t_ns=story.t_ns, memory=1, disk=disk, why=f"since {disk} [is] best"))
+    story.steps(1).end()
+    assert main(["explain", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "copies in memory every step, checkpoints every 240 steps" in text
+    assert "since 240 [is] best" in text and "since 4" not in text
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["saves"]["disk"] == 240
 
 
 def test_explain_where_nothing_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +127,51 @@ def test_following_ends_with_the_run(run_dir: Path, capsys: pytest.CaptureFixtur
     assert codes == [0]
     lines = capsys.readouterr().out.splitlines()
     assert sum("RunEnded" in line for line in lines) == 2 and "RunEnded" in lines[-1]
+
+
+def test_following_a_dead_run_ends_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story(tmp_path, host=socket.gethostname()).start().steps(2)
+    story.close()
+    (tmp_path / "lock").write_text("1\n")  # nobody holds it
+    codes: list[int] = []
+    follower = threading.Thread(
+        target=lambda: codes.append(main(["events", str(tmp_path), "--follow"])), daemon=True
+    )
+    follower.start()
+    follower.join(30)
+    assert codes == [0]
+    captured = capsys.readouterr()
+    assert "PhaseDone" in captured.out
+    assert captured.err.count("its launcher has died") == 1
+
+
+def test_following_waits_for_a_living_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_command, "LOOK_S", 0.0)
+    story = Story(tmp_path, host=socket.gethostname()).start().steps(2)
+    looked = threading.Event()
+
+    def look(run_dir: Path, spawned: list[WorkerSpawned]) -> str:
+        looked.set()
+        return life_of(run_dir, spawned)
+
+    monkeypatch.setattr(events_command, "life_of", look)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        codes: list[int] = []
+        follower = threading.Thread(
+            target=lambda: codes.append(main(["events", str(tmp_path), "--follow"])), daemon=True
+        )
+        follower.start()
+        assert looked.wait(30) and follower.is_alive()
+        story.end()
+        follower.join(30)
+    assert codes == [0]
+    captured = capsys.readouterr()
+    assert "RunEnded" in captured.out.splitlines()[-1] and "died" not in captured.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -167,15 +232,19 @@ def test_run_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "extra"),
+    ("error", "asked", "extra"),
     [
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), "run"),
-        (ModuleNotFoundError("no", name="torch.distributed"), "run"),
-        (ModuleNotFoundError("no", name="matplotlib.axes"), "figures"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "run", "run"),
+        (ModuleNotFoundError("no", name="torch.distributed"), "run", "run"),
+        (ModuleNotFoundError("no", name="matplotlib.axes"), "demo", "figures"),
+        (ModuleNotFoundError("no", name="numpy"), "replay", "run"),
+        (ModuleNotFoundError("no", name="numpy"), "plan", "plan"),
+        (ModuleNotFoundError("no", name="matplotlib"), "plan", "plan,figures"),
     ],
 )
 def test_a_missing_extra_says_which_line_adds_it(
     error: ImportError,
+    asked: str,
     extra: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -184,7 +253,7 @@ def test_a_missing_extra_says_which_line_adds_it(
         raise error
 
     monkeypatch.setattr(cli, "_dispatch", fail)
-    assert main(["run", "x.py"]) == errors.EXIT_USAGE
+    assert main([asked, "compare"]) == errors.EXIT_USAGE
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert f"pip install 'outlast[{extra}]'" in said
 
@@ -206,6 +275,17 @@ def test_a_broken_pipe_is_silent(run_dir: Path) -> None:
     said = process.stderr.read()
     process.stderr.close()
     assert (process.wait(30), said) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["explain"]])
+def test_what_is_drawn_for_nobody_changes_no_exit_code(
+    words: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main([*words, str(run_dir)]) == 0
 
 
 @pytest.mark.process
@@ -235,3 +315,61 @@ def test_colour_only_where_it_is_wanted(run_dir: Path) -> None:
             env={**environment, **extra},
         )
         assert (b"\x1b[" in done.stdout) == coloured
+
+
+CONCLUDE = """
+import sys
+from pathlib import Path
+from outlast.cli import events as events_command
+from outlast.cli import main as cli
+from outlast.cli import run as command
+from outlast.core.contract import End
+from outlast.events import Fault
+
+code, run_dir, flags = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+cause = Fault(kind="killed", detail="gone") if code else None
+end = End(outcome="gave_up" if code else "done", exit_code=code, cause=cause)
+print("a rank's last line")
+command.launch = lambda plan, show: (end, run_dir)
+sys.exit(cli.main(["run", *flags, "--nproc-per-node=1", __file__]))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("code", [0, 3, 4])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")])
+def test_a_closed_pipe_leaves_the_runs_exit_code(
+    code: int, flags: list[str], closed: tuple[str, ...], run_dir: Path
+) -> None:
+    pytest.importorskip("torch", reason="`outlast run` needs torch")
+    script = run_dir / "conclude.py"
+    script.write_text(CONCLUDE)
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(code), str(run_dir), *flags],
+        env=buffered,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()  # as `| tee log` does whose tee was killed
+    said = "" if "stderr" in closed else process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == code
+    assert "Traceback" not in said and "Exception ignored" not in said
+
+
+def test_books_that_do_not_add_up_leave_the_runs_exit_code(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="`outlast run` needs torch")
+    from outlast.cli import run
+    from outlast.core.contract import End
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug in the books")
+
+    monkeypatch.setattr(run, "_summarise", fail)
+    run.conclude(End(outcome="interrupted", exit_code=4), run_dir, as_json=False)
+    assert "no summary: ZeroDivisionError: a bug in the books" in capsys.readouterr().err

@@ -28,7 +28,8 @@ def recover(desk: Desk, n: int) -> None:
 
 def test_when_all_are_gone_everybody_starts_from_the_newest_checkpoint() -> None:
     desk = running(spares=1)
-    desk.say("w1-0", wire.Checkpointed(n=4, step=3, path="ck/4"))
+    point = wire.Checkpointed(n=4, step=3, path="ck/4")
+    desk.say("w1-0", point)
     desk.say("", wire.Renew(beats={"w1-0": (6, 5, "running", 0.0)}))
     desk.lose("w1-0", 6)
     desk.lose("w1-1", 6)
@@ -38,7 +39,7 @@ def test_when_all_are_gone_everybody_starts_from_the_newest_checkpoint() -> None
     assert [body.seat for body in spawned] == [1, -1]  # the warm spare takes the other seat
     desk.hello(spawned[0].worker)
     seats = [body for _, body in desk.sent(wire.Seat)]
-    assert [(b.first, b.n, b.checkpoint, b.generation) for b in seats] == [(True, 4, "ck/4", 2)] * 2
+    assert [(b.first, b.n, b.checkpoint, b.generation) for b in seats] == [(True, 4, point, 2)] * 2
 
 
 def test_a_restart_waits_until_the_survivors_are_reaped() -> None:
@@ -93,7 +94,11 @@ def test_a_broken_connection_in_set_up_starts_everybody_again() -> None:
     desk.status("w1-0", 0, "broken")
     for worker in ("w1-0", "w1-1"):
         desk.lose(worker, 0, "setup")
-    assert desk.state.mode == "gathering" and desk.state.first and desk.state.attempts == 1
+    assert (
+        desk.state.mode == "gathering"
+        and desk.state.first
+        and desk.state.attempts == {"transport": 1}
+    )
 
 
 def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
@@ -102,7 +107,7 @@ def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
     for worker in desk.seats():
         desk.status(worker, 7, "idle")
     recover(desk, 7)
-    assert [body.drain for _, body in desk.sent(wire.Open)][-2:] == [True, True]
+    assert [body.ask for _, body in desk.sent(wire.Open)][-2:] == ["drain", "drain"]
     for worker in desk.seats():
         desk.say(worker, wire.Finished(n=7))
     assert not any(body.ok for _, body in desk.sent(wire.Stop))
@@ -111,6 +116,47 @@ def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
     end = desk.end()
     assert end is not None
     assert (end.outcome, end.exit_code) == ("interrupted", errors.EXIT_INTERRUPTED)
+
+
+def test_sigkill_has_its_own_time_to_take_effect() -> None:
+    desk = running(stop_s=0.5, kill_s=5)
+    desk.stop()
+    desk.tick(1)
+    assert desk.killed() == {"w1-0", "w1-1", "w1-2"}
+    desk.tick(4)
+    assert desk.end() is None
+    for worker in tuple(desk.state.workers):
+        desk.lose(worker, 7, "running")
+    end = desk.end()
+    assert end is not None and end.outcome == "interrupted"
+    assert not any("could not be killed" in n.text for n in desk.emitted(events.Note, history=True))
+
+
+@pytest.mark.parametrize("how", ["finished", "lost"])
+def test_the_end_tells_phase_and_step_of_one_moment(how: str) -> None:
+    desk = running()
+    desk.say("", wire.Renew(beats={"w1-0": (6, 4, "running", 0.0)}))
+    if how == "finished":
+        for worker in desk.seats():
+            desk.say(worker, wire.Finished(n=9, step=6))
+    else:
+        fault = events.Fault(kind="killed", detail="")
+        body = wire.Lost(worker="w1-1", fault=fault, n=9, step=6, state="idle")
+        desk.say("", body)
+        desk.stop()
+        desk.stop()
+    for worker in tuple(desk.state.workers):
+        desk.lose(worker, -1)
+    end = desk.end()
+    assert end is not None and (end.n, end.step) == (9, 6)
+
+
+def test_a_seat_that_nobody_has_taken_yet_gave_way_to_nobody() -> None:
+    desk = running(spares=0)
+    desk.lose("w1-0", 6)
+    desk.lose("w1-1", 6)
+    (decided,) = desk.emitted(events.Decided)
+    assert decided.rung == "restart" and decided.replaced == ()
 
 
 @pytest.mark.parametrize("how", ["twice", "late"])
@@ -130,7 +176,9 @@ def test_a_drain_goes_on_after_a_recovery() -> None:
     desk.lose("w1-1", 5, slots=SLOTS)
     desk.status("w1-0", 5, "running")
     recover(desk, 5)
-    assert {worker for worker, body in desk.sent(wire.Open) if body.drain} == set(desk.seats())
+    assert {worker for worker, body in desk.sent(wire.Open) if body.ask == "drain"} == set(
+        desk.seats()
+    )
 
 
 def test_a_bad_exit_after_all_have_finished_is_the_users_error() -> None:
@@ -146,7 +194,7 @@ def test_a_bad_exit_after_all_have_finished_is_the_users_error() -> None:
 
 
 def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
-    desk = running(status_s=2, stop_s=3, lease_s=100)
+    desk = running(status_s=2, kill_s=3, lease_s=100)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
     for _ in range(25):
         desk.tick(1)
@@ -204,13 +252,37 @@ def test_a_shared_value_is_made_once_and_kept_before_it_is_told() -> None:
     assert desk.sent(wire.SharedIs) == [("w1-1", wire.SharedIs(name="id", value=b"7"))]
 
 
-def test_a_maker_that_is_lost_or_late_loses_its_turn() -> None:
-    desk = running(shared_s=2)
+def test_a_maker_that_lives_is_never_replaced() -> None:
+    desk = running(shared_s=2, join_s=100, lease_s=1000)
     desk.say("w1-0", wire.SharedAsk(name="id"))
-    desk.say("w1-1", wire.SharedAsk(name="id"))
-    desk.tick(3)
-    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-1"]
+    for _ in range(20):
+        desk.tick(4)
+        desk.say("w1-1", wire.SharedAsk(name="id"))
+    assert [w for w, _ in desk.sent(wire.SharedMake, history=True)] == ["w1-0"]
+    desk.say("w1-0", wire.SharedAsk(name="id"))
+    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-0"]  # its frame was lost
+    assert not desk.killed()
+
+
+def test_a_maker_that_is_dead_loses_its_turn() -> None:
+    desk = running(world=3)
+    desk.say("w1-0", wire.SharedAsk(name="id"))
+    for worker in ("w1-1", "w1-2"):
+        desk.say(worker, wire.SharedAsk(name="id"))
     desk.lose("w1-1", 0, slots=SLOTS)
+    desk.lose("w1-0", 0, slots=SLOTS)
+    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-2"]
+
+
+def test_a_maker_that_never_ends_is_hung() -> None:
+    desk = running(join_s=5, lease_s=1000)
+    desk.say("w1-1", wire.SharedAsk(name="id"))
+    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.tick(6)
+    assert desk.killed() == {"w1-1"} and not desk.sent(wire.SharedMake)
+    (noticed,) = desk.emitted(events.Noticed)
+    assert noticed.fault.kind == "hung" and "'id'" in noticed.fault.detail
+    desk.lose("w1-1", 1, slots=SLOTS)
     assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-0"]
 
 

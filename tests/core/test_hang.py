@@ -8,31 +8,31 @@ import pytest
 
 from outlast.config import Limits
 from outlast.core.detect.hang import Look, Memory, Verdict, timeout_ns, watch
+from outlast.core.detect.pace import UNSEEN, WARM_PHASES, after, key_of
+from outlast.page import Pace
 
 S = 1_000_000_000
 LIMITS = Limits(hang_floor_s=10, hang_ceiling_s=600, hang_factor=8)
+STEP, EVALUATION = 11, 12
+FAST = {STEP: Pace(40, S // 10)}
 
 
 def look(seat: int, moved_s: float, **changes: Any) -> Look:
     page: dict[str, Any] = {
         "worker": f"w{seat}", "seat": seat, "n": 40, "state": "running", "collectives": 17,
-        "t_ns": int(moved_s * S), "t_state_ns": int(moved_s * S), "completed": 40, "letter": "S",
+        "t_ns": int(moved_s * S), "key": STEP, "paces": FAST, "letter": "S",
     }  # fmt: skip
     return Look(**{**page, **changes})
 
 
-def known(*durations_s: float) -> Memory:
-    return Memory(durations_ns=tuple(int(duration_s * S) for duration_s in durations_s))
-
-
-def judge(memory: Memory, now_s: float, *looks: Look) -> Verdict:
-    return watch(memory, looks, int(now_s * S), LIMITS)[1]
+def judge(now_s: float, *looks: Look) -> Verdict:
+    return watch(Memory(), looks, int(now_s * S), LIMITS)[1]
 
 
 def test_the_one_that_the_others_wait_for_is_blamed() -> None:
     looks = [look(seat, 100) for seat in (0, 1, 3)] + [look(2, 99, collectives=16)]
-    assert judge(known(0.5), 108, *looks) == Verdict()
-    verdict = judge(known(0.5), 112.3, *looks)
+    assert judge(108, *looks) == Verdict()
+    verdict = judge(112.3, *looks)
     assert [fault.worker for fault in verdict.suspects] == ["w2"]
     fault = verdict.suspects[0]
     assert (fault.kind, fault.seat, fault.n) == ("hung", 2, 40)
@@ -44,51 +44,119 @@ def test_the_one_that_the_others_wait_for_is_blamed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("durations_s", "timeout_s"),
-    [((), 600), ((0.1,), 10), ((2.0, 0.1), 16), ((200.0,), 600), ((0.1, *[2.0] * 20), 16)],
+    ("paces", "timeout_s"),
+    [
+        ({}, 600),
+        ({STEP: Pace(2, 0)}, 600),  # its first phases: nothing is known
+        ({STEP: Pace(9, S // 10)}, 10),
+        ({STEP: Pace(9, 2 * S)}, 16),
+        ({STEP: Pace(9, 200 * S)}, 600),
+        ({STEP: Pace(9, 2 * S), EVALUATION: Pace(9, 30 * S)}, 16),
+        ({EVALUATION: Pace(9, 2 * S)}, 600),  # another kind of phase says nothing about this one
+    ],
 )
-def test_the_time_out_follows_the_runs_own_phases(
-    durations_s: tuple[float, ...], timeout_s: float
+def test_the_time_out_follows_this_kind_of_phase(paces: dict[int, Pace], timeout_s: float) -> None:
+    page = look(0, 0, paces=paces)
+    assert timeout_ns(page, [page], LIMITS) == timeout_s * S
+
+
+@pytest.mark.parametrize("state", ["dry", "checkpoint", "setup", "starting", "idle"])
+def test_what_may_take_its_time_has_the_ceiling(state: Any) -> None:
+    page = look(0, 0, state=state)
+    assert timeout_ns(page, [page, look(1, 0)], LIMITS) == 600 * S
+
+
+@pytest.mark.parametrize(
+    ("others_s", "timeout_s"), [(0.1, 30), (2.0, 48), (4.0, 60), (10.0, 80), (100.0, 600)]
+)
+def test_a_newcomer_is_given_more_than_the_others_and_not_the_ceiling(
+    others_s: float, timeout_s: float
 ) -> None:
-    assert timeout_ns(known(*durations_s), look(0, 0), LIMITS) == timeout_s * S
+    others = [look(seat, 0, paces={STEP: Pace(40, int(others_s * S))}) for seat in (0, 1)]
+    newcomer = look(2, 0, paces={STEP: Pace(1, 0)})
+    assert timeout_ns(newcomer, [*others, newcomer], LIMITS) == timeout_s * S
+    assert timeout_ns(look(2, 0, paces={}, state="dry"), others, LIMITS) == 600 * S
 
 
-@pytest.mark.parametrize("changes", [{"completed": 2}, {"state": "dry"}, {"state": "checkpoint"}])
-def test_first_phases_and_slow_states_have_the_ceiling(changes: dict[str, Any]) -> None:
-    assert timeout_ns(known(0.1), look(0, 0, **changes), LIMITS) == 600 * S
+def test_who_computes_is_not_stuck_until_the_ceiling() -> None:
+    waiting = [look(seat, 100) for seat in (0, 1)]
+    behind = look(2, 99, collectives=3, t_work_ns=398 * S)
+    assert judge(400, *waiting, behind) == Verdict()
+    assert [fault.seat for fault in judge(409, *waiting, behind).suspects] == [2]
+    endless = look(2, 99, collectives=3, t_work_ns=700 * S)
+    assert judge(698, *waiting, endless) == Verdict()
+    assert [fault.seat for fault in judge(700, *waiting, endless).suspects] == [2]
+
+
+def test_nobody_is_retried_while_one_at_the_same_place_computes() -> None:
+    looks = [look(0, 100), look(1, 100, t_work_ns=119 * S)]
+    assert judge(120, *looks) == Verdict()
+    assert judge(130, *looks).retry is not None
+
+
+def test_each_retry_of_the_same_phase_is_given_twice_the_time() -> None:
+    memory, asked = Memory(), []
+    began_s, now_s = 100, 100
+    while now_s < 1400:
+        now_s += 1
+        looks = [look(seat, began_s, key=STEP) for seat in (0, 1)]
+        memory, verdict = watch(memory, looks, now_s * S, LIMITS)
+        if verdict.retry:
+            asked.append(now_s - began_s)
+            began_s = now_s
+    assert asked == [11, 21, 41, 81, 161, 321, 601]
+    looks = [look(seat, now_s, n=41) for seat in (0, 1)]  # that phase is over: patience is as ever
+    memory, _ = watch(memory, looks, (now_s + 1) * S, LIMITS)
+    assert watch(memory, looks, (now_s + 11) * S, LIMITS)[1].retry is not None
+
+
+def test_a_pace_follows_the_slow_ones_at_once_and_forgets_them_slowly() -> None:
+    pace = UNSEEN
+    for took_s in (60.0, 30.0):  # a compiler
+        pace = after(pace, int(took_s * S))
+    assert pace == (WARM_PHASES, 0)
+    pace = after(pace, S)
+    assert pace == (WARM_PHASES + 1, S)
+    pace = after(after(pace, 16 * S), S)
+    assert pace.slowest_ns == 15 * S
+    for _ in range(100):
+        pace = after(pace, S)
+    assert pace.slowest_ns < 1.1 * S
+    assert after(UNSEEN, 0).slowest_ns == 0 and key_of("step train") != key_of("eval train")
 
 
 @pytest.mark.parametrize("state", ["waiting", "finished", "healing"])
 def test_who_waits_by_design_never_trips(state: Any) -> None:
-    assert judge(known(0.1), 9999, look(0, 0, state=state), look(1, 9998)) == Verdict()
+    assert judge(9999, look(0, 0, state=state), look(1, 9998)) == Verdict()
 
 
-def test_who_is_between_phases_is_behind_who_is_in_one() -> None:
+def test_the_scripts_own_code_between_phases_may_take_its_time() -> None:
     looks = [look(0, 100, state="idle", collectives=99), look(1, 100), look(2, 100, state="voting")]
-    verdict = judge(known(0.1), 120, *looks)
+    assert judge(111, *looks) == Verdict()  # it saves or uploads while the others wait for it
+    verdict = judge(701, *looks)
     assert [fault.seat for fault in verdict.suspects] == [0]
     assert "the script's own code before phase 41" in verdict.suspects[0].detail
 
 
 def test_all_at_the_same_place_is_nobodys_fault_and_said_once() -> None:
     looks = [look(0, 100, state="voting"), look(1, 101, state="voting")]
-    memory, verdict = watch(known(0.1), looks, 120 * S, LIMITS)
+    memory, verdict = watch(Memory(), looks, 120 * S, LIMITS)
     assert verdict.suspects == ()
     assert verdict.retry is not None and verdict.retry.kind == "transport"
     assert "all 2 ranks" in verdict.retry.detail
     memory, verdict = watch(memory, looks, 121 * S, LIMITS)
     assert verdict == Verdict()
     again = [look(0, 130, state="voting"), look(1, 130, state="voting")]
-    assert watch(memory, again, 150 * S, LIMITS)[1].retry is not None
+    assert watch(memory, again, 151 * S, LIMITS)[1].retry is not None
 
 
 def test_nobody_is_blamed_while_the_last_one_still_moves() -> None:
-    assert judge(known(0.1), 120, look(0, 100), look(1, 119, collectives=3)) == Verdict()
-    assert judge(known(0.1), 120, look(0, 100), look(1, 119)) == Verdict()
+    assert judge(120, look(0, 100), look(1, 119, collectives=3)) == Verdict()
+    assert judge(120, look(0, 100), look(1, 119)) == Verdict()
 
 
 def test_a_stopped_process_is_blamed_directly() -> None:
-    memory = known(0.1)
+    memory = Memory()
     stopped = look(1, 100, letter="T", collectives=20)
     memory, verdict = watch(memory, [look(0, 100), stopped], 101 * S, LIMITS)
     assert verdict == Verdict()
@@ -101,35 +169,35 @@ def test_a_stopped_process_is_blamed_directly() -> None:
     assert memory.stopped == {}
 
 
-def test_durations_are_measured_and_disturbed_phases_are_not() -> None:
-    memory = Memory()
-    states = ["running", "running", "running", "checkpoint", "running", "running"]
-    for second, (n, state) in enumerate(zip([1, 2, 3, 3, 4, 5], states, strict=True)):
-        page = look(0, second, n=n, state=state)
-        memory, _ = watch(memory, [page], second * S, LIMITS)
-    assert memory.durations_ns == (1 * S, 1 * S)  # 2 -> 3 and 4 -> 5
+def test_a_stopped_process_is_called_stopped_and_not_hung() -> None:
+    """It moved last just before it was first seen stopped: both verdicts come due together."""
+    memory, waiting = Memory(), look(0, 100)
+    stopped = look(1, 99.9, letter="T", collectives=16)
+    for now_s in (100, 110, 111):
+        memory, verdict = watch(memory, [waiting, stopped], now_s * S, LIMITS)
+        assert [fault.kind for fault in verdict.suspects] == ["stopped"] * (now_s == 111)
 
 
 def test_faults_carry_unix_times() -> None:
     looks = [look(0, 100), look(1, 100, collectives=1)]
-    _, verdict = watch(known(0.1), looks, 120 * S, LIMITS, unix_ns=5_000 * S)
+    _, verdict = watch(Memory(), looks, 120 * S, LIMITS, unix_ns=5_000 * S)
     assert verdict.suspects[0].t_ns == 4_980 * S
-    assert judge(known(0.1), 120, *looks).suspects[0].t_ns == 0
+    assert judge(120, *looks).suspects[0].t_ns == 0
 
 
 def test_an_uninterruptible_wait_is_named() -> None:
-    verdict = judge(known(0.1), 120, look(0, 100), look(1, 100, collectives=1, letter="D"))
+    verdict = judge(120, look(0, 100), look(1, 100, collectives=1, letter="D"))
     assert "uninterruptible" in verdict.suspects[0].detail
 
 
 def test_a_script_that_ended_while_the_others_go_on_is_named() -> None:
     looks = [look(0, 100), look(1, 99, state="finished"), look(2, 100, state="voting")]
-    assert judge(known(0.1), 100.5, *looks) == Verdict()
-    (fault,) = judge(known(0.1), 101.5, *looks).suspects
+    assert judge(100.5, *looks) == Verdict()
+    (fault,) = judge(101.5, *looks).suspects
     assert (fault.kind, fault.worker) == ("contract", "w1")
     assert "rank 1 exited after phase 40, while 2 other rank(s)" in fault.detail
 
 
 def test_who_has_finished_all_phases_waits_for_a_joiner_of_the_last_one() -> None:
-    looks = [look(0, 0, state="finished"), look(1, 0, state="dry", completed=0)]
-    assert judge(known(0.1), 50, *looks) == Verdict()
+    looks = [look(0, 0, state="finished"), look(1, 0, state="dry", paces={})]
+    assert judge(50, *looks) == Verdict()

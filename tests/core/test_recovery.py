@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outlast.core.recovery import Situation, choose, is_user_error, most_telling
+from outlast.core.recovery import Situation, choose, is_user_error, most_telling, recurring
 from outlast.events import Fault
 
 KILLED = Fault(kind="killed", detail="w1 was killed")
@@ -26,9 +26,12 @@ BASE = {"cause": KILLED, "donors": 3, "spares": 1, "respawns": 100, "world": 4, 
         ({"stateless": (1,)}, "retry", ""),
         ({"donors": 0, "steps_lost": 7, "checkpoint_n": 40}, "restart", "phase 40; 7 committed"),
         ({"donors": 0, "restarts": 3}, "stop", "did not get beyond the same place"),
-        ({"donors": 0, "respawns": 2}, "stop", "respawns_max"),
+        ({"donors": 0, "respawns": 0}, "restart", "the beginning"),
         ({"lost": (2,), "spares": 0, "respawns": 0}, "stop", "respawns_max"),
-        ({"attempts": 3}, "stop", "3 generations in a row"),
+        ({"lost": (2,), "spares": 0, "respawns": 0, "checkpoint_n": 9}, "restart", "respawns_max"),
+        ({"attempts": 3}, "stop", "3 generations ended in the same fault"),
+        ({"attempts": 1, "attempts_all": 12}, "stop", "12 generations failed, each in its own"),
+        ({"attempts": 2, "attempts_all": 11}, "retry", ""),
         ({"attempts": 2, "lost": (1,)}, "replace", ""),
     ],
 )
@@ -45,6 +48,25 @@ def test_a_traceback_tells_more_than_a_death_than_a_broken_connection() -> None:
     assert most_telling((transport, KILLED)) is KILLED
     assert most_telling((transport,)) is transport
     assert most_telling(()) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        (KILLED, ""),
+        (Fault(kind="killed", detail="", signal=9), ""),
+        (Fault(kind="killed", detail="", signal=11, seat=2), "killed at rank 2"),
+        (Fault(kind="agent_lost", detail=""), ""),
+        (Fault(kind="stopped", detail=""), ""),
+        (Fault(kind="raised", detail="", seat=1, traceback="T\n  E: x\n"), "raised:   E: x"),
+        (Fault(kind="transport", detail="", seat=1), "transport"),
+        (Fault(kind="hung", detail="", seat=1), "hung at rank 1"),
+    ],
+)
+def test_only_what_lies_in_the_run_itself_can_recur(fault: Fault, key: str) -> None:
+    torn = Fault(kind="torn", detail="cut by another's end", seat=3)
+    assert recurring((torn, fault)) == key
+    assert recurring((torn,)) == "torn at rank 3"
 
 
 def test_only_the_users_own_code_is_the_users_error() -> None:

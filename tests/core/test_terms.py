@@ -184,7 +184,7 @@ def test_without_survivors_a_later_term_starts_at_once_from_the_checkpoint() -> 
     for worker in tuple(later.state.workers):
         later.hello(worker)
     first = later.sent(wire.Seat, history=True)[0][1]
-    assert (first.generation, first.n, first.first, first.checkpoint) == (2, 4, True, "ck/4")
+    assert (first.generation, first.n, first.first, first.checkpoint) == (2, 4, True, point)
     assert set(later.state.workers) == {"w2-0", "w2-1", "w2-2"}
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from outlast import generators
 from outlast.checkpoint import tree
-from outlast.data import randomness
 from outlast.data.source import Source
 
 
@@ -23,13 +23,13 @@ class Draw(NamedTuple):
 
 def seen(batch: Any) -> str:
     noise = torch.rand(3), random.random(), np.random.rand()
-    return tree.digest(*tree.flatten((batch, noise)))
+    return tree.encode((batch, noise))[-16:].hex()
 
 
 def epoch(source: Source, draws: list[Draw]) -> None:
     """The rest of an epoch, its end included."""
     while True:
-        place, states = tree.encode(source.position()), randomness.snapshot()
+        place, states = tree.encode(source.position()), generators.snapshot()
         try:
             batch = source.next()
         except StopIteration:
@@ -49,10 +49,10 @@ def train(source: Source, epochs: int, length: int | None) -> list[Draw]:
 
 def go_on(source: Source, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
     """What a joiner does: seek, put the generators back, train to the end."""
-    before = tree.encode(randomness.snapshot())
+    before = tree.encode(generators.snapshot())
     source.seek(tree.decode(draw.position))
-    assert tree.encode(randomness.snapshot()) == before, "seek moved the process's generators"
-    randomness.restore(draw.random)
+    assert tree.encode(generators.snapshot()) == before, "seek moved the process's generators"
+    generators.restore(draw.random)
     draws: list[Draw] = []
     epoch(source, draws)
     for number in range(source.epoch + 1, epochs):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from outlast import events
-from outlast.cli import comparison
+from outlast.cli import comparison, demo
 from outlast.cli.comparison import compare
 from outlast.observe.store import DIRECTORY, EventWriter
+from outlast.observe.summary import summarise
 
 WORLD, STEPS = 2, 3
 
@@ -72,6 +75,30 @@ def test_one_difference_is_enough(tmp_path: Path, change: dict[str, object], fai
     found = compare(made(tmp_path / "a", **change), made(tmp_path / "b", struck=0), faults=1)  # type: ignore[arg-type]
     assert not found.equal
     assert not getattr(found, fails)
+
+
+def test_a_twin_that_was_struck_is_no_twin(tmp_path: Path) -> None:
+    found = compare(made(tmp_path / "a"), made(tmp_path / "b", struck=1), faults=1)
+    assert found.twin_struck == 1 and not found.all_struck and not found.equal
+
+
+def test_the_table_shows_what_the_twin_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, right = made(tmp_path / "a", struck=2), made(tmp_path / "b", struck=7)
+    books = msgspec.structs.replace(summarise(right), committed_steps_lost=5)
+    report = demo.Report(
+        comparison=compare(left, right, faults=2),
+        disturbed=summarise(left),
+        undisturbed=books,
+        figure="",
+        wall_s=1.0,
+    )
+    demo._show(report, Console())
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    assert rows["faults that struck"][:2] == ["2", "7"]
+    assert rows["committed steps lost"][:2] == ["0", "5"]
 
 
 def test_two_runs_without_a_digest_are_not_equal(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Member:
             on_trouble=self.troubles.append,
             on_collective=lambda op: self.on_collective(op),
             timeout_s=timeout_s,
+            copy_s=timeout_s,
         )
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from conftest import Line, Member
 from torch import distributed as dist
 from torch import nn
 
+from conftest import Line, Member
 from outlast.errors import GroupError
 
 how, fd, rank, world = sys.argv[1], *map(int, sys.argv[2:])

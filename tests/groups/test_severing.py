@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from outlast.errors import GroupError, StepRefused
 from outlast.worker.groups import is_transport_error
+from outlast.worker.process import STUCK_S
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +40,7 @@ def _blocked(kind: str, member: Any) -> None:
         case "send":
             dist.send(torch.ones(8_000_000), 0)
         case "vote":
-            member.groups.vote([1])
+            member.groups.vote("1")
 
 
 def _say_when_under_way(member: Any) -> None:
@@ -57,24 +58,41 @@ KINDS = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "broadcast", "
          "recv_anysource", "send", "vote")  # fmt: skip
 
 
+def _say_when_stuck(member: Any) -> None:
+    """gloo forgets to wake a sender, once in dozens of times: the process must then know."""
+    assert member.told.get(timeout=60) == "severed"
+    threading.Event().wait(STUCK_S)
+    if member.groups.stuck(1):
+        member.say("ended")
+        member.line.write("result", "stuck")
+        os._exit(0)
+
+
 def _wake(member: Any, kind: str) -> str:
     member.init()
     if member.rank == 0:
         member.say("blocked")
-        assert member.told.get(timeout=30) == "severed"
+        assert member.told.get(timeout=60) == "ended"  # its own end would wake the others too
         try:
             dist.all_reduce(torch.ones(2))
         except StepRefused as refused:
             return f"refused: {refused}"
         return "went through"
     _say_when_under_way(member)
+    threading.Thread(target=_say_when_stuck, args=(member,), daemon=True).start()
     if kind == "vote":
         member.say("blocked")
     try:
         _blocked(kind, member)
     except (RuntimeError, GroupError) as error:
+        member.say("ended")
         left = member.groups.reap()
-        return "woken" if is_transport_error(error) and left == 0 else repr((error, left))
+        if not is_transport_error(error):
+            return repr(error)
+        # A reduce-scatter's wait can raise while another of its parts waits for ever in gloo, and a
+        # vote looks up by itself: the process goes on, and the group is dropped when gloo lets go.
+        kept = left and kind in ("reduce_scatter", "vote")
+        return "kept" if kept else "woken" if left == 0 else repr(left)
     return "went through"
 
 
@@ -83,11 +101,46 @@ def test_sever_wakes_every_blocked_operation(cluster: Any, kind: str) -> None:
     cluster.fork(3, _wake, kind)
     cluster.expect("blocked", 3)
     cluster.sever(1)
-    cluster.tell("severed")
+    cluster.tell("severed", [1, 2])
+    cluster.expect("ended", 2)
+    cluster.tell("ended", [0])
     first, *others = cluster.join(timeout_s=20)
     assert first.startswith("refused")
     # A broadcast's leaf may have been answered before it was cut; it must then be the right bytes.
-    assert others == ["woken", "woken"]
+    assert "woken" in others
+    assert set(others) <= ({"woken", "kept"} if kind == "vote" else {"woken", "stuck", "kept"})
+
+
+def _forgotten(member: Any) -> str:
+    """gloo does not let go of a vote that was cut: nothing is shut down here, and rank 0 never
+    votes."""
+    member.init()
+    if member.rank == 0:
+        assert member.told.get(timeout=60) == "ended"
+        return "told"
+    control = member.groups._control
+    threading.Thread(target=_close_when_busy, args=(member, control), daemon=True).start()
+    with pytest.raises(GroupError, match="did not let go") as held:
+        member.groups.vote("1")
+    left = member.groups.reap()
+    del control, held
+    member.say("ended")  # and now nobody does
+    return f"{left} left"
+
+
+def _close_when_busy(member: Any, control: Any) -> None:
+    pause = threading.Event()
+    while not control.busy:
+        pause.wait(0.01)
+    member.groups._close(1)
+
+
+def test_a_vote_that_gloo_forgets_holds_nobody_up(cluster: Any) -> None:
+    """Its group is dropped by a thread that waits for gloo; the ranks go on."""
+    cluster.fork(3, _forgotten)
+    cluster.expect("ended", 2)
+    cluster.tell("ended", [0])
+    assert cluster.join(timeout_s=20) == ["told", "1 left", "1 left"]
 
 
 def _wake_alone(member: Any) -> str:
@@ -238,7 +291,7 @@ def _generations(member: Any, count: int) -> tuple[list[int], list[int]]:
                      for g in (group, None)]  # fmt: skip
         else:
             works = []
-        member.groups.vote([generation])
+        member.groups.vote(str(generation))
         member.groups.sever(generation)
         for work in works:
             with pytest.raises(RuntimeError):
@@ -255,7 +308,7 @@ def _generations(member: Any, count: int) -> tuple[list[int], list[int]]:
 def test_fifty_generations_leave_nothing_behind(cluster: Any) -> None:
     for early, late in cluster.run(3, _generations, 50):
         assert late[0] <= early[0], "descriptors grow"
-        assert late[1] <= early[1], "threads grow"
+        assert late[1] <= early[1] + 1, "threads grow"  # one that ends may still be listed
         assert late[2] <= early[2] + 8, "memory mappings grow"
 
 
@@ -265,7 +318,7 @@ def _trouble(member: Any) -> list[str]:
         assert member.told.get(timeout=30) == "go"
         member.groups._device.cut(member.groups._peers)  # connections break, nobody was told
         with pytest.raises(GroupError):
-            member.groups.vote([1])
+            member.groups.vote("1")
         return [type(error).__name__ for error in member.troubles]
     member.say("ready")
     with pytest.raises(RuntimeError) as broken:

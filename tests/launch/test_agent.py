@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -100,8 +99,7 @@ class Desk:
 
     async def close(self) -> None:
         self.serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.serving
+        await asyncio.wait({self.serving})
         self.loop.remove_reader(self.listener)
         self.listener.close()
         if self.channel:
@@ -192,6 +190,59 @@ def test_a_spare_waits_for_the_first_hello_and_gets_its_seats_logs(stage: Stage)
         await stage.eventually_async(lambda: "Seat" in out.read_text(), "it heard of its seat")
 
     with_desk(stage, SPEAKER, act, "--spares", "1")
+
+
+def test_a_seat_is_passed_on_even_where_its_logs_cannot_be_linked(stage: Stage) -> None:
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        desk.say(wire.Spawn(worker="w1-2", seat=-1))
+        await desk.until(wire.Hello, 2)
+        (crew.run_dir.path / "logs/1").write_text("in the way")
+        desk.say(wire.Seat(generation=2, seat=1, world=2, n=3, first=False), "w1-2")
+        out = crew.run_dir.path / "logs/spare/w1-2/stdout.log"
+        await stage.eventually_async(lambda: "Seat" in out.read_text(), "it heard of its seat")
+        assert "w1-2, now rank 1" in "".join(stage.notes) and crew.workers["w1-2"].seat == 1
+
+    with_desk(stage, SPEAKER, act, "--nproc-per-node", "2", "--spares", "1")
+
+
+@pytest.mark.parametrize("damage", ["", "os.pwrite(settings.page_fd, b'\\x7f' * 56, 0)"])
+def test_no_death_stays_untold(stage: Stage, damage: str) -> None:
+    """By a signal without a name, or with a page that nobody can read any more."""
+
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        await desk.until(wire.Hello)
+        desk.say(wire.Stop(ok=True, reason="now"), "w1-0")
+        lost = await desk.until(wire.Lost)
+        assert (lost.worker, lost.fault.signal) == ("w1-0", signal.SIGRTMIN + 1)
+        assert (lost.n, lost.state) == ((-1, "") if damage else (0, "starting"))
+        assert bool(damage) == ("its loss is reported without it" in "".join(stage.notes))
+
+    end = f"{damage or 'pass'}; os.kill(os.getpid(), signal.SIGRTMIN + 1)"
+    text = SPEAKER.replace("sys.exit(0)", end)
+    with_desk(stage, text, act)
+
+
+def test_what_breaks_a_burial_breaks_the_agent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the controller would wait for ever for a loss that nobody reports."""
+
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        await desk.until(wire.Hello)
+
+        async def fail(_worker: Worker) -> None:
+            raise RuntimeError("a mistake of ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(crew, "bury", fail)
+            os.kill(crew.workers["w1-0"].process.pid, signal.SIGKILL)
+            done, _ = await asyncio.wait({desk.serving}, timeout=10)
+        assert done and "a mistake of ours" in repr(desk.serving.exception())
+
+    with_desk(stage, SPEAKER, act)
 
 
 def test_a_lease_that_cannot_be_renewed_kills_the_workers_in_time(stage: Stage) -> None:

@@ -15,6 +15,7 @@ from outlast.launch import controller as controllers
 from outlast.launch.controller import Controller, read_journal
 from outlast.launch.crew import Crew
 from outlast.launch.display import Record
+from outlast.launch.origin import Search
 from outlast.observe.segments import SegmentWriter
 from outlast.observe.store import read_events
 
@@ -74,7 +75,10 @@ def at_the_door(
     stage: Stage, token: bytes, act: Callable[[Caller, Controller], Awaitable[None]]
 ) -> None:
     async def scene(crew: Crew, record: Record) -> None:
-        controller = Controller(crew.plan, crew.run_dir, stage.token, record, None)
+        controller = Controller(
+            crew.plan, crew.run_dir, stage.token, record, None,
+            Search(crew.run_dir.room("checkpoints"), crew.run_dir.job.run, (), ""),
+        )  # fmt: skip
         controller.begin()
         caller = Caller(stage, controller, token)
         try:

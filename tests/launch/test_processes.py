@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import re
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from outlast.launch import processes
 from outlast.launch.crew import Crew, Post, Remains, Worker, fault_of
 from outlast.launch.display import Record
 from outlast.launch.processes import become_subreaper
-from outlast.launch.warden import everybody
+from outlast.launch.warden import everybody, look
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -29,7 +34,7 @@ NAMES = ("worker", "child", "moved", "daemon")
 
 
 def post(seat: int = 0, name: str = "w1-0") -> Post:
-    return Post(name, seat, "here", 1, 0, {})
+    return Post(name, seat, "here", 1, 0)
 
 
 async def start(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker, asyncio.Event]:
@@ -113,6 +118,78 @@ def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
     stage.play(stage.plan(stage.script("tell('worker')\nsignal.pause()")), act)
 
 
+@pytest.mark.parametrize(("number", "name"), [(34, "SIGRTMIN"), (35, "SIGRTMIN+1"), (50, "+16")])
+def test_every_signal_has_a_name(stage: Stage, number: int, name: str) -> None:
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, remains = await outlive(crew)
+        fault = fault_of(worker, remains, "here", 1)
+        assert fault.signal == number and fault.detail.endswith(name)
+
+    stage.play(stage.plan(stage.script(f"os.kill(os.getpid(), {number})")), act)
+
+
+def test_a_buried_process_is_not_watched_any_more(stage: Stage) -> None:
+    """Its descriptor's number may be anybody's the moment after."""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, _ = await start(crew)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        while worker.process.state != "Z":
+            pass  # and the loop has no turn to look at it
+        held = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - plain numbers
+        await worker.process.bury()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert {str(ours.fileno()), str(theirs.fileno())} & held, "no number was used again"
+            heard = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for one in (ours, theirs):
+                loop.add_reader(one, heard.set)
+            theirs.send(b"x")
+            await asyncio.wait_for(heard.wait(), 5)
+            for one in (ours, theirs):
+                loop.remove_reader(one)
+        await crew.bury(worker)
+
+    stage.play(stage.plan(stage.script("signal.pause()")), act)
+
+
+def test_who_cannot_be_watched_does_not_live(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor_left(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def act(crew: Crew, _record: Record) -> None:
+        warden = children()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", no_descriptor_left)
+            with pytest.raises(OSError, match="Too many open files"):
+                crew.start(post())
+        assert children() == warden and not crew.workers
+
+    stage.play(stage.plan(stage.script("signal.pause()")), act)
+
+
+def test_no_worker_gets_a_device_that_the_host_has_not(stage: Stage) -> None:
+    """World 2 and 2 spares are 4 devices, whoever has died and been replaced."""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        first = {}
+        for seat, name in ((0, "w1-0"), (1, "w1-1"), (-1, "w1-2"), (-1, "w1-3")):
+            first[name], _ = await start(crew, seat, name)
+        assert [worker.local_rank for worker in first.values()] == [0, 1, 2, 3]
+        await crew.bury(first["w1-1"])  # a spare sits there now
+        spare, _ = await start(crew, -1, "w1-4")
+        assert spare.local_rank == 1
+        await crew.bury(first["w1-2"])
+        respawned, _ = await start(crew, 1, "w1-5")
+        assert respawned.local_rank == 2
+        beyond, _ = await start(crew, -1, "w1-6")
+        assert beyond.local_rank < 4
+
+    flags = ("--nproc-per-node", "2", "--spares", "2")
+    stage.play(stage.plan(stage.script("signal.pause()"), *flags), act)
+
+
 def test_what_a_failure_looks_like_from_outside(stage: Stage) -> None:
     async def act(crew: Crew, _record: Record) -> None:
         worker, remains = await outlive(crew)
@@ -154,6 +231,7 @@ os.kill(os.getpid(), 9)
     async def act(crew: Crew, _record: Record) -> None:
         _, remains = await outlive(crew)
         assert remains.slots == {"before:7": b"mine"}
+        assert remains.beat
         assert (remains.beat.n, remains.beat.step, remains.beat.state) == (7, 3, "running")
 
     stage.play(stage.plan(stage.script(text)), act)
@@ -206,7 +284,11 @@ def test_what_the_user_set_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch
 
 
 def held_by(pid: int) -> list[str]:
-    return [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    held = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we look
+            held.append(str(fd.readlink()))
+    return held
 
 
 def test_the_warden_holds_the_lock(stage: Stage) -> None:
@@ -217,3 +299,99 @@ def test_the_warden_holds_the_lock(stage: Stage) -> None:
         assert str(crew.run_dir.path / "lock") in held_by(warden)
 
     stage.play(stage.plan(stage.script("")), act)
+
+
+def wardens(crew: Crew) -> list[int]:
+    lock = str(crew.run_dir.path / "lock")
+    living = [pid for pid in children() if (seen := look(pid)) and seen.state not in "ZX"]
+    return [pid for pid in living if lock in held_by(pid)]
+
+
+# Neither its environment nor its parents tell whose it is: only its session does.
+NAMELESS = 'tell("worker")\nos.execve("/bin/sleep", ["sleep", "1000"], {})'
+
+
+def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> None:
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, died = await start(crew)
+        await stage.eventually_async(
+            lambda: "sleep" in Path(f"/proc/{worker.process.pid}/comm").read_text(),
+            "it is nameless",
+        )
+        [first] = wardens(crew)
+        os.kill(first, signal.SIGKILL)
+        await stage.eventually_async(lambda: set(wardens(crew)) - {first}, "there is another one")
+        await stage.eventually_async(lambda: stage.notes, "it is said")
+        assert "SIGKILL" in stage.notes[0] and "another one was started" in stage.notes[0]
+        assert first not in everybody(), "a zombie was left"
+        crew._warden.dismiss()  # its end of the pipe closes, as when the launcher is killed
+        await asyncio.wait_for(died.wait(), 5)
+        assert len(stage.notes) == 1
+
+    stage.play(stage.plan(stage.script(NAMELESS)), act)
+
+
+def test_without_any_warden_the_launcher_sweeps(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "WARDENS_MAX", 1)
+
+    async def act(crew: Crew, _record: Record) -> None:
+        _, died = await start(crew)
+        await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
+        for count in (1, 2):
+            [warden] = wardens(crew)
+            os.kill(warden, signal.SIGKILL)
+            await stage.eventually_async(lambda n=count: len(stage.notes) == n, "it is said")
+        assert "too often" in stage.notes[1] and not wardens(crew)
+        crew._warden.dismiss()
+        await asyncio.wait_for(died.wait(), 5)
+
+    stage.play(stage.plan(stage.script(NAMELESS)), act)
+
+
+def test_who_survives_sigkill_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process does on a healthy kernel, so here the signals are not sent."""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        worker, _ = await start(crew)
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "KILL_S", -1.0)
+            patch.setattr(processes.Process, "send_signal", lambda *_: None)
+            patch.setattr(processes.warden, "kill", lambda _: None)
+            await crew.close()
+        assert "survive SIGKILL" in stage.notes[0] and str(worker.process.pid) in stage.notes[0]
+
+    stage.play(stage.plan(stage.script("signal.pause()")), act)
+
+
+def test_one_clock_for_all_processes_of_a_host(stage: Stage) -> None:
+    """The host's time may be set between two starts: a later worker's events do not shift."""
+    text = """
+from outlast.config import worker_settings
+from outlast.observe.store import Clock
+print(Clock(worker_settings().clock_anchor_ns).now_ns())
+"""
+
+    async def act(crew: Crew, _record: Record) -> None:
+        crew.clock.anchor_ns -= 3600 * 10**9  # as if the host had been set ahead by an hour
+        before_ns = crew.clock.now_ns()
+        await outlive(crew)
+        told_ns = int((crew.run_dir.path / "logs/0/w1-0/stdout.log").read_text())
+        assert before_ns < told_ns < crew.clock.now_ns()
+
+    stage.play(stage.plan(stage.script(text)), act)
+
+
+def test_nobody_asks_the_host_for_the_time() -> None:
+    """But the clock itself, who has no launcher, and a date that no event carries."""
+    package = Path(processes.__file__).parents[1]
+    asking = {
+        str(path.relative_to(package))
+        for room in ("core", "data", "launch", "observe", "worker")
+        for path in (package / room).rglob("*.py")
+        if re.search(r"\btime\.time(_ns)?\(", path.read_text())
+    }
+    assert asking == {
+        *("observe/store.py", "worker/timeline.py", "launch/rundir.py"),
+    }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import RunDirError
-from outlast.launch import rundir
+from outlast.launch import rundir, warden
 
 
 def test_fresh_then_resumed(tmp_path: Path) -> None:
@@ -34,17 +34,26 @@ def test_in_use(tmp_path: Path) -> None:
     holder.release()
 
 
-def test_a_dead_launchers_warden_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["gone", "zombie", "number taken"])
+def test_a_dead_launchers_warden_is_waited_for(tmp_path: Path, end: str) -> None:
     """The lock is still held, but not by the pid in it: that is the warden cleaning up."""
     holder = rundir.take(tmp_path, "train.py", (), 2)
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                          capture_output=True, check=True)  # fmt: skip
-    os.pwrite(holder.lock_fd, gone.stdout.ljust(12), 0)
-    with pytest.raises(RunDirError, match="in use by pid"):
-        rundir.take(tmp_path, "train.py", (), 2, wait_s=0.2)
+    with subprocess.Popen([sys.executable, "-c", ""]) as launcher:
+        os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
+        if end == "gone":
+            launcher.wait(10)
+        pid = os.getpid() if end == "number taken" else launcher.pid
+        os.ftruncate(holder.lock_fd, 0)
+        os.pwrite(holder.lock_fd, f"{pid} 1\n".encode() if end != "zombie" else b"%d\n" % pid, 0)
+        with pytest.raises(RunDirError, match=f"pid {pid}. is not alive on this host"):
+            rundir.take(tmp_path, "train.py", (), 2, wait_s=0.2)
     fcntl.flock(holder.lock_fd, fcntl.LOCK_UN)
     rundir.take(tmp_path, "train.py", (), 2, wait_s=0.2).release()
     holder.release()
+
+
+def test_the_wait_is_longer_than_a_wardens_sweep() -> None:
+    assert rundir.LOCK_S > warden.SWEEP_S
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,18 @@ from rich.console import Console
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
+    Drained,
+    DrainFailed,
     GenerationOpened,
+    LoopBegun,
     Note,
-    PhaseDone,
+    Scheduled,
     WorkerLost,
 )
 from outlast.observe import live
 from outlast.observe.accounting import account
 from outlast.observe.board import Beats, Board, headline, progress
+from outlast.observe.incidents import incidents
 from outlast.observe.live import LineDisplay, LiveDisplay, display, view
 from outlast.observe.store import read_events
 from outlast.testing.stories import Story
@@ -90,20 +94,9 @@ def test_a_redone_step_counts_from_the_opening(tmp_path: Path) -> None:
     story.wait(900)
     story.say(GenerationOpened(t_ns=story.t_ns, incident=1, generation=2, n=0))
     begin_ns = story.t_ns - 800_000_000
-    story.write(
-        "w1-0",
-        PhaseDone(
-            t_ns=story.wait(100),
-            worker="w1-0",
-            seat=0,
-            generation=2,
-            n=1,
-            step=1,
-            kind="step",
-            t_begin_ns=begin_ns,
-            t_vote_ns=story.t_ns,
-        ),
-    )
+    story.generation = 2
+    story.wait(100)
+    story.done(0, n=1, step=1, begin_ns=begin_ns)
     assert board_of(story).goodput(story.t_ns) == pytest.approx(0.1)
 
 
@@ -134,8 +127,8 @@ def test_the_view_shows_ranks_incidents_and_notes(tmp_path: Path) -> None:
     text = " ".join(drawn(board, story.t_ns, 100, "[/odd] note").replace("│", " ").split())
     assert "step 10, loss 2.5000, generation 2" in text
     assert "2 w1-4 2 10 2.5000 running" in text
-    assert "incident 1: rank 2 was killed by SIGKILL at step 6, w1-4 took rank 2: recovered" in text
-    assert "incident 2: rank 1 raised ValueError: x at step 11 ..." in text
+    assert "incident 1: rank 2 was killed by SIGKILL in step 6, w1-4 took rank 2: recovered" in text
+    assert "incident 2: rank 1 raised ValueError: x in step 11 ..." in text
     assert "note: [/odd] note" in text
 
 
@@ -166,6 +159,11 @@ def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     story.say(
         CheckpointSaved(t_ns=story.t_ns, n=10, step=10, path="ckpt/10", size_bytes=1, seconds=1.0)
     )
+    story.say(
+        Drained(t_ns=story.t_ns, n=10, step=10, where="s3://b/10", size_bytes=1 << 20, seconds=1.0)
+    )
+    story.say(DrainFailed(t_ns=story.t_ns, where="s3://b", error="access is denied"))
+    story.say(Scheduled(t_ns=story.t_ns, memory=0, disk=240, why="it is best"))
     lines.beats(beats(story))
     lines.line(3, "hello")
     story.end()
@@ -177,6 +175,9 @@ def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "incident 1: replace from step 5: a warm spare is there" in text
     assert text.count("recovered in") == 1
     assert "checkpoint of step 10: ckpt/10" in text
+    assert "checkpoint of step 10 is in durable storage: s3://b/10 (1.0 MiB in 1.00 s)" in text
+    assert "durable storage s3://b is behind, and tried again: access is denied" in text
+    assert "outlast: checkpoints every 240 steps; `outlast explain` says why" in text
     assert "outlast: step 10, loss 2.5000" in text
     assert "\x1b" not in text
 
@@ -228,10 +229,10 @@ def test_an_open_incident_says_so(tmp_path: Path) -> None:
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
     said = "incident 1: rank 2 was killed by SIGKILL"  # that a peer saw it is no second fault
-    assert headline(board_of(story).tracker.found()[0]) == f"{said} at step 2 ..."
+    assert headline(board_of(story).tracker.found()[0]) == f"{said} in step 2 ..."
     story.notice(story.fault("killed", 3, signal=9))
     one = board_of(story).tracker.found()[0]
-    assert headline(one) == f"{said} and 1 fault more at step 2 ..."
+    assert headline(one) == f"{said} and 1 fault more in step 2 ..."
 
 
 def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
@@ -247,3 +248,48 @@ def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
 
 def test_nothing_yet() -> None:
     assert "starting" in drawn(Board(), 1)
+
+
+def test_a_loss_that_is_not_a_number_shows(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=2).start()
+    board = board_of(story)
+    board.beat(dict.fromkeys(story.seats, (0, 0, "starting", 0.0)), story.t_ns)
+    board.beat(beats(story, loss=math.nan), story.t_ns)
+    assert board.loss is None and "loss" not in progress(board, story.t_ns)
+    board.beat(beats(story, loss=0.0), story.t_ns)
+    assert board.loss == 0.0 and "loss 0.0000" in progress(board, story.t_ns)
+    board.beat(beats(story, loss=math.nan), story.t_ns)
+    assert "loss nan" in progress(board, story.t_ns)
+    assert drawn(board, story.t_ns).count("nan") == 3  # the headline, and each of two ranks
+
+
+def test_how_far_and_how_long_still(tmp_path: Path) -> None:
+    story = Story(tmp_path).start()
+    begun = LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=3000, epochs=None, length=None)
+    story.write("w1-0", begun)
+    board = board_of(story)
+    for _ in range(3):
+        story.steps(40, ms=100, script_ms=0)
+        board.beat(beats(story), story.t_ns)
+    assert progress(board, story.t_ns).startswith("step 120 of 3000 (4 %), 4 min 48 s left, loss")
+    board.steps_total = None
+    assert progress(board, story.t_ns).startswith("step 120, loss")
+
+
+def test_a_resumed_run_numbers_its_incidents_on(tmp_path: Path) -> None:
+    """As `outlast explain` does; what earlier launchers saw is not told once more."""
+    story = Story(tmp_path, spares=2).start().steps(2).killed(1).steps(1).killed(2).steps(1)
+    story.close()
+    resumed, said = Shown(tmp_path), io.StringIO()
+    resumed.term, resumed.t_ns = 1, story.wait(5000)
+    resumed.display = lines = LineDisplay(tmp_path, lines=io.StringIO(), said=said)
+    resumed.start(resumed_n=4, resumed_step=4).steps(1)
+    resumed.incident = 0  # the controller's own count begins anew
+    resumed.killed(3).steps(1)
+    text = progress(lines._feed.board, resumed.t_ns)
+    assert "1 incident," in text and "of this launch" in text
+    resumed.end()
+    lines.close()
+    told = [line for line in said.getvalue().splitlines() if "incident" in line]
+    assert told and all("incident 3: " in line for line in told)
+    assert [one.number for one in incidents(read_events(tmp_path))] == [1, 2, 3]

@@ -10,11 +10,24 @@ import pytest
 from rich.console import Console
 
 from outlast.errors import RunDirError
-from outlast.events import CheckpointFailed, Note, RunEnded, RunStarted, WorkerSpawned
+from outlast.events import (
+    CheckpointFailed,
+    Drained,
+    DrainFailed,
+    LoopBegun,
+    Note,
+    PhaseDone,
+    RunEnded,
+    RunStarted,
+    WorkerLost,
+    WorkerSpawned,
+    encoder,
+)
 from outlast.observe.segments import segment_paths
 from outlast.observe.spans import BUCKETS
-from outlast.observe.summary import NOTES_MAX, Summary, summarise
-from outlast.observe.tables import MEANS, STYLE, render
+from outlast.observe.store import read_events
+from outlast.observe.summary import NOTES_MAX, Summary, summarise, summarise_events
+from outlast.observe.tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
 from outlast.observe.words import duration, size
 from outlast.testing.stories import Story
 
@@ -34,7 +47,7 @@ def test_a_run_with_two_incidents(tmp_path: Path) -> None:
         "done",
         0,
         15,
-        16,
+        15,
     )
     assert (summary.committed_steps_lost, summary.generations, summary.terms) == (0, 3, 1)
     assert (summary.spares, summary.spares_used, summary.respawns) == (1, 1, 1)
@@ -46,6 +59,24 @@ def test_a_run_with_two_incidents(tmp_path: Path) -> None:
     assert summary.step_s == 0.1
     assert summary.loss == pytest.approx(4.0 / 2.5)
     assert stopped.rung == "respawn"
+
+
+def test_an_event_may_stand_for_many_steps(tmp_path: Path) -> None:
+    """As in a simulated run; of a real one nothing is written of it."""
+    story = Story(tmp_path, world=2).start()
+    story.step = story.n = 40
+    begin_ns, end_ns = story.t_ns, story.wait(40 * 10_000)
+    for seat, worker in enumerate(story.seats):
+        many = PhaseDone(
+            t_ns=end_ns, worker=worker, seat=seat, generation=1, n=40, step=40, kind="step",
+            t_begin_ns=begin_ns, t_vote_ns=end_ns, steps=40,
+        )  # fmt: skip
+        assert b"steps" in encoder.encode(many)
+        assert b"steps" not in encoder.encode(msgspec.structs.replace(many, steps=1))
+        story.write(worker, many)
+    story.steps(30, ms=100).end()
+    summary = summarise(tmp_path)
+    assert (summary.steps, summary.step_s) == (70, 10.0)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -120,6 +151,31 @@ def test_a_script_that_never_called_init(tmp_path: Path) -> None:
     assert "2 ranks, 9.00 s" in text
 
 
+def test_durable_storage_is_summed_up(tmp_path: Path) -> None:
+    story = Story(tmp_path).start().steps(1)
+    failure = "rank 1: No space left"
+    story.say(CheckpointFailed(t_ns=story.t_ns, n=1, step=1, path="ckpt/1", error=failure))
+    story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text=f"step 1 failed: {failure}; kept"))
+    for where in (
+        "s3://b/1",
+        "s3://b/1",
+        "s3://b/2",
+        "/far/2",
+    ):  # the same one again, by a later launcher
+        story.say(
+            Drained(t_ns=story.t_ns, n=1, step=1, where=where, size_bytes=1 << 20, seconds=0.5)
+        )
+    story.say(DrainFailed(t_ns=story.t_ns, where="s3://b", error="access is denied"))
+    story.end()
+    summary = summarise(tmp_path)
+    assert summary.durable == {"/far": 1, "s3://b": 2}
+    assert summary.notes == (
+        "checkpoint at step 1 failed: rank 1: No space left (ckpt/1)",
+        "durable storage s3://b: access is denied",
+    )
+    assert "0 saved, 1 in /far, 2 in s3://b" in shown(summary)
+
+
 def test_notes_are_said_once_and_not_endlessly(tmp_path: Path) -> None:
     story = Story(tmp_path).start().steps(1)
     for seat in (0, 0, 0, 1):
@@ -189,3 +245,115 @@ def test_sizes() -> None:
 
 def test_every_bucket_has_a_colour_and_a_meaning() -> None:
     assert set(STYLE) == set(MEANS) == set(BUCKETS)
+
+
+def test_a_stop_without_survivors_loses_nothing(tmp_path: Path) -> None:
+    """A real one: all ranks had 6 steps, and were told to have run 4 with 6 lost."""
+    story = Story(tmp_path, world=2, spares=0).start().steps(6)
+    fault = story.fault("killed", 0, signal=9)
+    story.broken(0, fault).give_up((0, 1))
+    story.step = 4  # what the controller last heard
+    story.end("gave_up", 3, fault)
+    summary = summarise(tmp_path)
+    assert (summary.steps, summary.committed_steps_lost) == (6, 0)
+
+
+def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
+    Story(tmp_path).start().steps(5).killed(1).steps(2).drained()
+    summary = summarise(tmp_path)
+    assert [line.drain for line in summary.incidents] == [False, True]
+    assert set(summary.causes) == {"killed"}
+    text = " ".join(shown(summary).replace("│", " ").split())
+    assert "failures 1 incident, 1 drain on request, 0 committed" in text
+    assert "after step 7: drain" in text and "asked to end: SIGTERM to the launcher" in text
+
+
+def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:
+    story = Story(tmp_path, world=2, spares=1).start().steps(2)
+    for seat in (0, 1):
+        story.killed(seat).steps(1)
+        story.warm.append(story.spawn(-1))
+    summary = summarise(tmp_path)
+    assert (summary.spares_used, summary.spares_refilled, summary.respawns) == (2, 2, 0)
+    assert "1 configured, 2 used, 2 refilled, 0 respawns" in shown(summary)
+    story.warm.clear()
+    story.killed(0).steps(1).end()
+    summary = summarise(tmp_path)
+    assert (summary.spares_refilled, summary.respawns) == (2, 1)
+
+
+def test_incidents_by_cause(tmp_path: Path) -> None:
+    story = Story(tmp_path, spares=30).start().steps(1)
+    for k in range(24):
+        story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
+        story.heal((1,), join_ms=9000 if k == 3 else 400).steps(1)
+    story.broken(2, story.fault("raised", 2, traceback="KeyError: 1")).decide(rung="retry").heal()
+    story.steps(1).end()
+    summary = summarise(tmp_path)
+    text = shown(summary)
+    rows = [line.replace("│", " ").split() for line in text.splitlines()]
+    (killed,) = [row for row in rows if row[:1] == ["killed"]]
+    assert killed[1] == "24" and killed[-2:] == ["9.21", "s"]
+    assert len([line for line in listed(summary.incidents) if line.number in (4, 25)]) == 2
+    assert len(listed(summary.incidents)) == INCIDENTS_MAX
+    assert "and 15 more: outlast explain" in text
+    assert len(text.splitlines()) < 60
+
+
+def init_failed(tmp_path: Path, exit_code: int, traceback: str) -> Summary:
+    story = Story(tmp_path, world=1, spares=0)
+    story.say(
+        RunStarted(t_ns=story.t_ns, run="r", term=1, world=1, spares=0, script="x.py", args=())
+    )
+    story.seats = [story.spawn(0)]
+    fault = story.fault("exited", 0, exit_code=exit_code, traceback=traceback, state="starting")
+    story.say(WorkerLost(t_ns=story.wait(900), worker="w0-0", seat=0, fault=fault))
+    cause = fault if exit_code else None
+    story.end("user_error" if exit_code else "done", int(bool(exit_code)), cause)
+    return summarise(tmp_path)
+
+
+def test_a_script_that_died_before_init_is_not_told_to_call_it(tmp_path: Path) -> None:
+    trace = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'datasets'"
+    summary = init_failed(tmp_path, 1, trace)
+    assert not summary.restart_only and summary.ettr is None
+    text = " ".join(shown(summary, 200).replace("│", " ").split())
+    assert "never called" not in text
+    assert f"no worker reached outlast.init(): see {tmp_path}/logs/RANK/" in text
+    assert "rank 0 exited with code 1 before the run was over: ModuleNotFoundError: No mod" in text
+
+
+def test_a_script_that_ended_well_without_init_never_called_it(tmp_path: Path) -> None:
+    summary = init_failed(tmp_path, 0, "")
+    assert summary.restart_only and "never called outlast.init()" in summary.notes[0]
+
+
+def test_a_living_run_says_how_far_it_is(tmp_path: Path) -> None:
+    story = Story(tmp_path).start()
+    story.write(
+        "w1-0",
+        LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=200, epochs=None, length=None),
+    )
+    story.steps(5).close()
+    summary = summarise_events(read_events(tmp_path), tmp_path, life="running")
+    assert (summary.outcome, summary.steps_total) == ("running", 200)
+    assert "2 % of 200" in shown(summary, 140) and "still running" in shown(summary)
+    assert summarise_events(read_events(tmp_path), tmp_path, life="died").outcome == "died"
+
+
+@pytest.mark.parametrize(
+    ("until", "epochs", "length", "steps"),
+    [
+        (30, None, None, 30),
+        (30, None, 10, 30),
+        (None, 2, 10, 20),
+        (30, 2, 10, 20),
+        (None, 2, None, None),
+        (30, 2, None, None),
+    ],
+)
+def test_the_steps_of_a_loop(
+    until: int | None, epochs: int | None, length: int | None, steps: int | None
+) -> None:
+    begun = LoopBegun(t_ns=1, worker="w", seat=0, until=until, epochs=epochs, length=length)
+    assert begun.steps == steps

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outlast.core import decide, membership, regroup, roster
+from outlast.core import decide, membership, regroup, restart, roster
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -40,6 +40,11 @@ def _smallest_place(turn, survivors):
     return min([(w.status.n, w.status.step) for w in survivors if w.status], default=(0, 0))
 
 
+def _trusting(turn, event):
+    if turn.state.mode == "verifying":
+        restart.start_unverified(turn)
+
+
 BREAKAGES = {
     "the least complete survivor decides": (decide, "_place", _smallest_place),
     "nobody is waited for": (decide, "is_silent", lambda turn, worker: False),
@@ -48,6 +53,7 @@ BREAKAGES = {
     "digests are not compared": (regroup, "_arrived", lambda *arguments: True),
     "a broken connection is a death": (roster, "gone", roster.lease_out),
     "repeated frames count": (membership, "_in_order", lambda *arguments: True),
+    "any checkpoint is trusted": (restart, "found", _trusting),
     "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -66,10 +67,19 @@ class Runner:
         self.folder = folder
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, *flags: str, job: tuple[str, ...] = (), name: str = "run") -> Any:
+    def start(
+        self, *flags: str, job: tuple[str, ...] = (), name: str = "run", script: Path = JOB
+    ) -> Any:
+        if "--hold" in job:  # who waits there for the test is not stuck
+            flags = ("--limit=hang_floor_s=60", *flags)
         command = [
             *(sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={WORLD}"),
-            *(f"--run-dir={self.folder / name}", *flags, str(JOB), f"--out={self.folder / 'out'}"),
+            *(
+                f"--run-dir={self.folder / name}",
+                *flags,
+                str(script),
+                f"--out={self.folder / 'out'}",
+            ),
             *job,
         ]
         log = (self.folder / f"{name}.txt").open("a")
@@ -88,8 +98,8 @@ class Runner:
         text = (self.folder / f"{name}.txt").read_text()
         return Outcome(code, text, self.folder / name, self.folder / "out")
 
-    def run(self, *flags: str, job: tuple[str, ...] = ()) -> Outcome:
-        return self.end(self.start(*flags, job=job))
+    def run(self, *flags: str, job: tuple[str, ...] = (), script: Path = JOB) -> Outcome:
+        return self.end(self.start(*flags, job=job, script=script))
 
     def left_behind(self) -> list[str]:
         """Processes that were started for a run in this folder, by what their kin cannot hide."""
@@ -122,10 +132,21 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    outcome = Runner(tmp_path_factory.mktemp("undisturbed")).run()
-    assert outcome.code == 0, outcome.output
-    assert outcome.summary["incidents"] == []
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcome:
+    """One run for all processes of a session: whoever is first makes it, the others wait."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "undisturbed"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "made"
+        if made.exists():
+            output = (folder / "run.txt").read_text()
+            return Outcome(0, output, folder / "run", folder / "out")
+        outcome = Runner(folder).run()
+        assert outcome.code == 0, outcome.output
+        assert outcome.summary["incidents"] == []
+        made.touch()
     return outcome
 
 

@@ -6,7 +6,12 @@ import argparse
 import hashlib
 import json
 import random
+import sys
+import threading
 from pathlib import Path
+
+if sys.argv[-2:] == ["--bug", "import"]:
+    raise ImportError("no module named flux_capacitor")
 
 import torch
 from torch import nn
@@ -33,8 +38,6 @@ parser.add_argument("--hold", type=Path, help="before step 8, wait until this fi
 parser.add_argument("--bug", default="", help="what is wrong with this script")
 args = parser.parse_args()
 
-if args.bug == "import":
-    raise ImportError("no module named flux_capacitor")
 session = outlast.init()
 random.seed(session.rank)
 torch.manual_seed(0)
@@ -89,7 +92,7 @@ for batch in session.batches(loader, until=STEPS):
     if args.hold and session.step_index == 7:
         args.hold.with_suffix(f".{session.rank}").touch()
         while not args.hold.exists():
-            torch.ones(64, 64) @ torch.ones(64, 64)
+            threading.Event().wait(0.01)
     loss = session.run(train_step, batch)
     session.report(loss=loss)
     scheduler.step()

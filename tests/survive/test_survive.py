@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.survive.conftest import Outcome, Runner, faults_told, same, wait_for
 
 from outlast import events
+from outlast.observe.store import read_events
 
 pytestmark = pytest.mark.process
 
@@ -20,31 +22,23 @@ STORIES: dict[str, tuple[tuple[str, ...], set[tuple[str, int]]]] = {
         (
             "--spares=2",
             "--fault=kill:rank=2,step=3,phase=forward",
-            "--fault=kill:rank=1,step=6,phase=backward",
+            "--fault=kill:rank=0,step=6,phase=backward",
             "--fault=kill:rank=3,step=9,phase=vote",
-            "--fault=kill:rank=2,step=12,phase=between",
+            "--fault=kill:rank=0,step=12,phase=between",
         ),
-        {("killed", 2), ("killed", 1), ("killed", 3)},
+        {("killed", 2), ("killed", 0), ("killed", 3)},
     ),
     "killed at the first step, while applying, when done, in an evaluation": (
         (
             "--spares=2",
+            "--snapshot-every=2",
+            "--checkpoint-every=6",
             "--fault=kill:rank=1,step=1,phase=backward",
-            "--fault=kill:rank=3,step=4,phase=apply",
+            "--fault=kill:rank=0,step=4,phase=apply",
             "--fault=kill:rank=2,step=7,phase=done",
             "--fault=kill:rank=1,step=10,phase=eval",
         ),
-        {("killed", 1), ("killed", 2), ("killed", 3)},
-    ),
-    "rank 0 killed in backward, the vote, while applying, between phases": (
-        (
-            "--spares=2",
-            "--fault=kill:rank=0,step=3,phase=backward",
-            "--fault=kill:rank=0,step=6,phase=vote",
-            "--fault=kill:rank=0,step=9,phase=apply",
-            "--fault=kill:rank=0,step=12,phase=between",
-        ),
-        {("killed", 0)},
+        {("killed", 1), ("killed", 0), ("killed", 2)},
     ),
     "stopped and woken after its fencing, and hung": (
         (
@@ -79,19 +73,21 @@ STORIES: dict[str, tuple[tuple[str, ...], set[tuple[str, int]]]] = {
         (
             "--spares=2",
             "--fault=kill:rank=2,step=5,phase=between",
-            "--fault=kill:rank=0,step=10,phase=between",
-            "--fault=kill:rank=3,step=11,phase=vote",
+            "--fault=kill:rank=3,step=10,phase=between",
+            "--fault=kill:rank=0,step=11,phase=vote",
         ),
         {("killed", 2), ("killed", 0), ("killed", 3)},
     ),
     "the spare itself, and more failures than spares": (
         (
             "--spares=1",
+            "--checkpoint-every=2",
             "--fault=kill:spare=0",
             "--fault=kill:rank=2,step=4,phase=backward",
             "--fault=kill:rank=1,step=5,phase=forward",
+            "--fault=kill:rank=3,step=8,phase=checkpoint",
         ),
-        {("killed", 2), ("killed", 1)},
+        {("killed", 2), ("killed", 1), ("killed", 3)},
     ),
 }
 
@@ -126,18 +122,90 @@ def test_no_worker_is_lost_to_an_exception_or_a_broken_connection(
     assert outcome.summary["respawns"] == 0
 
 
-def test_a_full_disk_costs_a_checkpoint_and_all_ranks_at_once_the_steps_since_the_last(
-    runner: Runner, undisturbed: Outcome
+def all_die(runner: Runner, tmp_path: Path, *flags: str, keepers: bool) -> Outcome:
+    """Every rank dies behind step 7; with `keepers`, who holds their copies does, too."""
+    hold = tmp_path / "hold"
+    process = runner.start("--checkpoint-every=3", *flags, job=("--hold", str(hold)))
+    wait_for(lambda: all(hold.with_suffix(f".{r}").exists() for r in range(4)), "step 8")
+    wait_for(lambda: ended(tmp_path, 6), "the checkpoint of step 6")
+    told = read_events(tmp_path / "run")
+    pids = [event.pid for event in told if isinstance(event, events.WorkerSpawned)]
+    assert len(pids) == 4
+    # While it is stopped the launcher cannot find one survivor between two of the kills.
+    process.send_signal(signal.SIGSTOP)
+    for pid in pids + (keepers_of(process.pid) if keepers else []):
+        os.kill(pid, signal.SIGKILL)
+    hold.touch()
+    process.send_signal(signal.SIGCONT)
+    return runner.end(process)
+
+
+def ended(tmp_path: Path, step: int) -> bool:
+    kinds = events.CheckpointSaved | events.CheckpointFailed
+    return any(isinstance(e, kinds) and e.step == step for e in read_events(tmp_path / "run"))
+
+
+def keepers_of(launcher: int) -> list[int]:
+    found = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and b"keeper" in (entry / "cmdline").read_bytes()
+        and f"\nPPid:\t{launcher}\n" in (entry / "status").read_text()
+    ]
+    assert len(found) == 4
+    return found
+
+
+def test_a_full_disk_costs_nothing_where_copies_are_in_memory(
+    runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    kills = [f"--fault=kill:rank={rank},step=8,phase=forward" for rank in range(4)]
     full = "--fault=full:rank=1,step=6,phase=checkpoint"
-    outcome = runner.run("--checkpoint-every=3", full, *kills)
+    outcome = all_die(runner, tmp_path, full, keepers=False)
     same(outcome, undisturbed)
-    assert [i["rung"] for i in outcome.summary["incidents"]] == ["restart"]
-    assert outcome.summary["committed_steps_lost"] == 4
+    assert [i["rung"] for i in outcome.summary["incidents"]] == ["rollback"]
+    assert outcome.summary["committed_steps_lost"] == 1
     failed = [e for e in outcome.events if isinstance(e, events.CheckpointFailed)]
     assert [e.step for e in failed] == [6]
-    assert "No space left" in failed[0].error
+    assert "rank 1" in failed[0].error and "No space left" in failed[0].error
+    assert "copy in memory at phase" in outcome.explain()
+
+
+def test_when_memory_is_gone_the_disk_costs_the_steps_since_the_last_checkpoint(
+    runner: Runner, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    full = "--fault=full:rank=1,step=6,phase=checkpoint"
+    outcome = all_die(runner, tmp_path, full, keepers=True)
+    same(outcome, undisturbed)
+    assert [i["rung"] for i in outcome.summary["incidents"]] == ["restart"]
+    assert "copy in memory at phase" in outcome.explain()
+    assert outcome.summary["committed_steps_lost"] == 4
+    assert "the keeper of rank 2 was killed by signal 9" in outcome.output
+
+
+def test_a_save_on_request_is_no_phase_of_the_script(
+    runner: Runner, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    process = runner.start(
+        "--fault=kill:rank=1,step=8,phase=done",  # behind the vote of the save, before a step
+        "--fault=kill:rank=2,step=8,phase=forward",
+        job=("--hold", str(hold)),
+    )
+    wait_for(lambda: all(hold.with_suffix(f".{r}").exists() for r in range(4)), "step 8")
+    process.send_signal(signal.SIGUSR1)
+    wait_for(
+        lambda: any(
+            isinstance(e, events.GenerationClosed) for e in read_events(runner.folder / "run")
+        ),
+        "it was heard",
+    )
+    hold.touch()
+    outcome = runner.end(process)
+    same(outcome, undisturbed)
+    saved = [e.step for e in outcome.events if isinstance(e, events.CheckpointSaved)]
+    assert saved == [7]
+    assert faults_told(outcome) == {("save", -1), ("killed", 1), ("killed", 2)}
 
 
 def test_a_stopped_launcher_leaves_a_run_that_goes_on(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+from tests.nursery import Left, rear
 
 pytestmark = pytest.mark.process
 
@@ -22,15 +24,8 @@ def loss_of(batch):
 """
 
 
-def run(body: str) -> subprocess.CompletedProcess[str]:
-    code = HEAD + textwrap.dedent(body)
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
-def test_phases_steps_and_results() -> None:
-    done = run(
-        """
+SCRIPTS = {
+    "phases": """
         other = torch.optim.AdamW(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         session.protect(model=model, optimizer=optimizer, other=other, scaler=scaler)
@@ -60,14 +55,8 @@ def test_phases_steps_and_results() -> None:
         assert asked == [0, 1, 2, 3, 4, 5], asked
         assert session.shared("id", lambda: 7) == 7
         print(session.rank, session.world_size, session.step_index)
-        """
-    )
-    assert (done.stdout.split(), done.returncode) == (["0", "1", "6"], 0), done.stderr
-
-
-def test_a_loop_over_epochs_and_an_iterator_that_cannot_rewind() -> None:
-    done = run(
-        """
+        """,
+    "epochs": """
         def numbers():
             yield from range(3)
         session.protect(model=model, optimizer=optimizer)
@@ -83,10 +72,13 @@ def test_a_loop_over_epochs_and_an_iterator_that_cannot_rewind() -> None:
         for batch in session.batches(Again(), epochs=2):
             session.run(step, batch)
         print(seen)
-        """
-    )
-    assert done.stdout.strip() == "[0, 1, 2, 0, 1, 2]", done.stderr
-
+        """,
+    "scaler": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        session.protect(model=model, optimizer=optimizer, scaler=scaler)
+        session.run(lambda: scaler.scale(loss_of(1)).backward())
+        """,
+}
 
 ERRORS = {
     "a step outside a phase": (
@@ -114,6 +106,15 @@ ERRORS = {
         "session.run(lambda: session.run(lambda: None))",
         "session.run inside session.run",
     ),
+    "a communication hook that keeps a state": (
+        "def hook(state, bucket):\n  f = torch.futures.Future(); f.set_result(bucket.buffer())\n"
+        "  return f\nmodel.register_comm_hook(dict(), hook)\nsession.run(lambda: None)",
+        "communication hook hook keeps a state (dict) that is not protected",
+    ),
+    "a model changed after protect": (
+        "model.module[0] = nn.Linear(4, 8)\nsession.run(lambda: None)",
+        "ProtectError: a protected module has other parameters",
+    ),
     "protect twice": ("session.protect(model=model)", "protect() was called"),
     "init twice": ("outlast.init()", "init() was called twice"),
     "a second loop": (
@@ -121,12 +122,54 @@ ERRORS = {
         "called twice",
     ),
     "no end": ("list(session.batches(None))", "needs until=STEPS or epochs=EPOCHS"),
+    "no loader and no end": ("list(session.batches(None, epochs=1))", "it needs until=STEPS"),
+    "state replaced": ("session.state = {}", "UsageError: session.state = dict(...) would detach"),
     "a report that is no number": ("session.report(loss='low')", "takes a number"),
 }
 
 
-@pytest.mark.parametrize(("body", "message"), ERRORS.values(), ids=ERRORS.keys())
-def test_a_broken_contract_is_a_typed_error(body: str, message: str) -> None:
-    done = run("session.protect(model=model, optimizer=optimizer)\n" + body)
-    assert done.returncode == 1
-    assert message in done.stderr.splitlines()[-1], done.stderr
+PROTECTED = "session.protect(model=model, optimizer=optimizer)\n"
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
+    """What each script left."""
+    folder = tmp_path_factory.mktemp("alone")
+    scripts = SCRIPTS | {name: PROTECTED + body for name, (body, _) in ERRORS.items()}
+    for number, body in enumerate(scripts.values()):
+        (folder / f"{number}.py").write_text(HEAD + textwrap.dedent(body))
+    batches = [[[str(folder / f"{number}.py")]] for number in range(len(scripts))]
+    left = rear(folder, batches, "-W", "error")
+    return dict(zip(scripts, (one for (one,) in left), strict=True))
+
+
+def test_phases_steps_and_results(left: dict[str, Left]) -> None:
+    code, out, err = left["phases"]
+    assert (out.split(), code) == (["0", "1", "6"], 0), err
+
+
+def test_a_loop_over_epochs_and_an_iterator_that_cannot_rewind(left: dict[str, Left]) -> None:
+    _, out, err = left["epochs"]
+    assert out.strip() == "[0, 1, 2, 0, 1, 2]", err
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_a_broken_contract_is_a_typed_error(left: dict[str, Left], what: str) -> None:
+    code, _, err = left[what]
+    assert code == 1
+    assert ERRORS[what][1] in err.splitlines()[-1], err
+
+
+def test_gradients_beside_a_scaler_that_was_not_asked_are_left_too(left: dict[str, Left]) -> None:
+    err = left["scaler"].err
+    assert "no protected optimizer stepped" in err.splitlines()[-1], err
+
+
+def test_an_old_torch_is_refused(tmp_path: Path) -> None:
+    told = tmp_path / "torch-2.5.1.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.5.1\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport outlast; outlast.init()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "ConfigError: torch 2.5.1 is installed" in done.stderr.splitlines()[-1], done.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.checkpoint import tree
 from outlast.errors import ProtectError
 from outlast.worker.protected import Protected, Replicated, Undo
 
@@ -86,7 +87,7 @@ def test_gradients_that_were_there_become_zero_and_others_none() -> None:
     model.weight.grad = torch.ones_like(model.weight)
     undo = Undo(protected)
     model(torch.ones(1, 2)).sum().backward()
-    assert undo.new_gradients()
+    assert undo.leaves_gradients()
     undo.put_back()
     assert model.bias.grad is None
     assert model.weight.grad is not None
@@ -157,3 +158,46 @@ def test_a_parameter_group_added_later_is_noticed() -> None:
     optimizer.add_param_group({"params": list(model[1].parameters())})
     with pytest.raises(ProtectError, match="build everything first"):
         protected.check_unchanged()
+
+
+def test_a_parameter_replaced_later_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    protected = Protected({"model": model}, {})
+    model[1] = nn.GELU()  # has no parameters: it changes nothing that a joiner would need
+    protected.check_unchanged()
+    model[1] = nn.Linear(1, 1)
+    with pytest.raises(ProtectError, match="other parameters"):
+        protected.check_unchanged()
+
+
+def test_a_buffer_registered_later_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    protected = Protected({"model": model}, {})
+    model[1].register_buffer("seen", torch.zeros(1))
+    undo = Undo(protected)
+    model[1].get_buffer("seen").add_(1)
+    assert undo.put_back() == ""
+    assert model[1].get_buffer("seen").item() == 0
+
+
+def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Protected]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        return model, optimizer, Protected(named, {})
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    model, optimizer, protected = made()
+    step(model, optimizer)
+    state = tree.decode(tree.encode(protected.replicated()))
+    model, optimizer, protected = made()
+    protected.adopt(state)
+    before = tree.encode(state)
+    step(model, optimizer)
+    assert tree.encode(state) == before

@@ -22,6 +22,7 @@ MAGIC = b"OLS1"
 BLOB_MAGIC = b"OLB1"
 DIGEST_BYTES = 16
 DEPTH_MAX = 100
+STAGED_BYTES_MIN = 1 << 20
 _HEAD = struct.Struct("<4sQ")
 SIZE = struct.Struct("<Q")
 INT = struct.Struct("<q")
@@ -37,7 +38,7 @@ assert sys.byteorder == "little", "values are stored as this machine's bytes: li
 
 
 class TensorSpec(NamedTuple):
-    """What a receiver must allocate for one tensor. `device` is a type ("cpu", "cuda")."""
+    """What a receiver must know of one tensor. `device` is a type ("cpu", "cuda")."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -46,6 +47,22 @@ class TensorSpec(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def allocate(self) -> torch.Tensor:
+        """Memory for its bytes, on the CPU whatever the script's default device is."""
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+
+    def home(self) -> torch.device:
+        """Where this process keeps such a tensor: its own device of that type, else the CPU."""
+        if self.device == "cpu":
+            return torch.device("cpu")
+        own = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device(self.device if own is not None and own.type == self.device else "cpu")
+
+    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A model that waits to be taken over stays on the CPU, or it would lie in the device's
+        memory twice. What is small goes home: owners of counters copy nothing, they keep them."""
+        return tensor if self.size_bytes > STAGED_BYTES_MIN else tensor.to(self.home())
 
 
 def seal(body: bytes) -> bytes:

@@ -20,9 +20,7 @@ from outlast.checkpoint import decoder, encoder
 from outlast.checkpoint.schema import BLOB_MAGIC, DIGEST_BYTES, SIZE, TensorSpec, seal
 from outlast.errors import CorruptionError
 
-__all__ = [
-    "TensorSpec", "decode", "digest", "encode", "flatten", "layout", "raw", "unflatten"
-]  # fmt: skip
+__all__ = ["TensorSpec", "decode", "encode", "flatten", "layout", "raw", "unflatten"]
 
 
 def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -65,7 +63,7 @@ def layout(schema: bytes | memoryview) -> list[TensorSpec]:
     Raises CorruptionError when the schema is damaged.
     """
     specs: list[TensorSpec] = []
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, device="cpu")
 
     def collect(spec: TensorSpec) -> torch.Tensor:
         specs.append(spec)
@@ -78,16 +76,10 @@ def layout(schema: bytes | memoryview) -> list[TensorSpec]:
 def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor: its own memory on the CPU (writing there writes the
     tensor), a copy from elsewhere."""
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return flat.cpu().numpy().data
-
-
-def digest(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> str:
-    """xxh3_128 over schema and tensor bytes, in hex."""
-    state = xxhash.xxh3_128(schema)
-    for tensor in tensors:
-        state.update(raw(tensor))
-    return state.hexdigest()
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel():  # it may have any strides, which a view of its bytes must not have
+        flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return flat.view(torch.uint8).cpu().numpy().data
 
 
 def encode(value: Any) -> bytes:
@@ -98,7 +90,8 @@ def encode(value: Any) -> bytes:
 
 
 def decode(blob: bytes | memoryview) -> Any:
-    """The value of a blob; tensors are on the CPU and own their memory.
+    """The value of a blob; tensors own their memory, and are on this process's device of the type
+    that they were on (on the CPU where it has none).
 
     Raises CorruptionError when any bit of it is wrong; nothing is taken over then.
     """
@@ -120,11 +113,11 @@ def decode(blob: bytes | memoryview) -> Any:
 
     def copied(spec: TensorSpec) -> torch.Tensor:
         nonlocal at
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        tensor = spec.allocate()
         piece = body[at : at + spec.size_bytes]
         raw(tensor)[:] = piece
         at += len(piece)
-        return tensor
+        return tensor.to(spec.home())
 
     value = decoder.read(body[start:at], copied)
     if at != end:

@@ -28,6 +28,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, str]
     faults_asked: int
     faults_struck: int
+    twin_struck: int  # must be 0, or it is no undisturbed twin
     committed_steps_lost: int
 
     @property
@@ -40,7 +41,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_struck(self) -> bool:
-        return self.faults_struck == self.faults_asked
+        return self.faults_struck == self.faults_asked and not self.twin_struck
 
     @property
     def none_lost(self) -> bool:
@@ -55,8 +56,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> Comparison:
     """Hold the run in `disturbed`, to which `faults` were done, against its twin."""
-    left, right = _losses(disturbed), _losses(undisturbed)
-    struck = {e.spec for e in read_events(disturbed) if isinstance(e, FaultInjected)}
+    left, right = losses(disturbed), losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
     return Comparison(
         steps=(summaries[0].steps, summaries[1].steps),
@@ -65,7 +65,8 @@ def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> Comparison:
         losses_equal=bool(right) and bits(left) == bits(right),
         digests=(_digest(disturbed), _digest(undisturbed)),
         faults_asked=faults,
-        faults_struck=len(struck),
+        faults_struck=len(_struck(disturbed)),
+        twin_struck=len(_struck(undisturbed)),
         committed_steps_lost=summaries[0].committed_steps_lost,
     )
 
@@ -82,7 +83,12 @@ def difference_max(left: Losses, right: Losses) -> float:
     return max((abs(left[key] - right[key]) for key in left), default=0.0)
 
 
-def _losses(run_dir: Path) -> Losses:
+def _struck(run_dir: Path) -> set[str]:
+    return {event.spec for event in read_events(run_dir) if isinstance(event, FaultInjected)}
+
+
+def losses(run_dir: Path) -> Losses:
+    """Every number that the script reported; of a step that was done again, the last one."""
     found: Losses = {}
     for event in read_events(run_dir):
         if isinstance(event, Metrics):

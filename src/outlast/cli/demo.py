@@ -9,11 +9,12 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outlast import config
 from outlast.cli.comparison import Comparison, compare
+from outlast.cli.stream import Printer, as_json
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
 from outlast.observe.summary import Summary, summarise
 from outlast.observe.tables import render
@@ -65,11 +66,11 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     disturbed, undisturbed = folder / "disturbed", folder / "undisturbed"
     if disturbed.exists() or undisturbed.exists():
         raise RunDirError(f"{folder} holds a demo already; nothing was started; name another one")
-    console = Console(stderr=json)
+    console = Printer(stderr=json)
     specs = [spec.format(step=max(2, round(part * steps))) for part, spec in FAULTS]
     console.rule(f"1/2  {steps} steps, {WORLD} ranks, {SPARES} spare, {len(specs)} faults")
     for spec in specs:
-        console.print(f"  --fault {spec}", highlight=False)
+        console.print(f"  --fault {spec}")
     faults = [word for spec in specs for word in ("--fault", spec)]
     patience = ("--limit", f"hang_floor_s={HANG_FLOOR_S}")
     _train(disturbed, steps, [f"--spares={SPARES}", *patience, *faults], json=json)
@@ -87,7 +88,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     render(report.disturbed, console)
     _show(report, console)
     if json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        as_json(report)
     return EXIT_DONE if report.comparison.equal else EXIT_GAVE_UP
 
 
@@ -111,10 +112,11 @@ def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
     ]
     process = subprocess.Popen(command, stdout=sys.stderr if json else None)
     try:
-        code = process.wait(DEADLINE_S)
+        code = _ended(process)
     except BaseException:  # Ctrl-C too: the launcher gets the time that it takes to stop cleanly
         process.terminate()
-        process.wait(config.Limits().stop_s + 10)
+        limits = config.Limits()
+        process.wait(limits.stop_s + limits.kill_s + 10)
         raise
     if code:
         raise OutlastError(
@@ -123,7 +125,17 @@ def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
         )
 
 
-def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Console) -> str:
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise OutlastError(
+            f"a training of the demo is not done after {DEADLINE_S:.0f} s: this machine is too slow"
+            " for it, or too busy; it is being stopped, and what it wrote is kept"
+        ) from error
+
+
+def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) -> str:
     try:
         from outlast.observe.figure import report
     except ModuleNotFoundError as error:
@@ -134,19 +146,32 @@ def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Console) 
     return str(path)
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: Report, console: Printer) -> None:
     found = report.comparison
     table = Table(title="to the last bit", title_justify="left", show_edge=False, pad_edge=False)
     for name in ("", "disturbed", "undisturbed", ""):
         table.add_column(name, justify="right" if name else "left")
-    same, sound = ("[green]equal[/]", "[bold red]DIFFERS[/]"), ("", "[bold red]NOT SO[/]")
+    same, sound = (
+        (Text("equal", "green"), Text("DIFFERS", "bold red")),
+        (Text(), Text("NOT SO", "bold red")),
+    )
     for name, left, right, good, marks in (
         ("committed steps", *map(str, found.steps), found.steps_equal, same),
         ("losses reported", *map(str, found.losses), found.losses_equal, same),
         ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
         ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal, same),
-        ("faults that struck", f"{found.faults_struck}", "0", found.all_struck, sound),
-        ("committed steps lost", f"{found.committed_steps_lost}", "0", found.none_lost, sound),
+        (
+            "faults that struck",
+            *map(str, (found.faults_struck, found.twin_struck)),
+            found.all_struck,
+            sound,
+        ),
+        (
+            "committed steps lost",
+            *(str(run.committed_steps_lost) for run in (report.disturbed, report.undisturbed)),
+            found.none_lost,
+            sound,
+        ),
         (
             "wall",
             duration(report.disturbed.wall_s),
@@ -161,11 +186,9 @@ def _show(report: Report, console: Console) -> None:
     console.print(table)
     broken = counted(len(report.disturbed.incidents), "incident")
     said = "equal to the last bit" if found.equal else "NOT equal"
-    console.print(
-        f"\n[bold]{said}[/] after {broken}; the demo took {duration(report.wall_s)};"
-        f" the story: outlast explain {report.disturbed.run_dir}",
-        soft_wrap=True,
-    )
+    story = f"the story: outlast explain {report.disturbed.run_dir}"
+    took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
+    console.print(Text.assemble("\n", (said, "bold"), took), soft_wrap=True)
     if report.figure:
         console.print(f"the figure: {report.figure}", soft_wrap=True)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from outlast.cli.stream import tell
 from outlast.errors import EXIT_DONE, RunDirError
-from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted
+from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, WorkerSpawned
 from outlast.observe import store
+from outlast.observe.alive import life_of
 
+LOOK_S = 1.0
 _FIELDS_APART = {"t_ns", "type"}
 
 
@@ -25,7 +29,7 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
     run_dir
         The directory that `outlast run` printed at its start. The run may be alive, done or dead.
     follow
-        Go on with new events until the run ends (or Ctrl-C).
+        Go on with new events until the run ends or its launcher has died (or Ctrl-C).
     json
         One JSON object a line.
     """
@@ -40,13 +44,45 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
             f"{run_dir} is no run directory ({run_dir / store.DIRECTORY} is missing);"
             " give the directory that `outlast run` printed at its start"
         )
-    stop = threading.Event()
-    for event in store.follow(run_dir, stop):
+    watch = _Watch(run_dir)
+    for event in store.follow(run_dir, watch.stop, idle=watch.look):
         yield event
+        watch.take(event)
+    if watch.died:
+        tell(
+            f"outlast: {run_dir}: the events end here without an end of the run: its launcher has"
+            " died; the same `outlast run` command resumes it"
+        )
+
+
+class _Watch:
+    """When to stop following a run: at its end, or when nobody holds it any more."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.stop = threading.Event()
+        self.died = False
+        self._run_dir = run_dir
+        self._spawned: list[WorkerSpawned] = []
+        self._next_s = 0.0
+
+    def take(self, event: AnyEvent) -> None:
         if isinstance(event, RunEnded):
-            stop.set()  # one more look, in case another launcher took the run up meanwhile
+            self.stop.set()  # one more look, in case another launcher took the run up meanwhile
+            self.died = False
         elif isinstance(event, RunStarted):
-            stop.clear()
+            self.stop.clear()
+            self.died = False
+        elif isinstance(event, WorkerSpawned):
+            self._spawned = [event]
+
+    def look(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s or self.stop.is_set():
+            return
+        self._next_s = now_s + LOOK_S
+        if life_of(self._run_dir, self._spawned) == "died":
+            self.died = True  # unless the last look finds that it ended, or was taken up again
+            self.stop.set()
 
 
 def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:

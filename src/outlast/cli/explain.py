@@ -1,21 +1,32 @@
-"""`outlast explain`: incidents as stories."""
+"""`outlast explain`: incidents as stories, and when the run saves."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
+from outlast.cli.stream import Printer, as_json, say
 from outlast.errors import EXIT_DONE, UsageError
+from outlast.events import Scheduled
+from outlast.observe.alive import life_of
 from outlast.observe.explain import explain as tell
-from outlast.observe.incidents import incidents
+from outlast.observe.explain import saves
+from outlast.observe.incidents import Incident, incidents
 from outlast.observe.store import read_events
 
 
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints. `saves`: as last decided; null where nothing was to be chosen."""
+
+    version: int = 1
+    saves: Scheduled | None
+    incidents: list[Incident]
+
+
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
-    """What broke, how it was noticed, what was decided and why, and what it cost.
+    """What broke, how it was noticed, what was decided and why, and what it cost; and when the run
+    saves, where that is its own to choose.
 
     Parameters
     ----------
@@ -24,9 +35,11 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     incident
         Its number; all of them when left out.
     json
-        One JSON array instead of frames.
+        One JSON object instead of frames.
     """
-    found = incidents(read_events(run_dir))
+    events = read_events(run_dir)
+    found = incidents(events)
+    scheduled = next((one for one in reversed(events) if isinstance(one, Scheduled)), None)
     if incident is not None:
         chosen = [one for one in found if one.number == incident]
         if not chosen:
@@ -34,9 +47,12 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
             raise UsageError(f"{run_dir} has no incident {incident} (it has {known})")
         found = chosen
     if json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-    elif found:
-        tell(found, Console())
+        as_json(Explained(saves=scheduled, incidents=found))
+        return EXIT_DONE
+    if scheduled is not None and incident is None:
+        say(saves(scheduled))
+    if found:
+        tell(found, Printer(), life_of(run_dir, events))
     else:
-        Console().print(f"{run_dir}: nothing broke.", markup=False, highlight=False, soft_wrap=True)
+        say(f"{run_dir}: nothing broke.")
     return EXIT_DONE

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from importlib import import_module
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
 from outlast import __version__
+from outlast.cli import ckpt, plan
+from outlast.cli.stream import Printer, finish, mute, settle
 from outlast.errors import (
     EXIT_DONE,
     EXIT_GAVE_UP,
@@ -34,38 +35,46 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the same command resumes the run
 """
 _COMMANDS = {
+    "ckpt": "Look at checkpoints, verify, compare, convert, copy and delete them.",
     "demo": "Train a small GPT, killed, stopped and broken, and compare it with its twin.",
     "events": "List a run's events by time, over all its workers.",
     "explain": "Tell an incident: what broke, what was decided and why, what it cost.",
+    "plan": "What failures will cost a run, what to set and what to buy against it.",
+    "replay": "Run some steps of a run again, twice, and name what is not deterministic in it.",
     "summary": "Steps, incidents by cause, time by bucket, ETTR and goodput of a run.",
 }
 # Modules that an extra brings, by their top-level name.
-_EXTRAS = {"torch": "run", "numpy": "run", "matplotlib": "figures"}
+_EXTRAS = {
+    "torch": "run", "numpy": "run", "matplotlib": "figures", "numba": "plan", "pyarrow": "plan",
+    "distributed": "dask",
+}  # fmt: skip
+_PLAN_EXTRAS = _EXTRAS | {"numpy": "plan", "matplotlib": "plan,figures"}  # nothing needs torch
+_GROUPS = {"ckpt": ckpt, "plan": plan}
 _EXIT_SIGINT = 130
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code (the console script passes it to sys.exit)."""
     arguments = sys.argv[1:] if argv is None else argv
+    code = EXIT_DONE
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()
+        finish()
     except OutlastError as error:
         return _framed(str(error), code_of(error))
     except BrokenPipeError:
         # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_DONE
+        mute(sys.stdout)
     except KeyboardInterrupt:
         return _EXIT_SIGINT
     except ImportError as error:
-        missing = _missing(error)
+        missing = _missing(error, _PLAN_EXTRAS if arguments[0] == "plan" else _EXTRAS)
         if missing is None:
             raise
         name, extra = missing
         return _framed(
-            f"`outlast {arguments[0]}` needs {name}, which is not installed; nothing was started."
-            f" Add it with: pip install 'outlast[{extra}]'",
+            f"`outlast {_asked(arguments)}` needs {name}, which is not installed; nothing was"
+            f" started. Add it with: pip install 'outlast[{extra}]'",
             EXIT_USAGE,
         )
     return code
@@ -79,7 +88,7 @@ def code_of(error: OutlastError) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
-        # torch's own parser owns these flags: they must not pass through another one.
+        # A parser as torchrun's owns these flags: they must not pass through another one.
         return import_module("outlast.cli.run").run(arguments[1:])
     if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
         known = ", ".join(("run", *_COMMANDS))
@@ -87,16 +96,31 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         result = application()(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise UsageError(f"{error}\n`outlast {arguments[0]} --help` shows what it takes") from error
+        raise UsageError(
+            f"{error}\n`outlast {_asked(arguments)} --help` shows what it takes"
+        ) from error
     return result if isinstance(result, int) else EXIT_DONE
+
+
+def _asked(arguments: list[str]) -> str:
+    """The command's own words."""
+    group = _GROUPS.get(arguments[0])
+    inner = group and arguments[1:] and arguments[1] in group.COMMANDS
+    return " ".join(arguments[: 2 if inner else 1])
 
 
 def application() -> App:
     """All commands other than `run`, each loaded when it is asked for."""
-    app = App(name="outlast", help=HELP, version=__version__, result_action="return_value")
+    app = App(
+        name="outlast", help=HELP, version=__version__, result_action="return_value",
+        help_format="plaintext",  # Markdown's parser would take a third of the time
+    )  # fmt: skip
     app.command(_run_help, name="run")
     for name, said in _COMMANDS.items():
-        app.command(f"outlast.cli.{name}:{name}", name=name, help=said)
+        if name not in _GROUPS:
+            app.command(f"outlast.cli.{name}:{name}", name=name, help=said)
+    for group in _GROUPS.values():
+        app.command(group.application())
     return app
 
 
@@ -105,19 +129,22 @@ def _run_help() -> int:
     return _dispatch(["run", "--help"])
 
 
-def _missing(error: ImportError) -> tuple[str, str] | None:
+def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | None:
     """The module that an extra would have brought, and that extra."""
     # cyclopts wraps what a command's own module could not import.
     cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
     top = name.partition(".")[0]
-    return (top, _EXTRAS[top]) if top in _EXTRAS else None
+    return (top, extras[top]) if top in extras else None
 
 
 def _framed(message: str, code: int) -> int:
     """One error, framed, on stderr."""
-    console = Console(stderr=True)
-    console.print(Panel(Text(message), title="outlast", title_align="left", border_style="red"))
+    with contextlib.suppress(OSError):  # nobody reads stderr: the code says it
+        Printer(stderr=True).print(
+            Panel(Text(message), title="outlast", title_align="left", border_style="red")
+        )
+    settle()
     return code
 
 

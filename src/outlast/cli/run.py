@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.errors import OutlastError
+from outlast.cli.stream import Printer, settle, tell, write
+from outlast.core.contract import End
 from outlast.launch import arguments
+from outlast.launch.display import Detached
 from outlast.launch.run import frame_cause, launch
 from outlast.observe.live import display
 
@@ -18,30 +20,43 @@ from outlast.observe.live import display
 def run(argv: list[str]) -> int:
     """Run `argv` (what stands after `outlast run`) and return the exit code, see errors.py.
 
-    Raises OutlastError when nothing could be started, or the launcher itself broke.
+    Raises OutlastError when nothing could be started, or the launcher itself broke. Once the run
+    has ended, nothing but its own exit code comes back, whoever still reads what is printed.
     """
     plan = arguments.parse(argv)
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
-    end, run_dir = launch(plan, lambda path: display(path, plain=plan.plain, lines=lines))
-    if framed := frame_cause(end):
-        sys.stderr.write(framed + "\n")
-    _summarise(run_dir, as_json=plan.json)
+    end, run_dir = launch(plan, lambda path: Detached(display(path, plain=plan.plain, lines=lines)))
+    conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
+
+
+def conclude(end: End, run_dir: Path, *, as_json: bool) -> None:
+    """Say how the run ended. Raises nothing: a scheduler acts on the exit code that follows."""
+    try:
+        if framed := frame_cause(end):
+            tell(framed)
+        _summarise(run_dir, as_json=as_json)
+    except (OSError, KeyboardInterrupt) as error:  # a full disk; Ctrl-C has had its say
+        tell(f"outlast: the summary is not whole ({type(error).__name__}): {_again(run_dir)}")
+    except Exception as error:  # noqa: BLE001 - the run is over: its books must not change its end
+        tell(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
+    settle()
+
+
+def _again(run_dir: Path) -> str:
+    return f"the events are kept, outlast summary {run_dir} tries again"
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:
     from outlast.observe.summary import summarise  # after the run: its start should be quick
     from outlast.observe.tables import render
 
-    try:
-        summary = summarise(run_dir)
-        data = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-        with contextlib.suppress(OSError):  # a full disk: it can be made again from the events
-            (run_dir / "summary.json").write_bytes(data + b"\n")
-        if as_json:
-            sys.stdout.write(data.decode() + os.linesep)
-        else:
-            render(summary)
-    except OutlastError as error:
-        sys.stderr.write(f"outlast: no summary: {error}\n")
+    summary = summarise(run_dir)
+    data = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+    with contextlib.suppress(OSError):  # a full disk: it can be made again from the events
+        (run_dir / "summary.json").write_bytes(data + b"\n")
+    if as_json:
+        write(data.decode() + os.linesep)
+    else:
+        render(summary, Printer())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import msgspec
-
+from outlast.cli.stream import Printer, as_json
 from outlast.errors import EXIT_DONE
 from outlast.observe.summary import summarise
 from outlast.observe.tables import render
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
-    """Steps, incidents by cause, time by bucket, ETTR and goodput.
+    """Steps, incidents by cause, time by bucket, ETTR and goodput; while it runs, so far.
 
     Parameters
     ----------
@@ -24,7 +22,7 @@ def summary(run_dir: Path, *, json: bool = False) -> int:
     """
     result = summarise(run_dir)
     if json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        as_json(result)
     else:
-        render(result)
+        render(result, Printer())
     return EXIT_DONE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from outlast import events
-from outlast.core import decide, ending, exchange, incident, regroup, resume, roster
+from outlast.core import decide, ending, exchange, incident, regroup, restart, resume, roster
 from outlast.core.contract import Wake
 from outlast.core.state import S_NS, Worker
 from outlast.core.turn import Turn
@@ -21,7 +23,7 @@ def expire(turn: Turn) -> None:
     for worker in tuple(state.workers.values()):
         if worker.name in state.workers:
             _expire_worker(turn, worker)
-    exchange.pass_on(turn)
+    exchange.give_up_late(turn)
     if state.drain_ns and now_ns >= state.drain_ns and state.mode not in ("stopping", "ended"):
         ending.interrupt(turn, f"{state.drain_reason} (not everybody drained in time)")
         return
@@ -36,8 +38,36 @@ def expire(turn: Turn) -> None:
         _connect_late(turn)
     elif state.mode == "closing":
         decide.fence_silent(turn)
+    elif state.mode == "verifying":
+        restart.start_unverified(turn)
     elif state.mode == "stopping":
         ending.kill_all(turn, "it did not leave in time")
+
+
+def excuse(turn: Turn, gap_ns: int) -> None:
+    """Time in which the controller itself stood still counts against nobody: every wait that had
+    begun goes on from where it was."""
+    state = turn.state
+
+    def later(t_ns: int) -> int:
+        return min(t_ns + gap_ns, turn.now_ns) if t_ns else 0
+
+    for agent in tuple(state.agents.values()):
+        state.agents[agent.name] = msgspec.structs.replace(
+            agent, renewed_ns=later(agent.renewed_ns)
+        )
+    for worker in tuple(state.workers.values()):
+        turn.change(
+            worker.name,
+            since_ns=later(worker.since_ns),
+            killed_ns=later(worker.killed_ns),
+            missing_ns=later(worker.missing_ns),
+        )
+    for name, making in tuple(state.making.items()):
+        state.making[name] = msgspec.structs.replace(making, until_ns=making.until_ns + gap_ns)
+    state.since_ns, state.greeted_ns = later(state.since_ns), later(state.greeted_ns)
+    if state.drain_ns:
+        state.drain_ns += gap_ns
 
 
 def _expire_worker(turn: Turn, worker: Worker) -> None:
@@ -61,9 +91,11 @@ def _worker_deadline(turn: Turn, worker: Worker) -> int | None:
     if worker.missing_ns:
         return None  # its agent knows nothing of it: counted as lost when the grace is over
     if worker.killed_ns:
-        return worker.killed_ns + worker.kills * _ns(limits.stop_s)
+        return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
-        return worker.since_ns + _ns(limits.hello_s)
+        # Before the first Hello nothing is known about the script: it may never call init().
+        began_ns = max(worker.since_ns, state.greeted_ns)
+        return began_ns + _ns(limits.hello_s) if state.greeted_ns else None
     waits_for_ready = (
         state.mode == "gathering"
         and worker.seat >= 0
@@ -82,7 +114,7 @@ def _cannot_be_killed(turn: Turn, worker: Worker) -> None:
             ending.end_now(turn)
             return
     elif worker.kills > 1:
-        detail = f"{worker.name} could not be killed within {2 * state.limits.stop_s:g} s"
+        detail = f"{worker.name} could not be killed within {2 * state.limits.kill_s:g} s"
         ending.stop(turn, "gave_up", turn.blame(worker, "hung", detail), detail)
     turn.change(worker.name, kills=worker.kills + 1)
     regroup.remind(turn, turn.state.workers[worker.name])
@@ -124,6 +156,8 @@ def _mode_deadline(turn: Turn) -> int | None:
         return state.since_ns + _ns(limits.hello_s)
     if state.mode == "awaiting":
         return state.since_ns + _ns(limits.lease_s)
+    if state.mode == "verifying":
+        return state.since_ns + _ns(limits.join_s)
     return None
 
 
@@ -133,7 +167,11 @@ def wake(turn: Turn) -> None:
     if state.mode == "ended":
         return
     due = [agent.until_ns() for agent in state.agents.values() if not agent.lapsed]
-    due += [making.until_ns for making in state.making.values()]
+    due += [
+        making.until_ns
+        for making in state.making.values()
+        if (maker := state.workers.get(making.maker)) and not maker.killed_ns
+    ]
     for worker in state.workers.values():
         at_ns = _worker_deadline(turn, worker)
         if worker.missing_ns:

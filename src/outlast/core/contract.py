@@ -39,13 +39,36 @@ class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class SaveAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or a script asks for a checkpoint at once; the run goes on."""
+
+    t_ns: int
+    reason: str
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """The time that a Wake asked for has come (or later)."""
 
     t_ns: int
 
 
-Input = Begin | Received | AgentGone | StopAsked | Tick
+class StoodStill(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller did not run for `gap_ns` until now (stopped, suspended, a blocked write):
+    nobody's silence in that time was its own. Comes before whatever was missed meanwhile."""
+
+    t_ns: int
+    gap_ns: int
+
+
+class CheckpointFound(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to Verify: the newest checkpoint of which every byte is as it was written."""
+
+    t_ns: int
+    generation: int  # as in Verify
+    checkpoint: wire.Checkpointed | None
+
+
+Input = Begin | Received | AgentGone | StopAsked | SaveAsked | Tick | StoodStill | CheckpointFound
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +95,13 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: int
 
 
+class Verify(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart needs a checkpoint that is whole: read them, newest first, and answer with
+    CheckpointFound. Nobody writes checkpoints meanwhile."""
+
+    generation: int  # the one that has ended
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """The run is over. `outcome`: done | user_error | gave_up | interrupted."""
 
@@ -82,7 +112,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
 
 
-Action = Send | Journal | Emit | Wake | End
+Action = Send | Journal | Emit | Wake | Verify | End
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):

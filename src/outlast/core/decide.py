@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.core import ending, incident, recovery, regroup, roster
+from outlast.core import ending, incident, recovery, regroup, restart, roster
 from outlast.core.recovery import Choice, Situation
 from outlast.core.state import State, Worker
 from outlast.core.turn import Turn
@@ -29,12 +29,15 @@ def decide_when_answered(turn: Turn) -> None:
     _count_attempt(turn, survivors, n)
     situation = _situation(turn, survivors, n)
     choice = recovery.choose(situation)
-    if state.drain_ns and choice.rung == "restart":
+    begins_again = choice.rung in recovery.FROM_A_COPY
+    if state.drain_ns and begins_again:
         ending.interrupt(turn, f"{state.drain_reason} (while a restart was due)")
     elif choice.rung == "stop":
         _stop(turn, n, step, choice, situation)
-    elif choice.rung == "restart":
-        _restart(turn, choice)
+    elif begins_again:
+        point = state.checkpoint
+        _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
+        restart.begin(turn, choice.reason)
     else:
         _go_on(turn, survivors, n, step, choice)
 
@@ -111,10 +114,12 @@ def _count_attempt(turn: Turn, survivors: list[Worker], n: int) -> None:
     state = turn.state
     if not survivors:
         n = max([n, *(fault.n for fault in state.faults)])
+    newest, state.newest = state.newest, ()
     if state.opened and n > state.n:
-        state.attempts, state.causes = 0, state.faults
+        state.attempts, state.causes = {}, state.faults
     else:
-        state.attempts += 1
+        key = recovery.recurring(newest)
+        state.attempts[key] = state.attempts.get(key, 0) + 1
         state.causes = tuple(dict.fromkeys((*state.causes, *state.faults)))[-_CAUSES_MAX:]
 
 
@@ -131,19 +136,25 @@ def _situation(turn: Turn, survivors: list[Worker], n: int) -> Situation:
             if not any(key in left for key in keys):
                 stateless.append(seat)
     checkpoint = state.checkpoint
+    inner = {key: count for key, count in state.attempts.items() if key}
+    worst = max(inner, key=lambda key: inner[key], default="")
+    same = tuple(fault for fault in state.causes if recovery.recurring((fault,)) == worst)
+    again = inner.get(worst, 0) >= state.limits.attempts_max
     return Situation(
-        cause=recovery.most_telling(state.causes),
+        cause=recovery.most_telling(same if again and same else state.causes),
         lost=tuple(lost),
         stateless=tuple(stateless),
         donors=len(survivors),
         spares=len(state.warm_spares()),
         respawns=state.respawns_left(),
-        attempts=state.attempts,
+        attempts=inner.get(worst, 0),
+        attempts_all=sum(inner.values()),
         attempts_max=int(state.limits.attempts_max),
         restarts=state.restarts,
         world=state.world,
         steps_lost=max(0, state.reached[1] - (checkpoint.step if checkpoint else 0)),
         checkpoint_n=checkpoint.n if checkpoint else 0,
+        in_memory=checkpoint is not None and checkpoint.tier == "memory",
     )
 
 
@@ -194,7 +205,7 @@ def _announce(turn: Turn, choice: Choice, verdict: str, n: int, step: int) -> No
     replaced = tuple(
         (seat, fault.worker, state.seats[seat])
         for seat, fault in _last_fault_by_seat(state.faults).items()
-        if state.seats[seat] != fault.worker
+        if fault.worker and state.seats[seat] not in ("", fault.worker)
     )
     turn.emit(
         events.Decided(
@@ -213,30 +224,6 @@ def _announce(turn: Turn, choice: Choice, verdict: str, n: int, step: int) -> No
 
 def _last_fault_by_seat(faults: tuple[events.Fault, ...]) -> dict[int, events.Fault]:
     return {fault.seat: fault for fault in faults if fault.seat >= 0}
-
-
-def _restart(turn: Turn, choice: Choice) -> None:
-    """Memory is gone: everybody seated is fenced; when they are reaped, all start again."""
-    state = turn.state
-    n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
-    farthest = max(state.reached[0], state.n)
-    state.restarts = 1 if farthest > state.restarted_at else state.restarts + 1
-    state.restarted_at = max(farthest, state.restarted_at)
-    _announce(turn, choice, "redo", n, step)
-    turn.enter("clearing")
-    for worker in tuple(state.workers.values()):
-        if worker.seat >= 0:
-            turn.kill(worker.name, turn.blame(worker, "requested", choice.reason))
-
-
-def start_over_when_clear(turn: Turn) -> None:
-    state = turn.state
-    if any(worker.seat >= 0 for worker in state.workers.values()):
-        return
-    checkpoint = state.checkpoint
-    regroup.start_over(
-        turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0
-    )
 
 
 def _stop(turn: Turn, n: int, step: int, choice: Choice, situation: Situation) -> None:

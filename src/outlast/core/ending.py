@@ -16,6 +16,7 @@ _EXIT_CODES = {
     "gave_up": EXIT_GAVE_UP,
     "interrupted": EXIT_INTERRUPTED,
 }
+_NOTHING_TO_SAVE = ("clearing", "verifying")
 
 
 def stop(turn: Turn, outcome: str, cause: events.Fault | None, reason: str) -> None:
@@ -49,7 +50,7 @@ def asked(turn: Turn, reason: str) -> None:
     state = turn.state
     if state.mode in ("stopping", "ended"):
         kill_all(turn, reason)
-    elif state.drain_ns or (state.first and not state.opened):
+    elif state.drain_ns or (state.first and not state.opened) or state.mode in _NOTHING_TO_SAVE:
         interrupt(turn, reason)
     else:
         state.drain_reason = reason

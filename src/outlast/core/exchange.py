@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from outlast import wire
-from outlast.core import ending
+from outlast.core import ending, incident
 from outlast.core.contract import PutKept, RecordKept, SharedKept
 from outlast.core.state import S_NS, Making, Worker
 from outlast.core.turn import Turn
@@ -69,20 +71,15 @@ def made(turn: Turn, body: wire.SharedMade) -> None:
             turn.send(worker, wire.SharedIs(name=body.name, value=state.shared[body.name]))
 
 
-def pass_on(turn: Turn, *, gone: str = "") -> None:
-    """A maker that is gone or late loses its turn to the next asker."""
+def pass_on(turn: Turn, gone: str) -> None:
+    """A maker that is dead loses its turn to the next asker. One that lives keeps it, however long
+    it takes: what it makes may exist only once in the world."""
     state = turn.state
     for name, making in tuple(state.making.items()):
         askers = tuple(asker for asker in making.askers if asker != gone)
-        late = making.until_ns <= turn.now_ns
-        if making.maker != gone and not late:
-            if len(askers) != len(making.askers):
-                state.making[name] = Making(
-                    maker=making.maker, until_ns=making.until_ns, askers=askers
-                )
+        if making.maker != gone:
+            state.making[name] = msgspec.structs.replace(making, askers=askers)
             continue
-        if late and making.maker in state.workers and making.maker != gone:
-            askers = (*askers, making.maker)  # it may still be waiting for an answer
         del state.making[name]
         for index, asker in enumerate(askers):
             worker = state.workers.get(asker)
@@ -91,8 +88,21 @@ def pass_on(turn: Turn, *, gone: str = "") -> None:
                 break
 
 
+def give_up_late(turn: Turn) -> None:
+    """Whoever makes a value for longer than a set-up may take is hung."""
+    state = turn.state
+    for name, making in tuple(state.making.items()):
+        worker = state.workers.get(making.maker)
+        if worker is not None and not worker.killed_ns and making.until_ns <= turn.now_ns:
+            detail = (
+                f"{worker.name} has been making the shared value {name!r} for"
+                f" {state.limits.join_s:g} s (limit join_s)"
+            )
+            incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+
+
 def _let_make(turn: Turn, name: str, maker: Worker, askers: tuple[str, ...]) -> None:
-    until_ns = turn.now_ns + int(turn.state.limits.shared_s * S_NS)
+    until_ns = turn.now_ns + int(turn.state.limits.join_s * S_NS)
     turn.state.making[name] = Making(maker=maker.name, until_ns=until_ns, askers=askers)
     turn.send(maker, wire.SharedMake(name=name))
 

@@ -5,19 +5,26 @@
     raise:rank=0,step=7,phase=forward      an exception, once; `times=9` raises it nine times
     reset:rank=3,step=12                   the rank's own sockets to its peers are shut down
     hang:rank=1,step=8                     the main thread sleeps for ever
-    slow:rank=1,step=8,for=2               the main thread sleeps 2 s
-    full:step=10                           the next checkpoint write fails with ENOSPC
+    slow:rank=1,step=8,for=2               the main thread sleeps 2 s (1 s without `for`)
+    full:step=10                           the next checkpoint write from there on fails: ENOSPC
     kill:spare=0                           the first spare, as soon as it is warm
-    kill:random=3                          three kills at seeded places
+    kill:random=3,steps=5-50               three kills at seeded places of steps 5 to 50
+    kill:rank=1,after=30                   SIGKILL (or stop) 30 s after the start, in any script
 
-`step=10` means: in the phase that would commit step 10 (the tenth step; steps count from 1).
+`step=10` means: in the phase that would commit step 10 (the tenth step; steps count from 1); with
+`between`, `eval` and `checkpoint`, what follows step 10. Without `step` the first time, without
+`rank` the first rank that comes by.
 A fault fires once in the run's life unless `times` says more; it fires in the worker that holds the
-seat, so that it needs no help from outside and hits the very instruction that it names.
+seat, so that it needs no help from outside and hits the very instruction that it names. One with
+`after` comes from the launcher, and needs no help from the script.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -40,7 +47,22 @@ Where = Literal[
     "checkpoint",  # while a checkpoint is written
 ]
 _KINDS, _PLACES = get_args(Kind), get_args(Where)
-_NUMBERS = {"rank", "step", "spare", "times", "random", "generation"}
+_LEAST = {"rank": 0, "step": 1, "spare": 0, "times": 1, "random": 1}
+# What may stand beside the key that makes it a fault of this form, and for which kinds.
+_FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
+    "spare": ({"for"}, ("kill", "stop")),
+    "after": ({"rank", "for"}, ("kill", "stop")),
+    "random": ({"rank", "phase", "steps", "for"}, _KINDS),
+    "": ({"rank", "step", "phase", "times", "for"}, _KINDS),
+}
+_LASTING: tuple[Kind, ...] = ("stop", "slow")
+_STEPS = (2, 20)
+_DRAWN: dict[str, tuple[Where, ...]] = {
+    "kill": ("forward", "backward", "vote", "apply", "done", "between"),
+    "stop": ("forward", "backward", "vote"),
+    "slow": ("forward",),
+    "full": ("checkpoint",),
+}
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,52 +74,111 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1
     where: Where = "forward"
     spare: int = -1
-    generation: int = -1
     times: int = 1
     for_s: float = 0.0
+    after_s: float = 0.0
     random: int = 0
+    steps: tuple[int, int] = _STEPS  # that `random` draws from
+    places: tuple[Where, ...] = ()  # likewise
+
+    def marker(self, count: int) -> str:
+        """The name of the file that says that it has fired `count` times before and once more."""
+        return f"{hashlib.sha256(self.text.encode()).hexdigest()[:16]}-{count}"
 
 
 def parse(text: str) -> FaultSpec:
-    """One specification. Raises ConfigError naming the part that is wrong."""
+    """One specification. Raises ConfigError naming the part that is wrong and what is allowed."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"--fault {text!r}: {kind!r} is none of {', '.join(_KINDS)}")
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = {"where": "checkpoint" if kind == "full" else "forward"}
+    keys: set[str] = set()
     for part in filter(None, rest.split(",")):
         key, found, value = part.partition("=")
-        if not found:
-            raise ConfigError(f"--fault {text!r}: {part!r} is not key=value")
-        if key == "phase":
-            if value not in _PLACES:
-                raise ConfigError(f"--fault {text!r}: phase {value!r} is none of {_PLACES}")
-            fields["where"] = value
-        elif key in _NUMBERS or key == "for":
-            try:
-                fields["for_s" if key == "for" else key] = (
-                    float(value) if key == "for" else int(value)
-                )
-            except ValueError:
-                raise ConfigError(f"--fault {text!r}: {value!r} is not a number") from None
-        else:
-            known = ", ".join(sorted([*_NUMBERS, "for", "phase"]))
-            raise ConfigError(f"--fault {text!r}: unknown key {key!r} (known: {known})")
-    return msgspec.convert({"text": text, "kind": kind, **fields}, FaultSpec)
+        try:
+            if not found:
+                raise ValueError(f"{part!r} is not key=value")
+            if key in keys:
+                raise ValueError(f"{key} is there twice")
+            fields.update(_read(key, value))
+        except ValueError as error:
+            raise ConfigError(f"--fault {text!r}: {error}") from None
+        keys.add(key)
+    if wrong := _contradiction(kind, keys, fields):
+        raise ConfigError(f"--fault {text!r}: {wrong}")
+    drawn_from = _DRAWN.get(kind, ("forward", "backward"))
+    places = (fields["where"],) if "phase" in keys else drawn_from
+    return msgspec.convert({"text": text, "kind": kind, "places": places, **fields}, FaultSpec)
 
 
-def expand(spec: FaultSpec, world: int, steps: tuple[int, int], seed: int) -> list[FaultSpec]:
-    """`random=K` becomes K concrete faults, drawn from `seed`; anything else stays as it is."""
+def _read(key: str, value: str) -> dict[str, object]:
+    """The field that `key=value` sets. Raises ValueError saying what is allowed."""
+    if key == "phase":
+        if value not in _PLACES:
+            raise ValueError(f"phase {value!r} is none of {', '.join(_PLACES)}")
+        return {"where": value}
+    if key in ("for", "after"):
+        seconds = float(_number(value, float))
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"{key}={value} must be seconds above zero")
+        return {f"{key}_s": seconds}
+    if key == "steps":
+        first, last = (int(_number(part, int)) for part in value.partition("-")[::2])
+        if not 1 <= first <= last:
+            raise ValueError(f"steps={value} must be FIRST-LAST, from 1 on")
+        return {"steps": (first, last)}
+    if key not in _LEAST:
+        known = ", ".join(sorted([*_LEAST, "after", "for", "phase", "steps"]))
+        raise ValueError(f"unknown key {key!r} (known: {known})")
+    number = _number(value, int)
+    if number < _LEAST[key]:
+        raise ValueError(f"{key}={value} must be at least {_LEAST[key]}")
+    return {key: number}
+
+
+def _number(text: str, kind: Callable[[str], float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
+    """What does not go together; "" when everything does."""
+    form = next((key for key in _FORMS if key in keys), "")
+    beside, kinds = _FORMS[form]
+    if kind not in kinds:
+        return f"{form} goes with {', '.join(kinds)} only"
+    if others := sorted(keys - beside - {form}):
+        allowed = ", ".join(sorted(beside))
+        return f"{', '.join(others)} does not go with {form or 'the rest'} (allowed: {allowed})"
+    if "for" in keys and kind not in _LASTING:
+        return f"for goes with {', '.join(_LASTING)} only"
+    if kind == "full" and fields["where"] != "checkpoint":
+        return "full strikes where a checkpoint is written (phase=checkpoint)"
+    return ""
+
+
+def expand(spec: FaultSpec, world: int, spares: int, seed: int) -> list[FaultSpec]:
+    """The concrete faults of a run of `world` ranks: `random=K` becomes K, drawn from `seed`.
+
+    Raises ConfigError for a rank or a spare that the run does not have."""
+    if spec.rank >= world:
+        raise ConfigError(f"--fault {spec.text!r}: this run has the ranks 0 to {world - 1}")
+    if spec.spare >= spares:
+        has = f"the spares 0 to {spares - 1}" if spares else "no spare (--spares)"
+        raise ConfigError(f"--fault {spec.text!r}: this run has {has}")
     if not spec.random:
         return [spec]
     dice = random.Random(f"{seed}:{spec.text}")
-    places: tuple[Where, ...] = ("forward", "backward", "vote", "apply", "done", "between")
-    drawn = []
-    for _ in range(spec.random):
-        rank, step, where = dice.randrange(world), dice.randint(*steps), dice.choice(places)
-        text = f"{spec.kind}:rank={rank},step={step},phase={where}"
-        drawn.append(
-            FaultSpec(
-                text=text, kind=spec.kind, rank=rank, step=step, where=where, for_s=spec.for_s
-            )
-        )
-    return drawn
+    ranks = [spec.rank] if spec.rank >= 0 else range(world)
+    first, last = spec.steps
+    room = len(ranks) * len(spec.places) * (last - first + 1)
+    if spec.random > room:
+        raise ConfigError(f"--fault {spec.text!r}: there are only {room} places to draw from")
+    lasts = f",for={spec.for_s!r}" if spec.for_s else ""
+    drawn: dict[str, None] = {}
+    while len(drawn) < spec.random:
+        rank, step, where = dice.choice(ranks), dice.randint(first, last), dice.choice(spec.places)
+        drawn[f"{spec.kind}:rank={rank},step={step},phase={where}{lasts}"] = None
+    return [parse(text) for text in drawn]

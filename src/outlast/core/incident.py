@@ -20,6 +20,7 @@ def notice(turn: Turn, fault: events.Fault, how: str) -> None:
         state.incidents += 1
         state.incident = state.incidents
     state.faults = (*state.faults, fault)[-_FAULTS_MAX:]
+    state.newest = (*state.newest, fault)[-_FAULTS_MAX:]
     turn.emit(
         events.Noticed(
             t_ns=turn.now_ns,
@@ -100,7 +101,7 @@ def give_up(turn: Turn, worker: Worker, fault: events.Fault, how: str) -> None:
     """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
     fresh = not worker.killed_ns
     turn.kill(worker.name, fault)
-    starting = turn.state.first and turn.state.mode == "gathering"  # then Lost ends the run
+    starting = turn.state.first and turn.state.mode == "gathering"  # then Lost says the rest
     if fresh and worker.seat >= 0 and not starting:
         notice(turn, fault, how)
 

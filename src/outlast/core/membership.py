@@ -4,19 +4,35 @@
 real frames, `outlast.testing` millions of simulated ones. The invariants (a) to (g) are in
 docs/protocol.md. The rooms behind this façade each hold one idea: roster (who is there), incident
 (a failure and its answers), decide (the way on), regroup (from a decision to an open generation),
-exchange (what passes through), ending, resume (a later term), clock (deadlines).
+exchange (what passes through), saving and pacing (checkpoints on request, and how often), ending,
+resume (a later term), clock (deadlines).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outlast import wire
 from outlast.config import Limits
-from outlast.core import clock, decide, ending, exchange, incident, regroup, resume, roster
+from outlast.core import (
+    clock,
+    decide,
+    ending,
+    exchange,
+    incident,
+    pacing,
+    regroup,
+    restart,
+    resume,
+    roster,
+    saving,
+)
 from outlast.core.contract import (
     Action,
     AgentGone,
     AnyEntry,
     Begin,
+    CheckpointFound,
     DecisionMade,
     Emit,
     End,
@@ -27,31 +43,56 @@ from outlast.core.contract import (
     PutKept,
     Received,
     RecordKept,
+    SaveAsked,
     Send,
     SharedKept,
+    StoodStill,
     StopAsked,
     Tick,
+    Verify,
     Wake,
 )
+from outlast.core.policy import SavePolicy
 from outlast.core.state import Agent, State, Worker
 from outlast.core.turn import Turn
 
 __all__ = [
-    "Action", "AgentGone", "AnyEntry", "Begin", "DecisionMade", "Emit", "End", "Input", "Journal",
-    "JournalEntry", "Opened", "PutKept", "Received", "RecordKept", "Send", "SharedKept", "State",
-    "StopAsked", "Tick", "Wake", "handle", "initial",
+    "Action", "AgentGone", "AnyEntry", "Begin", "CheckpointFound", "DecisionMade", "Emit", "End",
+    "Input", "Journal", "JournalEntry", "Opened", "PutKept", "Received", "RecordKept", "SaveAsked",
+    "SavePolicy", "Send", "SharedKept", "State", "StoodStill", "StopAsked", "Tick", "Verify",
+    "Wake", "handle", "handle_all", "initial",
 ]  # fmt: skip
 
 
-def initial(world: int, spares: int, limits: Limits, run: str = "") -> State:
+def initial(
+    world: int, spares: int, limits: Limits, run: str = "", policy: SavePolicy | None = None
+) -> State:
     """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
-    return State(world=world, spares=spares, limits=limits, run=run)
+    return State(world=world, spares=spares, limits=limits, run=run, policy=policy or SavePolicy())
 
 
 def handle(state: State, event: Input) -> tuple[State, list[Action]]:
     """One turn: `state` stays as it was; actions are to be carried out in their order."""
-    turn = Turn(state, max(event.t_ns, state.now_ns))
-    turn.state.now_ns = turn.now_ns
+    return handle_all(state, (event,))
+
+
+def handle_all(state: State, inputs: Sequence[Input]) -> tuple[State, list[Action]]:
+    """One turn for inputs that came together: what follows is decided when all have been heard. A
+    turn costs as much as there are workers, so that their answers cost N in one, and N^2 in N.
+    """
+    turn = Turn(state, state.now_ns)
+    runs = state.mode not in ("unborn", "ended")
+    for event in inputs:
+        turn.state.now_ns = turn.now_ns = max(event.t_ns, turn.now_ns)
+        _take(turn, event)
+    if runs:
+        clock.expire(turn)
+    _advance(turn)
+    clock.wake(turn)
+    return turn.state, turn.actions
+
+
+def _take(turn: Turn, event: Input) -> None:
     if isinstance(event, Begin):
         resume.begin(turn, event)
     elif turn.state.mode not in ("unborn", "ended"):
@@ -63,10 +104,12 @@ def handle(state: State, event: Input) -> tuple[State, list[Action]]:
                 roster.gone(turn, agent)
         elif isinstance(event, StopAsked):
             ending.asked(turn, event.reason)
-        clock.expire(turn)
-    _advance(turn)
-    clock.wake(turn)
-    return turn.state, turn.actions
+        elif isinstance(event, SaveAsked):
+            saving.asked(turn, event.reason)
+        elif isinstance(event, StoodStill):
+            clock.excuse(turn, event.gap_ns)
+        elif isinstance(event, CheckpointFound):
+            restart.found(turn, event)
 
 
 def _advance(turn: Turn) -> None:
@@ -86,7 +129,7 @@ def _advance(turn: Turn) -> None:
         elif state.mode == "closing":
             decide.decide_when_answered(turn)
         elif state.mode == "clearing":
-            decide.start_over_when_clear(turn)
+            restart.verify_when_clear(turn)
         elif state.mode == "stopping":
             ending.end_when_empty(turn)
 
@@ -170,8 +213,10 @@ def _from_worker(turn: Turn, envelope: wire.Envelope, worker: Worker) -> None:
         case wire.SharedMade():
             exchange.made(turn, body)
         case wire.Checkpointed():
-            if state.checkpoint is None or body.n >= state.checkpoint.n:
-                state.checkpoint = body
+            roster.checkpointed(turn, body)
+            pacing.saved(turn, body)
+        case wire.SaveFailed():
+            saving.failed(turn, body)
         case _ if worker.member != state.generation or worker.seat < 0:
             turn.drop(envelope, "its worker has no seat in this generation")
         case wire.Put(generation=0):
@@ -189,7 +234,7 @@ def _from_worker(turn: Turn, envelope: wire.Envelope, worker: Worker) -> None:
         case wire.Recorded():
             exchange.record(turn, worker, body)
         case wire.Finished():
-            state.reached = max(state.reached, (body.n, state.reached[1]))
+            state.reached = max(state.reached, (body.n, body.step))
             turn.change(worker.name, finished=True)
         case _ if state.mode == "closing":
             turn.drop(envelope, f"generation {state.generation} is closed")

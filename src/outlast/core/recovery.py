@@ -12,7 +12,10 @@ import msgspec
 
 from outlast.events import Fault
 
-Rung = Literal["retry", "replace", "respawn", "restart", "stop"]
+Rung = Literal["retry", "replace", "respawn", "rollback", "restart", "stop"]
+
+
+FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker begins again
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +27,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     donors: int = 0  # survivors that hold the replicated state
     spares: int = 0  # warm, and fit
     respawns: int = 0  # workers that may still be started
-    attempts: int = 0  # generations in a row that made no progress
+    attempts: int = 0  # generations without progress that ended in the same fault of their own
+    attempts_all: int = 0  # that ended in any fault of their own
     attempts_max: int = 3
-    restarts: int = 0  # restarts in a row that did not pass the farthest phase
+    restarts: int = 0  # restarts in a row without progress
     world: int = 1
-    steps_lost: int = 0  # what a restart would cost
+    steps_lost: int = 0  # what a rollback or a restart would cost
     checkpoint_n: int = 0
+    in_memory: bool = False  # keepers hold that checkpoint
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -51,13 +56,19 @@ def choose(situation: Situation) -> Choice:
 def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.cause is not None and situation.cause.kind == "contract":
         return f"{situation.cause.detail}: trying again would end the same way", True
-    if situation.attempts < situation.attempts_max:
-        return "", False
-    return (
-        f"{situation.attempts} generations in a row failed before they completed a phase"
-        f"{_because(situation)}",
-        True,
-    )
+    if situation.attempts >= situation.attempts_max:
+        return (
+            f"{situation.attempts} generations ended in the same fault, and no phase was completed"
+            f" between them{_because(situation)}",
+            True,
+        )
+    if situation.attempts_all >= _KINDS_OF_TROUBLE * situation.attempts_max:
+        return (
+            f"{situation.attempts_all} generations failed, each in its own way, and no phase was"
+            f" completed between them{_because(situation)}",
+            True,
+        )
+    return "", False
 
 
 def _retry(situation: Situation, _: str) -> tuple[str, bool]:
@@ -93,21 +104,27 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
+def _rollback(situation: Situation, why_not: str) -> tuple[str, bool]:
+    return _begin_again(situation, why_not) if situation.in_memory else (why_not, False)
+
+
 def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
-    missing = situation.world - situation.spares
-    if missing > situation.respawns:
-        return _no_budget(missing, situation), False
+    return (why_not, False) if situation.in_memory else _begin_again(situation, why_not)
+
+
+def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
+    if situation.donors and not situation.stateless and not situation.checkpoint_n:
+        return why_not, False  # only workers are lacking, and every committed step would be, too
     if situation.restarts >= situation.attempts_max:
         return (
             f"{situation.restarts} restarts in a row did not get beyond the same place"
             f"{_because(situation)}",
             False,
         )
-    origin = (
-        f"the checkpoint at phase {situation.checkpoint_n}"
-        if situation.checkpoint_n
-        else "the beginning (there is no checkpoint)"
-    )
+    origin = "the beginning (there is no checkpoint)"
+    if situation.checkpoint_n:
+        kind = "copy in memory" if situation.in_memory else "checkpoint"
+        origin = f"the {kind} at phase {situation.checkpoint_n}"
     return (
         f"{why_not}: everybody starts again from {origin}; {situation.steps_lost} committed"
         " step(s) lost, to be redone",
@@ -124,13 +141,19 @@ LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = 
     ("retry", _retry),
     ("replace", _replace),
     ("respawn", _respawn),
+    ("rollback", _rollback),
     ("restart", _restart),
     ("stop", _stop),
 )
 
+_KINDS_OF_TROUBLE = 4
+# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process did this to itself, and may do it again.
+_CRASHES = (4, 6, 7, 8, 11)
+
 _TELLING = (
     "contract", "mismatch", "torn", "storage", "hung", "stopped", "killed", "exited", "raised",
-    "agent_lost", "transfer", "transport", "requested",
+    "agent_lost", "transfer", "transport", "unsettled", "requested",
+    "save",
 )  # fmt: skip
 
 
@@ -142,6 +165,24 @@ def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
     if order:
         return order[0]
     return min(faults, key=lambda fault: _TELLING.index(fault.kind), default=None)
+
+
+def recurring(faults: tuple[Fault, ...]) -> str:
+    """What makes the failure of a generation the same one when it comes again; "" for one that
+    came from outside: it says nothing about the next attempt, and the budget of respawns bounds it.
+    """
+    roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
+    fault = most_telling(roots or faults)
+    if fault is None or fault.kind in ("agent_lost", "stopped", "requested", "save"):
+        return ""
+    if fault.kind == "killed" and fault.signal not in _CRASHES:
+        return ""
+    lines = fault.traceback.strip().splitlines()
+    if lines:
+        return f"{fault.kind}: {lines[-1]}"
+    if fault.kind in ("transport", "transfer", "unsettled"):
+        return fault.kind  # who notices it is chance
+    return f"{fault.kind} at rank {fault.seat}"
 
 
 def is_user_error(cause: Fault | None) -> bool:

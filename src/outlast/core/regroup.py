@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events, wire
-from outlast.core import ending, exchange, incident, roster
+from outlast.core import ending, exchange, incident, pacing, roster, saving
 from outlast.core.contract import DecisionMade, Opened
 from outlast.core.state import S_NS, Worker
 from outlast.core.turn import Turn
@@ -109,20 +109,19 @@ def slot_keys(n: int) -> tuple[str, str, str]:
 
 def open_frame(turn: Turn) -> wire.Open:
     state = turn.state
-    return wire.Open(generation=state.generation, n=state.n, drain=bool(state.drain_ns))
+    return wire.Open(generation=state.generation, n=state.n, ask=saving.ask(turn))
 
 
 def seat_frame(turn: Turn, worker: Worker) -> wire.Seat:
     state = turn.state
     if state.first:
-        path = state.checkpoint.path if state.checkpoint and state.n else ""
         return wire.Seat(
             generation=state.generation,
             seat=worker.seat,
             world=state.world,
             n=state.n,
             first=True,
-            checkpoint=path,
+            checkpoint=state.checkpoint if state.n else None,
         )
     left = state.left.get(worker.seat, {})
     return wire.Seat(
@@ -230,7 +229,8 @@ def open_when_joined(turn: Turn) -> None:
             t_ns=turn.now_ns, incident=state.incident, generation=state.generation, n=state.n
         )
     )
-    state.incident, state.faults = 0, ()
+    state.incident, state.faults, state.spares_failed = 0, (), 0
+    pacing.opened(turn)
     roster.keep_spares(turn)
 
 
@@ -281,6 +281,8 @@ def remind(turn: Turn, worker: Worker) -> None:
         turn.send(worker, connect_frame(turn))
     elif state.mode == "open":
         turn.send(worker, open_frame(turn))
+        if worker.seat == 0:
+            pacing.tell(turn, again=True)
     elif state.mode == "stopping" and state.end is not None:
         turn.send(worker, wire.Stop(ok=state.end.outcome == "done", reason="said again"))
 

@@ -12,6 +12,7 @@ from outlast.core.contract import (
     RecordKept,
     SharedKept,
 )
+from outlast.core.measured import Measured
 from outlast.core.turn import Turn
 
 
@@ -20,6 +21,7 @@ def begin(turn: Turn, event: Begin) -> None:
     state = turn.state
     state.run, state.term = event.run, event.term
     state.checkpoint = event.checkpoint
+    state.measured = Measured(since_ns=turn.now_ns)
     decided: DecisionMade | None = None
     for entry in event.journal:
         if isinstance(entry, DecisionMade):
@@ -39,6 +41,7 @@ def begin(turn: Turn, event: Begin) -> None:
         _start(turn)
         return
     state.generation, state.n, state.step = decided.generation, decided.n, decided.step
+    state.reached = max(state.reached, (decided.n, decided.step))
     state.seats, state.left = decided.seats, dict(decided.slots)
     state.old_seats = decided.seats
     state.first = decided.verdict == "start"

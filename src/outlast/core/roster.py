@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from outlast import events, wire
@@ -9,6 +11,7 @@ from outlast.core import ending, exchange, incident
 from outlast.core.state import S_NS, Agent, Worker
 from outlast.core.turn import Turn
 
+_NEARLY = 0.8
 _SETUP = ("starting", "waiting", "setup", "dry")
 
 
@@ -24,16 +27,30 @@ def spawn(turn: Turn, seat: int) -> str:
         if agent.connected and load[agent.name] < agent.capacity
     ]
     first_ones = state.world + state.spares
-    if not room or (state.spawned >= first_ones and not state.respawns_left()):
+    # Whoever starts with everybody else is paid for by the bound on restarts.
+    respawn = state.spawned >= first_ones and not (state.first and state.mode == "gathering")
+    if not room or (respawn and not state.respawns_left()):
         return ""
+    if respawn:
+        _count_respawn(turn)
     name = f"w{state.term}-{state.spawned}"
-    if state.spawned >= first_ones:
-        state.respawns += 1
     state.spawned += 1
     agent = min(room)[1]
     state.workers[name] = Worker(name=name, agent=agent, seat=seat, since_ns=turn.now_ns)
     turn.tell(agent, wire.Spawn(worker=name, seat=seat))
     return name
+
+
+def _count_respawn(turn: Turn) -> None:
+    state = turn.state
+    budget = int(state.limits.respawns_max)
+    state.respawns = budget - state.respawns_left() + 1
+    state.respawned_at = state.reached[0]
+    if state.respawns == math.ceil(_NEARLY * budget):
+        turn.note(
+            f"{state.respawns} of {budget} respawns are used up without a phase completed between"
+            " them (limit respawns_max); then the run restarts from its checkpoint, or stops"
+        )
 
 
 def fill(turn: Turn, seat: int) -> str:
@@ -49,7 +66,7 @@ def fill(turn: Turn, seat: int) -> str:
 
 
 def keep_spares(turn: Turn) -> None:
-    """As many workers without a seat as were asked for, unless they keep dying."""
+    """As many workers without a seat as were asked for, unless they keep dying young."""
     state = turn.state
     have = sum(1 for w in state.workers.values() if w.seat < 0 and not w.killed_ns)
     while have < state.spares and state.spares_failed < state.limits.attempts_max:
@@ -78,9 +95,8 @@ def hello(turn: Turn, worker: Worker, body: wire.Hello) -> None:
     if worker.hello is not None:
         return
     worker = turn.change(worker.name, hello=body)
+    state.greeted_ns = state.greeted_ns or turn.now_ns
     turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
-    if worker.seat < 0:
-        state.spares_failed = 0
     if state.fingerprint is not None:
         refuse_other_bits(turn, worker)
 
@@ -93,8 +109,6 @@ def refuse_other_bits(turn: Turn, worker: Worker) -> None:
         return
     text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
     turn.note(text, worker=worker.name, seat=worker.seat)
-    if worker.seat < 0:
-        turn.state.spares_failed += 1
     incident.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
 
 
@@ -162,6 +176,13 @@ def renewed(turn: Turn, agent: Agent, body: wire.Renew) -> None:
             turn.change(name, finished=True)  # its own word may have been lost on the way
 
 
+def checkpointed(turn: Turn, body: wire.Checkpointed) -> None:
+    """The newest one counts; of one place the copy in memory, which is nearer."""
+    known = turn.state.checkpoint
+    if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
+        turn.state.checkpoint = body
+
+
 def gone(turn: Turn, agent: Agent) -> None:
     """Its connection broke; until its lease is out, its workers may still live and act."""
     turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False)
@@ -187,7 +208,7 @@ def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> Non
     state = turn.state
     del state.workers[worker.name]
     state.seqs.pop(worker.name, None)
-    exchange.pass_on(turn, gone=worker.name)
+    exchange.pass_on(turn, worker.name)
     fault = _why(turn, worker, body)
     turn.emit(
         events.WorkerLost(t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, fault=fault)
@@ -198,21 +219,41 @@ def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> Non
             ending.lost_while_stopping(turn, fault, seated=worker.seat >= 0, ours=ours)
         return
     if worker.seat < 0:
-        if worker.hello is None and not worker.killed_ns:
-            state.spares_failed += 1
+        _spare_lost(turn, worker, fault)
         return
     state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
-    if body.n > state.reached[0]:
-        state.reached = (body.n, state.reached[1])
+    state.reached = max(state.reached, (body.n, body.step))
     state.seats = tuple("" if name == worker.name else name for name in state.seats)
     never_connected = state.mode in ("gathering", "connecting")
     if state.mode in ("clearing", "awaiting"):
         return
     retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
-    if state.first and not retired and (never_connected or body.state in _SETUP):
+    starting = never_connected or body.state in _SETUP
+    if state.first and not retired and starting and state.is_new():
         _died_before_first_step(turn, worker, fault)
     elif not worker.killed_ns or state.mode != "closing":
         incident.notice(turn, fault, how)
+
+
+def _spare_lost(turn: Turn, worker: Worker, fault: events.Fault) -> None:
+    """In an open generation another takes its place at once: the next failure may need it."""
+    state = turn.state
+    if fault.kind not in ("requested", "agent_lost"):
+        young = worker.hello is None or turn.now_ns - worker.since_ns < state.limits.hello_s * S_NS
+        state.spares_failed = state.spares_failed + 1 if young else 0
+    if state.mode != "open" or state.drain_ns:
+        return
+    before = state.spawned
+    keep_spares(turn)
+    then = "another is started"
+    if state.spawned == before:
+        many = state.spares_failed >= state.limits.attempts_max
+        then = "no other is started " + (
+            f"before the next recovery, since {state.spares_failed} in a row died young"
+            if many
+            else "now: there is no room, or no respawn is left"
+        )
+    turn.note(f"spare {worker.name} is lost ({fault.kind}: {fault.detail}); {then}", worker.name)
 
 
 def _why(turn: Turn, worker: Worker, body: wire.Lost) -> events.Fault:

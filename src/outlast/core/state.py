@@ -10,6 +10,9 @@ import msgspec
 from outlast import events, wire
 from outlast.config import Limits
 from outlast.core.contract import End
+from outlast.core.measured import Measured
+from outlast.core.policy import SavePolicy
+from outlast.core.schedule import Schedule
 
 Mode = Literal[
     "unborn",  # before Begin
@@ -19,6 +22,7 @@ Mode = Literal[
     "open",  # phases run
     "closing",  # waits for every Status, or Lost
     "clearing",  # a restart waits until every seated worker is reaped
+    "verifying",  # a restart waits to hear which checkpoint is whole
     "stopping",  # waits until every worker is reaped; then End
     "ended",
 ]
@@ -103,13 +107,24 @@ class State(msgspec.Struct, kw_only=True):
     incidents: int = 0  # numbers given so far
     faults: tuple[events.Fault, ...] = ()  # of the open incident
     causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
-    attempts: int = 0  # generations in a row that closed without a phase completed
-    restarts: int = 0  # restarts in a row that did not get beyond `restarted_at`
+    newest: tuple[events.Fault, ...] = ()  # of this generation
+    attempts: dict[str, int] = {}  # generations without progress, by what would recur ("": nothing)
+    restarts: int = 0  # restarts in a row without a phase or a checkpoint beyond the next two
     restarted_at: int = -1  # the farthest phase heard of at the newest restart
+    restarted_from: int = -1  # the farthest checkpoint at a restart
+    greeted_ns: int = 0  # when the first worker of this term said Hello; 0: nobody has
     reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
     spawned: int = 0
-    respawns: int = 0
-    spares_failed: int = 0  # spares in a row that died before they were warm
+    respawns: int = 0  # workers started beyond the first ones, with no phase completed between
+    respawned_at: int = -1  # the farthest phase heard of when the newest of them was started
+    spares_failed: int = 0  # spares in a row that died young, since the generation opened
+    save_wanted: bool = False  # the next generation that opens saves first
+    save_n: int = -1  # phases completed where a save was asked for: the next phase is that save
+    policy: SavePolicy = SavePolicy()
+    measured: Measured = Measured()
+    schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
+    scheduled_ns: int = 0
+    told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
     drain_reason: str = ""
     drain_ns: int = 0
     end: End | None = None
@@ -130,6 +145,7 @@ class State(msgspec.Struct, kw_only=True):
         fresh.puts = dict(self.puts)
         fresh.shared = dict(self.shared)
         fresh.making = dict(self.making)
+        fresh.attempts = dict(self.attempts)
         return fresh
 
     def members(self) -> Iterator[Worker]:
@@ -155,5 +171,12 @@ class State(msgspec.Struct, kw_only=True):
             and (self.fingerprint is None or worker.hello.fingerprint == self.fingerprint)
         ]
 
+    def is_new(self) -> bool:
+        """Whether this job has never completed a phase: what breaks now was never right."""
+        return self.checkpoint is None and max(self.reached[0], self.n) == 0
+
     def respawns_left(self) -> int:
-        return max(0, int(self.limits.respawns_max) - self.respawns)
+        """Workers that may still be started without progress; any phase completed since the
+        newest one was started gives all of them back."""
+        spent = self.respawns if self.reached[0] <= self.respawned_at else 0
+        return max(0, int(self.limits.respawns_max) - spent)

@@ -21,7 +21,6 @@ class Counted(ABC):
     has been drawn or started, and a joiner may still seek elsewhere."""
 
     kind: ClassVar[str]
-    exactness: Literal["exact", "replayed"] = "exact"
     note = ""
 
     def __init__(self) -> None:

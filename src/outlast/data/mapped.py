@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from outlast import generators
 from outlast.data import randomness
 from outlast.data.counted import Counted, set_epoch
 from outlast.data.order import Order
@@ -100,7 +101,7 @@ class MappedSource(Counted):
             )
         self._order = Order(self._sampler, loader.generator, loader.dataset)
         self._tickets = _Tickets(self._order)
-        self._kept: dict[str, randomness.Generator] = {}
+        self._kept: dict[str, generators.Generator] = {}
         if loader.num_workers == 0:
             self._kept = randomness.owned({"dataset": loader.dataset, "collate": loader.collate_fn})
         self._seeds = torch.Generator()  # so that our DataLoader draws nothing from the process
@@ -145,7 +146,7 @@ class MappedSource(Counted):
 
     def _mark(self) -> dict[str, Any]:
         order = self._order.start if self._begun else self._order.states()
-        return {"order": order, "kept": randomness.states(self._kept)}
+        return {"order": order, "kept": generators.states(self._kept)}
 
     def _return(self, position: dict[str, Any]) -> None:
         set_epoch(self.epoch, *self._epochs)
@@ -155,7 +156,7 @@ class MappedSource(Counted):
             self._tickets.at = self._done
         else:
             self._order.put(position["order"])
-        randomness.put(self._kept, position["kept"])
+        generators.put(self._kept, position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
         self._order.finish(whole=not exhausted and self._limit == self.length)

@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from outlast import generators
 from outlast.data import randomness
 from outlast.errors import UsageError
 
@@ -50,17 +51,17 @@ class Order(Iterator[Any]):
     def begin(self) -> None:
         """A new epoch: draws the base seed and the sampler's first list, in this order."""
         seed = randomness.draw_seed(self._generator)
-        owned, before = randomness.states(self._owned), randomness.snapshot()
+        owned, before = generators.states(self._owned), generators.snapshot()
         self._open()
-        self.start = {"seed": seed, "owned": owned, "process": randomness.moved(before)}
+        self.start = {"seed": seed, "owned": owned, "process": generators.moved(before)}
         self._private = randomness.Private(seed, self._owned, self._draws)
 
     def rewind(self, start: dict[str, Any], skip: int) -> None:
         """The epoch of `start`, after `skip` lists. Raises UsageError when it has fewer."""
         self.start = start
-        with randomness.preserved():
-            randomness.restore(start["process"])
-            randomness.put(self._owned, start["owned"])
+        with generators.preserved():
+            generators.restore(start["process"])
+            generators.put(self._owned, start["owned"])
             self._open()
         self._private = randomness.Private(start["seed"], self._owned, self._draws)
         with self._private:
@@ -86,10 +87,10 @@ class Order(Iterator[Any]):
 
     def states(self) -> dict[str, Any]:
         """Between epochs: the generators that the sampler keeps."""
-        return randomness.states(self._owned)
+        return generators.states(self._owned)
 
     def put(self, saved: dict[str, Any]) -> None:
-        randomness.put(self._owned, saved)
+        generators.put(self._owned, saved)
 
     def _open(self) -> None:
         lists = iter(self._sampler)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from outlast import generators
 from outlast.data import randomness
 from outlast.data.counted import Counted, set_epoch
 from outlast.errors import UsageError
@@ -42,20 +44,25 @@ class SequenceSource(Counted):
         return self._batches[self._done]
 
     def _mark(self) -> dict[str, Any]:
-        return {"kept": randomness.states(self._kept)}
+        return {"kept": generators.states(self._kept)}
 
     def _return(self, position: dict[str, Any]) -> None:
         set_epoch(self.epoch, self._batches)
-        randomness.put(self._kept, position["kept"])
+        generators.put(self._kept, position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
         """A sequence keeps nothing between epochs."""
 
 
 class IndexSource(Counted):
-    """No loader: the batch is its index in the epoch, and the epoch ends where it was told to."""
+    """No loader: the batch is its index, and the one epoch ends where the loop does. Every rank
+    knows that without asking, so the length is a number: nobody has to agree on each index."""
 
     kind = "count"
+
+    @property
+    def length(self) -> int | None:
+        return sys.maxsize
 
     def _begin(self) -> None:
         """There is nothing to begin."""

@@ -1,4 +1,4 @@
-"""The generators that a loader draws from: this process's three, and those that objects keep.
+"""How a loader draws: from this process's generators, and from those that objects keep.
 
 A sampler's draws must not mix with the model's, or nobody could repeat them without training: see
 `Private`. A loader worker's draws must not depend on which batches it got before: see `reseed`.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 import xxhash
 
-Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+from outlast.generators import Generator, preserved, put, restore, snapshot, states
+
 _DEPTH_MAX = 6
 _WIDTH_MAX = 64  # longer containers hold data, not generators
 _VISITS_MAX = 2000
@@ -27,50 +27,9 @@ _LEAVES = (
 )  # fmt: skip
 
 
-def snapshot() -> dict[str, Any]:
-    """The states of `random`, NumPy's and torch's CPU generators of this process."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
-
-
-def restore(states: Mapping[str, Any]) -> None:
-    """Put back what `states` holds; others stay."""
-    if "python" in states:
-        random.setstate(states["python"])
-    if "numpy" in states:
-        np.random.set_state(states["numpy"])
-    if "torch" in states:
-        torch.set_rng_state(states["torch"])
-
-
-def moved(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `before`, the states that are no longer the present ones."""
-    now = snapshot()
-    differs = {
-        "python": before["python"] != now["python"],
-        "numpy": before["numpy"][2:] != now["numpy"][2:]
-        or not np.array_equal(before["numpy"][1], now["numpy"][1]),
-        "torch": not torch.equal(before["torch"], now["torch"]),
-    }
-    return {name: before[name] for name, differ in differs.items() if differ}
-
-
-@contextmanager
-def preserved() -> Iterator[None]:
-    """This process's generators are afterwards as they were before."""
-    before = snapshot()
-    try:
-        yield
-    finally:
-        restore(before)
-
-
 def draw_seed(generator: torch.Generator | None) -> int:
     """One number, drawn as a DataLoader draws its base seed."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def mix(seed: int, *numbers: int) -> int:
@@ -111,39 +70,6 @@ def _children(thing: Any) -> list[tuple[str, Any]]:
             [(str(i), child) for i, child in enumerate(thing)] if len(thing) <= _WIDTH_MAX else []
         )
     return list(getattr(thing, "__dict__", {}).items())
-
-
-def states(generators: Mapping[str, Generator]) -> dict[str, Any]:
-    """The state of each, as plain data."""
-    return {path: _state(generator) for path, generator in generators.items()}
-
-
-def put(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -> None:
-    """Give each the state that was saved under its path; one that had none stays."""
-    for path, generator in generators.items():
-        if path in saved:
-            _set_state(generator, saved[path])
-
-
-def _state(generator: Generator) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state()
-    return generator.bit_generator.state
-
-
-def _set_state(generator: Generator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
 
 
 def reseed(seed: int, generators: Mapping[str, Generator]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
+from outlast import generators
 from outlast.data import randomness
 from outlast.data.counted import Counted, set_epoch
 from outlast.data.stateful import declared_length
@@ -19,7 +20,6 @@ class ReplayedSource(Counted):
     """
 
     kind = "iterable"
-    exactness: Literal["exact", "replayed"] = "replayed"
 
     def __init__(self, loader: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ReplayedSource(Counted):
             " map-style DataLoader, to make that quick"
         )
         self._kept = randomness.owned({"loader": loader})
-        self._fresh = randomness.states(self._kept)
+        self._fresh = generators.states(self._kept)
         self._history: list[dict[str, Any]] = []  # of each epoch so far
         self._batches: Iterator[Any] | None = None
 
@@ -50,7 +50,7 @@ class ReplayedSource(Counted):
         self._loader = None
 
     def _begin(self) -> None:
-        kept = {} if self._once else randomness.states(self._kept)
+        kept = {} if self._once else generators.states(self._kept)
         self._history.append(
             {"epoch": self.epoch, "seed": randomness.draw_seed(None), "done": 0, "whole": False,
              "kept": kept}
@@ -87,14 +87,14 @@ class ReplayedSource(Counted):
         self._history = [dict(entry) for entry in position["history"]]
         self._batches = None
         if not self._has_epochs:
-            randomness.put(self._kept, self._fresh)
-        with randomness.preserved():
+            generators.put(self._kept, self._fresh)
+        with generators.preserved():
             for entry in self._history:
                 self._read_again(entry)
 
     def _read_again(self, entry: dict[str, Any]) -> None:
         if self._has_epochs:
-            randomness.put(self._kept, entry["kept"])
+            generators.put(self._kept, entry["kept"])
         self._open(entry)
         assert self._batches is not None, "an opened epoch gives batches"
         with self._private:

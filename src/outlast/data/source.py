@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,7 +22,6 @@ class Source(Protocol):
     and every later one. An epoch draws nothing before its first `next`.
     """
 
-    exactness: Literal["exact", "replayed"]
     note: str  # one sentence for the user when replayed
     epoch: int  # from 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from outlast.data import randomness
+from outlast import generators
 from outlast.data.counted import Counted, set_epoch
 
 
@@ -50,7 +50,14 @@ class StatefulSource(Counted):
 
     def _take(self) -> Any:
         assert self._batches is not None, "an epoch begins before it gives batches"
-        return next(self._batches)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._done or self._left is None:
+                raise
+            # The place that was loaded is the loader's end: what comes next is its next beginning.
+            self._batches = iter(self._loader)
+            return next(self._batches)
 
     def _mark(self) -> dict[str, Any]:
         state = self._left if self._batches is None else self._loader.state_dict()
@@ -61,7 +68,7 @@ class StatefulSource(Counted):
         self._set_epoch()
         self._left, self._cut = position["state"], position["cut"]
         if self._begun and not position["ended"]:
-            with randomness.preserved():
+            with generators.preserved():
                 self._loader.load_state_dict(self._left)
                 self._batches = iter(self._loader)
 
@@ -70,7 +77,7 @@ class StatefulSource(Counted):
             return
         self._cut = False
         if not exhausted:
-            with randomness.preserved():
+            with generators.preserved():
                 self._run_out()
         self._left = self._loader.state_dict()
         self._batches = None

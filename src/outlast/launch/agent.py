@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ LEASE_USED = 0.75  # of the lease: workers are dead well before the controller c
 LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
 BURIALS_MAX = 6
+BURIAL_PAUSE_S = 1.0
 
 
 class Agent:
@@ -44,16 +44,22 @@ class Agent:
         self._held: list[wire.Spawn] = []  # spares, until the script is known to be ours
         self._lost: deque[wire.Lost] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = Watch(crew, self._say)
         self._ours = asyncio.Event()  # the script has called `init()`
         self._done = False
 
     async def run(self) -> None:
-        """Serve until cancelled, or until a plain script was found."""
+        """Serve until cancelled. Raises an ExceptionGroup of what broke the agent."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._break())
             group.create_task(self._link.keep())
             group.create_task(self._keep_lease())
             group.create_task(self._watch_on())
+
+    async def _break(self) -> None:
+        """Pass on what a burial could not answer for; nobody awaits those tasks."""
+        await self._broken
 
     @property
     def said_hello(self) -> bool:
@@ -130,14 +136,14 @@ class Agent:
         elif isinstance(body, wire.Kill):
             self._kill(body)
         elif worker := self._crew.workers.get(frame.worker):
+            worker.channel.send(frame)
             if isinstance(body, wire.Seat):
                 self._seat(worker, body.seat)
-            worker.channel.send(frame)
 
     # --- workers --------------------------------------------------------------------------
 
     def _spawn(self, body: wire.Spawn) -> None:
-        post = Post(body.worker, body.seat, self._host, self._incarnation, 0, body.environment)
+        post = Post(body.worker, body.seat, self._host, self._incarnation, 0)
         try:
             worker = self._crew.start(post)
         except (OSError, ConfigError) as error:
@@ -147,7 +153,7 @@ class Agent:
                 worker=body.worker,
                 seat=body.seat,
                 host=self._host,
-                t_ns=time.time_ns(),
+                t_ns=self._crew.clock.now_ns(),
             )
             self._say_lost(wire.Lost(worker=body.worker, fault=fault, n=-1, state="starting"))
             return
@@ -156,9 +162,16 @@ class Agent:
         self._say(wire.Spawned(worker=worker.name, pid=worker.process.pid))
 
     def _seat(self, worker: Worker, seat: int) -> None:
-        if worker.seat < 0:
-            self._crew.run_dir.seat_log(seat, worker.name)
-        worker.seat = seat
+        self._crew.keepers.start(seat)
+        was_spare, worker.seat = worker.seat < 0, seat
+        if was_spare:
+            try:
+                self._crew.run_dir.seat_log(seat, worker.name)
+            except OSError as error:
+                self._crew.note(
+                    f"the logs of {worker.name}, now rank {seat}, are found under logs/spare only:"
+                    f" {error}"
+                )
 
     def _kill(self, body: wire.Kill) -> None:
         if worker := self._crew.workers.get(body.worker):
@@ -176,9 +189,14 @@ class Agent:
         if not self.said_hello and not worker.kill_reason and not self._done:
             self._on_plain(worker)
             return
-        task = asyncio.create_task(self._bury(worker, time.time_ns()))
+        task = asyncio.create_task(self._bury(worker, self._crew.clock.now_ns()))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._buried)
+
+    def _buried(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._broken.done():
+            self._broken.set_exception(error)
 
     async def _bury(self, worker: Worker, t_ns: int) -> None:
         for _ in range(BURIALS_MAX):
@@ -186,14 +204,22 @@ class Agent:
                 remains = await self._crew.bury(worker)
                 break
             except TimeoutError as error:
-                sys.stderr.write(f"outlast: {error}; the kernel does not let go of them\n")
+                self._crew.note(f"{error}; the kernel does not let go of them")
+            except OSError as error:  # no descriptor is left to look at /proc with, perhaps
+                self._crew.note(f"worker {worker.name} cannot be buried yet: {error}")
+                await asyncio.sleep(BURIAL_PAUSE_S)
         else:
             return  # not dead is not lost: the controller's deadline ends the run
         fault = fault_of(worker, remains, self._host, t_ns)
         beat = remains.beat
         self._say_lost(
             wire.Lost(
-                worker=worker.name, fault=fault, n=beat.n, state=beat.state, slots=remains.slots
+                worker=worker.name,
+                fault=fault,
+                n=beat.n if beat else -1,
+                step=beat.step if beat else 0,
+                state=beat.state if beat else "",
+                slots=remains.slots,
             )
         )
 
@@ -242,9 +268,9 @@ class Agent:
 
     async def _lease_out(self) -> None:
         """Nobody may count on these workers any more, and nobody will: they die here and now."""
-        sys.stderr.write(
-            f"outlast: agent {self._host} had no word of its controller for"
-            f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends\n"
+        self._crew.note(
+            f"agent {self._host} had no word of its controller for"
+            f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
         )
         await self._crew.kill_all("the agent's lease ran out")
         self._incarnation += 1

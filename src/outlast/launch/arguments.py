@@ -8,16 +8,22 @@ import shutil
 import signal
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeVar
 
 import msgspec
 
-from outlast import config
+from outlast import amounts, config
+from outlast.checkpoint import durable, retention
+from outlast.checkpoint.durable import Durable
+from outlast.checkpoint.keeper.receiving import SENDERS_MAX
+from outlast.checkpoint.retention import Keep
 from outlast.core import faults
 from outlast.errors import ConfigError, UsageError
 
+T = TypeVar("T")
 # torchrun flags that a run of ours cannot honour, each with its value when it is not given.
 _REFUSED: dict[str, object] = {
     "run_path": False,
@@ -46,7 +52,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str | None
     streams: dict[int, int]  # by seat: 1 stdout, 2 stderr, 3 both go to the console
     stop_signals: tuple[str, ...]
-    checkpoint_every: int
+    checkpoint_every: int  # steps; config.AUTO: as the schedule says
+    snapshot_every: int  # the same, for copies in memory
+    copies: int  # keepers that hold what a rank saved
+    peer_rate_bytes_per_s: int | None = None  # what all keepers send to others, together
+    parity: int = 0  # or ranks of a group whose keepers hold parity
+    until_step: int = 0  # after it a checkpoint, and the run is done; 0: as far as the script goes
+    keep: Keep
+    durable: tuple[Durable, ...]
+    on_save_failure: Literal["warn", "stop"]
     faults: tuple[str, ...]
     fault_seed: int
     limits: config.Limits
@@ -59,6 +73,7 @@ def parse(argv: list[str]) -> RunPlan:
 
     Raises UsageError or ConfigError saying what to change, in one line; `--help` exits.
     """
+    config.check_torch()
     try:
         parser = _parser()
     except ValueError as error:  # from one of torchrun's PET_* flags
@@ -66,13 +81,12 @@ def parse(argv: list[str]) -> RunPlan:
     given = parser.parse_args(argv)
     _refuse(given)
     world = _world(given.nproc_per_node)
-    for text in given.fault:
-        faults.parse(text)
-    for name in ("spares", "max_restarts", "checkpoint_every"):
+    for name in ("spares", "max_restarts"):
         if getattr(given, name) < 0:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} must not be negative, not {getattr(given, name)}")
     script = given.training_script
+    copies, parity = _copies(given.copies, world)
     return RunPlan(
         world=world,
         spares=given.spares,
@@ -89,7 +103,14 @@ def parse(argv: list[str]) -> RunPlan:
         streams=_streams(given, world),
         stop_signals=_signals(given.signals_to_handle),
         checkpoint_every=given.checkpoint_every,
-        faults=tuple(given.fault),
+        snapshot_every=given.snapshot_every,
+        copies=copies,
+        peer_rate_bytes_per_s=given.peer_rate,
+        parity=parity,
+        keep=given.keep,
+        durable=tuple(given.durable),
+        on_save_failure=given.on_save_failure,
+        faults=_faults(given, world),
         fault_seed=given.fault_seed,
         limits=_limits(given),
         json=given.json,
@@ -117,20 +138,14 @@ def _parser() -> ArgumentParser:
     add = ours.add_argument
     add("--spares", type=int, default=0, help="Workers that wait without a seat.")
     add("--run-dir", "--run_dir", help="Where the run lives; resumed when it is there already.")
-    add(
-        "--checkpoint-every",
-        "--checkpoint_every",
-        type=int,
-        default=0,
-        metavar="STEPS",
-        help="Committed steps between checkpoints; 0: only when asked to stop.",
-    )
+    _add_saving(add)
     add(
         "--fault",
         action="append",
         default=[],
         metavar="SPEC",
-        help="Break something: kill:rank=2,step=10,phase=backward (repeatable).",
+        help="Break something: kill:rank=2,step=10,phase=backward, or in any script"
+        " kill:rank=1,after=30 (repeatable).",
     )
     add("--fault-seed", "--fault_seed", type=int, default=0, help="For faults with random=.")
     add(
@@ -143,6 +158,112 @@ def _parser() -> ArgumentParser:
     add("--json", action="store_true", help="The summary as JSON on stdout.")
     add("--plain", action="store_true", help="Progress lines, even on a terminal.")
     return parser  # fmt: skip
+
+
+def _add_saving(add: Callable[..., object]) -> None:
+    """The flags that say what is saved when, and where."""
+    add(
+        "--checkpoint-every",
+        "--checkpoint_every",
+        type=_interval,
+        default=0,
+        metavar="STEPS|auto",
+        help="Committed steps between checkpoints on disk; auto: as costs and failures ask for;"
+        " 0: only when asked to stop.",
+    )
+    add(
+        "--snapshot-every",
+        "--snapshot_every",
+        type=_interval,
+        default=0,
+        metavar="STEPS|auto",
+        help="Committed steps between copies in memory, from which all can begin again without the"
+        " disk; 0: a checkpoint's own.",
+    )
+    add(
+        "--copies",
+        default="1",
+        metavar="COUNT|xor:RANKS",
+        help="How many keepers hold each rank's last saves in memory: its own, and others', where"
+        " they survive both. xor:4: instead of copies, parity in groups of up to 4 ranks, for the"
+        " loss of one of them, and a third of the memory.",
+    )
+    add(
+        "--peer-rate",
+        "--peer_rate",
+        type=_read(lambda text: amounts.rate(text, text)),
+        metavar="RATE",
+        help="What goes from this host's keepers to others for --copies, at most: 1GB/s.",
+    )
+    add(
+        "--keep",
+        type=_read(retention.parse),
+        default=Keep(),
+        metavar="RULES",
+        help="Which checkpoints stay: last=3,every=1000,milestone=5000,age=7d,size=10TB"
+        " (default: last=2).",
+    )
+    add(
+        "--durable",
+        type=_read(durable.parse),
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="Where checkpoints are copied to in the background: a directory, s3://, gs:// or"
+        " az://, and options after spaces: every=1000 or every=6h (one checkpoint of each such"
+        " span), keep=RULES (default: those of --keep), rate=200MB/s (at most). Repeatable.",
+    )
+    add(
+        "--on-save-failure",
+        "--on_save_failure",
+        choices=("warn", "stop"),
+        default="warn",
+        help="When a checkpoint cannot be written: say so and go on, or end the run, resumable.",
+    )
+
+
+def _interval(text: str) -> int:
+    if text == "auto":
+        return config.AUTO
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ArgumentTypeError(f"{text!r} is neither a number of steps below 10^9 nor auto")
+    return int(text)
+
+
+def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """For a flag whose text is read elsewhere, and whose errors are argparse's to tell."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _copies(text: str, world: int) -> tuple[int, int]:
+    """Copies, and the ranks of a parity group; 0 for none."""
+    kind, colon, count = text.rpartition(":")
+    most = min(world, SENDERS_MAX + 1)
+    number = int(count) if re.fullmatch(r"-?[0-9]{1,9}", count) else None
+    if number is None or (colon and kind != "xor"):
+        raise UsageError(
+            f"--copies {text}: neither a number of copies nor xor: and the ranks of a group; try"
+            " --copies 2, or --copies xor:4"
+        )
+    if colon and not 2 <= number <= most:
+        raise UsageError(
+            f"--copies {text}: a group's parity is held by the keepers of its ranks, so that"
+            f" {f'xor:2 to xor:{most} are' if most > 1 else 'none is'} possible with {world} ranks"
+        )
+    if not 1 <= number <= most:
+        raise UsageError(
+            f"--copies {text}: each is held by another rank's keeper, so that 1 to {most} are"
+            f" possible with {world} ranks"
+        )
+    # In a pair, parity is a copy.
+    return (1, number) if colon and number > 2 else (number, 0)
 
 
 def _refuse(given: Namespace) -> None:
@@ -236,6 +357,20 @@ def _signals(text: str) -> tuple[str, ...]:
         if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
             raise UsageError(f"--signals-to-handle: {name} is no signal that can be handled")
     return names
+
+
+def _faults(given: Namespace, world: int) -> tuple[str, ...]:
+    """Every fault, those of random= drawn; the workers get them as text."""
+    found: list[str] = []
+    for text in given.fault:
+        specs = faults.expand(faults.parse(text), world, given.spares, given.fault_seed)
+        found += [spec.text for spec in specs]
+    if twice := [text for text in dict.fromkeys(found) if found.count(text) > 1]:
+        raise ConfigError(
+            f"--fault {twice[0]!r} is asked for twice, and a fault strikes once; give times=2, or"
+            " another place (or another --fault-seed)"
+        )
+    return tuple(found)
 
 
 def _limits(given: Namespace) -> config.Limits:

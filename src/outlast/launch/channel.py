@@ -70,10 +70,6 @@ class Channel:
         while not self.closed and self._read_once():
             pass
 
-    @property
-    def pending_bytes(self) -> int:
-        return self._pending_bytes
-
     def close(self, reason: str = "closed here") -> None:
         if self.closed:
             return

@@ -15,17 +15,19 @@ import msgspec
 
 from outlast import wire
 from outlast.core import contract
-from outlast.core.membership import handle, initial
+from outlast.core.membership import SavePolicy, handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.arguments import RunPlan
 from outlast.launch.channel import Channel
 from outlast.launch.display import Record
+from outlast.launch.origin import Result, Search, search
 from outlast.launch.rundir import RunDir
 from outlast.observe.segments import SegmentWriter, read_records
 
 STRANGERS_MAX = 16
 STRANGER_S = 5.0
-LATE_S = 1.0  # a tick that comes later than this means that nobody ran, not that all were silent
+BEAT_S = 0.25
+STILL_S = 1.0  # a beat later than this: we did not run; not that all the others were silent
 _entry_encoder = msgspec.msgpack.Encoder()
 _entry_decoder: msgspec.msgpack.Decoder[contract.AnyEntry] = msgspec.msgpack.Decoder(
     contract.AnyEntry
@@ -58,11 +60,7 @@ def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[contr
 
 
 class Controller:
-    """Feeds `handle` with frames, time and requests, and carries out what it answers.
-
-    Ticks are held back until the first worker has said Hello and for `hello_s` more (or until all
-    seats have): before that nothing is known about the script, so silence proves nothing.
-    """
+    """Feeds `handle` with frames, time and requests, and carries out what it answers."""
 
     def __init__(
         self,
@@ -71,27 +69,34 @@ class Controller:
         token: bytes,
         record: Record,
         checkpoint: wire.Checkpointed | None,
+        origins: Search,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         job = run_dir.job
-        self._limits = plan.limits
-        self._world = plan.world
         self.job = job
         self._token = token
         self._record = record
         self._checkpoint = checkpoint
+        self._origins = origins
+        self._committed = committed  # hears of each checkpoint on the disk
         self._journal_dir = run_dir.room("journal")
         self._earlier = read_journal(self._journal_dir, record.note)
         self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
-        self._state = initial(plan.world, plan.spares, plan.limits, run=job.run)
+        policy = SavePolicy(
+            memory=plan.snapshot_every,
+            disk=plan.checkpoint_every,
+            durable=any(target.every is None for target in plan.durable),
+            stop=plan.on_save_failure == "stop",
+        )
+        self._state = initial(plan.world, plan.spares, plan.limits, run=job.run, policy=policy)
         self._inputs: deque[contract.Input] = deque()
         self._turning = False
         self._peers: dict[str, Peer] = {}
         self._strangers: dict[Channel, asyncio.TimerHandle] = {}
         self._seqs: dict[str, int] = {}
-        self._hellos: set[str] = set()
-        self._hold_until_ns: int | None = None  # None: no Hello yet
-        self._wake_ns: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.TimerHandle | None = None
+        self._ran_ns = 0  # when this launcher was last seen to run
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[contract.End] = self._loop.create_future()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -101,6 +106,7 @@ class Controller:
     def begin(self) -> None:
         """Open the door and the run."""
         self._loop.add_reader(self._listener, self._accept)
+        self._beat()
         self._feed(
             contract.Begin(
                 t_ns=self._record.now_ns(),
@@ -113,15 +119,18 @@ class Controller:
 
     def stop(self, reason: str) -> None:
         """A person or the scheduler wants the run to end, resumable."""
-        self._hold_until_ns = 0
         self._feed(contract.StopAsked(t_ns=self._record.now_ns(), reason=reason))
-        self._arm()
+
+    def save(self, reason: str) -> None:
+        """A person or a script wants a checkpoint at once."""
+        self._feed(contract.SaveAsked(t_ns=self._record.now_ns(), reason=reason))
 
     def close(self) -> None:
         """Leave, whatever the run does."""
         self._turning = True  # what still comes in is not for us any more
-        if self._timer:
-            self._timer.cancel()
+        for timer in (self._timer, self._pulse):
+            if timer:
+                timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for channel in [*self._strangers, *(peer.channel for peer in self._peers.values())]:
@@ -132,6 +141,7 @@ class Controller:
 
     def _feed(self, event: contract.Input) -> None:
         """One turn of the core after another: an action may bring the next input about."""
+        self._look_up()
         self._inputs.append(event)
         if self._turning:
             return
@@ -156,10 +166,25 @@ class Controller:
         elif isinstance(action, contract.Emit):
             self._record.emit(action.event)
         elif isinstance(action, contract.Wake):
-            self._wake_ns = action.t_ns
-            self._arm()
+            self._arm(action.t_ns)
+        elif isinstance(action, contract.Verify):
+            search(self._origins, self._loop, lambda result: self._found(action, result))
         elif not self.ended.done():
             self.ended.set_result(action)
+
+    def _found(self, asked: contract.Verify, result: Result) -> None:
+        for damage in result.damaged:
+            self._record.note(damage)
+        if result.error:
+            self._broke(result.error)
+            return
+        self._feed(
+            contract.CheckpointFound(
+                t_ns=self._record.now_ns(),
+                generation=asked.generation,
+                checkpoint=result.checkpoint,
+            )
+        )
 
     def _broke(self, error: OutlastError) -> None:
         if not self.ended.done():
@@ -208,36 +233,28 @@ class Controller:
 
     # --- time -----------------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _arm(self, due_ns: int) -> None:
         if self._timer:
             self._timer.cancel()
-            self._timer = None
-        if self._wake_ns is None or self._hold_until_ns is None:
-            return
-        due_ns = max(self._wake_ns, self._hold_until_ns)
         delay_s = max(0.0, (due_ns - self._record.now_ns()) / 1e9)
-        self._timer = self._loop.call_later(delay_s, self._tick, due_ns)
+        self._timer = self._loop.call_later(delay_s, self._tick)
 
-    def _tick(self, due_ns: int) -> None:
-        if self._record.now_ns() - due_ns > LATE_S * 1e9:
-            # The launcher itself stood still: whoever spoke meanwhile is heard first.
-            pause_s = min(LATE_S, self._limits.lease_s / 4)
-            self._timer = self._loop.call_later(pause_s, self._wake)
-            return
-        self._wake()
-
-    def _wake(self) -> None:
-        self._wake_ns = None
+    def _tick(self) -> None:
         self._feed(contract.Tick(t_ns=self._record.now_ns()))
 
-    def _said_hello(self, worker: str) -> None:
+    def _beat(self) -> None:
+        """Run regularly, so that a time without it can be told from a time without frames."""
+        self._look_up()
+        self._pulse = self._loop.call_later(BEAT_S, self._beat)
+
+    def _look_up(self) -> None:
+        """Before any input: if this launcher stood still, the core hears it first."""
         now_ns = self._record.now_ns()
-        if self._hold_until_ns is None:
-            self._hold_until_ns = now_ns + int(self._limits.hello_s * 1e9)
-        self._hellos.add(worker)
-        if len(self._hellos) >= self._world:
-            self._hold_until_ns = 0
-        self._arm()
+        gap_ns = now_ns - self._ran_ns if self._ran_ns else 0
+        self._ran_ns = now_ns
+        if gap_ns > (BEAT_S + STILL_S) * 1e9:
+            self._record.note(f"the launcher stood still for {gap_ns / 1e9:.1f} s; it goes on")
+            self._feed(contract.StoodStill(t_ns=now_ns, gap_ns=gap_ns))
 
     # --- connections ----------------------------------------------------------------------
 
@@ -274,10 +291,10 @@ class Controller:
         elif isinstance(frame.body, wire.AgentHello):
             self._peers[frame.agent] = Peer(channel, frame.incarnation)
             self._seqs[frame.agent] = 0  # a new incarnation counts anew
-        if isinstance(frame.body, wire.Hello):
-            self._said_hello(frame.worker)
-        elif isinstance(frame.body, wire.Renew):
+        if isinstance(frame.body, wire.Renew):
             self._record.display.beats(frame.body.beats)
+        elif isinstance(frame.body, wire.Checkpointed) and frame.body.tier == "disk":
+            self._committed()
         self._feed(contract.Received(t_ns=self._record.now_ns(), envelope=frame))
 
     def _on_closed(self, channel: Channel, reason: str) -> None:

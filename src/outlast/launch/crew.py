@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from outlast import config, wire
+from outlast.core.placement import Spot
 from outlast.events import Fault
 from outlast.launch.arguments import RunPlan
 from outlast.launch.channel import Channel
 from outlast.launch.environment import free_port, worker_environment
-from outlast.launch.processes import Born, Process, Warden
+from outlast.launch.keepers import Keepers
+from outlast.launch.processes import Born, Process, Warden, signal_name
 from outlast.launch.rundir import RunDir
+from outlast.observe.store import Clock
 from outlast.page import Beat, Page
 
 _STARTED_MAX = 4096
+Left = TypeVar("Left")
 
 
 class Post(NamedTuple):
@@ -32,14 +35,13 @@ class Post(NamedTuple):
     agent: str
     incarnation: int
     restart_count: int
-    extra: dict[str, str]  # environment that its commander adds
 
 
 class Remains(NamedTuple):
     """What a worker left: it and its whole session are dead and reaped."""
 
     exit_code: int  # negative: the signal
-    beat: Beat
+    beat: Beat | None  # None: its page cannot be read
     slots: dict[str, bytes]
     stderr_tail: str
 
@@ -64,7 +66,17 @@ class Worker:
 class Crew:
     """Starts workers and keeps account of them, by name, until they are buried."""
 
-    def __init__(self, plan: RunPlan, run_dir: RunDir, token: bytes, host: str) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        token: bytes,
+        host: str,
+        clock: Clock,
+        note: Callable[[str], None],
+    ) -> None:
+        self.clock = clock  # of all processes of this host
+        self.note = note  # tells the owner
         self.plan = plan
         self.run_dir = run_dir
         self.host = host
@@ -72,9 +84,21 @@ class Crew:
         self.started: deque[Worker] = deque(maxlen=_STARTED_MAX)  # for whoever follows their logs
         self._token = token
         self._mark = mark_of(token)
-        self._warden = Warden(f"{self._mark}:", run_dir.lock_fd)
-        self._leaders = {self._warden.pid}
         self.master_port = plan.master_port or free_port(plan.master_addr)
+        self._leaders: set[int] = set()
+        self._warden = Warden(f"{self._mark}:", run_dir.lock_fd, self._leaders, note)
+        self._keepers_prefix = f"@outlast-{self._mark}-"
+        self.keepers = Keepers(
+            self._keepers_prefix,
+            token.hex(),
+            run_dir.lock_fd,
+            self._leaders,
+            note,
+            spots=[Spot(host)] * plan.world,
+            copies=plan.copies,
+            parity=plan.parity,
+            peer_rate_bytes_per_s=plan.peer_rate_bytes_per_s,
+        )
 
     def start(self, post: Post) -> Worker:
         """Start one worker. Raises OSError or ConfigError when the host cannot."""
@@ -94,7 +118,7 @@ class Crew:
                 post.restart_count,
                 str(log_dir / "error.json"),
             )
-            born = Born(post.name, mark, {**environment, **post.extra}, log_dir, theirs, page)
+            born = Born(post.name, mark, environment, log_dir, theirs, page)
             process = Process(
                 self.plan.command, born, self._leaders, lambda: worker.on_exit(worker)
             )
@@ -127,21 +151,24 @@ class Crew:
             page_fd=page_fd,
             run_dir=str(self.run_dir.path.absolute()),
             checkpoint_every=self.plan.checkpoint_every,
+            snapshot_every=self.plan.snapshot_every,
+            until_step=self.plan.until_step,
+            keepers=self._keepers_prefix,
             faults=self.plan.faults,
             fault_seed=self.plan.fault_seed,
+            clock_anchor_ns=self.clock.anchor_ns,
             limits=self.plan.limits,
         )
 
     def _free_local_rank(self, seat: int) -> int:
-        """The device from birth: the seat's own number where it is free, else the lowest."""
+        """The device from birth, below world + spares: the seat's own number where it is free, else
+        the lowest; a spare leaves the seats' own numbers for the last. Shared when all are taken.
+        """
+        world, total = self.plan.world, self.plan.world + self.plan.spares
         taken = {worker.local_rank for worker in self.workers.values()}
-        if seat >= 0 and seat not in taken:
-            return seat
-        # A seat's own device stays free for the worker that may be started for it.
-        first = self.plan.world if seat < 0 else 0
-        total = self.plan.world + self.plan.spares + len(taken) + 1
-        numbers = [*range(first, total), *range(first)]
-        return next(number for number in numbers if number not in taken)
+        seated = [seat, *range(total)]
+        numbers = seated if seat >= 0 else [*range(world, total), *range(world)]
+        return next((number for number in numbers if number not in taken), numbers[0])
 
     def kill(self, worker: Worker, reason: str) -> None:
         """SIGKILL; `on_exit` follows. The first reason is the one that is told."""
@@ -157,7 +184,7 @@ class Crew:
         """Kill and reap the whole family, take in its last words, and forget it.
 
         Raises TimeoutError when somebody survives SIGKILL; the worker is then still on the books,
-        and the next call tries again.
+        and the next call tries again. What it left in a state that cannot be read is noted.
         """
         if worker.burial is None or (worker.burial.done() and worker.burial.exception()):
             worker.burial = asyncio.create_task(self._bury(worker))
@@ -165,15 +192,28 @@ class Crew:
 
     async def _bury(self, worker: Worker) -> Remains:
         exit_code = await worker.process.bury()
-        worker.channel.read_rest()
+        self._try(worker, worker.channel.read_rest, None)
         worker.channel.close()
         remains = Remains(
-            exit_code, worker.page.read(), worker.page.slots(), worker.process.stderr_tail()
+            exit_code,
+            self._try(worker, worker.page.read, None),
+            self._try(worker, worker.page.slots, {}),
+            worker.process.stderr_tail(),
         )
         worker.page.close()
         self._warden.buried(worker.process.pid)
         self.workers.pop(worker.name, None)
         return remains
+
+    def _try(self, worker: Worker, read: Callable[[], Left], otherwise: Left) -> Left:
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - a damaged page must not hide its writer's death
+            self.note(
+                f"{read.__name__} of dead worker {worker.name} failed"
+                f" ({type(error).__name__}: {error}); its loss is reported without it"
+            )
+            return otherwise
 
     async def kill_all(self, reason: str) -> None:
         """End everybody, whatever they do. Raises TimeoutError as `bury`."""
@@ -181,12 +221,18 @@ class Crew:
         for worker in workers:
             worker.on_exit = lambda _worker: None
             self.kill(worker, reason)
-        await asyncio.gather(*(self.bury(worker) for worker in workers))
+        burials = (self.bury(worker) for worker in workers)
+        for end in await asyncio.gather(*burials, return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end
 
     async def close(self) -> None:
-        """Nobody is left when this returns, as far as SIGKILL reaches."""
-        with contextlib.suppress(TimeoutError):  # the warden tries once more, and waits longer
+        """Nobody is left when this returns, as far as SIGKILL reaches; who is left is noted."""
+        try:
             await self.kill_all("the launcher ends")
+        except (TimeoutError, OSError) as error:
+            self.note(f"{error}; the warden tries once more, and waits longer")
+        await self.keepers.close(self.plan.limits.stop_s)
         self._warden.dismiss()
 
 
@@ -201,7 +247,7 @@ def fault_of(worker: Worker, remains: Remains, host: str, t_ns: int) -> Fault:
     if worker.kill_reason:
         kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
     elif code < 0:
-        kind, detail = "killed", f"killed by {signal.Signals(-code).name}"
+        kind, detail = "killed", f"killed by {signal_name(-code)}"
     else:
         kind, detail = "exited", f"ended by itself with exit code {code}"
     return Fault(
@@ -210,8 +256,9 @@ def fault_of(worker: Worker, remains: Remains, host: str, t_ns: int) -> Fault:
         worker=worker.name,
         seat=worker.seat,
         host=host,
-        n=remains.beat.n,
-        step=remains.beat.step,
+        n=remains.beat.n if remains.beat else -1,
+        step=remains.beat.step + 1 if remains.beat and worker.seat >= 0 else -1,
+        state=remains.beat.state if remains.beat else "",
         signal=max(0, -code),
         exit_code=max(0, code),
         traceback=remains.stderr_tail if code > 0 else "",

@@ -56,8 +56,10 @@ def worker_environment(
 
 
 def free_port(address: str) -> int:
-    """A TCP port that is free on `address` now. Raises OSError when the address is not ours."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    """A TCP port that is free on `address` now. Raises OSError when the address is not ours, and
+    its kind gaierror when it does not resolve."""
+    found = socket.getaddrinfo(address.strip("[]"), 0, type=socket.SOCK_STREAM)
+    family, _, _, _, name = found[0]
     with socket.socket(family) as probe:
-        probe.bind((address.strip("[]"), 0))
+        probe.bind(name)
         return int(probe.getsockname()[1])

@@ -13,6 +13,8 @@ from outlast.launch.crew import Crew, Post, Worker, fault_of
 from outlast.launch.display import Record
 from outlast.launch.environment import free_port
 
+_DONE = End(outcome="done", exit_code=EXIT_DONE)
+
 
 class PlainGroup:
     """Takes over a crew in which nobody has said Hello.
@@ -54,14 +56,12 @@ class PlainGroup:
         """Until all are done, or nothing more can be done; nobody is alive then."""
         while True:
             fault = await self._one_attempt()
-            if self._hello:
-                return await self._half_plain(self._hello)
             if self._stopping:
                 return End(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=fault)
             if fault is None:
-                return End(outcome="done", exit_code=EXIT_DONE)
+                return self._half_plain(self._hello) if self._hello else _DONE
             left = self._crew.plan.max_restarts - self._restarts
-            if left <= 0:
+            if left <= 0 or self._hello:  # of no use to a script that calls init()
                 return End(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
             self._restarts += 1
             self._record.note(
@@ -84,12 +84,13 @@ class PlainGroup:
         return None
 
     async def _next_exit(self) -> Worker | None:
-        """The next worker that ended; None when everybody shall stop."""
+        """The next worker that ended; None when everybody shall stop. Who ended before that has
+        ended by itself, and may be why."""
         stopped = asyncio.create_task(self._stop.wait())
         exited = asyncio.create_task(self._exited.get())
         try:
             await asyncio.wait({stopped, exited}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._stop.is_set() else exited.result()
+            return exited.result() if exited.done() else None
         finally:
             stopped.cancel()
             exited.cancel()
@@ -124,7 +125,7 @@ class PlainGroup:
         for seat in range(self._crew.plan.world):
             name = f"w{self._crew.run_dir.job.term}-{seat}-r{self._restarts}"
             try:
-                worker = self._crew.start(Post(name, seat, self._crew.host, 1, self._restarts, {}))
+                worker = self._crew.start(Post(name, seat, self._crew.host, 1, self._restarts))
             except (OSError, ConfigError) as error:
                 return events.Fault(
                     kind="exited", detail=f"could not be started: {error}", seat=seat
@@ -141,7 +142,7 @@ class PlainGroup:
             )
         return None
 
-    async def _half_plain(self, worker: Worker) -> End:
+    def _half_plain(self, worker: Worker) -> End:
         fault = events.Fault(
             kind="exited",
             detail=(

@@ -5,21 +5,37 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from outlast import config
-from outlast.errors import ConfigError
+from outlast.checkpoint import room
+from outlast.checkpoint.durable import Durable, Target
+from outlast.checkpoint.keeper.sending import BYTES_PER_S_MIN
+from outlast.checkpoint.targets import open_targets
+from outlast.errors import ConfigError, OutlastError, RefusedError
 from outlast.launch.arguments import RunPlan
+from outlast.launch.environment import free_port
+from outlast.observe.words import counted
 
 PAGE_RESERVED_BYTES = 2 << 20  # of shared memory a worker, before its own state grows
+REQUEST_S = 30.0  # of durable storage: draining tries again by itself
 _SIOCGIFADDR = 0x8915
 
 
-def check(plan: RunPlan) -> None:
-    """Raises ConfigError naming what does not hold and what to change; nothing is started then."""
+def check(plan: RunPlan) -> list[Target]:
+    """The durable targets that the plan names, in its order.
+
+    Raises ConfigError or StorageError naming what does not hold and what to change; nothing is
+    started then. One target that does not answer is no error where another one does, or the run
+    directory has been used: it may not be needed.
+    """
+    config.check_torch()
     check_interface(config.gloo_interface())
     _check_memory(plan.world + plan.spares)
     _check_address(plan.master_addr)
+    _check_peer_rate(plan)
+    return _targets(plan.durable, Path(plan.run_dir))
 
 
 def check_interface(names: str) -> None:
@@ -49,21 +65,55 @@ def _has_address(name: str) -> bool:
 
 def _check_memory(workers: int) -> None:
     needed_bytes = workers * PAGE_RESERVED_BYTES
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            free_bytes = int(line.split()[1]) << 10
-            if free_bytes < needed_bytes:
-                raise ConfigError(
-                    f"the pages of {workers} workers need {needed_bytes} bytes of memory,"
-                    f" {free_bytes} are available; nothing was started; free memory"
-                )
+    left = room.tightest()
+    if left.free_bytes < needed_bytes:
+        raise ConfigError(
+            f"the pages of {workers} workers need {needed_bytes} bytes of memory, and of what is"
+            f" {left.whose} only {left.free_bytes} are left; nothing was started; free memory,"
+            " or raise the container's limit"
+        )
 
 
 def _check_address(address: str) -> None:
     try:
-        socket.getaddrinfo(address.strip("[]"), 0)
+        free_port(address)
     except OSError as error:
+        said = "does not resolve" if isinstance(error, socket.gaierror) else "is not this host's"
         raise ConfigError(
-            f"--master-addr {address} does not resolve ({error.strerror}); nothing was started;"
-            " leave it out for this host"
+            f"--master-addr {address} {said} ({error.strerror}); nothing was started;"
+            " leave it out: there is one node, and its own address will do"
         ) from error
+
+
+def _check_peer_rate(plan: RunPlan) -> None:
+    rate = plan.peer_rate_bytes_per_s
+    peers = max(plan.copies, plan.parity) - 1
+    if rate is None:
+        return
+    if not peers:
+        raise ConfigError(
+            "--peer-rate: without copies nothing is sent to peers; nothing was started; say"
+            " --copies 2 as well, or leave it out"
+        )
+    least = plan.world * peers * int(BYTES_PER_S_MIN)
+    if rate < least:
+        raise ConfigError(
+            f"--peer-rate of {rate / 1e6:g} MB/s: {counted(plan.world, 'rank')} send to"
+            f" {counted(peers, 'peer')} each, and what moves at less than"
+            f" {BYTES_PER_S_MIN / 1e6:g} MB/s is given up; nothing was started; say at least"
+            f" {least / 1e6:g}MB/s"
+        )
+
+
+def _targets(asked: Sequence[Durable], run_dir: Path) -> list[Target]:
+    try:
+        targets, silent = open_targets(asked, run_dir / "checkpoints", REQUEST_S)
+    except (ConfigError, RefusedError) as error:
+        raise _refusal(error) from error
+    if silent and len(silent) == len(targets) and not (run_dir / "run.json").is_file():
+        raise _refusal(silent[0]) from silent[0]
+    return targets
+
+
+def _refusal(error: OutlastError) -> OutlastError:
+    return type(error)(f"--durable {error}; nothing was started")

@@ -21,6 +21,7 @@ from outlast.page import Page
 _SHIM = Path(__file__).with_name("shim.py")
 _PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 10.0  # SIGKILL -> the last of the family is a zombie; only a sick kernel needs longer
+WARDENS_MAX = 8  # replacements in a launcher's life
 TAIL_LINES = 40
 _TAIL_BYTES = 64 << 10
 
@@ -79,9 +80,18 @@ class Process:
                 start_new_session=True,
             )
         self.pid = self._popen.pid
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # nobody could watch it: it must not live
+            self._popen.kill()
+            self._popen.wait(KILL_S)
+            raise
         self._leaders = leaders  # whom their owners reap: main processes and the warden
         leaders.add(self.pid)
-        self._pidfd = os.pidfd_open(self.pid)
+        self._exit_code: int | None = None  # once it is buried
+        # Who was seen to be of the family: on its way out a process loses its environment before
+        # it is a zombie, and must not be forgotten in between.
+        self._kin: set[tuple[int, int]] = set()
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         self._loop.add_reader(self._pidfd, self._died)
@@ -92,6 +102,8 @@ class Process:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the main process. SIGKILL ends stopped ones, too; `on_exit` follows."""
+        if self._exit_code is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
@@ -102,10 +114,12 @@ class Process:
         return seen.state if seen else "X"
 
     async def bury(self) -> int:
-        """Kill and reap the whole family; the main process's exit code.
+        """Kill and reap the whole family; the main process's exit code, again if asked again.
 
         Raises TimeoutError when somebody survives SIGKILL for KILL_S seconds.
         """
+        if self._exit_code is not None:
+            return self._exit_code
         self.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_S
         pause_s = 0.001
@@ -119,11 +133,16 @@ class Process:
                 warden.kill(process)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)
-        exit_code = self._popen.wait(timeout=KILL_S)
+        try:
+            self._exit_code = self._popen.wait(timeout=KILL_S)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"worker {self.name} cannot be reaped: {error}") from error
         self._leaders.discard(self.pid)
-        with contextlib.suppress(OSError):
-            os.close(self._pidfd)
-        return exit_code
+        # Buried while it lived, it may be that its death was not looked at yet: the loop must not
+        # go on watching a number that the next file opened will have.
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        return self._exit_code
 
     def _family(self) -> list[warden.Seen]:
         """Who of this family is still there, besides the main process's zombie; orphans that have
@@ -141,13 +160,17 @@ class Process:
         roots = {
             pid
             for pid in warden.descendants({us}, seen)
-            if seen[pid].session == self.pid or warden.is_marked(pid, self.mark)
+            if seen[pid].session == self.pid
+            or (pid, seen[pid].started) in self._kin
+            or warden.is_marked(pid, self.mark)
         }
-        return [
+        family = [
             seen[pid]
             for pid in warden.descendants(roots | {self.pid}, seen)
             if pid != self.pid or seen[pid].state not in "ZX"
         ]
+        self._kin |= {(process.pid, process.started) for process in family}
+        return family
 
     def stderr_tail(self) -> str:
         """The last TAIL_LINES lines that it wrote to stderr."""
@@ -165,42 +188,98 @@ def tail(path: Path) -> str:
     return "\n".join(lines[-TAIL_LINES:])
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL and the like; the real-time signals in between their two ends have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        after = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{after}" if after > 0 else f"signal {number}"
+
+
 class Warden:
-    """The launcher's end of the warden: told each session, it outlives a killed launcher."""
+    """The launcher's end of the warden: told each session, it outlives a killed launcher. One that
+    dies itself is replaced; `note` hears of that. Raises OSError where the first cannot be started.
+    """
 
-    def __init__(self, mark: str, lock_fd: int) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(warden.__file__)), mark],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(lock_fd,),
-            start_new_session=True,
-            bufsize=0,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+    def __init__(
+        self, mark: str, lock_fd: int, leaders: set[int], note: Callable[[str], None]
+    ) -> None:
+        self._mark, self._lock_fd, self._leaders, self._note = mark, lock_fd, leaders, note
+        self._sessions: set[int] = set()
+        self._replacements = WARDENS_MAX
+        self._loop = asyncio.get_running_loop()
+        self._popen: subprocess.Popen[bytes] | None = None  # None: there is none any more
+        self._start()
 
     def born(self, session: int) -> None:
+        self._sessions.add(session)
         self._tell(f"+{session}\n")
 
     def buried(self, session: int) -> None:
+        self._sessions.discard(session)
         self._tell(f"-{session}\n")
 
-    def _tell(self, line: str) -> None:
-        assert self._popen.stdin is not None
-        # Without its warden the run goes on: the parent-death signal still covers the workers.
-        with contextlib.suppress(BrokenPipeError):
-            self._popen.stdin.write(line.encode())
-
     def dismiss(self) -> None:
-        """End it: whatever is still there of our workers dies first."""
+        """End it: whatever is still there of our workers dies first, and who does not is noted."""
+        code = self._part(warden.SWEEP_S + KILL_S)
+        if code == 0:
+            return
+        if code != 1:  # it was killed, or there was none: then nobody has swept
+            warden.sweep(self._sessions, self._mark)
+        if left := warden.left_behind(self._sessions, self._mark):
+            pids = ", ".join(f"{process.pid} ({process.state})" for process in left)
+            self._note(f"processes of this run survive SIGKILL and are left behind: {pids}")
+
+    def _start(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(warden.__file__)), self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._lock_fd,),
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._leaders.add(self._popen.pid)
         assert self._popen.stdin is not None
-        self._popen.stdin.close()
+        self._stdin = self._popen.stdin
+        # The pipe breaks when it dies: no other descriptor is needed to see it.
+        self._loop.add_reader(self._stdin, self._died)
+        for session in self._sessions:
+            self._tell(f"+{session}\n")
+
+    def _tell(self, line: str) -> None:
+        if self._popen:
+            with contextlib.suppress(BrokenPipeError):  # then `_died` is next
+                self._stdin.write(line.encode())
+
+    def _died(self) -> None:
+        code = self._part(KILL_S)
+        how = signal_name(-code) if code and code < 0 else f"exit code {code}"
+        said = f"the warden, who cleans up behind a launcher that is killed, has died ({how})"
+        if not self._replacements:
+            self._note(f"{said} too often to be replaced: only the workers themselves would die")
+            return
+        self._replacements -= 1
         try:
-            self._popen.wait(timeout=warden.SWEEP_S + KILL_S)
+            self._start()
+        except OSError as error:
+            self._note(f"{said}, and another one cannot be started: {error}")
+        else:
+            self._note(f"{said}; another one was started")
+
+    def _part(self, wait_s: float) -> int | None:
+        """Hang up, wait for its end at most `wait_s`, kill it then; its exit code."""
+        popen, self._popen = self._popen, None
+        if popen is None:
+            return None
+        self._loop.remove_reader(self._stdin)
+        self._stdin.close()
+        try:
+            popen.wait(wait_s)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait(timeout=KILL_S)
+            popen.kill()
+            popen.wait(KILL_S)
+        self._leaders.discard(popen.pid)
+        return popen.returncode

@@ -7,24 +7,34 @@ import contextlib
 import secrets
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outlast import events, wire
-from outlast.checkpoint import store
+from outlast.checkpoint.durable import Target
 from outlast.core.contract import End
-from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED
-from outlast.launch import preflight, rundir
+from outlast.errors import (
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    OutlastError,
+    RunDirError,
+    StorageError,
+)
+from outlast.launch import asking, beginning, planned, preflight, rundir
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import RunPlan
 from outlast.launch.console import Console
 from outlast.launch.controller import Controller
 from outlast.launch.crew import Crew, Worker
 from outlast.launch.display import Display, Record
+from outlast.launch.origin import Search
 from outlast.launch.plain import PlainGroup
 from outlast.launch.processes import become_subreaper
 from outlast.launch.rundir import RunDir
-from outlast.observe.store import EventWriter
+from outlast.launch.strikes import Strikes
+from outlast.launch.upkeep import Upkeep
+from outlast.observe.store import Clock, EventWriter
 
 GRACE_S = 15.0  # above `stop_s`: then the launcher ends without waiting for anybody's consent
 
@@ -33,17 +43,24 @@ def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[End, Path]:
     """Run the plan to its end; the end and the run directory. `show` opens the view of a run
     directory, once it is taken.
 
-    Raises ConfigError and RunDirError before anything was started, and OutlastError when the run
-    broke in a way that the controller could not decide about; nobody is left alive either way.
+    Raises ConfigError, RunDirError and StorageError before anything was started. What breaks the
+    launcher or its controller later is the cause of a run that gave up; nobody is left alive.
     """
-    preflight.check(plan)
+    with asking.ignored():
+        return _launch(plan, show)
+
+
+def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[End, Path]:
+    durable = preflight.check(plan)
     run_dir = rundir.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
     try:
         rundir.place_logs(run_dir, plan.log_dir)
-        writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}")
+        planned.keep(run_dir, plan)
+        clock = Clock()
+        writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
         record = Record(writer, show(run_dir.path))
         try:
-            end = asyncio.run(_Launcher(plan, run_dir, record).run())
+            end = asyncio.run(_Launcher(plan, run_dir, record, clock, durable).run())
         finally:
             record.close()
     finally:
@@ -54,10 +71,13 @@ def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[End, Path]:
 class _Launcher:
     """The parts of one launcher while it runs."""
 
-    def __init__(self, plan: RunPlan, run_dir: RunDir, record: Record) -> None:
+    def __init__(
+        self, plan: RunPlan, run_dir: RunDir, record: Record, clock: Clock, durable: list[Target]
+    ) -> None:
         self._plan = plan
         self._run_dir = run_dir
-        self._record = record
+        self._record, self._clock = record, clock
+        self._durable = durable
         self._stops = 0
         self._plain: PlainGroup | None = None
         self._over: asyncio.Future[End]
@@ -67,32 +87,19 @@ class _Launcher:
         self._crew: Crew
 
     async def run(self) -> End:
-        plan, record = self._plan, self._record
-        token = secrets.token_bytes(32)
-        checkpoint = _newest_checkpoint(self._run_dir, record)
-        self._begin(checkpoint)
-        become_subreaper()
-        loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
-        self._went_plain = asyncio.Event()
-        self._crew = Crew(plan, self._run_dir, token, socket.gethostname())
-        console = Console(self._crew, record.display)
-        end = End(outcome="gave_up", exit_code=EXIT_GAVE_UP)
+        """Once RunStarted is written, RunEnded follows, with the one cause of whatever end."""
+        stores = [target.store for target in self._durable]
+        checkpoint, notes = beginning.begin(self._run_dir, stores, self._show)
+        self._begin(checkpoint, notes)
+        end = self._interrupted("the launcher was cancelled")
         try:
-            self._controller = Controller(plan, self._run_dir, token, record, checkpoint)
-            self._agent = Agent(self._crew, self._controller.address, token, self._find_plain)
-            with self._signals(loop):
-                following = asyncio.create_task(console.run())
-                try:
-                    end = await self._lead()
-                finally:
-                    following.cancel()
-                    await self._crew.close()
+            end = await self._play(checkpoint)
+        except Exception as error:  # noqa: BLE001 - whatever broke the launcher is told as the end
+            end = End(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
         finally:
-            console.look()
-            record.emit(
+            self._record.emit(
                 events.RunEnded(
-                    t_ns=record.now_ns(),
+                    t_ns=self._record.now_ns(),
                     outcome=end.outcome,
                     exit_code=end.exit_code,
                     n=end.n,
@@ -101,6 +108,70 @@ class _Launcher:
                 )
             )
         return end
+
+    def _show(self, text: str) -> None:
+        """To whoever looks, before this launcher has a first event."""
+        note = events.Note(t_ns=self._record.now_ns(), worker="", seat=-1, text=text)
+        self._record.display.event(note)
+
+    async def _play(self, checkpoint: wire.Checkpointed | None) -> End:
+        """Whoever was started is dead when this returns or raises."""
+        plan, record = self._plan, self._record
+        token = secrets.token_bytes(32)
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._went_plain = asyncio.Event()
+        self._crew = Crew(
+            plan, self._run_dir, token, socket.gethostname(), self._clock, record.note
+        )
+        console = Console(self._crew, record.display)
+        strikes = Strikes(self._crew, record)
+        root = self._run_dir.room("checkpoints")
+        upkeep = Upkeep(root, plan.keep, self._durable, record)
+        done = False
+        helpers = [asyncio.create_task(part.run()) for part in (console, strikes)]
+        with self._signals(loop):
+            try:
+                origins = Search(
+                    root,
+                    self._run_dir.job.run,
+                    self._crew.keepers.addresses(plan.world),
+                    token.hex(),
+                    [target.store for target in self._durable],
+                )
+                self._controller = Controller(
+                    plan, self._run_dir, token, record, checkpoint, origins, upkeep.committed
+                )
+                self._agent = Agent(self._crew, self._controller.address, token, self._find_plain)
+                end = await self._lead()
+                done = end.outcome == "done"
+                return end
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await self._crew.close()
+                patience_s = plan.limits.save_s if done else plan.limits.stop_s
+                await upkeep.close(patience_s, self._over, done=done)
+                console.look()
+                strikes.tell_missed(plain=self._plain is not None)
+
+    def _own_fault(self, error: Exception) -> events.Fault:
+        """What broke the launcher itself."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        known = isinstance(error, OutlastError)
+        return events.Fault(
+            kind="storage" if isinstance(error, RunDirError | StorageError) else "internal",
+            detail=str(error)
+            if known
+            else f"the launcher itself failed ({type(error).__name__}: {error}); all workers were"
+            " stopped, what was committed and checkpointed is kept; please report this, and start"
+            " the same command again to resume",
+            traceback="" if known else "".join(traceback.format_exception(error)),
+            host=socket.gethostname(),
+            t_ns=self._record.now_ns(),
+        )
 
     async def _lead(self) -> End:
         """The controller leads while the script may be one of ours; else the plain group."""
@@ -127,9 +198,9 @@ class _Launcher:
             serving.result()  # raises what broke the agent
         return self._controller.ended.result()
 
-    def _begin(self, checkpoint: wire.Checkpointed | None) -> None:
+    def _begin(self, checkpoint: wire.Checkpointed | None, notes: list[str]) -> None:
+        """RunStarted is a launcher's first event: what comes before belongs to the last one."""
         job, plan = self._run_dir.job, self._plan
-        resumed = checkpoint if self._run_dir.resumed else None
         self._record.emit(
             events.RunStarted(
                 t_ns=self._record.now_ns(),
@@ -139,11 +210,11 @@ class _Launcher:
                 spares=plan.spares,
                 script=plan.script,
                 args=plan.args,
-                resumed_n=resumed.n if resumed else -1,
-                resumed_step=resumed.step if resumed else -1,
+                resumed_n=checkpoint.n if checkpoint else -1,
+                resumed_step=checkpoint.step if checkpoint else -1,
             )
         )
-        for note in self._run_dir.notes:
+        for note in (*notes, *self._run_dir.notes):
             self._record.note(note)
 
     def _find_plain(self, exited: Worker | None = None) -> None:
@@ -165,11 +236,25 @@ class _Launcher:
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._asked, number)
+        saves = asking.SIGNAL not in numbers  # torchrun's flags may want it for something else
+        if saves:
+            loop.add_signal_handler(asking.SIGNAL, self._asked_to_save)
+            self._run_dir.tell_saves(True)
         try:
             yield
         finally:
-            for number in numbers:
+            self._run_dir.tell_saves(False)
+            for number in (*numbers, *([asking.SIGNAL] if saves else [])):
                 loop.remove_signal_handler(number)
+            if saves:
+                signal.signal(asking.SIGNAL, signal.SIG_IGN)  # as it was before the loop
+
+    def _asked_to_save(self) -> None:
+        """A scheduler gives notice, or `outlast ckpt now`: a checkpoint at once."""
+        if self._plain is None and self._agent.said_hello:
+            self._controller.save("SIGUSR1 to the launcher")
+        else:
+            self._record.note(asking.REFUSED)
 
     def _asked(self, number: signal.Signals) -> None:
         """First: drain and end resumable. Second: end now. Third: without the controller."""
@@ -194,17 +279,11 @@ class _Launcher:
 
     def _give_in(self, reason: str) -> None:
         if not self._over.done():
-            cause = events.Fault(kind="requested", detail=reason, t_ns=self._record.now_ns())
-            self._over.set_result(
-                End(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
-            )
+            self._over.set_result(self._interrupted(reason))
 
-
-def _newest_checkpoint(run_dir: RunDir, record: Record) -> wire.Checkpointed | None:
-    found = store.newest(run_dir.room("checkpoints"), record.note)
-    if found is None:
-        return None
-    return wire.Checkpointed(n=found.n, step=found.step, path=str(found.path.absolute()))
+    def _interrupted(self, reason: str) -> End:
+        cause = events.Fault(kind="requested", detail=reason, t_ns=self._record.now_ns())
+        return End(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
 
 
 def frame_cause(end: End) -> str:

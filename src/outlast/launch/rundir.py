@@ -1,7 +1,8 @@
 """The run directory: one job's truth on disk, taken by one launcher at a time.
 
 run.json      which job this is, and how many launchers it has had (terms)
-lock          held by the launcher and its warden
+plan.json     what the newest launcher was asked to do (launch/planned.py)
+lock          held by the launcher and its warden; says who, and whether SIGUSR1 asks for a save
 events/       what happened (observe/store.py)
 journal/      what the controller decided, durable before it was said
 logs/RANK/WORKER/{stdout,stderr}.log; a spare's are in logs/spare/WORKER
@@ -12,6 +13,7 @@ summary.json  written at the end of each launcher
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -19,15 +21,19 @@ import secrets
 import shutil
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from outlast.errors import RunDirError
+from outlast.launch.warden import SWEEP_S, look
 
 VERSION = 1
 FREE_BYTES_MIN = 64 << 20
 _ROOMS = ("events", "journal", "logs", "checkpoints", "faults")
+LOCK_S = SWEEP_S + 5.0  # a warden that still kills what a dead launcher has left
 _POLL_S = 0.05
+_SAVES = "saves"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,15 +77,87 @@ class RunDir:
         if not link.is_symlink():
             link.symlink_to(Path("..") / "spare" / worker)
 
+    def tell_saves(self, saves: bool) -> None:
+        """Say in the lock whether SIGUSR1 asks this launcher for a checkpoint from here on.
+
+        Where that cannot be written nobody asks, and nothing else is lost.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self.lock_fd, _said(saves), 0)
+
+    def adopt(self, run: str, term: int) -> None:
+        """Go on as the job `run`, which had another directory before, in this term or a later one.
+
+        Raises RunDirError where that cannot be written.
+        """
+        self.job = msgspec.structs.replace(self.job, run=run, term=max(term, self.job.term))
+        try:
+            write(self.path / "run.json", msgspec.json.format(msgspec.json.encode(self.job)))
+        except OSError as error:
+            raise RunDirError(
+                f"run directory {self.path} cannot be written: {error.strerror}; nothing was"
+                " started"
+            ) from error
+
     def release(self) -> None:
         os.close(self.lock_fd)
 
 
-def take(path: Path, script: str, args: tuple[str, ...], world: int, wait_s: float = 5.0) -> RunDir:
+class Holder(NamedTuple):
+    """The living launcher of a run, as its lock says. `started` tells it from a later process with
+    its number; `saves`: SIGUSR1 asks it for a checkpoint."""
+
+    pid: int
+    started: int
+    saves: bool
+
+
+def holder(path: Path) -> Holder | None:
+    """Whose run directory this is, where that process lives on this host. Touches nothing.
+
+    Raises RunDirError when `path` is none, or its lock cannot be read.
+    """
+    try:
+        words = (path / "lock").read_text(errors="replace").split()
+    except OSError as error:
+        raise RunDirError(
+            f"{path} is no run directory, or cannot be read ({error.strerror}); give the directory"
+            " that `outlast run` printed at its start"
+        ) from error
+    if len(words) < 2 or not words[1].isdigit() or not _is_alive(words):
+        return None
+    return Holder(int(words[0]), int(words[1]), _SAVES in words)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the run: a launcher, here or on a host that shares the file system and
+    its locks, or what a dead one has left that is still being ended. Touches nothing.
+
+    Raises RunDirError when its lock cannot be read; without one nobody does.
+    """
+    try:
+        lock_fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RunDirError(f"{path / 'lock'} cannot be read ({error.strerror})") from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return True
+    finally:
+        os.close(lock_fd)
+    return holder(path) is not None  # where the file system has no locks
+
+
+def take(
+    path: Path, script: str, args: tuple[str, ...], world: int, wait_s: float = LOCK_S
+) -> RunDir:
     """Make or resume `path`. Waits up to `wait_s` for an earlier launcher's warden to finish.
 
     Raises RunDirError when it is in use, belongs to another job, cannot be written, or its disk
-    is full; nothing in it has been changed then.
+    is full; an earlier job's files are as they were then (`path` and its lock may be new).
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -101,7 +179,7 @@ def take(path: Path, script: str, args: tuple[str, ...], world: int, wait_s: flo
         job, notes = _identify(path, script, args, world)
         for room in _ROOMS:
             (path / room).mkdir(exist_ok=True)
-        _write(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
+        write(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
     except OSError as error:
         os.close(lock_fd)
         raise RunDirError(f"run directory {path} cannot be written: {error.strerror}") from error
@@ -140,16 +218,42 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-        holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        words = os.pread(lock_fd, 64, 0).decode(errors="replace").split()
         # A living holder will not let go; a dead one's warden will, as soon as it has cleaned up.
-        if Path(f"/proc/{holder}").exists() or time.monotonic() > deadline:
+        if _is_alive(words):
             raise RunDirError(
-                f"run directory {path} is in use by pid {holder}; nothing was started;"
+                f"run directory {path} is in use by pid {words[0]}; nothing was started;"
                 " wait for it, stop it, or choose another --run-dir"
+            )
+        if time.monotonic() > deadline:
+            raise RunDirError(
+                f"run directory {path} is held, and its launcher (pid {' '.join(words[:1])}) is"
+                " not alive on this host: what it had started is still being killed, or it runs on"
+                " another host or in another container; nothing was started; try again when its"
+                " processes are gone, or choose another --run-dir"
             )
         time.sleep(_POLL_S)  # flock has no deadline of its own
     os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(lock_fd, _said(saves=False), 0)
+
+
+def _said(saves: bool) -> bytes:
+    """This launcher in its lock: always of one length, so that a reader sees one or the other."""
+    us = look(os.getpid())
+    word = _SAVES if saves else ""
+    return f"{os.getpid()} {us.started if us else ''} {word:{len(_SAVES)}}\n".encode()
+
+
+def _is_alive(words: list[str]) -> bool:
+    """Whether the lock's words, pid and start time, are of a process that runs."""
+    if not words or not words[0].isdigit():
+        return False
+    seen = look(int(words[0]))
+    return (
+        seen is not None
+        and seen.state not in "ZX"
+        and (len(words) < 2 or words[1] == str(seen.started))
+    )
 
 
 def _identify(
@@ -192,7 +296,7 @@ def _identify(
     return msgspec.structs.replace(old, term=old.term + 1, args=args), notes
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """Replace a file whole, durably: a reader sees the old one or the new one."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:

@@ -24,13 +24,15 @@ SWEEP_S = 30.0  # a process in uninterruptible sleep may outlast it; nothing els
 
 
 class Seen(NamedTuple):
-    """One process as /proc showed it. `started` tells it from a later one with its number."""
+    """One process as /proc showed it. `started` tells it from a later one with its number;
+    `spent_ticks` is its processor time and that of its reaped children."""
 
     pid: int
     state: str
     parent: int
     session: int
     started: int
+    spent_ticks: int
 
 
 def look(pid: int) -> Seen | None:
@@ -40,7 +42,8 @@ def look(pid: int) -> Seen | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return Seen(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    spent_ticks = sum(int(field) for field in fields[11:15])
+    return Seen(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), spent_ticks)
 
 
 def everybody() -> dict[int, Seen]:

@@ -9,23 +9,28 @@ from collections.abc import Callable
 from outlast import wire
 from outlast.core.detect import hang
 from outlast.launch.crew import Crew, Worker
+from outlast.launch.effort import Effort
 
 PERIOD_S = (0.02, 0.25)
 FLOOR_PART = 20
-_MOVING = ("idle", "running", "voting", "applying")
+WINDOW_S = (0.1, 1.0)  # shorter ones measure the kernel's clock ticks
+WINDOW_PART = 10
+_STILL_PART = 4  # of the floor: before that, nobody asks who works
 
 
 class Watch:
-    """Looks at every page once a period: a twentieth of the hang floor, 20 to 250 ms."""
+    """Looks at every page once a period: a twentieth of the hang floor, 20 to 250 ms; and, a tenth
+    of the floor apart, 0.1 to 1 s, at the processor time of those that have not moved."""
 
     def __init__(self, crew: Crew, say: Callable[[wire.Suspect], None]) -> None:
         self._crew = crew
         self._say = say
         self._limits = crew.plan.limits
-        shortest_s, longest_s = PERIOD_S
-        self._period_s = min(longest_s, max(shortest_s, self._limits.hang_floor_s / FLOOR_PART))
+        floor_s = self._limits.hang_floor_s
+        self._period_s = _between(PERIOD_S, floor_s / FLOOR_PART)
+        self._still_ns = int(1e9 * floor_s / _STILL_PART)
+        self._effort = Effort(_between(WINDOW_S, floor_s / WINDOW_PART))
         self._memory = hang.Memory()
-        self._first_n: dict[str, int] = {}  # where each process began to complete phases
         self._looked_ns = self._awake_ns = time.monotonic_ns()
 
     async def run(self) -> None:
@@ -42,13 +47,15 @@ class Watch:
         self._looked_ns = now_ns
         workers = [worker for worker in self._crew.workers.values() if worker.burial is None]
         looks = [self._look_at(worker) for worker in workers]
-        self._first_n = {
-            look.worker: self._first_n[look.worker]
-            for look in looks
-            if look.worker in self._first_n
-        }
+        self._effort.sample(
+            [
+                worker.process.pid
+                for worker, look in zip(workers, looks, strict=True)
+                if hang.is_judged(look) and now_ns - look.t_ns > self._still_ns
+            ]
+        )
         self._memory, verdict = hang.watch(
-            self._memory, looks, now_ns, self._limits, unix_ns=time.time_ns()
+            self._memory, looks, now_ns, self._limits, unix_ns=self._crew.clock.now_ns()
         )
         for fault in verdict.suspects:
             self._say(wire.Suspect(worker=fault.worker, fault=fault))
@@ -57,8 +64,6 @@ class Watch:
 
     def _look_at(self, worker: Worker) -> hang.Look:
         beat = worker.page.read()
-        if beat.state in _MOVING:
-            self._first_n.setdefault(worker.name, beat.n)
         since_ns = max(worker.started_ns, self._awake_ns)
         return hang.Look(
             worker=worker.name,
@@ -67,7 +72,13 @@ class Watch:
             state=beat.state,
             collectives=beat.collectives,
             t_ns=max(beat.t_ns, since_ns),
-            t_state_ns=max(beat.t_state_ns, since_ns),
-            completed=beat.n - self._first_n.get(worker.name, beat.n),
+            t_work_ns=self._effort.worked_ns(worker.process.pid),
+            key=beat.key,
+            paces=worker.page.paces(),
             letter=worker.process.state,
         )
+
+
+def _between(bounds: tuple[float, float], value: float) -> float:
+    least, most = bounds
+    return min(most, max(least, value))

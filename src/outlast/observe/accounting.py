@@ -1,10 +1,10 @@
 """Time by bucket: every nanosecond of every seat, from the first launcher's start, in exactly one.
 
-    goodput = step / (wall x seats)
-    ETTR    = (step + eval + script) / (wall x seats)
+    goodput = step / (wall x ranks): the share of all ranks' time that moved the model.
+    ETTR = (step + eval + script) / (wall x ranks): effective training time ratio, the share that
+    the job would have needed without failures, checkpoints, starts and stops.
 
-Goodput is what moved the model; ETTR (effective training time ratio) is what the job would have
-done without failures, checkpoints, starts and stops. `docs/format.md` has the exact bounds.
+`docs/format.md` has the exact bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from outlast.events import (
     AttemptRefused,
     GenerationClosed,
     GenerationOpened,
+    Note,
     PhaseDone,
+    PhaseKind,
     RunEnded,
     RunStarted,
 )
@@ -27,12 +29,14 @@ from outlast.observe.spans import BUCKETS, Bucket, Span, Window, carve, merge
 
 TOLERANCE_NS = 1_000
 REHEARSAL = "rehearsal"  # the reason of attempts that are refused on purpose, before the first step
-_OF_KIND: dict[str, Bucket] = {
+BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "step": "step",
     "eval": "eval",
     "checkpoint": "checkpoint",
-    "end": "stop",
+    "epoch": "script",  # what a loader would agree on by itself
+    "draw": "script",
 }
+_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may know more
 _PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
 
 
@@ -70,7 +74,8 @@ class Account(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One launcher's life. `ended`: it said so itself, else it ends at its last event."""
+    """One launcher's life. `ended`: it said so itself, else it ends at its last event, or while
+    it runs where the last phase or attempt of the slowest seat did."""
 
     started: RunStarted
     end_ns: int
@@ -92,14 +97,15 @@ class _Act(NamedTuple):
     refused: bool
 
 
-def account(events: Sequence[AnyEvent]) -> Account:
-    """Divide a run's time; it may be done, alive or dead, in one term or several.
+def account(events: Sequence[AnyEvent], *, running: bool = False) -> Account:
+    """Divide a run's time; it may be done, alive (`running`) or dead, in one term or several.
 
-    Of a term without an end, what followed a seat's last commit counts as lost until its commit
-    arrives. Raises RunDirError when no RunStarted is there and CorruptionError when the sums differ
-    from wall x seats by more than a microsecond a seat.
+    Of a term without an end, what followed a seat's last commit is lost; of one that is `running`
+    nothing is known of it yet, so that the books end before it. Raises RunDirError when no
+    RunStarted is there and CorruptionError when the sums differ from wall x seats by more than a
+    microsecond a seat.
     """
-    terms = split_terms(events)
+    terms = split_terms(events, running=running)
     seats = max(term.started.world for term in terms)
     rolled_back = _rolled_back(terms)
     spans: list[list[Span]] = [[] for _ in range(seats)]
@@ -121,8 +127,9 @@ def account(events: Sequence[AnyEvent]) -> Account:
     return result
 
 
-def split_terms(events: Sequence[AnyEvent]) -> list[Term]:
-    """The launchers' lives in order. Events before the first RunStarted belong to none."""
+def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[Term]:
+    """The launchers' lives in order; the last one still `running`, perhaps. Events before the
+    first RunStarted belong to none."""
     ordered = sorted(events, key=lambda event: event.t_ns)
     starts = [index for index, event in enumerate(ordered) if isinstance(event, RunStarted)]
     if not starts:
@@ -136,8 +143,32 @@ def split_terms(events: Sequence[AnyEvent]) -> list[Term]:
         assert isinstance(started, RunStarted)
         own = ordered[index:following]
         ended = next((event for event in reversed(own) if isinstance(event, RunEnded)), None)
-        terms.append(Term(started, (ended or own[-1]).t_ns, ended, own))
+        alive = running and following == len(ordered)
+        end_ns = ended.t_ns if ended else _known_until_ns(own) if alive else _last_ns(own)
+        terms.append(Term(started, end_ns, ended, own))
     return terms
+
+
+def _last_ns(own: Sequence[AnyEvent]) -> int:
+    """A launcher's notes do not date its death: the next one's may come before its RunStarted."""
+    return next(e.t_ns for e in reversed(own) if not (isinstance(e, Note) and not e.worker))
+
+
+def _known_until_ns(own: Sequence[AnyEvent]) -> int:
+    """Up to where it is known of every seat what became of its time."""
+    ends_ns: dict[int, int] = {}
+    opened_ns: int | None = None
+    for event in own:
+        if isinstance(event, PhaseDone | AttemptRefused):
+            ends_ns[event.seat] = event.t_ns
+        elif isinstance(event, GenerationOpened):
+            opened_ns = event.t_ns
+        elif isinstance(event, GenerationClosed):
+            opened_ns = None
+    if opened_ns is None:  # starting, or in a recovery: each moment of which is known
+        return _last_ns(own)
+    seats = range(own[0].world) if isinstance(own[0], RunStarted) else ends_ns
+    return max(opened_ns, min(ends_ns.get(seat, opened_ns) for seat in seats))
 
 
 def _rolled_back(terms: list[Term]) -> set[int]:
@@ -166,7 +197,7 @@ def _acts(term: Term, seats: int, rolled_back: set[int]) -> list[list[_Act]]:
             continue
         refused = isinstance(event, AttemptRefused)
         reason = event.reason if isinstance(event, AttemptRefused) else ""
-        if REHEARSAL in (event.kind, reason):
+        if reason == REHEARSAL:
             refused, bucket = False, "start"
         elif refused or id(event) in rolled_back:
             bucket = "lost"

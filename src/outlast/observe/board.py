@@ -10,12 +10,16 @@ from outlast.events import (
     CheckpointFailed,
     CheckpointSaved,
     Decided,
+    Drained,
+    DrainFailed,
     GenerationClosed,
     GenerationOpened,
+    LoopBegun,
     Metrics,
     PhaseDone,
     RunEnded,
     RunStarted,
+    Scheduled,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
@@ -23,7 +27,7 @@ from outlast.events import (
 )
 from outlast.observe.accounting import REHEARSAL
 from outlast.observe.incidents import Incident, Tracker
-from outlast.observe.words import counted, duration, what, who
+from outlast.observe.words import counted, duration, intervals, size, what, who
 
 Beats = dict[str, tuple[int, int, str, float]]
 RATE_WINDOW_S = 15.0
@@ -31,7 +35,7 @@ RATE_WINDOW_S = 15.0
 
 @dataclass
 class WorkerRow:
-    """One worker as its page and its events last showed it. `loss` is NaN until one is known."""
+    """One worker as its page and its events last showed it. `loss` is None until one is known."""
 
     worker: str
     seat: int = -1
@@ -39,7 +43,7 @@ class WorkerRow:
     n: int = 0
     step: int = 0
     state: str = "starting"
-    loss: float = float("nan")
+    loss: float | None = None
 
 
 @dataclass
@@ -56,8 +60,10 @@ class Board:
     outcome: str = ""
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
+    incidents_before: int = 0  # in earlier launchers' lives
+    steps_total: int | None = None
     _step: int = 0
-    _loss: float = float("nan")
+    _loss: float | None = None
     _step_ns: int = 0
     _refused_ns: int = 0
     _recovered_ns: int = 0
@@ -70,6 +76,7 @@ class Board:
         if isinstance(event, RunStarted):
             self.run, self.script, self.world = event.run, event.script, event.world
             self.term, self.begin_ns = event.term, event.t_ns
+            self.incidents_before = self.tracker.count
         elif isinstance(event, WorkerSpawned | WorkerWarm | WorkerSeated | WorkerLost):
             self._staff(event)
         elif isinstance(event, GenerationClosed):
@@ -82,6 +89,8 @@ class Board:
         elif isinstance(event, AttemptRefused):
             if event.reason != REHEARSAL:
                 self._refused_ns += event.t_ns - event.t_begin_ns
+        elif isinstance(event, LoopBegun):
+            self.steps_total = event.steps
         elif isinstance(event, Metrics):
             if event.worker in self.workers and "loss" in event.values:
                 self.workers[event.worker].loss = event.values["loss"]
@@ -94,7 +103,9 @@ class Board:
             if row is None:
                 continue  # the beat of a worker that was lost meanwhile
             row.n, row.step, row.state = n, step, state
-            row.loss = loss if loss == loss and loss else row.loss
+            # A page begins with 0 and a worker with NaN: neither is a loss until one is reported.
+            if state != "starting" and (loss == loss or row.loss is not None):
+                row.loss = loss
         seats = self.seats
         if len(seats) == self.world and seats:
             self._step, self._loss = min(row.step for row in seats), seats[0].loss
@@ -119,9 +130,14 @@ class Board:
         return self._step
 
     @property
-    def loss(self) -> float:
-        """What the first rank reported last; NaN where none did."""
+    def loss(self) -> float | None:
+        """What the first rank reported last; None where none did."""
         return self._loss
+
+    @property
+    def incidents(self) -> int:
+        """In this launcher's life."""
+        return self.tracker.count - self.incidents_before
 
     @property
     def recovering(self) -> bool:
@@ -178,9 +194,11 @@ class Board:
 def headline(one: Incident, *, brief: bool = False) -> str:
     """An incident on one line, as far as it has come; `brief`: with its longest phase only."""
     said = f"incident {one.number}: {who(one.cause)} {what(one.cause)}"
+    if one.is_request:
+        return said
     if one.others:
         said += f" and {counted(len(one.others), 'fault')} more"
-    said += f" at step {one.step}"
+    said += f" {one.where}"
     for each in one.replaced:
         said += f", {each.new} took rank {each.seat}"
     if one.state == "recovered":
@@ -188,40 +206,55 @@ def headline(one: Incident, *, brief: bool = False) -> str:
         phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
         spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
         return f"{said}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
-    return f"{said}: the run ended" if one.state == "stopped" else f"{said} ..."
+    ended = {"stopped": "the run ended", "died": "its launcher died"}.get(one.state)
+    return f"{said}: {ended}" if ended else f"{said} ..."
 
 
 def progress(board: Board, now_ns: int) -> str:
     """Where the run is, on one line."""
+    rate, total = board.steps_per_s(), board.steps_total
     parts = [f"step {board.step}"]
-    if board.loss == board.loss:
+    if total:
+        parts[0] += f" of {total} ({100 * board.step // total} %)"
+        if rate and board.step < total:
+            parts.append(f"{duration((total - board.step) / rate)} left")
+    if board.loss is not None:
         parts.append(f"loss {board.loss:.4f}")
-    rate = board.steps_per_s()
     if rate:
         parts.append(f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step")
     parts.append(f"generation {board.generation}")
     goodput = board.goodput(now_ns)
     if goodput is not None:
-        parts.append(f"goodput {100 * goodput:.0f} %")
-    if board.tracker.count:
+        since = " of this launch" if board.term > 1 else ""  # the summary knows them all
+        parts.append(f"goodput {100 * goodput:.0f} %{since}")
+    if board.incidents:
         lost = duration(board.lost_s(now_ns))
-        parts.append(f"{counted(board.tracker.count, 'incident')}, {lost} lost")
+        parts.append(f"{counted(board.incidents, 'incident')}, {lost} lost")
     return ", ".join(parts)
 
 
-def milestone(event: AnyEvent) -> str:
-    """What of an event is worth a line of its own, if anything."""
+def milestone(event: AnyEvent, incident: int = 0) -> str:
+    """What of an event is worth a line of its own, if anything. `incident`: the newest one's
+    number over the run's life, as `outlast explain` counts."""
     if isinstance(event, RunStarted):
         spares = f" and {counted(event.spares, 'spare')}" if event.spares else ""
         again = f", resumed at step {event.resumed_step}" if event.resumed_step >= 0 else ""
         return f"{event.script}: {counted(event.world, 'rank')}{spares}, term {event.term}{again}"
     if isinstance(event, Decided):
+        number = incident or event.incident
+        if event.rung == "stop":
+            return f"incident {number}: stop: {event.reason}"
         lost = "" if event.verdict == "redo" else ", the step is committed"
-        return (
-            f"incident {event.incident}: {event.rung} from step {event.step}{lost}: {event.reason}"
-        )
+        return f"incident {number}: {event.rung} from step {event.step}{lost}: {event.reason}"
     if isinstance(event, CheckpointSaved):
         return f"checkpoint of step {event.step}: {event.path}"
     if isinstance(event, CheckpointFailed):
         return f"checkpoint of step {event.step} failed: {event.error} ({event.path})"
+    if isinstance(event, Drained):
+        took = f"{size(event.size_bytes)} in {duration(event.seconds)}"
+        return f"checkpoint of step {event.step} is in durable storage: {event.where} ({took})"
+    if isinstance(event, DrainFailed):
+        return f"durable storage {event.where} is behind, and tried again: {event.error}"
+    if isinstance(event, Scheduled):
+        return f"{intervals(event)}; `outlast explain` says why"
     return ""

@@ -13,12 +13,25 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from outlast.events import Fault
+from outlast.core.recovery import FROM_A_COPY
+from outlast.events import Fault, Scheduled
+from outlast.observe.alive import Life
 from outlast.observe.incidents import PHASES, Incident, Phase
-from outlast.observe.words import counted, duration, error_name, in_short, size, what, who
+from outlast.observe.words import (
+    beyond,
+    counted,
+    duration,
+    error_name,
+    in_short,
+    intervals,
+    size,
+    what,
+    who,
+)
 
 BAR_CELLS = 30
 SHOWN_MS_MIN = 0.05
+LONG_MS = 10_000  # from here on milliseconds say nothing
 _NOTICED = {
     "pidfd": "the agent's pidfd said that the process had ended",
     "peer": "a peer's connection broke and it reported so",
@@ -31,7 +44,7 @@ _RUNG = {
     "migrate": "migrate: the seat moved to another worker between steps",
     "replace": "replace: another worker took the seat, its state came from a replica",
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
-    "rollback": "roll back in memory: the seat's state came from a peer's snapshot",
+    "rollback": "roll back: every worker began again from the newest copy in memory",
     "shrink": "shrink: the replica group left, the others went on",
     "restart": "restart: every worker began again from the newest complete checkpoint",
     "stop": "stop: no rung of the ladder could help",
@@ -40,48 +53,66 @@ _MEANS: dict[Phase, str] = {
     "notice": "the fault, until it was noticed",
     "report": "groups severed, every worker answered",
     "decide": "decision made and durable",
-    "join": "joiner built its model, took its dry steps",
+    "join": "new workers started, models built",
     "connect": "groups of the new generation built",
     "transfer": "state copied, digests checked",
-    "redo": "until every rank had the step",
+    "redo": "dry steps of joiners, then the step, until every rank had it",
+}
+_MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
+    "connect": "models built, state read, groups of the new generation built",
+    "redo": "lost steps made again, then the one that broke, until every rank had it",
 }
 
 
-def explain(found: Sequence[Incident], console: Console) -> None:
-    """Print each incident in a frame; a traceback that came before is only pointed at."""
+def explain(found: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
+    """Print each incident in a frame; a traceback that came before is only pointed at. `life`: of
+    the run, should an incident be open."""
     shown: dict[str, int] = {}
     for one in found:
-        console.print(panel(one, shown))
+        console.print(panel(one, shown, life))
 
 
-def panel(one: Incident, shown: dict[str, int]) -> RenderableType:
+def saves(said: Scheduled) -> RenderableType:
+    """When the run saves, as last decided, and why."""
+    title = Text.assemble(("saves", "bold"), f", {_when(said.t_ns)}")
+    body = Text.assemble((intervals(said), "bold"), f"\n{said.why}")
+    return Panel(body, title=title, title_align="left", border_style="blue", box=box.ROUNDED)
+
+
+def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
     """One incident. `shown`: tracebacks printed already, and by which incident; added to."""
     cause = one.cause
-    when = datetime.fromtimestamp(one.t_ns / 1e9, tz=UTC).astimezone()
     said = "raised " + error_name(cause) if cause.kind == "raised" else what(cause)
-    title = Text.assemble((f"incident {one.number}", "bold"), f", {when:%H:%M:%S}: ")
+    title = Text.assemble((f"incident {one.number}", "bold"), f", {_when(one.t_ns)}: ")
     title.append(f"{who(cause)} {said}")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for head, text in _story(one):
+    for head, text in _story(one, life):
         grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
     parts: list[RenderableType] = [grid, Text(""), _cost(one)]
     for fault in one.faults:
         parts += _traceback(fault, one.number, shown)
-    border = "green" if one.state == "recovered" else "red"
+    border = "green" if one.state == "recovered" or one.is_request else "red"
     return Panel(
         Group(*parts), title=title, title_align="left", border_style=border, box=box.ROUNDED
     )
 
 
-def _story(one: Incident) -> list[tuple[str, str]]:
+def _when(t_ns: int) -> str:
+    """With its date: a run may take weeks, and be read weeks later."""
+    return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
+    if one.is_request:
+        return _request(one, life)
     rows = [("what", _broke(one.cause))]
     rows += [("and", _broke(fault)) for fault in one.others]
     if one.echoes:
         seen = ", ".join(dict.fromkeys(who(fault) for fault in one.echoes))
         rows.append(("seen by", f"{seen}: the connection to a peer broke"))
-    rows.append(("where", f"step {one.step}, generation {one.generation_from}"))
+    rows.append(("where", f"{one.where}, generation {one.generation_from}"))
     how = dict.fromkeys(one.how)
     rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))
     if one.rung:
@@ -91,15 +122,34 @@ def _story(one: Incident) -> list[tuple[str, str]]:
         ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}") for each in one.replaced
     ]
     rows.append(("kept", _kept(one)))
-    rows.append(("now", _now(one)))
+    rows.append(("now", _now(one, life)))
+    return rows
+
+
+def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
+    """Nothing broke: no failure is told, and nothing is called a retry."""
+    wish = "end" if one.is_drain else "save"
+    rows = [("what", f"the run was asked to {wish}: {one.cause.detail}")]
+    rows.append(("where", f"{one.where}, generation {one.generation_from}"))
+    if one.rung:
+        then = "leave" if one.is_drain else "go on"
+        what = "drain" if one.is_drain else "save"
+        rows.append(
+            ("decided", f"{what}: all ranks stop at one place, checkpoint there and {then}")
+        )
+    rows.append(("kept", "every committed step"))
+    if one.state == "recovered":
+        rows.append(("now", f"all ranks stood at one place after {duration(one.total_ms / 1e3)}"))
+    else:
+        rows.append(("now", _now(one, life)))
     return rows
 
 
 def _broke(fault: Fault) -> str:
     place = ", ".join(filter(None, (fault.worker, fault.host)))
     said = f"{who(fault)} {what(fault)}" + (f" ({place})" if place else "")
-    detail = in_short(fault.detail)
-    return f"{said}: {detail}" if detail and detail not in said else said
+    detail = in_short(beyond(fault))
+    return f"{said}: {detail}" if detail else said
 
 
 def _kept(one: Incident) -> str:
@@ -109,12 +159,12 @@ def _kept(one: Incident) -> str:
         return f"{done} ({ended} before anything was decided)"
     if one.committed_steps_lost:
         lost = counted(one.committed_steps_lost, "committed step")
-        return f"all up to phase {one.n}; {lost} had to be redone"
-    kept = "every committed step"
-    if one.verdict == "commit":
-        kept += ", the interrupted one too: some rank had applied it, so all did"
-    elif one.verdict == "redo":
-        kept += "; the interrupted one was put back and redone with the same batch"
+        left = _committed(one) - one.committed_steps_lost
+        kept = f"all up to step {left}" if left else "nothing"
+        return f"{kept}; {lost} had to be redone"
+    if one.rung == "stop":
+        return _kept_by_stop(one)
+    kept = "every committed step" + _of_the_interrupted(one)
     for copy in one.copies:
         rate = copy.size_bytes / copy.seconds if copy.seconds else 0.0
         kept += (
@@ -124,11 +174,45 @@ def _kept(one: Incident) -> str:
     return kept
 
 
-def _now(one: Incident) -> str:
+def _kept_by_stop(one: Incident) -> str:
+    """Nothing was put back or redone; what a later start finds is what was checkpointed."""
+    place = f"step {one.checkpoint_step}, the newest checkpoint"
+    origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
+    done = _committed(one)
+    said = f"{counted(done, 'step')} had been committed" if done else "no step had been committed"
+    return f"{said}; the same command resumes from {origin}"
+
+
+def _committed(one: Incident) -> int:
+    """Steps that every rank had when it broke."""
+    return one.step - 1 if one.redone and one.kind in ("", "step") else one.step
+
+
+def _of_the_interrupted(one: Incident) -> str:
+    if one.verdict == "commit":
+        return ", the interrupted one too: some rank had applied it, so all did"
+    if one.rung in FROM_A_COPY:
+        return f": all began again from step {_committed(one)}" if one.n else ""
+    if not one.redone:
+        return ", the interrupted one too: every survivor had it" if one.kind == "step" else ""
+    if one.kind in ("", "step"):
+        return "; the interrupted one was put back and redone with the same batch"
+    return {
+        "eval": "; the evaluation was run again",
+        "checkpoint": "; the checkpoint was written again",
+    }.get(one.kind, "; what the ranks were agreeing on was asked again")
+
+
+def _now(one: Incident, life: Life) -> str:
     if one.state == "recovered":
         return f"recovered in generation {one.generation_to}, {duration(one.total_ms / 1e3)} in all"
     if one.state == "stopped":
         return "the run ended with it"
+    if one.state == "died" or life == "died":
+        resumed = "; a later one took the run up" if one.state == "died" else ""
+        return f"open: its launcher died here{resumed}"
+    if life == "running":
+        return "open: the run is in the middle of it"
     return "open: the run is in the middle of it, or its launcher died here"
 
 
@@ -138,6 +222,7 @@ def _cost(one: Incident) -> RenderableType:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(style="dim")
+    means = {**_MEANS, **_MEANS_AGAIN} if one.rung in FROM_A_COPY else _MEANS
     longest_ms = max(one.phases_ms.values(), default=0.0)
     for phase in PHASES:
         ms = one.phases_ms.get(phase, 0.0)
@@ -145,9 +230,13 @@ def _cost(one: Incident) -> RenderableType:
             continue
         cells = round(BAR_CELLS * ms / longest_ms) if longest_ms else 0
         strip = Text("\u2588" * cells or "\u258f", style="yellow")
-        table.add_row(phase, f"{ms:.1f} ms", strip, _MEANS[phase])
-    table.add_row("total", f"{one.total_ms:.1f} ms", "", "")
+        table.add_row(phase, _long(ms), strip, means[phase])
+    table.add_row("total", _long(one.total_ms), "", "")
     return table
+
+
+def _long(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < LONG_MS else duration(ms / 1e3)
 
 
 def _traceback(fault: Fault, number: int, shown: dict[str, int]) -> list[RenderableType]:

@@ -7,12 +7,16 @@ was interrupted. Failures that come before the next generation opens belong to t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Literal, get_args
 
 import msgspec
 
+from outlast.core.recovery import FROM_A_COPY, most_telling
 from outlast.events import (
+    REQUESTS,
     AnyEvent,
+    CheckpointSaved,
     Connected,
     Decided,
     Fault,
@@ -26,13 +30,17 @@ from outlast.events import (
     RunEnded,
     RunStarted,
     Transferred,
+    WorkerLost,
+    WorkerSeated,
 )
+from outlast.observe.reached import Reached
+from outlast.observe.where import Trail
 
 Phase = Literal[
     "notice",  # the fault itself, where its time is known, until it is noticed
     "report",  # until the last worker of the generation has severed its groups and answered
     "decide",  # until the decision is durable
-    "join",  # until the last joiner has built its model and taken its dry steps
+    "join",  # until the last new worker is started, seated, and has built its model
     "connect",  # until all groups of the new generation stand
     "transfer",  # until the state has moved and the generation opens
     "redo",  # until every seat has committed the interrupted phase
@@ -44,12 +52,13 @@ _UNDER_WAY: dict[type, Phase] = {
     GenerationClosed: "report",
     Reported: "report",
     Decided: "join",
+    WorkerSeated: "join",
     JoinerReady: "join",
     Connected: "transfer",
 }
 _ENDS: dict[type, Phase] = {
     Reported: "report",
-    Decided: "decide",
+    WorkerSeated: "join",
     JoinerReady: "join",
     Connected: "connect",
 }
@@ -75,8 +84,9 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One interruption of the job, whole. Numbers count from 1 over the run's life.
 
-    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | open
-    (no event says how it ended: the run is alive in the middle of it, or its launcher died).
+    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | died (a
+    later launcher took the run up: this one's died in the middle of it) | open (no event says how
+    it ended: the run is alive in the middle of it, or its launcher died).
     """
 
     number: int
@@ -90,7 +100,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_from: int = 0
     generation_to: int = 0
     n: int = -1
-    step: int = -1  # the step that was interrupted
+    step: int = -1  # the step that was interrupted, or the one behind which something else was
+    where: str = ""  # where the cause's worker was, in words
+    kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where nobody told
+    redone: bool = True  # the interrupted phase was put back; else every survivor had done it
+    checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
     committed_steps_lost: int = 0
     replaced: tuple[Replacement, ...] = ()
     copies: tuple[Copy, ...] = ()
@@ -99,9 +113,18 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> Fault:
-        """The fault that explains the others: the user's exception before a death before the
-        broken connection that follows from it; among equals the first."""
-        return min(self.faults, key=lambda fault: _WEIGHT.get(fault.kind, 1))
+        """The fault that explains the others, chosen as the controller chose it."""
+        return most_telling(self.faults) or self.faults[0]
+
+    @property
+    def is_drain(self) -> bool:
+        """Nothing broke: somebody asked the run to end, and it drained."""
+        return self.is_request and any(fault.kind == "requested" for fault in self.faults)
+
+    @property
+    def is_request(self) -> bool:
+        """Nothing broke: somebody asked for a drain, or for a checkpoint."""
+        return all(fault.kind in REQUESTS for fault in self.faults)
 
     @property
     def echoes(self) -> tuple[Fault, ...]:
@@ -117,9 +140,6 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(fault for fault in self.faults if not any(fault is one for one in known))
 
 
-_WEIGHT = {"raised": 0, "transport": 2}
-
-
 class _Course:
     """An incident while its events go by."""
 
@@ -128,9 +148,13 @@ class _Course:
         self.faults: list[Fault] = []
         self.how: list[str] = []
         self.generation_from = noticed.generation
-        self.step_before = seen.step
-        self.n_before = seen.n
+        self.reached = deepcopy(seen.reached)
+        self.trail = seen.trail.copy()
+        self.checkpoint_step = seen.checkpoint_step
         self.world = seen.world
+        self.after_the_last = False
+        self.regained: set[int] = set()  # seats that have again what all had before
+        self.regained_ns = 0
         self.decided: Decided | None = None
         self.opened: GenerationOpened | None = None
         self.copies: list[Transferred] = []
@@ -144,6 +168,8 @@ class _Course:
         self.waiting: set[int] = set()
 
     def take(self, event: AnyEvent) -> None:
+        if self.opened is None or self.decided is None or self.decided.rung not in FROM_A_COPY:
+            self.trail.take(event)  # after a restart, the same numbers are other phases
         if isinstance(event, Noticed):
             self.faults.append(event.fault)
             self.how.append(event.how)
@@ -151,6 +177,9 @@ class _Course:
             self._pass(_UNDER_WAY[self.last], event)
         elif isinstance(event, Reported | JoinerReady | Connected):
             self._pass(_ENDS[type(event)], event)
+        elif isinstance(event, WorkerSeated):
+            if _UNDER_WAY.get(self.last) == "join":
+                self._pass("join", event)
         elif isinstance(event, Decided):
             self._pass("decide", event)
             self._decide(event)
@@ -171,9 +200,16 @@ class _Course:
         assert self.decided is not None and self.opened is not None
         if self.decided.verdict == "commit":
             return self.decided.n
-        return max(self.decided.n, self.n_before) + 1
+        return max(self.decided.n, self.reached.n) + 1
 
     def stop(self, ended: RunEnded) -> None:
+        if self.opened is not None and ended.outcome == "done":
+            # It broke behind the last phase, and was over when the generation opened, or, where
+            # phases were rolled back, when all had the last one again.
+            self.after_the_last = True
+            self.ns["redo"] += max(0, self.regained_ns - self.at_ns)
+            self._finish()
+            return
         self._pass(_UNDER_WAY.get(self.last, "redo"), ended)
         self.state = "stopped"
 
@@ -186,14 +222,19 @@ class _Course:
     def _decide(self, event: Decided) -> None:
         self.decided = event
         for seat, old, new in event.replaced:
+            if not new:
+                continue  # nobody took the seat: the run stops, or all begin again
             first = self.replaced[seat].old if seat in self.replaced else old
             self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
 
     def _done(self, event: PhaseDone) -> None:
         if self.opened is None:
-            self.n_before = max(self.n_before, event.n)
-            self.step_before = max(self.step_before, event.step)
+            self.reached.take(event)
             return
+        if event.n >= self.reached.n and not self.regained_ns:
+            self.regained.add(event.seat)
+            if len(self.regained) == self.world:
+                self.regained_ns = event.t_ns
         if event.n < self.target or event.seat not in self.waiting:
             return
         self.waiting.discard(event.seat)
@@ -213,8 +254,8 @@ class _Course:
     def result(self) -> Incident:
         decided, opened = self.decided, self.opened
         spent_ns = self._spent_ns()
-        reached = max(self.step_before, decided.step) if decided else self.step_before
-        committed = decided is not None and decided.verdict == "commit"
+        went_on = decided if decided and decided.rung != "stop" else None
+        n, step, redone = self._interrupted(went_on)
         return Incident(
             number=self.number,
             t_ns=self.t_begin_ns,
@@ -226,9 +267,13 @@ class _Course:
             reason=decided.reason if decided else "",
             generation_from=self.generation_from,
             generation_to=opened.generation if opened else 0,
-            n=decided.n if decided else self.n_before,
-            step=reached if committed else reached + 1,
-            committed_steps_lost=reached - decided.step if decided else 0,
+            n=went_on.n if went_on else self.reached.n,
+            step=step,
+            where=self._where(step),
+            kind=self.trail.kind(n),
+            redone=redone,
+            checkpoint_step=self.checkpoint_step,
+            committed_steps_lost=max(0, self.reached.step - went_on.step) if went_on else 0,
             replaced=tuple(self.replaced[seat] for seat in sorted(self.replaced)),
             copies=tuple(
                 Copy(
@@ -242,6 +287,27 @@ class _Course:
             phases_ms={phase: spent_ns[phase] / 1e6 for phase in PHASES},
             total_ms=sum(spent_ns.values()) / 1e6,
         )
+
+    def _cause(self) -> Fault:
+        return most_telling(tuple(self.faults)) or self.faults[0]
+
+    def _where(self, step: int) -> str:
+        if self.after_the_last:
+            return "after the last step"
+        if all(fault.kind in REQUESTS for fault in self.faults):
+            return f"after step {self.reached.step}"
+        return self.trail.where(self._cause(), step)
+
+    def _interrupted(self, decided: Decided | None) -> tuple[int, int, bool]:
+        """The phase that the fault broke, the step it made or stood behind, and whether it was put
+        back."""
+        n, step = self.reached.place
+        if decided is not None:
+            n, step = max(n, decided.n), max(step, decided.step)
+        committed = decided is not None and decided.verdict == "commit"
+        if self.after_the_last or committed or self._cause().n == n - 1 >= 0:
+            return n, step, False
+        return n + 1, step + (self.trail.kind(n + 1) in ("", "step")), True
 
     def _spent_ns(self) -> dict[Phase, int]:
         """Workers connect and copy in one go and report both together: the slowest copy's own
@@ -257,23 +323,23 @@ class _Seen:
 
     def __init__(self) -> None:
         self.world = 0
-        self.n = 0
-        self.step = 0
+        self.reached = Reached()
+        self.trail = Trail()
+        self.checkpoint_step = -1
         self._injected: dict[str, int] = {}
 
     def take(self, event: AnyEvent) -> None:
+        self.reached.take(event)
+        self.trail.take(event)
         if isinstance(event, RunStarted):
             self.world = event.world
-            self.n = max(0, event.resumed_n)
-            self.step = max(0, event.resumed_step)
+            self.checkpoint_step = event.resumed_step
+        elif isinstance(event, CheckpointSaved):
+            self.checkpoint_step = event.step
         elif isinstance(event, PhaseDone):
-            self.n = max(self.n, event.n)
-            self.step = max(self.step, event.step)
             self._injected.pop(event.worker, None)  # it went on: the fault did not break it
-        elif isinstance(event, GenerationOpened):
-            self.n = event.n
-        elif isinstance(event, Decided):
-            self.step = event.step
+        elif isinstance(event, WorkerLost) and event.seat < 0:
+            self._injected.pop(event.worker, None)  # a spare: it interrupted nobody
         elif isinstance(event, FaultInjected):
             self._injected[event.worker] = event.t_ns
 
@@ -297,6 +363,8 @@ class Tracker:
     def take(self, event: AnyEvent) -> None:
         current = self._current
         if isinstance(event, RunStarted):
+            if current is not None and current.state == "open":
+                current.state = "died"
             current = None
         elif isinstance(event, Noticed) and (current is None or current.opened is not None):
             if current is not None and current.state == "open":

@@ -17,12 +17,15 @@ from rich.text import Text
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
+    DrainFailed,
     FaultInjected,
+    LoopBegun,
     Metrics,
     Note,
     Noticed,
     PhaseDone,
     RunEnded,
+    RunStarted,
 )
 from outlast.observe.board import Beats, Board, WorkerRow, headline, milestone, progress
 from outlast.observe.store import Clock, EventReader
@@ -59,33 +62,51 @@ class Feed:
         self._clock = Clock()
         self._reader = EventReader(run_dir, lambda _damage: None) if run_dir else None
         self._polled_ns = 0
+        self._held: list[AnyEvent] = []  # read already, and not yet their turn
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
+            if isinstance(event, RunStarted):
+                self._look_back(event)
             if isinstance(event, Noticed | RunEnded):
-                self.poll(at_once=True)  # what workers committed before belongs before it
+                self.poll(until_ns=event.t_ns)  # what workers committed before belongs before it
             self.board.take(event)
 
     def beat(self, beats: Beats) -> None:
         with self.lock:
             self.board.beat(beats, self.now_ns())
 
-    def poll(self, *, at_once: bool = False) -> None:
+    def _look_back(self, started: RunStarted) -> None:
+        """Incidents keep the numbers that they have in the whole run's story."""
+        found = self._new()
+        self._held = [event for event in found if event.t_ns >= started.t_ns]
+        for event in found[: len(found) - len(self._held)]:
+            self.board.tracker.take(event)
+
+    def _new(self) -> list[AnyEvent]:
+        held, self._held = self._held, []
+        try:
+            return held + (self._reader.poll() if self._reader else [])
+        except OSError:
+            return held  # the view is a convenience: what cannot be read now is read later
+
+    def poll(self, *, until_ns: int = 0) -> None:
+        """What workers have written, if a look is due, or at once what they had by `until_ns`."""
         now_ns = self.now_ns()
-        due = at_once or now_ns - self._polled_ns >= POLL_S * 1e9
+        due = until_ns or now_ns - self._polled_ns >= POLL_S * 1e9
         if self._reader is None or not due or not self.board.begin_ns:
             return
         self._polled_ns = now_ns
-        try:
-            found = self._reader.poll()
-        except OSError:
-            return  # the view is a convenience: what cannot be read now is read at the next look
-        for event in found:
-            of_worker = isinstance(event, PhaseDone | AttemptRefused | Metrics | FaultInjected)
-            if of_worker and event.t_ns >= self.board.begin_ns:  # older: an earlier term's
+        for event in self._new():
+            of_worker = isinstance(
+                event, PhaseDone | AttemptRefused | Metrics | FaultInjected | LoopBegun
+            )
+            if of_worker and until_ns and event.t_ns > until_ns:
+                self._held.append(event)
+            elif of_worker and event.t_ns >= self.board.begin_ns:  # older: an earlier term's
                 self.board.take(event)
 
 
@@ -115,8 +136,11 @@ class LiveDisplay:
 
     def event(self, event: AnyEvent) -> None:
         self._feed.take(event)
-        if isinstance(event, Note) and event.level == "warning":
-            self._notes = [*self._notes, event.text][-NOTES_MAX:]
+        text = event.text if isinstance(event, Note) and event.level == "warning" else ""
+        if isinstance(event, DrainFailed):
+            text = milestone(event)
+        if text:
+            self._notes = [*self._notes, text][-NOTES_MAX:]
 
     def beats(self, beats: Beats) -> None:
         self._feed.beat(beats)
@@ -156,11 +180,14 @@ class LineDisplay:
 
     def event(self, event: AnyEvent) -> None:
         self._feed.take(event)
-        text = event.text if isinstance(event, Note) else milestone(event)
+        tracker = self._feed.board.tracker
+        if isinstance(event, RunStarted):
+            self._told = tracker.count
+        text = event.text if isinstance(event, Note) else milestone(event, tracker.count)
         if text:
             self._say(text)
         if isinstance(event, Noticed):
-            self._say(headline(self._feed.board.tracker.found(1)[0]))
+            self._say(headline(tracker.found(1)[0]))
         elif isinstance(event, RunEnded):
             self._tell_recovered()
 
@@ -209,8 +236,8 @@ def display(
 def view(board: Board, now_ns: int, notes: list[str]) -> RenderableType:
     """The board as one panel."""
     parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
-    found = board.tracker.found(INCIDENTS_MAX)
-    for one in found:
+    shown = min(INCIDENTS_MAX, board.incidents)
+    for one in board.tracker.found(shown) if shown else []:
         style = {"recovered": "green", "stopped": "red"}.get(one.state, "yellow")
         parts.append(Text(headline(one, brief=True), style=style))
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
@@ -252,7 +279,7 @@ def _behind(row: WorkerRow) -> tuple[int, int]:
 
 
 def _loss(row: WorkerRow) -> str:
-    return f"{row.loss:.4f}" if row.loss == row.loss else "-"
+    return "-" if row.loss is None else f"{row.loss:.4f}"
 
 
 def _state(row: WorkerRow) -> Text:

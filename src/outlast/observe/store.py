@@ -23,19 +23,25 @@ POLL_S = 0.2
 
 
 class Clock:
-    """Unix nanoseconds that never go backwards: anchored once, then monotonic."""
+    """Unix nanoseconds that never go backwards: anchored once, then monotonic. `anchor_ns` of
+    another process on this host makes both agree, whatever was done to the host's time meanwhile.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, anchor_ns: int | None = None) -> None:
+        self.anchor_ns = self._anchor() if anchor_ns is None else anchor_ns
+
+    @staticmethod
+    def _anchor() -> int:
         readings = []
         for _ in range(5):
             before_ns = time.monotonic_ns()
             unix_ns = time.time_ns()
             gap_ns = time.monotonic_ns() - before_ns
             readings.append((gap_ns, unix_ns - before_ns - gap_ns // 2))
-        self._anchor_ns = min(readings)[1]
+        return min(readings)[1]
 
     def now_ns(self) -> int:
-        return time.monotonic_ns() + self._anchor_ns
+        return time.monotonic_ns() + self.anchor_ns
 
 
 class EventWriter:
@@ -46,9 +52,9 @@ class EventWriter:
     `RETRY_S` seconds. Raises RunDirError at construction when the directory cannot be made.
     """
 
-    def __init__(self, directory: Path, writer: str) -> None:
+    def __init__(self, directory: Path, writer: str, clock: Clock | None = None) -> None:
         self._segments = SegmentWriter(directory, writer)
-        self._clock = Clock()
+        self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
@@ -168,17 +174,22 @@ def follow(
     *,
     poll_s: float = POLL_S,
     damaged: Callable[[Damage], None] | None = None,
+    idle: Callable[[], None] = lambda: None,
 ) -> Iterator[AnyEvent]:
-    """Events as they come, until `stop` is set; what is there by then is still delivered.
+    """Events as they come, until `stop` is set; what is there by then is still delivered. `idle`
+    is called after each look that found nothing new, and may set `stop`.
 
     Events of one look (`poll_s` seconds) are sorted by time; a slow writer's may come a look later.
     """
     reader = EventReader(run_dir, damaged)
     while True:
         stopping = stop.is_set()
-        yield from reader.poll(last=stopping)
-        if stopping:
+        found = reader.poll(last=stopping)
+        yield from found
+        if stopping and stop.is_set():  # whoever reads may have thought better of it
             return
+        if not found:
+            idle()
         stop.wait(poll_s)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
@@ -14,18 +14,23 @@ from outlast.events import (
     AnyEvent,
     CheckpointFailed,
     CheckpointSaved,
-    Decided,
+    Drained,
+    DrainFailed,
     Fault,
     GenerationOpened,
+    LoopBegun,
     Metrics,
     Note,
     PhaseDone,
+    WorkerLost,
     WorkerSeated,
     WorkerSpawned,
     WorkerWarm,
 )
 from outlast.observe.accounting import Term, account, split_terms
+from outlast.observe.alive import Life, life_of
 from outlast.observe.incidents import PHASES, Incident, Phase, incidents
+from outlast.observe.reached import Reached
 from outlast.observe.segments import Damage
 from outlast.observe.spans import Bucket
 from outlast.observe.store import read_events
@@ -36,6 +41,7 @@ RESTART_ONLY = (
     "restart only: the script never called outlast.init(), so it ran as under torchrun; a failure"
     " starts it again from its own checkpoint"
 )
+NO_HELLO = "no worker reached outlast.init()"
 
 
 class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +50,10 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     cause: str  # a FaultKind
     said: str
+    where: str
     faults: int
     step: int
+    drain: bool  # nothing broke: the run was asked to end
     rung: str
     state: str
     committed_steps_lost: int
@@ -63,7 +71,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One run, over all its terms. `outcome`: done | user_error | gave_up | interrupted |
-    unfinished (no end was recorded: it still runs, or its launcher was killed).
+    running | died (no end was recorded, and nobody holds the run directory) | unfinished (no end
+    was recorded, and this host cannot tell).
 
     `buckets_s` are seat-seconds and add up to `wall_s` x `world`. `goodput` and `ettr` are None
     where nothing could be measured (`restart_only`).
@@ -81,6 +90,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     terms: int
     generations: int
     steps: int
+    steps_total: int | None  # where the script said so
     phases: int
     committed_steps_lost: int
     step_s: float  # median over seats and steps
@@ -93,8 +103,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, Cause]
     spares: int
     spares_used: int
-    respawns: int
+    respawns: int  # workers started for a seat, since no spare was waiting
+    spares_refilled: int  # spares started in place of earlier ones
     checkpoints: int
+    durable: dict[str, int]  # checkpoints that reached durable storage, by target
     notes: tuple[str, ...]
 
 
@@ -105,25 +117,30 @@ def summarise(run_dir: Path) -> Summary:
     """
     damages: list[Damage] = []
     events = read_events(run_dir, damages.append)
-    return summarise_events(events, run_dir, damages)
+    return summarise_events(events, run_dir, damages, life=life_of(run_dir, events))
 
 
 def summarise_events(
-    events: Sequence[AnyEvent], run_dir: Path, damages: Sequence[Damage] = ()
+    events: Sequence[AnyEvent],
+    run_dir: Path,
+    damages: Sequence[Damage] = (),
+    *,
+    life: Life = "unknown",
 ) -> Summary:
-    """As `summarise`, of events (by time) that were read already."""
+    """As `summarise`, of events (by time) that were read already. `life`: of a run without end."""
     terms = split_terms(events)
-    times = account(events)
+    times = account(events, running=life == "running")
     found = incidents(events)
     workers = _Workers(events, terms)
     progress = _Progress(terms)
     last = terms[-1]
-    measured = not workers.restart_only
+    measured = workers.said_hello
+    unfinished = "unfinished" if life == "unknown" else life
     return Summary(
         run=last.started.run,
         run_dir=str(run_dir),
         script=last.started.script,
-        outcome=last.ended.outcome if last.ended else "unfinished",
+        outcome=last.ended.outcome if last.ended else unfinished,
         exit_code=last.ended.exit_code if last.ended else None,
         cause=last.ended.cause if last.ended else None,
         restart_only=workers.restart_only,
@@ -131,6 +148,7 @@ def summarise_events(
         terms=len(terms),
         generations=progress.generation,
         steps=progress.step,
+        steps_total=_steps_total(events),
         phases=progress.n,
         committed_steps_lost=progress.lost + sum(one.committed_steps_lost for one in found),
         step_s=progress.step_s(),
@@ -144,9 +162,17 @@ def summarise_events(
         spares=last.started.spares,
         spares_used=workers.spares_used,
         respawns=workers.respawns,
+        spares_refilled=workers.spares_refilled,
         checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
-        notes=_notes(events, terms, damages, restart_only=workers.restart_only),
+        durable=_durable(events),
+        notes=_notes(events, terms, damages, workers.lesson(run_dir)),
     )
+
+
+def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
+    """By target; one that was carried there twice, after a roll back, counts once."""
+    reached = {event.where for event in events if isinstance(event, Drained)}
+    return dict(sorted(Counter(where.rpartition("/")[0] for where in reached).items()))
 
 
 class _Progress:
@@ -154,29 +180,37 @@ class _Progress:
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.n = self.step = self.generation = self.lost = 0
-        self._step_ns: list[int] = []
+        self._steps: list[PhaseDone] = []
+        self._reached = Reached()
         for index, term in enumerate(terms):
             if index:
-                resumed = max(0, term.started.resumed_step)
-                self.lost += max(0, self.step - resumed)
-                self.n, self.step = max(0, term.started.resumed_n), resumed
+                self.lost += max(0, self.step - max(0, term.started.resumed_step))
             for event in term.events:
                 self._take(event)
+            self.n, self.step = self._reached.place
             if term.ended:
                 self.n, self.step = max(self.n, term.ended.n), max(self.step, term.ended.step)
 
     def _take(self, event: AnyEvent) -> None:
+        self._reached.take(event)
         if isinstance(event, PhaseDone):
-            self.n, self.step = max(self.n, event.n), max(self.step, event.step)
             if event.kind == "step":
-                self._step_ns.append(event.t_ns - event.t_begin_ns)
-        elif isinstance(event, Decided):
-            self.n, self.step = event.n, event.step
+                self._steps.append(event)
         elif isinstance(event, GenerationOpened):
             self.generation = max(self.generation, event.generation)
 
     def step_s(self) -> float:
-        return median(self._step_ns) / 1e9 if self._step_ns else 0.0
+        """The median of single steps, of which an event may stand for many."""
+        if not self._steps:
+            return 0.0
+        ordered = sorted(self._steps, key=_step_ns)
+        ends = list(accumulate(event.steps for event in ordered))
+        middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+        return sum(_step_ns(ordered[bisect_right(ends, index)]) for index in middle) / 2e9
+
+
+def _step_ns(event: PhaseDone) -> float:
+    return (event.t_ns - event.t_begin_ns) / event.steps
 
 
 class _Workers:
@@ -186,13 +220,27 @@ class _Workers:
         spawned = [event for event in events if isinstance(event, WorkerSpawned)]
         spares = {event.worker for event in spawned if event.seat < 0}
         seated = {event.worker for event in events if isinstance(event, WorkerSeated)}
-        said_hello = any(
+        self.said_hello = not spawned or any(
             isinstance(event, WorkerWarm | WorkerSeated | GenerationOpened) for event in events
         )
-        first = sum(term.started.world + term.started.spares for term in terms)
+        ranks_at_first = sum(term.started.world for term in terms)
+        spares_at_first = sum(term.started.spares for term in terms)
         self.spares_used = len(spares & seated)
-        self.respawns = max(0, len(spawned) - first)
-        self.restart_only = bool(spawned) and not said_hello
+        self.spares_refilled = max(0, len(spares) - spares_at_first)
+        self.respawns = max(0, len(spawned) - len(spares) - ranks_at_first)
+        ended_well = any(
+            isinstance(event, WorkerLost)
+            and (event.fault.kind, event.fault.exit_code) == ("exited", 0)
+            for event in events
+        )
+        done = any(term.ended and term.ended.outcome == "done" for term in terms)
+        self.restart_only = not self.said_hello and (ended_well or done)
+
+    def lesson(self, run_dir: Path) -> str:
+        """What its owner should know where no worker said Hello; "" elsewhere."""
+        if self.restart_only:
+            return RESTART_ONLY
+        return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
 
 
 def _line(one: Incident) -> IncidentLine:
@@ -200,8 +248,10 @@ def _line(one: Incident) -> IncidentLine:
         number=one.number,
         cause=one.cause.kind,
         said=f"{who(one.cause)} {what(one.cause)}",
+        where=one.where,
         faults=1 + len(one.others),
         step=one.step,
+        drain=one.is_drain,
         rung=one.rung,
         state=one.state,
         committed_steps_lost=one.committed_steps_lost,
@@ -213,11 +263,20 @@ def _line(one: Incident) -> IncidentLine:
 def _causes(found: Sequence[Incident]) -> dict[str, Cause]:
     times_s: dict[str, list[float]] = {}
     for one in found:
+        if one.is_request:
+            continue
         times_s.setdefault(one.cause.kind, []).append(one.total_ms / 1e3)
     return {
         kind: Cause(count=len(each), total_s=sum(each), worst_s=max(each))
         for kind, each in times_s.items()
     }
+
+
+def _steps_total(events: Sequence[AnyEvent]) -> int | None:
+    for event in reversed(events):
+        if isinstance(event, LoopBegun):
+            return event.steps
+    return None
 
 
 def _last_loss(events: Sequence[AnyEvent]) -> float | None:
@@ -231,26 +290,31 @@ def _notes(
     events: Sequence[AnyEvent],
     terms: Sequence[Term],
     damages: Sequence[Damage],
-    *,
-    restart_only: bool,
+    lesson: str,
 ) -> tuple[str, ...]:
     """What the owner should know: ours first, then what the run said itself, each text once."""
-    notes = [RESTART_ONLY] if restart_only else []
+    notes = [lesson] if lesson else []
     for before, after in pairwise(terms):
         how = before.ended.outcome if before.ended else "ended without a word"
         away = duration((after.started.t_ns - before.end_ns) / 1e9)
         step = max(0, after.started.resumed_step)
         notes.append(f"the launcher {how}; after {away} the run was resumed at step {step}")
     notes += [str(damage) for damage in damages]
+    failed = [event for event in events if isinstance(event, CheckpointFailed)]
     notes += [
-        f"checkpoint at step {event.step} failed: {event.error} ({event.path})"
-        for event in events
-        if isinstance(event, CheckpointFailed)
+        f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed
     ]
     said = Counter(
         f"rank {event.seat}: {event.text}" if event.seat >= 0 else event.text
         for event in events
-        if isinstance(event, Note) and event.level == "warning"
+        if isinstance(event, Note)
+        and event.level == "warning"
+        and not any(one.error in event.text for one in failed)  # the launcher's word on the same
+    )
+    said.update(
+        f"durable storage {event.where}: {event.error}"
+        for event in events
+        if isinstance(event, DrainFailed)
     )
     notes += [f"{text} ({count} times)" if count > 1 else text for text, count in said.items()]
     if len(notes) > NOTES_MAX:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -10,7 +12,7 @@ from rich.text import Text
 
 from outlast.observe.spans import BUCKETS, Bucket
 from outlast.observe.summary import IncidentLine, Summary
-from outlast.observe.words import counted, duration, error_line, share, what, who
+from outlast.observe.words import beyond, counted, duration, error_line, share, what, who
 
 STYLE: dict[Bucket, str] = {
     "start": "blue",
@@ -34,19 +36,26 @@ MEANS: dict[Bucket, str] = {
     "stop": "after the last phase",
     "down": "no launcher",
 }
-_STATE = {"stopped": "then the run ended", "open": "not finished"}
+_STATE = {
+    "stopped": "then the run ended",
+    "open": "not finished",
+    "died": "then its launcher died",
+}
+INCIDENTS_MAX = 10
 _OUTCOME = {
     "done": ("done", "green"),
     "user_error": ("ended by an error of the script", "red"),
     "gave_up": ("gave up", "red"),
     "interrupted": ("interrupted; start the same command again to resume", "yellow"),
+    "running": ("still running", "blue"),
+    "died": ("no end recorded: its launcher died; start the same command to resume", "red"),
     "unfinished": ("no end recorded: it still runs, or its launcher was killed", "yellow"),
 }
 
 
-def render(summary: Summary, console: Console | None = None) -> None:
-    """Print the summary (default: to stdout)."""
-    (console or Console()).print(panel(summary))
+def render(summary: Summary, console: Console) -> None:
+    """Print the summary."""
+    console.print(panel(summary))
 
 
 def panel(summary: Summary) -> RenderableType:
@@ -55,7 +64,9 @@ def panel(summary: Summary) -> RenderableType:
     if summary.cause is not None:
         parts.append(_cause(summary))
     if summary.incidents:
-        parts += [Text(""), _incidents(summary.incidents)]
+        parts += [Text(""), _incidents(summary)]
+    if len(summary.incidents) > 1 and summary.causes:
+        parts += [Text(""), _causes(summary)]
     if not summary.restart_only:
         parts += [Text(""), _buckets(summary)]
     if summary.notes:
@@ -66,16 +77,18 @@ def panel(summary: Summary) -> RenderableType:
     )
 
 
-def _head(summary: Summary, said: str, style: str) -> RenderableType:
+def _head(summary: Summary, outcome: str, style: str) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
-    grid.add_row("outcome", Text(said, style=style))
+    grid.add_row("outcome", Text(outcome, style=style))
     steps = (
         f"{counted(summary.steps, 'step')} of {summary.world} ranks in {duration(summary.wall_s)}"
     )
     if summary.step_s:
         steps += f", median step {duration(summary.step_s)}"
+    if summary.steps_total and summary.outcome != "done":
+        steps += f", {100 * summary.steps / summary.steps_total:.0f} % of {summary.steps_total}"
     if summary.loss is not None:
         steps += f", last loss {summary.loss:.4g}"
     if summary.restart_only:
@@ -84,8 +97,20 @@ def _head(summary: Summary, said: str, style: str) -> RenderableType:
         grid.add_row("ran", steps)
         lost = Text(f"{summary.committed_steps_lost} committed steps lost")
         lost.stylize("green" if not summary.committed_steps_lost else "red")
-        grid.add_row("failures", Text(f"{counted(len(summary.incidents), 'incident')}, ") + lost)
+        asked = [line for line in summary.incidents if line.drain or line.cause == "save"]
+        drains = sum(line.drain for line in asked)
+        saves = len(asked) - drains
+        said = f"{counted(len(summary.incidents) - len(asked), 'incident')}, "
+        said += f"{counted(drains, 'drain')} on request, " if drains else ""
+        said += f"{counted(saves, 'checkpoint')} on request, " if saves else ""
+        grid.add_row("failures", Text(said) + lost)
+    if summary.durable:
+        reached = [f"{count} in {target}" for target, count in summary.durable.items()]
+        saved = ", ".join([f"{summary.checkpoints} saved", *reached])
+        grid.add_row("checkpoints", Text(saved))
     spares = f"{summary.spares} configured, {summary.spares_used} used"
+    if summary.spares_refilled:
+        spares += f", {summary.spares_refilled} refilled"
     grid.add_row("spares", f"{spares}, {counted(summary.respawns, 'respawn')}")
     if summary.goodput is not None and summary.ettr is not None:
         grid.add_row("ETTR", f"{share(summary.ettr)}, goodput {share(summary.goodput)}")
@@ -96,26 +121,53 @@ def _head(summary: Summary, said: str, style: str) -> RenderableType:
 def _cause(summary: Summary) -> RenderableType:
     cause = summary.cause
     assert cause is not None
-    detail = " ".join(cause.detail.split())
+    if cause.kind == "requested":
+        return Text.assemble(("root cause  ", "bold"), f"asked to end: {cause.detail}")
+    detail = beyond(cause)
     said = f"{who(cause)} {what(cause)}"
     if error_line(cause) in detail:
         said = detail  # it names the error itself, and says what to do
-    elif detail and detail not in said:
+    elif detail:
         said += f": {detail}"
     return Text.assemble(("root cause  ", "bold red"), said)
 
 
-def _incidents(lines: tuple[IncidentLine, ...]) -> RenderableType:
+def listed(lines: Sequence[IncidentLine]) -> list[IncidentLine]:
+    """Of many incidents the worst half and the newest half, in order."""
+    if len(lines) <= INCIDENTS_MAX:
+        return list(lines)
+    half = INCIDENTS_MAX // 2
+    worst = sorted(lines[:-half], key=_badness)[-half:]
+    return sorted([*worst, *lines[-half:]], key=lambda line: line.number)
+
+
+def _badness(line: IncidentLine) -> tuple[int, float]:
+    return line.committed_steps_lost, line.total_ms
+
+
+def _causes(summary: Summary) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("cause")
+    for head in ("incidents", "total", "worst"):
+        table.add_column(head, justify="right")
+    for kind, cause in sorted(summary.causes.items(), key=lambda item: -item[1].total_s):
+        table.add_row(kind, str(cause.count), duration(cause.total_s), duration(cause.worst_s))
+    return table
+
+
+def _incidents(summary: Summary) -> RenderableType:
+    lines = listed(summary.incidents)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold")
     grid.add_column()
     grid.add_column(justify="right")
     for line in lines:
         more = f" and {counted(line.faults - 1, 'fault')} more" if line.faults > 1 else ""
-        answer = line.rung or "no decision"
+        answer = "drain" if line.drain else line.rung or "no decision"
+        answer = "checkpoint" if line.cause == "save" else answer
         if line.state != "recovered":
             answer += f", {_STATE[line.state]}"
-        said = Text.assemble(f"{line.said}{more}, step {line.step}: ", (answer, "bold"))
+        said = Text.assemble(f"{line.said}{more} {line.where}: ", (answer, "bold"))
         if line.committed_steps_lost:
             said.append(f", {counted(line.committed_steps_lost, 'committed step')} lost", "red")
         spent = (
@@ -123,6 +175,9 @@ def _incidents(lines: tuple[IncidentLine, ...]) -> RenderableType:
         )
         said.append("\n" + ", ".join(spent), style="dim")
         grid.add_row(str(line.number), said, Text(duration(line.total_ms / 1e3), style="bold"))
+    if more := len(summary.incidents) - len(lines):
+        text = f"... and {more} more: outlast explain {summary.run_dir}"
+        grid.add_row("", Text(text, style="dim"), "")
     return grid
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import signal
 
-from outlast.events import Fault
+from outlast.events import Fault, Scheduled
 
 SHORT_MAX = 120
 _SAID = {
     "hung": "hung",
     "stopped": "was stopped by the kernel (SIGSTOP or a debugger)",
     "transport": "lost its connection to a peer",
-    "torn": "failed while applying a step",
+    "unsettled": "met a function that steps for the first time since it joined",
+    "torn": "was left half-way: it could neither finish its phase nor put it back",
     "mismatch": "does not fit the job",
     "transfer": "got a state copy late or damaged",
     "storage": "could not write to its disk",
+    "internal": "was let down by Outlast itself",
     "agent_lost": "was on a host whose agent went silent",
     "requested": "was asked to end",
+    "save": "was asked to save",
 }
 
 
@@ -54,6 +57,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def intervals(said: Scheduled) -> str:
+    """When a run saves: `copies in memory every step, checkpoints every 240 steps`."""
+    parts = [
+        f"{what} every {counted(steps, 'step') if steps > 1 else 'step'}"
+        for what, steps in (("copies in memory", said.memory), ("checkpoints", said.disk))
+        if steps
+    ]
+    return ", ".join(parts)
+
+
 def who(fault: Fault) -> str:
     """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
     if fault.seat >= 0:
@@ -66,10 +79,21 @@ def what(fault: Fault) -> str:
     if fault.kind == "killed":
         return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
     if fault.kind == "exited":
-        return f"exited with code {fault.exit_code} before the run was over"
+        why = f": {error_line(fault)}" if fault.traceback.strip() else ""
+        return f"exited with code {fault.exit_code} before the run was over{why}"
     if fault.kind in ("raised", "contract"):
         return f"raised {error_line(fault)}"
     return _SAID.get(fault.kind, fault.kind)
+
+
+def beyond(fault: Fault) -> str:
+    """What `detail` adds to `what`, on one line; "" where that says it already."""
+    detail = " ".join(fault.detail.split())
+    known = (
+        f"ended by itself with exit code {fault.exit_code}",
+        f"killed by {signal_name(fault.signal)}",
+    )
+    return "" if detail in known or detail in what(fault) else detail
 
 
 def error_line(fault: Fault) -> str:

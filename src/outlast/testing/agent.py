@@ -10,6 +10,7 @@ from outlast.core.detect import hang
 from outlast.events import Fault
 from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
+from outlast.testing.sight import look_at
 
 if TYPE_CHECKING:
     from outlast.testing.cluster import SimCluster
@@ -165,6 +166,7 @@ class SimAgent:
                 worker=worker.name,
                 fault=fault,
                 n=worker.n,
+                step=worker.n,
                 state=_WORDS.get(worker.state, worker.state),
                 slots=worker.slots.read(),
             )
@@ -176,7 +178,7 @@ class SimAgent:
     def _watch(self) -> None:
         """The real watch over simulated pages."""
         self.line.after(_LOOK_S, self._watch)
-        looks = [worker.look() for worker in self.workers.values() if worker.alive]
+        looks = [look_at(worker) for worker in self.workers.values() if worker.alive]
         now_ns = self.line.now_ns
         self._memory, verdict = hang.watch(self._memory, looks, now_ns, self.cluster.limits)
         for fault in verdict.suspects:
@@ -202,6 +204,7 @@ class SimAgent:
     def die(self) -> None:
         """Every process of this host ends; a later incarnation knows nothing of them."""
         self.present = False
+        self.cluster.shelf.forget()
         self.incarnation += 1
         self._seq = 0
         self.lost.clear()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
+from outlast.config import AUTO
+from outlast.core.policy import SavePolicy
+
 Deed = Literal[
     "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",
     "crash", "drop",
@@ -47,11 +50,14 @@ class Plan(NamedTuple):
     phases: int
     checkpoint_every: int
     strikes: tuple[Strike, ...]
-    timed: tuple[tuple[float, str], ...]  # (time, what): kill, crash, agent, drop, cut, stop
+    timed: tuple[tuple[float, str], ...]  # (time, what): kill, crash, agent, drop, cut, stop, save
     bug_at: int  # this phase raises on one rank, always; -1: none
     attempts_max: int
     duplicates: float
     repeats: bool  # whether workers answer a repeated question again
+    rot: bool  # whether the newest checkpoint is damaged when a restart wants it
+    policy: SavePolicy
+    fails: float  # the share of saves that fail
 
 
 def draw(seed: int) -> Plan:
@@ -72,6 +78,8 @@ def draw(seed: int) -> Plan:
     ]
     if dice.random() < 0.06:
         timed.append((dice.uniform(1.0, 8.0), "stop"))
+    if dice.random() < 0.1:
+        timed.append((dice.uniform(1.0, 8.0), "save"))
     bug = dice.random() < 0.05
     return Plan(
         world=world,
@@ -85,6 +93,11 @@ def draw(seed: int) -> Plan:
         attempts_max=3 if bug or dice.random() < 0.15 else PATIENT,
         duplicates=dice.choice((0.0, 0.02, 0.1)),
         repeats=dice.random() < 0.7,
+        rot=dice.random() < 0.3,
+        policy=SavePolicy(
+            memory=dice.choice((0, AUTO)), disk=dice.choice((3, AUTO)), stop=dice.random() < 0.3
+        ),
+        fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
     )
 
 

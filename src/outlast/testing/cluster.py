@@ -19,24 +19,29 @@ from outlast.core.contract import (
     AgentGone,
     AnyEntry,
     Begin,
+    CheckpointFound,
     DecisionMade,
     Emit,
     End,
     Input,
     Journal,
     Received,
+    SaveAsked,
     Send,
     StopAsked,
     Tick,
+    Verify,
     Wake,
 )
 from outlast.core.membership import handle, initial
+from outlast.core.recovery import FROM_A_COPY
 from outlast.testing.agent import SimAgent
 from outlast.testing.chaos import PATIENT, Plan, draw
 from outlast.testing.ledger import Ledger
 from outlast.testing.mesh import Mesh
 from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
+from outlast.testing.shelf import Shelf
 from outlast.testing.timeline import NS, Timeline
 
 VIRTUAL_S_MAX = 900.0
@@ -63,19 +68,20 @@ class SimCluster:
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.seed = seed
-        self.plan = plan or draw(seed)
+        self.plan = plan = plan or draw(seed)
         self.timeline = Timeline(seed)
         self.ledger = Ledger(self.plan.world)
         self.ledger.last = self.plan.phases
         self.ledger.tell = self._tell
         self.limits = Limits(
             hello_s=20, status_s=2, join_s=15, connect_s=3, transfer_s=3, stop_s=6, lease_s=3,
-            shared_s=2, attempts_max=self.plan.attempts_max, respawns_max=400,
+            kill_s=6, shared_s=2, attempts_max=self.plan.attempts_max, respawns_max=400,
             hang_floor_s=2, hang_ceiling_s=12,
         )  # fmt: skip
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
         self.journal: list[AnyEntry] = []
-        self.checkpoints: list[int] = []
+        self.shelf = Shelf(rots=self.plan.rot)
+        self.maker: SimProcess | None = None
         self.controller_up = False
         self.term = 0
         self.turns = 0
@@ -86,7 +92,8 @@ class SimCluster:
         self._meshes: dict[int, Mesh] = {}
         self._crash_in = -1
         self._gone: set[tuple[str, int]] = set()
-        self._state = initial(self.plan.world, self.plan.spares, self.limits, run="sim")
+        self._first = initial(plan.world, plan.spares, self.limits, run="sim", policy=plan.policy)
+        self._state = self._first
         room = self.plan.world + self.plan.spares
         if self.plan.agents > 1:
             room = -(-room // self.plan.agents) + 1
@@ -121,19 +128,20 @@ class SimCluster:
     def _start_controller(self) -> None:
         self.term += 1
         self.controller_up = True
-        self._state = initial(self.plan.world, self.plan.spares, self.limits, run="sim")
-        newest = self.checkpoints[-1] if self.checkpoints else 0
+        self._state = self._first
         self._feed(
             Begin(
                 t_ns=self.timeline.now_ns,
                 run="sim",
                 term=self.term,
                 journal=tuple(self.journal),
-                checkpoint=wire.Checkpointed(n=newest, step=newest, path=f"ck {newest}")
-                if newest
-                else None,
+                checkpoint=self.shelf.newest(),
             )
         )
+
+    def _feed_in(self, term: int, event: Input) -> None:
+        if self.controller_up and term == self.term:
+            self._feed(event)
 
     def controller_hears(self, envelope: wire.Envelope) -> None:
         if self.controller_up and envelope.term <= self.term:
@@ -194,6 +202,14 @@ class SimCluster:
             case Wake():
                 delay_s = (action.t_ns - self.timeline.now_ns) / NS
                 self.timeline.after(delay_s, self._tick_for(self.term, action.t_ns))
+            case Verify():
+                answer = CheckpointFound(
+                    t_ns=self.timeline.now_ns,
+                    generation=action.generation,
+                    checkpoint=self.shelf.verified(),
+                )
+                term, delay_s = self.term, self.timeline.between(0.0, 0.5)
+                self.timeline.after(delay_s, lambda: self._feed_in(term, answer))
             case Emit():
                 self._heard(action.event)
             case End():
@@ -216,7 +232,7 @@ class SimCluster:
         )
 
     def _heard(self, event: events.AnyEvent) -> None:
-        if isinstance(event, events.Decided) and event.rung == "restart":
+        if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             self.restarts += 1
             self._check_need(event)
         elif isinstance(event, events.WorkerLost):
@@ -266,6 +282,8 @@ class SimCluster:
             agent.hang_up(line.between(2.0, 8.0))
         elif what == "stop" and self.controller_up:
             self._feed(StopAsked(t_ns=line.now_ns, reason="asked"))
+        elif what == "save" and self.controller_up:
+            self._feed(SaveAsked(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
         return n == self.plan.bug_at and seat == self.plan.world - 1
@@ -280,13 +298,16 @@ class SimCluster:
     def checkpoint_due(self, n: int) -> bool:
         return self.plan.checkpoint_every > 0 and n % self.plan.checkpoint_every == 0
 
-    def save(self, n: int) -> None:
-        self.checkpoints.append(n)
+    def makes(self, worker: SimProcess) -> None:
+        """What is made for the job's life must not be made twice while its maker lives."""
+        if self.maker and self.maker is not worker and self.maker.alive and self.term == 1:
+            self.ledger.fail(f"{worker.name} makes what {self.maker.name} is making")
+        self.maker = worker
 
-    def load(self, path: str) -> int:
-        n = int(path.split()[1]) if path else 0
-        if path and n not in self.checkpoints:
-            self.ledger.fail(f"checkpoint {path!r} does not exist")
+    def load(self, checkpoint: wire.Checkpointed | None) -> int:
+        n = self.shelf.load(checkpoint)
+        if n is None:
+            self.ledger.fail(f"{checkpoint} does not exist")
         return n
 
     # --- judging ---
@@ -316,7 +337,7 @@ class SimCluster:
     def _news_may_be_lost(self) -> bool:
         return (
             self.term > 1
-            or any(what not in ("kill", "pair", "stop") for _, what in self.plan.timed)
+            or any(what not in ("kill", "pair", "stop", "save") for _, what in self.plan.timed)
             or any(strike.deed in ("crash", "drop") for strike in self.plan.strikes)
         )
 
@@ -350,15 +371,19 @@ class SimCluster:
             self.ledger.fail(f"{end.outcome} without a cause")
             return
         kinds = {what for _, what in self.plan.timed}
+        if end.outcome == "interrupted" and "stop" not in kinds:
+            self.ledger.fail("interrupted, though nobody asked")
         if end.outcome == "interrupted":
-            if "stop" not in kinds:
-                self.ledger.fail("interrupted, though nobody asked")
             return
+        if end.cause.kind == "storage" and self.plan.policy.stop and self.plan.fails:
+            return  # a save failed: its owner wants the end
         if "before its first step" in end.cause.detail:
             if end.cause.worker in self.ledger.stepped:
                 self.ledger.fail(f"{end.cause.detail}: but it had made steps")
             return
-        if self.plan.attempts_max < PATIENT:
+        deeds = {strike.deed for strike in self.plan.strikes}
+        accidents = deeds <= {"kill"} and kinds <= {"kill", "pair"} and self.plan.bug_at < 0
+        if self.plan.attempts_max < PATIENT and not accidents:
             return
         if end.outcome == "user_error" and end.cause.n >= self.ledger.last:
             return  # it left badly after the run was done

@@ -9,14 +9,17 @@ from outlast.config import Limits
 from outlast.core.membership import (
     Action,
     Begin,
+    CheckpointFound,
     DecisionMade,
     Emit,
     End,
     Journal,
     Received,
+    SavePolicy,
     Send,
     StopAsked,
     Tick,
+    Verify,
     handle,
     initial,
 )
@@ -27,11 +30,15 @@ S = 1_000_000_000
 class Desk:
     """Drives `handle` for one agent; keeps the newest actions in `actions`, all in `history`."""
 
-    def __init__(self, world: int = 2, spares: int = 1, term: int = 1, **limits: Any) -> None:
+    def __init__(
+        self, world: int = 2, spares: int = 1, term: int = 1,
+        policy: SavePolicy | None = None, **limits: Any,
+    ) -> None:  # fmt: skip
         self.world, self.term = world, term
         self.limits = Limits(**limits)
-        self.state = initial(world, spares, self.limits, run="r")
+        self.state = initial(world, spares, self.limits, run="r", policy=policy)
         self.now_ns = S
+        self.verifies = True  # every checkpoint is whole, and the answer comes at once
         self.actions: list[Action] = []
         self.history: list[Action] = []
         self._seqs: dict[str, int] = {}
@@ -39,6 +46,14 @@ class Desk:
     def feed(self, event: Any) -> list[Action]:
         self.state, self.actions = handle(self.state, event)
         self.history += self.actions
+        asked = [action for action in self.actions if isinstance(action, Verify)]
+        if asked and self.verifies:
+            before = self.actions
+            found = self.state.checkpoint
+            self.feed(
+                CheckpointFound(t_ns=self.now_ns, generation=asked[0].generation, checkpoint=found)
+            )
+            self.actions = before + self.actions
         return self.actions
 
     def begin(self, journal: tuple[Any, ...] = (), checkpoint: Any = None) -> Desk:

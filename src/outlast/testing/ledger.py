@@ -8,6 +8,7 @@ skipped, or applied to another rank's state gives another number.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from outlast import wire
 from outlast.core.contract import AnyEntry, DecisionMade, Opened, SharedKept
@@ -59,7 +60,7 @@ class Ledger:
         self._models = [mix(0)]
         self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str) -> NoReturn:
         raise SimFailure(self.tell(text))
 
     def model(self, n: int) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from outlast import wire
-from outlast.core.detect.hang import Look
 from outlast.events import Fault
-from outlast.page import State
 from outlast.testing.ledger import mix, model_step, own_step, own_tail
 from outlast.testing.mesh import Ballot, Mesh
 from outlast.testing.process import Dead, SimProcess
@@ -39,27 +38,6 @@ class SimWorker(SimProcess):
         if self.mesh is not None:
             self.mesh.left(self)
 
-    def look(self) -> Look:
-        """Its page, and what the kernel says."""
-        word: State = "healing"
-        if self.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
-            word = cast("State", self.state)
-        elif self.state in ("finished", "torn"):
-            word = "finished" if self.state == "finished" else "applying"
-        elif self.stalled or self.opened == self.generation > max(self.closed, self.answered):
-            word = "idle"
-        return Look(
-            worker=self.name,
-            seat=self.seat,
-            n=self.n,
-            state=word,
-            collectives=0,
-            t_ns=self.moved_ns,
-            t_state_ns=self.moved_ns,
-            completed=self.completed,
-            letter="T" if self.hung else "S",
-        )
-
     # --- what it hears ---
 
     def hear(self, body: wire.AnyBody) -> None:
@@ -79,12 +57,17 @@ class SimWorker(SimProcess):
                 self._open(body)
             case wire.SharedMake():
                 value = f"made by {self.name}".encode()
-                self.soon(0.0, 0.3, lambda: self.say(wire.SharedMade(name="id", value=value)))
+                self.cluster.makes(self)
+                long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
+                self.soon(0.0, long_s, lambda: self.say(wire.SharedMade(name="id", value=value)))
             case wire.SharedIs():
                 if not self.is_set_up:
                     self.is_set_up = True
                     self.state = "idle"
                     self.proceed()
+            case wire.SaveEvery():
+                if self.seat:
+                    self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
             case wire.Stop():
                 code = 0 if body.ok else 3
                 self.die(Fault(kind="exited", detail="stopped", exit_code=code))
@@ -306,7 +289,7 @@ class SimWorker(SimProcess):
         if not self.has_state:
             self.ledger.fail(f"{self.name} runs without having received its state")
         self.opened = body.generation
-        if body.drain:
+        if body.ask == "drain":
             self.ledger.last = min(self.ledger.last, body.n)
         self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
         self.point("opened")
@@ -332,7 +315,7 @@ class SimWorker(SimProcess):
     def _attempt(self) -> None:
         if self.n >= self.ledger.last >= 0:
             self.state = "finished"
-            self.tell(wire.Finished(n=self.n))
+            self.tell(wire.Finished(n=self.n, step=self.n))
             self.point("finished")
             return
         self.state = "running"
@@ -386,8 +369,15 @@ class SimWorker(SimProcess):
             self._report(None)
         self.point("applied")
         if self.seat == 0 and self.cluster.checkpoint_due(self.n):
-            self.cluster.save(self.n)
-            self.say(wire.Checkpointed(n=self.n, step=self.n, path=f"ck {self.n}"))
+            self.say(self.cluster.shelf.stage(self.n))
+            self.soon(0.001, 0.5, self._written(self.n))
+
+    def _written(self, n: int) -> Callable[[], None]:
+        def say() -> None:
+            fails = self.line.dice.random() < self.cluster.plan.fails
+            self.say(self.cluster.shelf.save(n, fails=fails))
+
+        return say
 
     def _tail(self) -> None:
         self.own = own_tail(self.own, self.n)

@@ -15,8 +15,11 @@ _MS = 1_000_000
 class Story:
     """Tells one run. Every method moves the clock (`t_ns`) on; durations are milliseconds."""
 
-    def __init__(self, run_dir: Path, *, world: int = 4, spares: int = 1) -> None:
+    def __init__(
+        self, run_dir: Path, *, world: int = 4, spares: int = 1, host: str = "node-1"
+    ) -> None:
         self.run_dir = run_dir
+        self.host = host
         self.world = world
         self.spares = spares
         self.t_ns = T0_NS
@@ -88,7 +91,7 @@ class Story:
         self._count += 1
         self.say(
             events.WorkerSpawned(
-                t_ns=self.t_ns, worker=worker, seat=seat, pid=1000 + self._count, host="node-1"
+                t_ns=self.t_ns, worker=worker, seat=seat, pid=1000 + self._count, host=self.host
             )
         )
         return worker
@@ -100,23 +103,37 @@ class Story:
         self.step += kind == "step"
         self.wait(ms)
         for seat, worker in enumerate(self.seats):
-            self.write(
-                worker,
-                events.PhaseDone(
-                    t_ns=self.t_ns,
-                    worker=worker,
-                    seat=seat,
-                    generation=self.generation,
-                    n=self.n,
-                    step=self.step,
-                    kind=kind,
-                    t_begin_ns=begin_ns,
-                    t_vote_ns=self.t_ns - _MS,
-                ),
-            )
+            self.done(seat, kind=kind, begin_ns=begin_ns)
             if kind == "step":
                 self._report(worker, seat, loss or 4.0 / (1 + 0.1 * self.step))
         return self
+
+    def done(
+        self,
+        seat: int,
+        *,
+        n: int = -1,
+        step: int = -1,
+        kind: str = "step",
+        begin_ns: int = 0,
+        t_ns: int = 0,
+    ) -> None:
+        """One seat has committed a phase: the story's newest one, unless `n` and `step` differ."""
+        t_ns = t_ns or self.t_ns
+        self.write(
+            self.seats[seat],
+            events.PhaseDone(
+                t_ns=t_ns,
+                worker=self.seats[seat],
+                seat=seat,
+                generation=self.generation,
+                n=self.n if n < 0 else n,
+                step=self.step if step < 0 else step,
+                kind=kind,
+                t_begin_ns=begin_ns or t_ns,
+                t_vote_ns=t_ns,
+            ),
+        )
 
     def _report(self, worker: str, seat: int, loss: float) -> None:
         self.write(
@@ -141,7 +158,7 @@ class Story:
         self.wait(1)
         self.incident += 1
         self.notice(fault, how=how)
-        self._closed()
+        self.closed()
         if fault.kind in ("killed", "exited", "hung", "stopped"):
             self._lost(seat, fault)
         for other, worker in enumerate(self.seats):
@@ -160,7 +177,8 @@ class Story:
             )
         )
 
-    def _closed(self) -> None:
+    def closed(self) -> None:
+        """The generation is over."""
         self.say(
             events.GenerationClosed(
                 t_ns=self.t_ns, incident=self.incident, generation=self.generation
@@ -211,11 +229,25 @@ class Story:
         if n >= 0:
             self.n, self.step = n, step
         self.wait(2)
-        replaced = []
+        replaced: list[tuple[int, str, str]] = []
         for seat in seats:
             worker = self.warm.pop(0) if self.warm else self.spawn(seat)
             replaced.append((seat, self.seats[seat], worker))
             self.seats[seat] = worker
+        self._decided(rung, self.n, self.step, tuple(replaced), reason)
+        self.generation += 1
+        for seat in seats:
+            self._seated(self.seats[seat], seat)
+        return self
+
+    def _decided(
+        self,
+        rung: str,
+        n: int,
+        step: int,
+        replaced: tuple[tuple[int, str, str], ...] = (),
+        reason: str = "",
+    ) -> None:
         self.say(
             events.Decided(
                 t_ns=self.t_ns,
@@ -223,16 +255,41 @@ class Story:
                 generation=self.generation + 1,
                 verdict="redo",
                 rung=rung,
-                n=self.n,
-                step=self.step,
-                replaced=tuple(replaced),
+                n=n,
+                step=step,
+                replaced=replaced,
                 reason=reason or f"a {rung} is the cheapest rung that works",
             )
         )
-        self.generation += 1
-        for seat in seats:
-            self._seated(self.seats[seat], seat)
+
+    def give_up(self, seats: tuple[int, ...]) -> Story:
+        """No rung is left, and no survivor of `seats` says where the job stood."""
+        self.wait(2)
+        self._decided("stop", 0, 0, tuple((seat, self.seats[seat], "") for seat in seats))
         return self
+
+    def restart(self, *, n: int, step: int, start_ms: float = 3000) -> Story:
+        """All workers are killed and started anew, from a checkpoint."""
+        self.n, self.step = n, step
+        self.wait(2)
+        self._decided("restart", n, step, tuple((s, w, "") for s, w in enumerate(self.seats)))
+        self.generation += 1
+        self.wait(start_ms)
+        self.seats = [self.spawn(seat) for seat in range(self.world)]
+        for seat, worker in enumerate(self.seats):
+            self._seated(worker, seat)
+        return self.heal()
+
+    def drained(self) -> Story:
+        """SIGTERM: the generation closes, all ranks checkpoint at one place, the run ends."""
+        self.incident += 1
+        detail = "SIGTERM to the launcher"
+        asked = events.Fault(kind="requested", detail=detail, t_ns=self.t_ns)
+        self.notice(asked, how="report")
+        self.closed()
+        self.decide(rung="retry").heal()
+        self.phase("checkpoint", ms=200)
+        return self.end("interrupted", 4, asked)
 
     def heal(
         self, seats: tuple[int, ...] = (), *, join_ms: float = 400, copy_ms: float = 90
@@ -274,25 +331,27 @@ class Story:
         self.broken(seat, self.fault("killed", seat, signal=signal))
         return self.decide((seat,), reason="a warm spare is there").heal((seat,))
 
-    def fault(self, kind: events.FaultKind, seat: int, **more: object) -> events.Fault:
-        fields: dict[str, object] = {"detail": f"rank {seat} was {kind}", "t_ns": 0, **more}
+    def fault(self, kind: events.FaultKind, seat: int, /, **more: object) -> events.Fault:
+        fields: dict[str, object] = {
+            "worker": self.seats[seat],
+            "seat": seat,
+            "detail": f"rank {seat} was {kind}",
+            "n": self.n,
+            "step": self.step + 1,
+            "state": "running",
+            "t_ns": 0,
+            **more,
+        }
         return events.Fault(
             kind=kind,
-            worker=self.seats[seat],
-            seat=seat,
-            host="node-1",
-            n=self.n,
-            step=self.step,
+            host=self.host,
             **fields,  # type: ignore[arg-type]
         )
 
     def end(
         self, outcome: str = "done", exit_code: int = 0, cause: events.Fault | None = None
     ) -> Story:
-        self.wait(5)
-        if outcome == "done":
-            self.phase("end", ms=1)
-        self.wait(50)
+        self.wait(55)
         self.say(
             events.RunEnded(
                 t_ns=self.t_ns,

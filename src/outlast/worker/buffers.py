@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+
+from outlast.errors import ProtectError
+from outlast.page import SLOT_BYTES
+from outlast.worker.modules import Modules
 
 SMALL_BYTES = 1 << 20
 # Native batch norm writes without telling torch's version counters, so in a worker's first phases
@@ -24,8 +27,8 @@ PHASES_BY_VALUE = 8
 class Buffers:
     """All buffers of the protected modules, by "module.name"."""
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Modules) -> None:
+        self.named = modules.buffers
         self._changing: set[str] = set()
         self._late: set[str] = set()
         self._phases = 0
@@ -33,18 +36,20 @@ class Buffers:
         self._values: dict[str, torch.Tensor] = {}
         self.look_away()
 
-    def named(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{name}.{key}": buffer
-            for name, module in self._modules.items()
-            for key, buffer in module.named_buffers()
-        }
-
     def own(self) -> dict[str, torch.Tensor]:
-        """The rank-specific ones, by reference."""
+        """The rank-specific ones, by reference. Raises ProtectError where they fill no slot."""
         self._changing |= self._news()
         named = self.named()
-        return {key: named[key] for key in sorted(self._changing - self._late)}
+        own = {key: named[key] for key in sorted(self._changing - self._late)}
+        if sum(map(_bytes, own.values())) > SLOT_BYTES:
+            largest = max(own, key=lambda key: _bytes(own[key]))
+            raise ProtectError(
+                f"buffers that change before optimizer.step belong to this rank and must fit its"
+                f" slot of {SLOT_BYTES} bytes; {largest} alone has {_bytes(own[largest])}; nothing"
+                " was applied. If it is equal on all ranks, write it after optimizer.step (it then"
+                " travels with the model); else keep it smaller or build it from the batch"
+            )
+        return own
 
     @torch.no_grad()
     def restore_own(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -100,14 +105,15 @@ class Buffers:
 
 
 class BufferSnapshot:
-    """The buffers at the start of an attempt: copies of all that are small or known to change."""
+    """The buffers at the start of an attempt: copies of all that are small or known to change,
+    and of `everything` where nobody has seen yet what the attempt's function changes."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: Buffers, *, everything: bool) -> None:
         self._buffers = buffers
         self._kept: dict[str, torch.Tensor] = {}
         self._trusted: dict[str, tuple[int, int]] = {}
         for key, buffer in buffers.named().items():
-            if buffers.is_changing(key) or _bytes(buffer) <= SMALL_BYTES:
+            if everything or buffers.is_changing(key) or _bytes(buffer) <= SMALL_BYTES:
                 self._kept[key] = buffer.detach().clone()
             else:
                 self._trusted[key] = _version(buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import threading
@@ -56,16 +55,17 @@ class Faults:
             if (
                 spec.where == where
                 and spec.spare < 0
+                and not spec.after_s  # the launcher's
                 and spec.rank in (-1, self.seat)
-                and spec.step in (-1, step)
+                and (spec.step in (-1, step) or (spec.kind == "full" and spec.step < step))
                 and self._claim(spec)
             ):
                 self._fire(spec, n, step)
 
-    def warm(self) -> None:
-        """A spare has become warm."""
+    def warm(self, spare: int) -> None:
+        """The spare of this number has become warm."""
         for spec in self._specs:
-            if spec.spare >= 0 and self._claim(spec):
+            if spec.spare == spare >= 0 and self._claim(spec):
                 self._fire(spec, -1, -1)
 
     def watch_model(self, model: nn.Module, is_step: Callable[[], bool]) -> None:
@@ -86,9 +86,8 @@ class Faults:
 
     def _claim(self, spec: FaultSpec) -> bool:
         """True once a firing in the run's life, however many workers come by."""
-        name = hashlib.sha256(spec.text.encode()).hexdigest()[:16]
         for count in range(spec.times):
-            path = self._markers / f"{name}-{count}"
+            path = self._markers / spec.marker(count)
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             except FileExistsError:

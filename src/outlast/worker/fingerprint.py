@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from typing import Any
 
 import torch
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
     """Names and values that a joiner must share with the others (see docs/architecture.md)."""
+    return {**settings_of(device), "arithmetic": _arithmetic(device)}
+
+
+def settings_of(device: torch.device) -> dict[str, str]:
+    """The same as far as it can be told without computing anything."""
     facts = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -18,11 +24,10 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        "tf32": _tf32(),
         "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
         "hash": str(hash("outlast")),
         "device": device.type,
-        "arithmetic": _arithmetic(device),
     }
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
@@ -30,11 +35,18 @@ def fingerprint(device: torch.device) -> dict[str, str]:
     return facts
 
 
+def _tf32() -> str:
+    """However the script has set it: `allow_tf32` raises where the newer way was used."""
+    backends: Any = torch.backends  # its stubs do not know the newer way
+    return f"{backends.cuda.matmul.fp32_precision} {backends.cudnn.conv.fp32_precision}"
+
+
 def _arithmetic(device: torch.device) -> str:
     """Digest of one small forward and backward, with a generator of its own."""
-    generator = torch.Generator().manual_seed(20260)
-    weight = torch.randn(48, 48, generator=generator).to(device).requires_grad_()
-    x = torch.randn(32, 48, generator=generator).to(device)
+    generator = torch.Generator("cpu").manual_seed(20260)
+    plain: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    weight = torch.randn(48, 48, **plain).to(device).requires_grad_()
+    x = torch.randn(32, 48, **plain).to(device)
     with torch.enable_grad():
         y = torch.nn.functional.layer_norm(torch.tanh(x @ weight).exp(), (48,))
         loss = torch.nn.functional.cross_entropy(y @ weight.t(), torch.arange(32, device=device))

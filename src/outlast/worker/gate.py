@@ -20,7 +20,7 @@ Ask = Callable[[], None]
 class Gate:
     """Calls `ask` before a protected optimizer changes anything inside a phase.
 
-    `phase`: None outside a phase, else the phase's `ask`, which returns when the vote is won and
+    `ask`: None outside a phase, else what returns when the vote is won and
     raises otherwise.
     """
 

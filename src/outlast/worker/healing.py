@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from outlast import wire
 from outlast.config import Limits
 from outlast.core.faults import Where
-from outlast.errors import EXIT_GAVE_UP, CorruptionError, GroupError
-from outlast.events import Fault
+from outlast.errors import EXIT_GAVE_UP, CodecError, CorruptionError, GroupError
+from outlast.events import Fault, FaultKind
 from outlast.worker import transfer
 from outlast.worker.groups import Groups
 from outlast.worker.moment import Moment
@@ -21,7 +22,8 @@ class Healer:
     """Follows the controller from one generation to the next, on the main thread.
 
     `replicated` is asked for when this worker is a donor, `adopt` when it has received, `opened`
-    when a generation opens.
+    when a generation opens; `settled` are the functions that this worker has rehearsed, `learn`
+    hears of everybody's.
     """
 
     def __init__(
@@ -34,16 +36,20 @@ class Healer:
         replicated: Callable[[], Any],
         adopt: Callable[[Any], None],
         opened: Callable[[], None],
+        settled: Callable[[], set[str]],
+        learn: Callable[[Iterable[str]], None],
         tick: Callable[[Where], None],
+        now_ns: Callable[[], int],
     ) -> None:
         self._moment, self._groups, self._send = moment, groups, send
         self._replicated, self._adopt = replicated, adopt
-        self._opened, self._tick = opened, tick
+        self._opened, self._tick, self._now_ns = opened, tick, now_ns
+        self._settled, self._learn = settled, learn
         # The controller has deadlines for each part; this one only bounds a controller that is
         # itself gone without the agent noticing.
         self.patience_s = 2 * (limits.join_s + limits.status_s + limits.transfer_s)
         self._decided: wire.Decide | None = None
-        self._staged: Any = None
+        self.staged: Any = None  # the job's state at n, until the walk to n is over
         self.seat = -1
 
     def verdict(self) -> str:
@@ -60,6 +66,7 @@ class Healer:
         moment = self._moment
         moment.enter("healing")
         self._tick("heal")
+        self.take_over()
         self._groups.reap()
         if self._decided is not None or moment.opened == 0:
             self._ready()
@@ -76,6 +83,12 @@ class Healer:
                     return
                 case _:
                     self._stop(body)
+
+    def take_over(self) -> None:
+        """Be where the staged state is, once a generation with it was open. More than once,
+        because the script's code between walked phases is run again (a scheduler's step)."""
+        if self.staged is not None and self._moment.opened:
+            self._adopt(self.staged)
 
     def linger(self) -> None:
         """After the script's end: stay a possible donor until the run is over."""
@@ -103,34 +116,43 @@ class Healer:
         received: dict[int, Ticket] = {}
         try:
             self._groups.connect(body.generation, body.addresses, body.timeout_s)
+            self._compare_rehearsals()
             for donor, joiner in body.transfers:
                 if self.seat == donor:
                     sent[joiner] = transfer.send(
                         self._groups, joiner, self._replicated(), lambda: self._tick("transfer")
                     )
                 elif self.seat == joiner:
-                    self._staged, received[donor] = transfer.receive(
+                    self.staged, received[donor] = transfer.receive(
                         self._groups, donor, lambda: self._tick("receive")
                     )
-        except (GroupError, CorruptionError) as error:
-            kind = "transfer" if isinstance(error, CorruptionError) else "transport"
+        except (GroupError, CorruptionError, CodecError) as error:
+            kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
+            if isinstance(error, CodecError):
+                kind = "contract"  # no donor could ever write it
             moment.trouble(
                 Fault(
-                    kind=kind, detail=str(error), seat=self.seat, n=moment.n, step=moment.step,
-                    t_ns=time.time_ns(),
+                    kind=kind, detail=str(error), seat=self.seat, n=moment.n,
+                    step=moment.step + 1, state=moment.state, t_ns=self._now_ns(),
                 )
             )  # fmt: skip
             return
         self._send(wire.Joined(generation=body.generation, sent=sent, received=received))
 
+    def _compare_rehearsals(self) -> None:
+        # A function that any rank has rehearsed, all have: a rank that has not (its predecessor
+        # died just before) would rehearse alone, while the others wait in its collectives.
+        mine = msgspec.msgpack.encode(sorted(self._settled()))
+        for said in self._groups.gather_bytes(mine):
+            self._learn(msgspec.msgpack.decode(said, type=list[str]))
+
     def _open(self, body: wire.Open) -> None:
-        if self._staged is not None:
-            self._adopt(self._staged)
-            self._staged = None
+        if self.staged is not None:
+            self._adopt(self.staged)
         self._opened()
         self._decided = None
         self._moment.joining = False
-        self._moment.draining = body.drain
+        self._moment.ask = body.ask
         self._moment.opened = body.generation
 
     def _stop(self, body: wire.ControllerBody) -> None:

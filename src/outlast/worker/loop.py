@@ -28,6 +28,7 @@ class Loop:
         timeline: Timeline, boundary: Callable[[bytes], None],
     ) -> None:  # fmt: skip
         self._phases, self._place, self._moment = phases, place, moment
+        self._joining = phases.joining
         self._groups, self._timeline, self._boundary = groups, timeline, boundary
         self.pending = False  # a batch is drawn whose phase is not complete
         self._started = False
@@ -40,25 +41,32 @@ class Loop:
             )
         if until is None and epochs is None:
             raise UsageError("session.batches(loader) needs until=STEPS or epochs=EPOCHS")
+        if loader is None and until is None:
+            raise UsageError("session.batches(None) counts for ever: it needs until=STEPS")
         self._started = True
         source = open_source(loader)
         if source.note:
             self._timeline.note(source.note)
+        self._timeline.loop(until, epochs, source.length)
         try:
             yield from self._epochs(source, until, epochs)
+        except GeneratorExit:  # the script has left the loop by itself
+            self._joining.leave_loop()
+            raise
+        else:
+            self._joining.leave_loop()
         finally:
             source.close()
-            if self._phases.walk is not None:
-                self._phases.join()
 
     def _epochs(self, source: Source, until: int | None, epochs: int | None) -> Iterator[Any]:
         epoch, resumed, again = 0, False, False
         length: int | None = None
-        walk = self._phases.walk
+        walk = self._joining.walk
         if walk is not None and walk.slot.batch:
             walk.in_loop = True
             batch = tree.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
+            self._joining.stand()
             if until is not None and batch["step"] >= until:
                 return
             epoch, resumed, again = batch["epoch"], True, True
@@ -67,7 +75,7 @@ class Loop:
             self._moment.step = batch["step"]
             length = batch["length"]
             if walk.slot.at_draw:
-                self._phases.restore_walked()
+                self._joining.restore_walked()
             else:
                 generators.restore(batch["random"], self._phases.generators())
         while epochs is None or epoch < epochs:

@@ -11,11 +11,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from outlast import wire
+from outlast.core.detect import pace
 from outlast.errors import GaveUpError, StepRefused
 from outlast.events import Fault
-from outlast.page import Page, State
+from outlast.page import KEYS, Page, State
 
 RESULT_BYTES_SAID = 4096
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
@@ -39,13 +41,16 @@ class Moment:
         self.n = 0
         self.step = 0
         self.state: State = "starting"
-        self.draining = False
+        self.ask: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
         self.joining = False  # has not taken over the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
         self._owes_status = False
         self._answered = 0  # the newest generation whose end this worker has spoken about
         self._collectives = 0
-        self._t_state_ns = time.monotonic_ns()
+        self._t_state_ns = self._t_attempt_ns = time.monotonic_ns()
+        self._key = 0  # of the newest phase, as the hang watch knows it
+        self._keys: dict[str, int] = {}
+        self._paces: dict[int, tuple[int, pace.Pace]] = {}  # by key: its place in the page
         self.loss = float("nan")
         self.result = b""  # of the newest completed phase
         self.shared = False
@@ -66,14 +71,25 @@ class Moment:
             if self._owes_status and state not in _UNDECIDED:
                 self._answer(self._word(), None)
 
-    def enter_attempt(self, state: State) -> None:
-        """Like `enter`, but raises StepRefused when the generation is over."""
+    def enter_attempt(self, state: State, name: str = "") -> None:
+        """Like `enter`, but raises StepRefused when the generation is over. `name`, where the
+        attempt begins: the kind of phase that it is."""
         with self._lock:
             if not self.is_open:
                 raise StepRefused("the generation closed before the attempt began")
-            if state != "voting":
+            if name:
+                self._key = self._keys.get(name) or self._name_key(name)
                 self._collectives = 0
             self.enter(state)
+            if name:
+                self._t_attempt_ns = self._t_state_ns
+
+    def _name_key(self, name: str) -> int:
+        """Its key, or 0 for one kind too many: the watch then never expects anything of it."""
+        if len(self._keys) == KEYS:
+            return 0
+        key = self._keys[name] = pace.key_of(name)
+        return key
 
     def completed(self, *, step: int, result: bytes, shared: bool) -> None:
         """Phase n+1 is complete on this worker."""
@@ -83,6 +99,11 @@ class Moment:
             self.n += 1
             self.step = step
             self.enter("idle")
+            if self._key:
+                place, before = self._paces.get(self._key, (len(self._paces), pace.UNSEEN))
+                now = pace.after(before, self._t_state_ns - self._t_attempt_ns)
+                self._paces[self._key] = place, now
+                self._page.put_pace(place, self._key, now)
 
     def collective(self) -> None:
         self._collectives += 1
@@ -159,5 +180,5 @@ class Moment:
     def _beat(self) -> None:
         self._page.beat(
             self.n, self.step, self.state, self._collectives, time.monotonic_ns(),
-            self._t_state_ns, self.loss,
+            self._t_state_ns, self.loss, self._key,
         )  # fmt: skip

@@ -9,29 +9,25 @@ Anything else ends in a put-back and another attempt, in this generation or the 
 from __future__ import annotations
 
 import dataclasses
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
-import xxhash
-
-from outlast.checkpoint import tree
 from outlast.core.faults import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
 from outlast.events import Fault
+from outlast.generators import Generator
 from outlast.worker.gate import Gate
-from outlast.worker.generators import Generator
 from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
+from outlast.worker.joining import REHEARSALS, Joining
 from outlast.worker.moment import Moment
-from outlast.worker.place import LOST, Place, Walk, keep_result
-from outlast.worker.protected import Protected, Undo, reset_reducers
+from outlast.worker.place import LOST, Place, keep_result
+from outlast.worker.protected import Protected, Undo
 from outlast.worker.timeline import Timeline
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
-_KIND_CODES: dict[str, int] = {"step": 1, "eval": 2, "checkpoint": 3, "epoch": 4, "draw": 5}
-REHEARSALS = 2
 POSITION_BYTES_NOTED = 1 << 20
 
 
@@ -63,16 +59,20 @@ class Phases:
         self._watch, self._alone = watch, alone
         self.protected: Protected | None = None
         self.gate = Gate(self._is_protected)
-        self.walk: Walk | None = None
-        self.result_lost = False  # the script holds a dry run's result until the walk is over
-        self.settled: set[str] = set()  # functions whose gate this process has rehearsed
-        self.gated_elsewhere: set[str] = set()  # ... and the workers before this one
-        self.on_settled: Callable[[], None] = lambda: None
-        self.drain: Callable[[], None] = lambda: None
+        self.joining = Joining(
+            moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
+            protected=self._held, dry_attempt=self._dry_attempt,
+            trouble=lambda detail, kind: moment.trouble(self._fault(detail, kind)),
+        )  # fmt: skip
+        self.on_record: Callable[[], None] = lambda: None
+        self.save_as_asked: Callable[[], None] = lambda: None
+        self.aside = False  # a phase that the script did not call is being made
         self.attempt: Attempt | None = None
         self._rehearsals: dict[str, int] = {}
+        self._ungated: set[str] = set()  # functions that have ended a phase without a step
+        self._noted: set[str] = set()
+        self._recorded = False
         self._before_n = -1
-        self._large_noted = False
 
     def _is_protected(self, optimizer: Any) -> bool:
         held = self.protected.optimizers.values() if self.protected else ()
@@ -96,42 +96,34 @@ class Phases:
         self.protected.check_unchanged()
         self.gate.guarding = True
         self._groups.start_phases()
-        if self.walk is not None:
-            replayed = self._replay(call, key, kind)
-            if replayed is not None:
-                return replayed[0]
+        if not self._recorded:
+            self._recorded = True
+            self.on_record()
+        replayed = self.joining.replay(call, key, kind=kind)
+        if replayed is not None:
+            return replayed[0]
         while True:
-            self._stand()
-            self._catch_up(call, key, kind)
+            self.joining.arrive(call, key)
+            if self._moment.ask and kind != "checkpoint":
+                self.save_as_asked()
+                continue  # to take the dry steps that a successor put off, and look again
             try:
                 return self._try(call, key, kind)
             except _Again:
                 continue
 
-    def _stand(self) -> None:
-        """Return inside an open generation, before phase n+1."""
-        if self.walk is not None:
-            self.join()
-        while not self._moment.is_open:
-            self._heal()
-        if self._moment.draining:
-            self.drain()
-
-    def _heal(self) -> None:
-        self._healer.heal()
-        self._timeline.generation = self._moment.opened
-
     def _try(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
         moment, protected = self._moment, self.protected
         assert protected is not None
-        attempt = Attempt(kind, key, Undo(protected), self._timeline.now_ns())
+        attempt = Attempt(kind, key, Undo(protected, key), self._timeline.now_ns())
         self._write_before(attempt)
         moment.rehearsing = not self._alone and self._is_rehearsal(key, kind)
+        name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
             if kind == "checkpoint":
-                moment.enter_attempt("checkpoint")
+                moment.enter_attempt("checkpoint", name)
             else:
-                moment.enter_attempt("dry" if moment.rehearsing else "running")
+                moment.enter_attempt("dry" if moment.rehearsing else "running", name)
         except StepRefused:
             raise _Again from None
         self.attempt, self.gate.ask = attempt, self._ask
@@ -141,6 +133,7 @@ class Phases:
                 if not attempt.vote_ns:
                     self._no_gradient_left(attempt)
                     self._vote(attempt)
+                    self._ungated.add(key)
                 self._after_vote(attempt)
         except StepRefused as refused:
             self._refused(attempt, str(refused))
@@ -160,14 +153,20 @@ class Phases:
         if self._before_n != n:
             own = attempt.undo.own_bytes
             slot = self._place.slot(n, self._moment.step, own).pack()
-            if len(slot) > POSITION_BYTES_NOTED and not self._large_noted:
-                self._large_noted = True
-                self._timeline.note(
-                    f"this rank's own state and data position take {len(slot)} bytes"
-                    f" ({len(own)} of them state) and are written down twice a phase"
+            if len(slot) > POSITION_BYTES_NOTED:
+                self._note_once(
+                    f"this rank's own state and data position take more than 1 MiB ({len(slot)}"
+                    f" bytes now, {len(own)} of them state) and are written down twice a phase",
+                    "position",
                 )
             self._put_slot("before", n, slot)
             self._before_n = n
+
+    def _note_once(self, text: str, about: str = "") -> None:
+        about = about or text
+        if about not in self._noted:
+            self._noted.add(about)
+            self._timeline.note(text)
 
     # --- the vote ---
 
@@ -180,14 +179,17 @@ class Phases:
         if attempt.dry:
             attempt.vote_ns = self._timeline.now_ns()
             return
-        if not self._alone and attempt.key not in self.settled:
+        if not self._alone and attempt.key not in self.joining.settled:
             self._rehearsals[attempt.key] = self._rehearsals.get(attempt.key, 0) + 1
             attempt.rehearsed = True
             raise StepRefused("rehearsal")
         self._vote(attempt)
 
     def _is_rehearsal(self, key: str, kind: Kind) -> bool:
-        return key not in self.settled and (kind == "step" or key in self._rehearsals)
+        """Whether the attempt may be refused at its gate, and so must not be cut half-way."""
+        if key in self.joining.settled:
+            return False
+        return key in self._rehearsals or (kind == "step" and key not in self._ungated)
 
     def _vote(self, attempt: Attempt) -> None:
         """Returns when phase n+1 is won. Raises StepRefused; PhaseError for a broken contract."""
@@ -198,21 +200,19 @@ class Phases:
                 " optimizer.step: their results would be applied on some ranks only"
             )
         moment, n = self._moment, self._moment.n + 1
-        attempt.choices = tree.encode(self.protected.own_choices())
-        own = tree.encode(self.protected.own_state())
-        slot = self._place.slot(n, self._step_after(attempt), own, reports=attempt.reports)
+        attempt.choices = self.protected.own_choices()
+        own = self.protected.own_state(attempt.choices)
+        step, aside = self._step_after(attempt), self.aside
+        slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
         self._put_slot("after", n, slot.pack())
-        words = [1, moment.generation, n, _KIND_CODES[attempt.kind],
-                 xxhash.xxh32_intdigest(attempt.key.encode()) >> 8]  # fmt: skip
         moment.enter_attempt("voting")
         self._watch("vote")
         try:
-            sums = self._groups.vote(words)
+            agreed = self._groups.vote(f"{n} {attempt.kind} {attempt.key}")
         except (GroupError, StepRefused) as error:
             self._undecided(error)
         else:
-            world = sums[0]
-            if sums != [world * word for word in words] or world != self._groups.world:
+            if not agreed:
                 moment.enter("running")
                 raise PhaseError(
                     f"the ranks do not stand in the same phase: this one votes on phase {n}"
@@ -226,7 +226,7 @@ class Phases:
 
     def _no_gradient_left(self, attempt: Attempt) -> None:
         assert self.protected is not None
-        if attempt.undo.new_gradients() and not self.protected.has_scaler:
+        if attempt.undo.leaves_gradients():
             raise PhaseError(
                 f"{attempt.key} computed gradients and no protected optimizer stepped: they would"
                 " leak into the next phase; step, or clear them before the function returns"
@@ -243,8 +243,8 @@ class Phases:
         if attempt.dry:
             return
         assert self.protected is not None
-        self.protected.buffers.mark_end()
-        if tree.encode(self.protected.own_choices()) != attempt.choices:
+        self.protected.completed(attempt.key)
+        if self.protected.own_choices() != attempt.choices:
             raise PhaseError(
                 f"{attempt.key} drew random numbers or changed a rank-specific object after"
                 " optimizer.step: a replacement worker could not know it; do it before the step or"
@@ -260,10 +260,18 @@ class Phases:
 
     def _complete(self, attempt: Attempt, result: Any) -> None:
         moment, n, step = self._moment, self._moment.n + 1, self._step_after(attempt)
+        self.joining.reduced = self.joining.reduced or attempt.key in self.joining.settled
         kept = keep_result(result)
-        if kept != LOST:
+        if kept == LOST:
+            self._note_once(
+                f"what {attempt.key} returns ({type(result).__name__}) cannot be written down (more"
+                " than 64 KiB, or a type of its own): a successor would see a dry run's result"
+                " instead; return plain numbers, or report them inside the phase"
+            )
+        else:
             self._put_slot("result", n, kept)
-        self._place.add(kept)
+        if attempt.kind != "checkpoint":  # no call of the script's, which a walk would answer
+            self._place.add(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)
@@ -281,9 +289,10 @@ class Phases:
             self._retire(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self._retire(GroupError(why), "broken")
-        if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in self.settled:
-            self.settled.add(attempt.key)
-            self.on_settled()
+        settled = self.joining.settled
+        if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in settled:
+            settled.add(attempt.key)
+            self.on_record()
         self._moment.enter("idle")
 
     def _failed(self, attempt: Attempt, error: Exception) -> None:
@@ -308,85 +317,32 @@ class Phases:
         while True:  # the controller has us killed; its deadline bounds this wait
             self._moment.take(self._healer.patience_s)
 
-    def _fault(self, error: BaseException, kind: Any) -> Fault:
-        text = "".join(traceback.format_exception(error)) if kind != "transport" else ""
+    def _fault(self, error: BaseException | str, kind: Any) -> Fault:
+        detail, text = error, ""
+        if isinstance(error, BaseException):
+            detail = f"{type(error).__name__}: {error}"
+            text = "".join(traceback.format_exception(error)) if kind != "transport" else ""
         return Fault(
-            kind=kind, detail=f"{type(error).__name__}: {error}"[:2000], traceback=text[-8000:],
+            kind=kind, detail=str(detail)[:2000], traceback=text[-8000:],
             seat=self._healer.seat, n=self._moment.n, step=self._moment.step + 1,
-            t_ns=time.time_ns(),
+            state=self._moment.state, t_ns=self._timeline.now_ns(),
         )  # fmt: skip
 
-    # --- walking and joining ---
+    # --- a successor's way in ---
 
-    def _replay(self, call: Callable[[], Any], key: str, kind: Kind) -> tuple[Any] | None:
-        walk = self.walk
-        assert walk is not None and self.protected is not None
-        found = walk.next()
-        if found is None:
-            self._dry_runs(call, key, kind)
-            return None
-        kept, last = found
-        value = self._dry_runs(call, key, kind)
-        if kept != LOST:
-            value = tree.decode(kept)
-        elif kind in ("step", "eval"):
-            self.result_lost = True
-            self._timeline.note(
-                f"what {key} returned before this worker took the seat was lost with the worker"
-                " that knew it; the script here sees a dry run's result instead"
-            )
-        self._place.add(kept)
-        self._moment.step += kind == "step"
-        if last and walk.after:
-            self.restore_walked()
-            self._timeline.metrics(self._moment.step, walk.slot.reports)
-        return (value,)
+    @contextmanager
+    def _dry_attempt(self, key: str) -> Iterator[None]:
+        attempt = Attempt("step", key, Undo(self._held()), self._timeline.now_ns(), dry=True)
+        self.attempt, self.gate.ask = attempt, self._ask
+        try:
+            yield
+        finally:
+            self.attempt, self.gate.ask = None, None
+            attempt.undo.put_back()
 
-    def _dry_runs(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
-        """Settle kernels, allocators, compilers and DDP's buckets without the others."""
-        if key not in self.gated_elsewhere or key in self.settled:
-            return None
+    def _held(self) -> Protected:
         assert self.protected is not None
-        result = None
-        self._moment.enter("dry")
-        for _ in range(REHEARSALS):
-            attempt = Attempt(kind, key, Undo(self.protected), self._timeline.now_ns(), dry=True)
-            self.attempt, self.gate.ask = attempt, self._ask
-            try:
-                with self._groups.phase(), self._groups.dry():
-                    result = call()
-            finally:
-                self.attempt, self.gate.ask = None, None
-                attempt.undo.put_back()
-        self.settled.add(key)
-        return result
-
-    def _catch_up(self, call: Callable[[], Any], key: str, kind: Kind) -> None:
-        """A joiner that joined between two steps meets the step's function only now, connected:
-        its dry steps come here, and its reducers then stand where the others' were opened."""
-        if key not in self.gated_elsewhere or key in self.settled:
-            return
-        if self.settled:
-            self.settled.add(key)  # the reducers are settled; a second function shares them
-            return
-        assert self.protected is not None
-        self._dry_runs(call, key, kind)
-        reset_reducers(self.protected)
-
-    def join(self) -> None:
-        """The walk is over: take over state and stand where the others stand."""
-        walk = self.walk
-        assert walk is not None and self.protected is not None
-        while not self._moment.is_open:
-            self._heal()
-        if not walk.after and not walk.slot.at_draw:
-            self.restore_walked()
-        self.walk, self.result_lost = None, False
-
-    def restore_walked(self) -> None:
-        """Put the seat's own state back, at the point of the walk where it was taken."""
-        assert self.walk is not None and self.protected is not None
-        self.protected.restore_own(tree.decode(self.walk.slot.own))
+        return self.protected
 
 
 class _Again(Exception):  # noqa: N818 - control flow inside this file

@@ -8,7 +8,7 @@ that lie behind it are answered from this record, and at the end of the record i
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,6 +28,19 @@ def keep_result(value: Any) -> bytes:
     return kept if len(kept) <= RESULT_BYTES_MAX else LOST
 
 
+class Intervals(msgspec.Struct, frozen=True, array_like=True):
+    """Committed steps between copies in memory, and between checkpoints on disk; 0: none."""
+
+    memory: int = 0
+    disk: int = 0
+
+    def due(self, step: int) -> Literal["", "memory", "disk"]:
+        """What is to be saved after `step`."""
+        if self.disk and step % self.disk == 0:
+            return "disk"
+        return "memory" if self.memory and step % self.memory == 0 else ""
+
+
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """The payload of one page slot: a seat's rank-specific state at one place."""
 
@@ -40,6 +53,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     own: bytes  # Protected.own_state()
     reports: dict[str, float] = {}
     at_draw: bool = False  # `own` is the state before `batch` is drawn, not before its phase
+    aside: bool = False  # phase n was nothing that the script called: no walk comes by it
+    every: Intervals = Intervals()
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -54,6 +69,7 @@ class Place:
     """The main thread's own record of where it is."""
 
     saved_step: int = 0
+    every: Intervals = dataclasses.field(default_factory=Intervals)
     prelude: list[bytes] = dataclasses.field(default_factory=list)
     batch: bytes = b""
     done: list[bytes] = dataclasses.field(default_factory=list)
@@ -71,6 +87,7 @@ class Place:
             n=n,
             step=step,
             saved_step=self.saved_step,
+            every=self.every,
             prelude=tuple(self.prelude),
             batch=self.batch,
             done=tuple(self.done),
@@ -95,6 +112,11 @@ class Walk:
             (self._done if slot.batch else self._prelude).append(last_result)
         self.in_loop = False
 
+    @property
+    def left(self) -> int:
+        """Phases behind us that the script has not come to yet."""
+        return len(self._done) if self.in_loop else len(self._prelude)
+
     def next(self) -> tuple[bytes, bool] | None:
         """(result, is it the last one) of the next phase behind us, or None: join here."""
         if self._prelude and not self.in_loop:
@@ -111,6 +133,7 @@ def walk_from(slots: dict[str, bytes], n: int) -> Walk | None:
     if f"before:{n}" in slots:
         return Walk(Slot.unpack(slots[f"before:{n}"]), after=False, last_result=LOST)
     if f"after:{n}" in slots:
+        slot = Slot.unpack(slots[f"after:{n}"])
         last = slots.get(f"result:{n}", LOST)
-        return Walk(Slot.unpack(slots[f"after:{n}"]), after=True, last_result=last)
+        return Walk(slot, after=not slot.aside, last_result=last)
     return None

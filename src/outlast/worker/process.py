@@ -9,12 +9,10 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch.distributed as dist
 
 from outlast import wire
@@ -28,7 +26,6 @@ from outlast.config import (
 )
 from outlast.core import faults as fault_language
 from outlast.errors import (
-    EXIT_INTERRUPTED,
     GaveUpError,
     PhaseError,
     ProtectError,
@@ -36,32 +33,30 @@ from outlast.errors import (
     UsageError,
 )
 from outlast.events import Fault, FaultKind
-from outlast.observe.store import EventWriter
+from outlast.observe.store import Clock, EventWriter
 from outlast.page import Page
-from outlast.worker import checkpointing
 from outlast.worker.device import device_of
 from outlast.worker.faults import Faults
 from outlast.worker.fingerprint import fingerprint
 from outlast.worker.groups import Groups, register
 from outlast.worker.groups import Record as GroupRecord
 from outlast.worker.healing import Healer
+from outlast.worker.joining import copied
 from outlast.worker.link import Link
 from outlast.worker.local import LocalControl
 from outlast.worker.loop import Loop
 from outlast.worker.moment import Moment
 from outlast.worker.phases import Phases
-from outlast.worker.place import Place, walk_from
+from outlast.worker.place import Intervals, Place, walk_from
 from outlast.worker.protected import Protected, reset_reducers
+from outlast.worker.saving import Saver
 from outlast.worker.timeline import Timeline
 
+if TYPE_CHECKING:
+    from outlast.worker.checkpointing import Restorer
+
 STUCK_S = 2.0
-
-
-class _Record(msgspec.Struct, frozen=True):
-    """What set-up and rehearsals returned on this seat, for the workers after this one."""
-
-    groups: bytes
-    gated: tuple[str, ...]
+_SAVES = "outlast.worker.checkpointing"  # a script that runs alone need not load it
 
 
 class Worker:
@@ -75,20 +70,27 @@ class Worker:
         self.page = Page(settings.page_fd) if settings else Page.create()
         name = settings.worker if settings else "alone"
         run_dir = Path(settings.run_dir) if settings else None
-        writer = EventWriter(run_dir / "events", name) if run_dir else None
+        writer = (
+            EventWriter(run_dir / "events", name, Clock(settings.clock_anchor_ns))
+            if settings and run_dir
+            else None
+        )
         self.timeline = Timeline(writer, name)
         self._shared: queue.Queue[wire.SharedIs | wire.SharedMake] = queue.Queue(maxsize=64)
+        self._known: dict[str, bytes] = {}  # shared values: asked again, the same is said again
         self.state: dict[str, Any] = {}
         self.place = Place()
         self._failed = False
         self._seat_body: wire.Seat | None = None
+        self.restorer: Restorer | None = None
         self.groups = Groups(
             publish=lambda g, key, value: self.link.send(
                 wire.Put(generation=g, key=key, value=value)
             ),
             on_trouble=self._trouble,
             on_collective=lambda _name: self.moment.collective(),
-            timeout_s=self.limits.transfer_s,
+            timeout_s=self.limits.operation_s,
+            copy_s=self.limits.transfer_s,
             interface=gloo_interface(),
         )
         self.moment = Moment(self.page, lambda body: self.link.try_send(body), self.groups.sever)
@@ -108,18 +110,25 @@ class Worker:
             replicated=lambda: self._need().replicated(),
             adopt=lambda state: self._need().adopt(state),
             opened=self._opened,
+            settled=lambda: self.phases.joining.settled,
+            learn=lambda keys: self.phases.joining.gated_elsewhere.update(keys),
             tick=self.faults.reach,
+            now_ns=self.timeline.now_ns,
         )  # fmt: skip
         self.phases = Phases(
             moment=self.moment, groups=self.groups, healer=self.healer, timeline=self.timeline,
             place=self.place, put_slot=self.page.put, watch=self.faults.reach,
             alone=settings is None,
         )  # fmt: skip
-        self.phases.on_settled = self._tell_record
-        self.phases.drain = self._drain
+        self.phases.on_record = self._tell_record
+        self.saver = Saver(
+            self.phases, self.place, self.moment, self.faults.reach,
+            until_step=settings.until_step if settings else 0, need=self._need,
+        )  # fmt: skip
+        self.phases.save_as_asked = self.saver.as_asked
         self.loop = Loop(
             phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
-            timeline=self.timeline, boundary=self._boundary,
+            timeline=self.timeline, boundary=self.saver.boundary,
         )  # fmt: skip
 
     def _trouble(self, error: BaseException) -> None:
@@ -128,7 +137,8 @@ class Worker:
     def _fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
         return Fault(
             kind=kind, detail=detail, traceback=trace[-8000:], seat=self.healer.seat,
-            n=self.moment.n, step=self.moment.step + 1, t_ns=time.time_ns(),
+            n=self.moment.n, step=self.moment.step + 1, state=self.moment.state,
+            t_ns=self.timeline.now_ns(),
         )  # fmt: skip
 
     # --- taking a seat ---
@@ -144,8 +154,10 @@ class Worker:
                 pid=os.getpid(), fingerprint=fingerprint(self.device), address=self.groups.address
             )
         )
+        if self._settings:
+            importlib.import_module(_SAVES)  # while the controller decides
         if self._settings and self._settings.seat < 0:
-            self.faults.warm()
+            self.faults.warm(self.local_rank - self._settings.world)
         body = self._wait_for_seat()
         self._seat_body = body
         self.seat, self.world = body.seat, body.world
@@ -157,8 +169,7 @@ class Worker:
         if not body.first:
             self._prepare_walk(body)
         elif body.checkpoint:
-            slot = checkpointing.load_slot(body.checkpoint, body.seat)
-            self._walk({f"before:{body.n}": slot}, body.n)
+            self._prepare_restore(body.seat, body.n, body.checkpoint)
         self.groups.take_seat(body.seat, body.world, dry=not body.first)
         if body.first:
             self.healer.heal()
@@ -170,11 +181,29 @@ class Worker:
         self.moment.enter("setup")
         self.faults.reach("setup")
         if self._settings:
-            self.checkpointer = checkpointing.Checkpointer(
-                root=Path(self._settings.run_dir) / "checkpoints", job=self._settings.run,
-                seat=self.seat, groups=self.groups, moment=self.moment, timeline=self.timeline,
-                send=self.link.send, watch=self.faults.reach,
-            )  # fmt: skip
+            self._prepare_saves(self._settings, first=body.first)
+
+    def _prepare_restore(self, seat: int, n: int, origin: wire.Checkpointed) -> None:
+        from outlast.worker.checkpointing import Restorer
+
+        assert self._settings is not None
+        self.restorer = Restorer(self._settings, seat, origin)
+        self._known = self.restorer.shared  # a run on another machine has nobody who knows them
+        self._walk({f"before:{n}": self.restorer.slot}, n)
+
+    def _prepare_saves(self, settings: WorkerSettings, *, first: bool) -> None:
+        from outlast.worker.checkpointing import Checkpointer, first_intervals
+
+        begun_at = self.restorer.place if self.restorer else None
+        if first:  # what this start was told, whatever an earlier one was
+            self.place.every = first_intervals(settings)
+        self.saver.checkpointer = Checkpointer(
+            settings=settings, seat=self.seat, groups=self.groups, moment=self.moment,
+            timeline=self.timeline, send=self.link.send, watch=self.faults.reach,
+            shared=self._known,
+            # One that joins does not know what the others still need.
+            stays=lambda place: not first or (place is not None and place == begun_at),
+        )  # fmt: skip
 
     def _wait_for_seat(self) -> wire.Seat:
         while True:  # a spare waits as long as the run lasts; the link's end ends it
@@ -188,17 +217,15 @@ class Worker:
                 raise SystemExit(0)
 
     def _prepare_walk(self, body: wire.Seat) -> None:
-        record = msgspec.msgpack.decode(body.record, type=_Record)
-        self.groups.record = GroupRecord.decode(record.groups)
-        self.phases.gated_elsewhere = set(record.gated)
+        self.groups.record = GroupRecord.decode(body.record)
         self._walk(dict(body.slots), body.n)
 
     def _walk(self, slots: dict[str, bytes], n: int) -> None:
         walk = walk_from(slots, n)
         if walk is None:
             raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
-        self.phases.walk = walk
-        self.place.saved_step = walk.slot.saved_step
+        self.phases.joining.walk = walk
+        self.place.saved_step, self.place.every = walk.slot.saved_step, walk.slot.every
         self.moment.step = 0 if walk.slot.batch else walk.slot.step
 
     # --- the script's calls ---
@@ -218,9 +245,11 @@ class Worker:
                 self.faults.watch_model(module, lambda: self.loop.pending)
             for optimizer in protected.optimizers.values():
                 optimizer.register_step_post_hook(lambda *_: self._applied())
-        body = self._seat_body
-        if body is not None and body.first and body.checkpoint:
-            protected.adopt(checkpointing.load_model(body.checkpoint))
+        if self.restorer is not None:
+            self.restorer.restore(protected)
+            self.restorer = None
+            # The script's code between walked phases will change it again.
+            self.healer.staged = copied(protected.replicated())
 
     def _applied(self) -> None:
         if self.phases.attempt is not None:
@@ -243,59 +272,31 @@ class Worker:
         if self.phases.attempt is not None:
             self.phases.attempt.reports.update(values)
             return
-        walk = self.phases.walk
-        if walk is None or (walk.after and not self.phases.result_lost):
+        joining = self.phases.joining
+        if joining.walk is None or (joining.walk.after and not joining.result_lost):
             self.moment.loss = values.get("loss", self.moment.loss)
             self.timeline.metrics(self.moment.step, values)
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + 2 * self.limits.shared_s
+        patience_s = 2 * self.limits.join_s  # another may be making it, and others after it
+        until_s = time.monotonic() + patience_s
         self.link.send(wire.SharedAsk(name=name))
-        while True:
+        while time.monotonic() < until_s:
             try:
-                answer = self._shared.get(timeout=max(0.0, deadline - time.monotonic()))
+                answer = self._shared.get(timeout=self.limits.shared_s)
             except queue.Empty:
-                raise GaveUpError(
-                    f"no answer for the shared value {name!r}"
-                    f" after {2 * self.limits.shared_s:.0f} s"
-                ) from None
+                self.link.send(wire.SharedAsk(name=name))  # a frame may have been lost
+                continue
             if answer.name != name:
                 continue
-            if isinstance(answer, wire.SharedMake):
-                self.link.send(wire.SharedMade(name=name, value=tree.encode(make())))
-            else:
+            if isinstance(answer, wire.SharedIs):
+                self._known[name] = answer.value
                 return tree.decode(answer.value)
-
-    # --- between steps ---
-
-    def _boundary(self, next_batch: bytes) -> None:
-        """Between two steps; `next_batch` says how to draw the batch that comes."""
-        self.faults.reach("between")
-        every = self._settings.checkpoint_every if self._settings else 0
-        step = self.moment.step
-        if every and step and step % every == 0 and step != self.place.saved_step:
-            self._checkpoint(next_batch)
-            self.place.saved_step = step
-
-    def _checkpoint(self, next_batch: bytes = b"") -> None:
-        """Save what a fresh start needs to stand here: with `next_batch` at the top of the next
-        step, else where the script is."""
-        protected = self._need()
-
-        def save() -> None:
-            own = tree.encode(protected.own_state())
-            slot = self.place.slot(self.moment.n, self.moment.step, own)
-            slot = msgspec.structs.replace(slot, saved_step=self.moment.step)
-            if next_batch:
-                slot = msgspec.structs.replace(slot, batch=next_batch, done=(), at_draw=True)
-            self.checkpointer.save(protected, slot.pack())
-
-        self.phases.run(save, key="outlast.checkpoint", kind="checkpoint")
-
-    def _drain(self) -> None:
-        self.moment.draining = False
-        self._checkpoint()
-        raise SystemExit(EXIT_INTERRUPTED)
+            if name not in self._known:
+                self._known[name] = tree.encode(make())
+                until_s = time.monotonic() + patience_s
+            self.link.send(wire.SharedMade(name=name, value=self._known[name]))
+        raise GaveUpError(f"no answer for the shared value {name!r} after {patience_s:.0f} s")
 
     def _opened(self) -> None:
         if self.phases.protected is not None:
@@ -308,9 +309,9 @@ class Worker:
 
     def _tell_record(self) -> None:
         if self._seat_body is not None and self._seat_body.first:
-            self.groups.record.stop()
-            record = _Record(self.groups.record.encode(), tuple(sorted(self.phases.settled)))
-            self.link.send(wire.Recorded(seat=self.seat, record=msgspec.msgpack.encode(record)))
+            if self.phases.joining.settled:
+                self.groups.record.stop()  # rehearsals are set-up too: DDP makes its buckets there
+            self.link.send(wire.Recorded(seat=self.seat, record=self.groups.record.encode()))
 
     # --- the reader thread ---
 
@@ -325,6 +326,8 @@ class Worker:
                 self.groups.deliver(body.generation, body.key, body.value)
             case wire.SharedIs() | wire.SharedMake():
                 self._shared.put(body)
+            case wire.SaveEvery():
+                self.saver.proposal = Intervals(body.memory, body.disk)
             case wire.Seat() | wire.Decide() | wire.Connect() | wire.Open() | wire.Stop():
                 self.moment.inbox.put(body)
             case _:
@@ -353,8 +356,11 @@ class Worker:
         """At interpreter exit: stay a donor until everybody has ended."""
         if not self._failed and self.moment.opened:
             try:
+                if self.phases.joining.walk is not None:
+                    self.phases.joining.join()
+                self.saver.settle(self.limits.save_s)
                 self.moment.enter("finished")
-                self.link.send(wire.Finished(n=self.moment.n))
+                self.link.send(wire.Finished(n=self.moment.n, step=self.moment.step))
                 self.healer.linger()
             except (SystemExit, GaveUpError):
                 pass
@@ -363,14 +369,13 @@ class Worker:
         self.groups.shutdown()
         self.timeline.close()
 
-    def uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-    ) -> None:
-        """sys.excepthook: the controller hears the cause before the process is gone."""
+    def failed(self, error: BaseException) -> None:
+        """The script ended by `error`: the controller hears it before the process is gone."""
+        if self._failed:
+            return
         self._failed = True
-        sys.__excepthook__(kind, error, trace)
         if isinstance(error, StepRefused):
             return  # the failure is another rank's
-        text = "".join(traceback.format_exception(kind, error, trace))
-        cause: FaultKind = "contract" if issubclass(kind, UsageError) else "raised"
-        self.moment.trouble(self._fault(cause, f"{kind.__name__}: {error}"[:2000], text))
+        text = "".join(traceback.format_exception(error))
+        cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
+        self.moment.trouble(self._fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

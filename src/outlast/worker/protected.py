@@ -4,7 +4,7 @@
   of a replica; a joiner gets it from a donor that has finished its phase.
 - *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
 - *attempt-local*: what a refused attempt may have touched before the vote (gradients, buffers,
-  hyperparameters, scheduler and scaler, half-done DDP reductions); `Undo` puts it back.
+  hyperparameters, schedulers and scalers, half-done DDP reductions); `Undo` puts it back.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from outlast.checkpoint import tree
-from outlast.errors import ProtectError, UnsupportedError
+from outlast.checkpoint import inplace, tree
+from outlast.checkpoint.state import State, Stateful
+from outlast.errors import CodecError, ProtectError, UnsupportedError
+from outlast.generators import GENERATOR_TYPES, Generator
 from outlast.worker import generators
 from outlast.worker.buffers import Buffers, BufferSnapshot
-from outlast.worker.generators import GENERATOR_TYPES, Generator
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything that can say its state and take it back."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+from outlast.worker.gradients import Gradients
+from outlast.worker.marks import Mark
+from outlast.worker.modules import Modules
+from outlast.worker.optimizers import must_fit, optimizer_adopt, optimizer_tree
 
 
 class Replicated:
@@ -52,7 +50,8 @@ class Protected:
     def __init__(self, named: Mapping[str, Any], state: dict[str, Any]) -> None:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.objects: dict[str, Stateful] = {}
+        self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
+        self.copies: dict[str, Stateful] = {}  # what was marked Replicated
         self.generators: dict[str, Generator] = {}
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
         for name, value in named.items():
@@ -65,7 +64,12 @@ class Protected:
                     " protect that module too, or a replacement worker would not get it"
                 )
         self._shape = self._count()
-        self.buffers = Buffers(self.modules)
+        self.tree = Modules(self.modules)
+        self._identity = [id(p) for p in self.tree.parameters()]
+        self.buffers = Buffers(self.tree)
+        self._known: set[str] = set()
+        self._looked = 0
+        self._check_movable()
 
     def _place(self, name: str, value: Any) -> None:
         if name == "state":
@@ -76,9 +80,9 @@ class Protected:
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
         elif isinstance(value, Replicated):
-            self.objects[name] = value.target
+            self.copies[name] = value.target
         elif isinstance(value, (LRScheduler, torch.amp.GradScaler)):
-            self.objects[name] = value
+            self.schedules[name] = value
         elif isinstance(value, GENERATOR_TYPES):
             self.generators[name] = value
         elif isinstance(value, torch.utils.data.DataLoader):
@@ -97,17 +101,63 @@ class Protected:
         )
 
     @property
-    def has_scaler(self) -> bool:
-        """A GradScaler may skip the optimizer's step on its own."""
-        return any(isinstance(o, torch.amp.GradScaler) for o in self.objects.values())
+    def objects(self) -> dict[str, Stateful]:
+        """The replicated ones that are neither modules nor optimizers."""
+        return {**self.schedules, **self.copies}
+
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Those that may skip an optimizer's step on their own."""
+        return [o for o in self.schedules.values() if isinstance(o, torch.amp.GradScaler)]
 
     def check_unchanged(self) -> None:
-        """Raises ProtectError when an optimizer's parameters were changed after `protect`."""
+        """Raises ProtectError when a module or an optimizer was changed after `protect`."""
+        self.tree.refresh()
+        if [id(p) for p in self.tree.parameters()] != self._identity:
+            raise ProtectError(
+                "a protected module has other parameters than at protect(): build, convert and"
+                " wrap everything first, then protect; nothing was applied"
+            )
+        self._check_hooks()
         if self._count() != self._shape:
             raise ProtectError(
                 f"an optimizer had {self._shape} parameters by group at protect() and now has"
                 f" {self._count()}: build everything first, then protect; nothing was applied"
             )
+        if len(self._known) > self._looked:  # what a first step makes (moments, averages) is new
+            self._looked = len(self._known)
+            self._check_movable()
+
+    def _check_movable(self) -> None:
+        """Raises ProtectError naming what could not reach a replacement worker: found now, and not
+        by the donors of the first failure, one after the other."""
+        try:
+            tree.flatten(self.replicated())
+            self.own_choices()
+        except CodecError as error:
+            raise ProtectError(f"no other worker could take over {error}") from error
+
+    def knows(self, key: str) -> bool:
+        """Whether a phase of this function has been completed here: what it changes is known."""
+        return key in self._known or key.startswith("outlast.")
+
+    def completed(self, key: str) -> None:
+        """A phase of this function is complete."""
+        self.buffers.mark_end()
+        if not self.knows(key):
+            self._known.add(key)
+
+    def _check_hooks(self) -> None:
+        held = {id(o) for o in (*self.objects.values(), *self.own.values())}
+        for part in self.tree.reducers:
+            for hook, state in part._comm_hooks:  # noqa: SLF001 - torch has no public way to ask
+                if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in held):
+                    raise ProtectError(
+                        f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
+                        f" state ({type(state).__name__}) that is not protected: a redo and a"
+                        " replacement worker would go on without it; protect that object (it needs"
+                        " state_dict and load_state_dict), or leave the hook out"
+                    )
 
     def schema(self) -> tuple[str, str]:
         """(digest, summary) of names, shapes and dtypes; equal on all ranks or the run stops."""
@@ -125,42 +175,47 @@ class Protected:
 
     # --- rank-specific ---
 
-    def own_state(self) -> dict[str, Any]:
-        """Generators, own objects and own buffers, as plain data (by reference where it can be)."""
-        return {
-            "buffers": self.buffers.own(),
-            **self.own_choices(),
-        }
+    def own_state(self, choices: bytes) -> bytes:
+        """All that is rank-specific: `choices` (of `own_choices`) and own buffers."""
+        return tree.encode({"buffers": self.buffers.own(), "choices": choices})
 
-    def own_choices(self) -> dict[str, Any]:
-        """The part of `own_state` that the script itself may change: drawn numbers, objects."""
-        return {
-            "random": generators.capture(self.generators),
-            "objects": {
-                name: value if isinstance(value, (dict, list)) else value.state_dict()
-                for name, value in self.own.items()
-            },
-        }
+    def own_choices(self) -> bytes:
+        """The part that the script itself may change: drawn numbers, own objects."""
+        return tree.encode(
+            {
+                "random": generators.capture(self.generators),
+                "objects": {
+                    name: value if isinstance(value, (dict, list)) else value.state_dict()
+                    for name, value in self.own.items()
+                },
+            }
+        )
 
-    def restore_own(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `own_state` said (after a round trip through bytes)."""
+    def restore_own(self, own: bytes) -> None:
+        """Put back what `own_state` said, into the objects that the script holds."""
+        state = tree.decode(own)
+        saved = tree.decode(state["choices"])
         generators.restore(saved["random"], self.generators)
-        self.buffers.restore_own(saved["buffers"])
+        self.buffers.restore_own(state["buffers"])
         objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(
                 f"the saved objects are {sorted(objects)}, the script protects {sorted(self.own)}"
             )
         for name, value in self.own.items():
-            if isinstance(value, dict):
-                value.clear()
-                value.update(objects[name])
-            elif isinstance(value, list):
-                value[:] = objects[name]
+            plain = isinstance(value, (dict, list))
+            if inplace.same(value if plain else value.state_dict(), objects[name]):
+                continue
+            if plain:
+                inplace.settle(value, objects[name])
             else:
                 value.load_state_dict(objects[name])
 
     # --- replicated ---
+
+    def content(self) -> State:
+        """The same, as a checkpoint holds it: under names that do not depend on the wrapping."""
+        return State({**self.modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
         """Everything a joiner needs from a donor: tensors by reference, nothing copied."""
@@ -172,15 +227,25 @@ class Protected:
                 }
                 for name, module in self.modules.items()
             },
-            "optimizers": {name: _optimizer_tree(o) for name, o in self.optimizers.items()},
+            "optimizers": {name: optimizer_tree(o) for name, o in self.optimizers.items()},
             "objects": {name: o.state_dict() for name, o in self.objects.items()},
-            "ddp": _ddp_flags(self.modules),
+            "ddp": self.tree.flags(),
         }
 
     @torch.no_grad()
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over a donor's `replicated()`. Raises ProtectError when the shapes do not fit;
-        then nothing was changed."""
+        """Take over a copy of a donor's `replicated()`. Raises ProtectError when the shapes do not
+        fit; then nothing was changed."""
+        for what, live in (
+            ("modules", self.modules), ("optimizers", self.optimizers), ("objects", self.objects),
+        ):  # fmt: skip
+            if state[what].keys() != live.keys():
+                raise ProtectError(
+                    f"the saved {what} are {sorted(state[what])}, the script protects"
+                    f" {sorted(live)}; nothing was taken over"
+                )
+        for name, optimizer in self.optimizers.items():
+            must_fit(name, optimizer, state["optimizers"][name])
         own = self.buffers.own()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
@@ -198,15 +263,15 @@ class Protected:
         for target, source in pairs:
             target.copy_(source)
         for name, optimizer in self.optimizers.items():
-            _optimizer_adopt(optimizer, state["optimizers"][name])
+            optimizer_adopt(optimizer, state["optimizers"][name])
         for name, value in self.objects.items():
-            value.load_state_dict(state["objects"][name])
-        _set_ddp_flags(self.modules, state["ddp"])
+            value.load_state_dict(copy.deepcopy(state["objects"][name]))
+        self.tree.set_flags(state["ddp"])
         self.buffers.look_away()
 
 
 def _check_module(name: str, module: nn.Module) -> None:
-    if any(not hasattr(part.reducer, "_reset_state") for part in _reducers({name: module})):
+    if any(not hasattr(part.reducer, "_reset_state") for part in Modules({name: module}).reducers):
         raise UnsupportedError(
             f"{name}: the DDP of torch {torch.__version__} cannot be reset after a failed"
             " backward; torch 2.11 to 2.13 can"
@@ -228,101 +293,65 @@ def _must_match(
         )
 
 
-def _optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        "groups": [
-            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-        ],
-        # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
-        "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
-    }
-
-
-def _optimizer_adopt(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-        group.update(values)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.state.clear()
-    for parameter, values in zip(parameters, saved["state"], strict=True):
-        if values is not None:
-            optimizer.state[parameter] = {k: _on(parameter, v) for k, v in values.items()}
-
-
-def _on(parameter: torch.Tensor, value: Any) -> Any:
-    # 0-dim step counters stay on the CPU, where the optimizer made them unless it is capturable.
-    if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
-        return value.to(parameter.device)
-    return value
-
-
-def _reducers(modules: Mapping[str, nn.Module]) -> list[nn.parallel.DistributedDataParallel]:
-    return [
-        part
-        for module in modules.values()
-        for part in module.modules()
-        if isinstance(part, nn.parallel.DistributedDataParallel)
-    ]
-
-
-def _ddp_flags(modules: Mapping[str, nn.Module]) -> list[bool]:
-    # A forward without gradients makes the next one skip its broadcast of buffers: ranks that
-    # disagree on this wait for each other for ever.
-    return [part.require_forward_param_sync for part in _reducers(modules)]
-
-
-def _set_ddp_flags(modules: Mapping[str, nn.Module], flags: list[bool]) -> None:
-    for part, flag in zip(_reducers(modules), flags, strict=True):
-        part.require_forward_param_sync = flag
-
-
 class Undo:
     """What one attempt may touch before its vote, remembered at its start."""
 
-    def __init__(self, protected: Protected) -> None:
+    def __init__(self, protected: Protected, key: str = "") -> None:
+        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
         self._protected = protected
-        self._gradless = [
-            p for m in protected.modules.values() for p in m.parameters() if p.grad is None
-        ]
-        self._buffers = BufferSnapshot(protected.buffers)
-        self._flags = _ddp_flags(protected.modules)
+        self._gradients = Gradients(
+            protected.tree.parameters(), protected.tree.reducers, protected.scalers
+        )
+        known = protected.knows(key)
+        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
+        self._flags = protected.tree.flags()
         self._groups = {
-            name: [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
+            name: [
+                {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()
+                 if k != "params"}
+                for g in o.param_groups
+            ]
             for name, o in protected.optimizers.items()
-        }
-        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.objects.items()}
-        self.own_bytes = tree.encode(protected.own_state())
+        }  # fmt: skip
+        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
+        self._marks: dict[str, Mark] = {}
+        if key and not known:
+            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
+            self._marks = {n: Mark(o, shared) for n, o in protected.copies.items()}
+        self.own_bytes = protected.own_state(protected.own_choices())
 
-    def new_gradients(self) -> bool:
-        """Whether a parameter without a gradient at the start of the attempt has one now."""
-        return any(p.grad is not None for p in self._gradless)
+    def leaves_gradients(self) -> bool:
+        """Whether an attempt without a vote leaves gradients to the next phase."""
+        return self._gradients.left()
 
     @torch.no_grad()
     def put_back(self) -> str:
         """The state before the attempt, except for DDP's half-done work (see `reset_reducers`).
-        Returns "" or why this process cannot be put back and must be replaced."""
-        gradless = {id(p) for p in self._gradless}
-        for module in self._protected.modules.values():
-            for parameter in module.parameters():
-                if id(parameter) in gradless:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.zero_()
+        Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
+        when a Replicated object was changed against its contract."""
+        self._gradients.put_back()
         lost = self._buffers.put_back()
-        _set_ddp_flags(self._protected.modules, self._flags)
+        self._protected.tree.set_flags(self._flags)
         for name, optimizer in self._protected.optimizers.items():
             for group, values in zip(optimizer.param_groups, self._groups[name], strict=True):
-                group.update(values)
+                inplace.put_in_group(group, values)
             # A fused step refused under a GradScaler leaves its scale behind, and the redo would
             # be wrong by that factor.
             for leftover in ("grad_scale", "found_inf"):
                 if hasattr(optimizer, leftover):
                     delattr(optimizer, leftover)
-        for name, value in self._protected.objects.items():
+        for name, value in self._protected.schedules.items():
             value.load_state_dict(copy.deepcopy(self._objects[name]))
             if isinstance(value, torch.amp.GradScaler):
                 value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
-        self._protected.restore_own(tree.decode(self.own_bytes))
+        self._protected.restore_own(self.own_bytes)
+        for name, mark in self._marks.items():
+            if mark.has_moved():
+                raise ProtectError(
+                    f"the Replicated object {name!r} changed before optimizer.step, in an attempt"
+                    " that was refused: no copy of it is kept, so it cannot be put back; change it"
+                    " after optimizer.step or between phases"
+                )
         return f"buffer {lost} changed in an attempt that was refused" if lost else ""
 
 
@@ -333,5 +362,5 @@ def reset_reducers(protected: Protected) -> None:
     rebuild its buckets one step later, with a broadcast: so all ranks reset, or none may. The
     rebuilt buckets are the same ones, since the order of gradients is.
     """
-    for part in _reducers(protected.modules):
+    for part in protected.tree.reducers:
         part.reducer._reset_state()  # noqa: SLF001 - no public way out of a failed backward

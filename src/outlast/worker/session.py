@@ -21,8 +21,19 @@ class Session:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.state: dict[str, Any] = worker.state
-        """A dict of plain data that survives with this rank."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """A dict of plain data that survives with this rank. A list or dict inside it stays the
+        same object when it is put back. Fill it, never replace it: assigning raises UsageError."""
+        return self._worker.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        raise UsageError(
+            f"session.state = {type(value).__name__}(...) would detach it from what survives;"
+            " nothing was changed: use session.state.update(...), or session.state[name] = value"
+        )
 
     @property
     def rank(self) -> int:

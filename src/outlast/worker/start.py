@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import sys
+import types
 
-from outlast.config import started_by_torchrun, worker_settings
+from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
 from outlast.worker.process import Worker
 
@@ -13,7 +14,9 @@ _running: list[Worker] = []  # one worker a process: torch's registry of backend
 
 
 def start() -> Worker:
-    """Make this process a worker. Raises UsageError when it is one already."""
+    """Make this process a worker. Raises UsageError when it is one already, ConfigError where
+    torch is too old."""
+    check_torch()
     if _running:
         raise UsageError("outlast.init() was called twice in one process")
     settings = worker_settings()
@@ -25,6 +28,25 @@ def start() -> Worker:
     worker = Worker(settings)
     _running.append(worker)
     worker.take_seat()
-    sys.excepthook = worker.uncaught
-    atexit.register(worker.finish)
+    _hear_what_ends_the_script(worker)
     return worker
+
+
+def _hear_what_ends_the_script(worker: Worker) -> None:
+    show = sys.excepthook
+
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        worker.failed(error)
+
+    def finish() -> None:
+        # Set before any hook is asked: a script may have put one of its own in place of ours.
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            worker.failed(error)
+        worker.finish()
+
+    sys.excepthook = uncaught
+    atexit.register(finish)

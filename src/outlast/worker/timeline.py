@@ -39,6 +39,22 @@ class Timeline:
             )
         )  # fmt: skip
 
+    def dry_steps(self, key: str, begin_ns: int) -> None:
+        self._emit(
+            events.DrySteps(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, key=key,
+                t_begin_ns=begin_ns,
+            )
+        )  # fmt: skip
+
+    def loop(self, until: int | None, epochs: int | None, length: int | None) -> None:
+        self._emit(
+            events.LoopBegun(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, until=until, epochs=epochs,
+                length=length,
+            )
+        )  # fmt: skip
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         if values:
             self._emit(

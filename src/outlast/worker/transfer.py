@@ -1,7 +1,8 @@
 """State from a donor to a joiner: point to point, staged, checked by digest.
 
 A transfer is a header (sizes), the schema, then the raw bytes of all tensors in chunks. The joiner
-holds them in staging until Open; both ends report the digest, and the controller compares.
+holds them in staging until Open, large tensors in host memory; both ends report the digest, and
+the controller compares.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def send(groups: Groups, seat: int, state: Any, tick: Callable[[], None]) -> Tic
     start = time.monotonic()
     schema, tensors = tree.flatten(state)
     total = sum(t.numel() * t.element_size() for t in tensors)
-    groups.send(torch.tensor([len(schema), total], dtype=torch.int64), seat, 0)
+    groups.send(torch.tensor([len(schema), total], dtype=torch.int64, device="cpu"), seat, 0)
     head = torch.frombuffer(bytearray(schema), dtype=torch.uint8)
     groups.send(head, seat, 1)
     hasher = xxhash.xxh3_128(schema)
@@ -38,20 +39,21 @@ def send(groups: Groups, seat: int, state: Any, tick: Callable[[], None]) -> Tic
 
 
 def receive(groups: Groups, seat: int, tick: Callable[[], None]) -> tuple[Any, Ticket]:
-    """Receive what `send` sends, on the CPU. Raises GroupError, CorruptionError."""
+    """Receive what `send` sends, large tensors on the CPU. Raises GroupError, CorruptionError."""
     start = time.monotonic()
-    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
     groups.recv(sizes, seat, 0)
     schema_bytes, total = (int(x) for x in sizes)
-    head = torch.zeros(schema_bytes, dtype=torch.uint8)
+    head = torch.zeros(schema_bytes, dtype=torch.uint8, device="cpu")
     groups.recv(head, seat, 1)
     schema = head.numpy().tobytes()
-    tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in tree.layout(schema)]
-    if (expected := sum(t.numel() * t.element_size() for t in tensors)) != total:
+    specs = tree.layout(schema)
+    if (expected := sum(spec.size_bytes for spec in specs)) != total:
         raise CorruptionError(
             f"seat {seat} announced {total} bytes of state, its schema says {expected}:"
             " nothing was taken over"
         )
+    tensors = [spec.allocate() for spec in specs]
     hasher = xxhash.xxh3_128(schema)
     for chunk, views in _landing(tensors):
         tick()
@@ -62,11 +64,12 @@ def receive(groups: Groups, seat: int, tick: Callable[[], None]) -> tuple[Any, T
             view.copy_(chunk[at : at + view.numel()])
             at += view.numel()
     ticket = hasher.hexdigest(), total, time.monotonic() - start
-    return tree.unflatten(schema, tensors), ticket
+    staged = [spec.staged(tensor) for spec, tensor in zip(specs, tensors, strict=True)]
+    return tree.unflatten(schema, staged), ticket
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
@@ -91,8 +94,8 @@ def _pieces(sizes: list[int]) -> Iterator[list[tuple[int, int, int]]]:
 def _chunks(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     sizes = [t.numel() * t.element_size() for t in tensors]
     for pieces in _pieces(sizes):
-        parts = [_raw(tensors[index])[start:stop] for index, start, stop in pieces]
-        yield parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        parts = [_raw(tensors[index])[start:stop].cpu() for index, start, stop in pieces]
+        yield parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _landing(
@@ -104,4 +107,5 @@ def _landing(
         if len(views) == 1:
             yield views[0], []
         else:
-            yield torch.empty(sum(v.numel() for v in views), dtype=torch.uint8), views
+            size = sum(view.numel() for view in views)
+            yield torch.empty(size, dtype=torch.uint8, device="cpu"), views

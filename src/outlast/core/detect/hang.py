@@ -2,29 +2,33 @@
 
 `watch(memory, looks, now_ns, limits) -> (memory, verdict)` is called at every look. Times are
 CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times. A rank that waits for another
-in a collective is no suspect; the one that it waits for is, once it has not moved for longer than
-this run's own phases allow. When all stand at the same place, nobody is blamed and the generation
-is to be tried again.
+in a collective is no suspect; the one that it waits for is, once it has neither moved nor used the
+processor for longer than this run's own phases of that kind allow. When all stand at the same
+place, nobody is blamed and the generation is to be tried again, each time with twice the patience.
+
+What may take its time has the ceiling: the first phases of every kind, set-up, dry steps,
+checkpoints, the script's own code between phases, and whoever computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from outlast.config import Limits
+from outlast.core.detect import pace
 from outlast.events import Fault, FaultKind
-from outlast.page import State
+from outlast.page import Pace, State
 
 _S_NS = 1_000_000_000
-_PHASES_KEPT = 20
-_FIRST_PHASES = 3  # of a process: kernels, allocators and compilers warm up
-_SLOW_STATES = ("starting", "waiting", "setup", "dry", "checkpoint", "healing")
+_PACED = ("running", "voting", "applying")
 # Who heals waits for others, and the controller has a deadline for each of its parts.
 _NEVER = ("waiting", "finished", "healing")
 _LEFT_NS = 1 * _S_NS  # pages are read one after the other: a contradiction must last this long
 _STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
+_NEW_PATIENCE = 3  # times what others are given, for a process that has not run this kind itself
+_NEW_FLOORS = 6  # and at most so many floors, unless the others' own patience is longer
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,19 +40,20 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     collectives: int  # since the attempt (or the set-up) began: comparable between ranks
     t_ns: int  # the last change of anything
-    t_state_ns: int
-    completed: int  # phases that this process has completed
+    t_work_ns: int = 0  # when the process (with its children) was last seen to compute
+    key: int = 0  # of the phase under way, or of the newest one
+    paces: Mapping[int, Pace] = {}  # by key: the phases that this process has completed
     letter: str
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What the watch keeps between looks. Start with `Memory()`."""
 
-    durations_ns: tuple[int, ...] = ()  # of the newest undisturbed phases of this host
-    phases: dict[str, tuple[int, int, bool]] = {}  # worker -> (n, first seen, undisturbed)
     stopped: dict[str, int] = {}  # worker -> first seen stopped
     said: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
     retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
+    retries: int = 0  # in a row, before the same phase
+    retried_n: int = -1
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +64,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     retry: Fault | None = None
 
 
-def timeout_ns(memory: Memory, look: Look, limits: Limits) -> int:
-    """How long this worker may stand still where it is."""
+def is_judged(look: Look) -> bool:
+    """Whether standing still means anything for this worker: not for a spare, and so on."""
+    return look.seat >= 0 and look.state not in _NEVER
+
+
+def timeout_ns(look: Look, looks: Iterable[Look], limits: Limits) -> int:
+    """How long this worker may stand where it is without computing; `looks`: at all on its host.
+
+    A process that is new to this kind of phase is given several times what the others are."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
-    known = memory.durations_ns
-    if not known or look.completed < _FIRST_PHASES or look.state in _SLOW_STATES:
+    found = [other.paces.get(look.key, pace.UNSEEN).slowest_ns for other in looks]
+    if look.state not in _PACED or not any(found):
         return ceiling_ns
     floor_ns = int(limits.hang_floor_s * _S_NS)
-    return min(ceiling_ns, max(floor_ns, int(limits.hang_factor * max(known))))
+    known_ns = max(floor_ns, int(limits.hang_factor * max(found)))
+    if not look.paces.get(look.key, pace.UNSEEN).slowest_ns:
+        known_ns = max(known_ns, min(_NEW_PATIENCE * known_ns, _NEW_FLOORS * floor_ns))
+    return min(ceiling_ns, known_ns)
 
 
 def watch(
@@ -74,17 +89,19 @@ def watch(
 ) -> tuple[Memory, Verdict]:
     """One look at all workers of this host. `unix_ns`: the Unix time of `now_ns`."""
     looks = tuple(looks)
-    memory = _remember(memory, looks, now_ns)
+    seated = [look for look in looks if is_judged(look)]
+    memory = _remember(memory, looks, seated, now_ns)
     found = _stopped(memory, looks, now_ns, limits)
     found = found or _left(looks, now_ns)
     if not found:
-        seated = [look for look in looks if look.seat >= 0 and look.state not in _NEVER]
         found, retry = _stuck(memory, seated, now_ns, limits)
         if retry is not None:
             moves = tuple(look.t_ns for look in seated)
             if moves == memory.retried:
                 return memory, Verdict()
-            memory = msgspec.structs.replace(memory, retried=moves)
+            memory = msgspec.structs.replace(
+                memory, retried=moves, retries=memory.retries + 1, retried_n=retry.n
+            )
             return memory, Verdict(retry=_at(retry, now_ns, unix_ns))
     floor_ns = int(limits.hang_floor_s * _S_NS)
     again_ns = now_ns - floor_ns
@@ -100,28 +117,20 @@ def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
     return msgspec.structs.replace(fault, t_ns=t_ns)
 
 
-def _remember(memory: Memory, looks: tuple[Look, ...], now_ns: int) -> Memory:
-    """Measure phases by the change of n; those that were disturbed say nothing about speed."""
-    durations_ns = memory.durations_ns
-    phases: dict[str, tuple[int, int, bool]] = {}
-    stopped: dict[str, int] = {}
-    for look in looks:
-        n, since_ns, clean = memory.phases.get(look.worker, (look.n, now_ns, False))
-        clean = clean and look.state not in _SLOW_STATES and look.letter not in "Tt"
-        if look.n == n:
-            phases[look.worker] = (n, since_ns, clean)
-        else:
-            if clean and look.n == n + 1:
-                durations_ns = (*durations_ns, now_ns - since_ns)[-_PHASES_KEPT:]
-            phases[look.worker] = (look.n, now_ns, look.state not in _SLOW_STATES)
-        if look.letter in ("T", "t"):
-            stopped[look.worker] = memory.stopped.get(look.worker, now_ns)
-    return Memory(
-        durations_ns=durations_ns,
-        phases=phases,
+def _remember(memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_ns: int) -> Memory:
+    """Who is stopped since when; who is gone is forgotten, and retries of a phase that is over."""
+    stopped = {
+        look.worker: memory.stopped.get(look.worker, now_ns)
+        for look in looks
+        if look.letter in "Tt"
+    }
+    names = {look.worker for look in looks}
+    over = bool(seated) and min(look.n for look in seated) != memory.retried_n
+    return msgspec.structs.replace(
+        memory,
         stopped=stopped,
-        said={name: t_ns for name, t_ns in memory.said.items() if name in phases},
-        retried=memory.retried,
+        said={name: t_ns for name, t_ns in memory.said.items() if name in names},
+        retries=0 if over else memory.retries,
     )
 
 
@@ -132,8 +141,7 @@ def _stopped(memory: Memory, looks: tuple[Look, ...], now_ns: int, limits: Limit
         since_ns = memory.stopped.get(look.worker)
         if since_ns is None:
             continue
-        patience_ns = min(timeout_ns(memory, look, limits), int(limits.hang_floor_s * _S_NS))
-        if now_ns - since_ns > patience_ns:
+        if now_ns - since_ns > int(limits.hang_floor_s * _S_NS):
             still_s = (now_ns - since_ns) / _S_NS
             detail = f"{_name(look)} has been stopped (state {look.letter}) for {still_s:.1f} s"
             found.append(_fault("stopped", detail, look, since_ns))
@@ -165,7 +173,17 @@ def _left(looks: tuple[Look, ...], now_ns: int) -> list[Fault]:
 def _stuck(
     memory: Memory, seated: list[Look], now_ns: int, limits: Limits
 ) -> tuple[list[Fault], Fault | None]:
-    still = [look for look in seated if now_ns - look.t_ns > timeout_ns(memory, look, limits)]
+    ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    patience_ns = {look.worker: timeout_ns(look, seated, limits) for look in seated}
+    still = [
+        look
+        for look in seated
+        if look.worker not in memory.stopped  # which `_stopped` has a truer word for
+        and (
+            now_ns - max(look.t_ns, look.t_work_ns) > patience_ns[look.worker]
+            or now_ns - look.t_ns > ceiling_ns
+        )
+    ]
     if not still:
         return [], None
     last = min(_place(look) for look in seated)
@@ -173,10 +191,12 @@ def _stuck(
     blamed = [look for look in behind if look in still]
     if len(behind) < len(seated) or len(seated) == 1:
         return [_hung(look, seated, now_ns) for look in blamed], None
-    if len(blamed) < len(seated):
+    first = min(seated, key=lambda look: look.t_ns)
+    still_ns = now_ns - max(look.t_ns for look in seated)
+    doubled_ns = max(patience_ns.values()) << memory.retries
+    if len(blamed) < len(seated) or still_ns <= min(ceiling_ns, doubled_ns):
         return [], None  # one of them still moves: the others may wait for it
-    first = min(blamed, key=lambda look: look.t_ns)
-    still_s = (now_ns - max(look.t_ns for look in blamed)) / _S_NS
+    still_s = still_ns / _S_NS
     detail = (
         f"all {len(seated)} ranks have stood at the same place for {still_s:.1f} s"
         f" ({_where(first)}): a message was lost or everybody waits for everybody"
@@ -218,4 +238,12 @@ def _where(look: Look) -> str:
 
 
 def _fault(kind: FaultKind, detail: str, look: Look, t_ns: int) -> Fault:
-    return Fault(kind=kind, detail=detail, worker=look.worker, seat=look.seat, n=look.n, t_ns=t_ns)
+    return Fault(
+        kind=kind,
+        detail=detail,
+        worker=look.worker,
+        seat=look.seat,
+        n=look.n,
+        state=look.state,
+        t_ns=t_ns,
+    )

@@ -1,13 +1,16 @@
 """Inner groups of generations gone by, until the last of their operations has ended.
 
 Dropping one earlier would block: gloo's destructor waits for operations in flight, up to their
-time-out. Never dropping one keeps its threads and descriptors.
+time-out, and a wait that raised does not always mean that gloo's own thread is through. So a thread
+drops them, and nobody waits for it longer than a second. Never dropping one keeps its threads and
+descriptors.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
-from typing import NamedTuple
 
 from outlast.worker.groups.control import Control
 from outlast.worker.groups.inner import InnerGroup
@@ -16,10 +19,32 @@ from outlast.worker.groups.works import Works
 _REAP_S = 1.0
 
 
-class _Grave(NamedTuple):
+@dataclasses.dataclass
+class _Grave:
     inners: list[InnerGroup]
     works: Works
     control: Control | None
+    dropper: threading.Thread | None = None
+
+    def is_gone(self, deadline_s: float) -> bool:
+        if self.dropper is None:
+            if not self._has_ended(deadline_s):
+                return False
+            if self.control is not None:  # it holds an inner group, too
+                self.control.let_go()
+            self.dropper = threading.Thread(
+                target=self.inners.clear, name="outlast-drop", daemon=True
+            )
+            self.dropper.start()
+        self.dropper.join(max(0.0, deadline_s - time.monotonic()))
+        return not self.dropper.is_alive()
+
+    def _has_ended(self, deadline_s: float) -> bool:
+        if self.control is not None and self.control.busy:
+            return False
+        if self.works.settle(deadline_s):
+            return False
+        return all(inner.ended(deadline_s) for inner in self.inners)
 
 
 class Graveyard:
@@ -32,16 +57,8 @@ class Graveyard:
         self._graves.append(_Grave(inners, works, control))
 
     def reap(self) -> int:
-        """Drop every group whose operations have ended, waiting a few seconds at most for all.
-        Answers how many groups were left."""
+        """Drop every generation whose operations have ended, waiting a second at most for all.
+        Answers how many generations were left."""
         deadline_s = time.monotonic() + _REAP_S
-        self._graves = [grave for grave in self._graves if not _ended(grave, deadline_s)]
-        return sum(len(grave.inners) for grave in self._graves)
-
-
-def _ended(grave: _Grave, deadline_s: float) -> bool:
-    if grave.control is not None and grave.control.busy:
-        return False
-    if grave.works.settle(deadline_s):
-        return False
-    return all(inner.ended(deadline_s) for inner in grave.inners)
+        self._graves = [grave for grave in self._graves if not grave.is_gone(deadline_s)]
+        return len(self._graves)

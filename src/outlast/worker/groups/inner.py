@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from datetime import timedelta
@@ -17,6 +18,7 @@ from outlast.worker.groups.rendezvous import JoinStore, Mailbox
 from outlast.worker.groups.trouble import is_transport_error
 
 
+@functools.cache
 def has_nccl() -> bool:
     return torch.cuda.is_available() and dist.is_nccl_available()
 

@@ -37,7 +37,6 @@ class Record:
 
     def __init__(self) -> None:
         self.recording = True
-        self.mismatches = 0
         self._lock = threading.Lock()
         self._groups: dict[str, list[Entry]] = {}
         self._kept_bytes = 0
@@ -105,7 +104,6 @@ class Record:
             self._position[group] = position + 1
             if entry.op != op or entry.shape != _shape(tensors):
                 self._ended.add(group)
-                self.mismatches += 1
                 return False
         if entry.value is None:
             return False

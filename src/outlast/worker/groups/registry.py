@@ -20,7 +20,7 @@ from outlast.worker.groups.control import Control
 from outlast.worker.groups.device import Device
 from outlast.worker.groups.graveyard import Graveyard
 from outlast.worker.groups.guard import BuildGuard
-from outlast.worker.groups.inner import InnerGroup
+from outlast.worker.groups.inner import InnerGroup, has_nccl
 from outlast.worker.groups.record import Record
 from outlast.worker.groups.rendezvous import JobStore, Mailbox
 from outlast.worker.groups.stable import BACKEND, StableGroup
@@ -41,15 +41,17 @@ class Groups:
         on_trouble: Callable[[BaseException], None],
         on_collective: Callable[[str], None],
         timeout_s: float,
+        copy_s: float,
         interface: str = "",
     ) -> None:
         """`publish(generation, key, value)` sends a rendezvous value to every rank; `on_trouble`
         hears of the first transport error of a generation, on any thread; `on_collective` is
         called with its name before every collective of the script, and may raise. `timeout_s`
-        bounds each operation. Raises ConfigError when gloo cannot listen on `interface`."""
+        bounds each operation, `copy_s` each `send` and `recv` of state. Raises ConfigError when
+        gloo cannot listen on `interface`."""
         self._on_trouble = on_trouble
         self._on_collective = on_collective
-        self._timeout_s = timeout_s
+        self._timeout_s, self._copy_s = timeout_s, copy_s
         self._device = Device(interface)
         self._mailbox = Mailbox(publish)
         self._store = JobStore()
@@ -111,10 +113,10 @@ class Groups:
             with self._building(timeout_s) as guard:
                 control = self._build("control", tuple(range(self.world)), guard)
                 self._control = Control(
-                    control, generation, self.world, lambda: self._state == "live"
+                    control, generation, self.world, lambda: self._state == "live", self._copy_s
                 )
                 for group in self._stable:
-                    group.inner = self._build(f"group {group.group_name}", group.ranks, guard)
+                    group.inner = self._build(group.meeting, group.ranks, guard)
         except BaseException:
             self._close(generation)
             raise
@@ -148,8 +150,8 @@ class Groups:
         self._works.give_up()
 
     def reap(self) -> int:
-        """Drop what severed generations have left. Answers how many inner groups could not be
-        dropped within a few seconds because an operation still runs on them."""
+        """Drop what severed generations have left. Answers how many generations could not be
+        dropped within a second because an operation still runs on them."""
         with self._lock:
             if self._state == "closed":
                 self._bury()
@@ -161,7 +163,8 @@ class Groups:
         with self._lock:
             if generation != self._generation or self._state != "closed":
                 return 0
-        return self._works.running()
+            works, control = self._works, self._control
+        return works.stuck() + (control is not None and control.busy)
 
     def shutdown(self) -> None:
         """Leave in order: cut what still runs, drop all inner groups while Python lives."""
@@ -207,9 +210,9 @@ class Groups:
 
     # --- the control group ---
 
-    def vote(self, values: Sequence[int]) -> list[int]:
-        """The sum over all ranks. Raises GroupError when the generation is severed."""
-        return self._controls().vote(values)
+    def vote(self, place: str) -> bool:
+        """Whether every rank votes yes on `place`. Raises GroupError when severed."""
+        return self._controls().vote(place)
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
         """Blocks until a CPU tensor is on its way to `seat`. Raises GroupError."""
@@ -227,22 +230,18 @@ class Groups:
 
     def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
         """A new stable group; connected at once while a generation is live. Raises GroupError."""
-        group = StableGroup(self, name, ranks or tuple(range(size)), rank)
+        ranks = ranks or tuple(range(size))
+        again = sum((known.group_name, known.ranks) == (name, ranks) for known in self._stable)
+        group = StableGroup(self, name, ranks, rank, again)
         if self.live:
             try:
                 with self._building(self._connect_s) as guard:
-                    group.inner = self._build(f"group {name}", group.ranks, guard)
+                    group.inner = self._build(group.meeting, ranks, guard)
             except GroupError as error:
                 self.failed(error)
                 raise
         self._stable.append(group)
         return group
-
-    def forget(self, group: StableGroup) -> None:
-        """A stable group is destroyed by the script."""
-        if group in self._stable:
-            self._stable.remove(group)
-        group.inner = None  # kept in _inners, dropped with its generation
 
     def entering(self, op: str, args: tuple[Any, ...]) -> None:
         """Before every collective: may it be here at all?"""
@@ -297,6 +296,9 @@ class Groups:
         (None from NCCL means that the call has synchronised already.)"""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
+        on_cpu = outputs[0].is_cpu if outputs else not has_nccl()
+        if not on_cpu:
+            self._works.on_device()
         if work is None:
             if entry is not None:
                 record.capture(entry, outputs)
@@ -304,8 +306,8 @@ class Groups:
         ended = None
         if entry is not None and op != "send":
             ended = partial(record.capture, entry, outputs)
-        given = trackable(op, work, on_cpu=bool(outputs) and outputs[0].is_cpu, ended=ended)
-        self._works.add(op, given)
+        given = trackable(op, work, on_cpu=on_cpu, ended=ended)
+        self._works.add(op, given, on_cpu=on_cpu)
         return given
 
     # --- inside ---
@@ -350,7 +352,7 @@ class Groups:
         self.live = self._state == "live" and self._dry_depth == 0
 
     def _busy(self) -> bool:
-        return bool(self._works.unfinished()) or (self._control is not None and self._control.busy)
+        return bool(self._works.running()) or (self._control is not None and self._control.busy)
 
     def _bury(self) -> None:
         for group in self._stable:

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from outlast.errors import UnsupportedError
+from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import answers
 from outlast.worker.groups.facade import BackendView
 from outlast.worker.groups.finished import FinishedWork
@@ -42,7 +42,10 @@ _ProcessGroup: Any = dist.ProcessGroup  # torch's stubs name other parameters th
 class StableGroup(_ProcessGroup):
     """One process group of the job on this seat, in every generation."""
 
-    def __init__(self, groups: Groups, name: str, ranks: tuple[int, ...], rank: int) -> None:
+    def __init__(
+        self, groups: Groups, name: str, ranks: tuple[int, ...], rank: int, again: int = 0
+    ) -> None:
+        """`again`: how many groups of this name and these ranks were there before."""
         super().__init__(rank, len(ranks))
         self._groups = groups
         self._name = name
@@ -51,11 +54,15 @@ class StableGroup(_ProcessGroup):
         self.place = answers.Place(rank, len(ranks))
         self.ranks = ranks
         self.inner: InnerGroup | None = None
+        # torch numbers its groups anew once all are destroyed; where ranks meet must stay unique.
+        self.meeting = f"group {name}" + (f" {ranks} {again}" if again else "")
+        self._destroyed = False
 
     # --- the one way through ---
 
     def _carry(self, op: str, *args: Any, **named: Any) -> Any:
         groups = self._groups
+        self._must_exist(op)
         groups.entering(op, args)
         self._count += 1
         inner = self.inner
@@ -68,6 +75,13 @@ class StableGroup(_ProcessGroup):
                 raise
             return self._answer(op, (*args, *named.values()))
         return groups.handed_out(self._name, op, answers.outputs_of(op, args), work)
+
+    def _must_exist(self, op: str) -> None:
+        if self._destroyed:
+            raise UsageError(
+                f"{op} on group {self._name!r}, which this script has destroyed; nothing was sent;"
+                " call destroy_process_group() after the last collective"
+            )
 
     def _answer(self, op: str, args: tuple[Any, ...]) -> FinishedWork:
         dry = self._groups.admit(op, self._name)
@@ -149,6 +163,7 @@ class StableGroup(_ProcessGroup):
     # --- coalescing ---
 
     def _start_coalescing(self, device: torch.device) -> None:
+        self._must_exist("coalescing")
         self._groups.entering("coalescing", ())
         if self.inner is not None and self._groups.live:
             self.inner.group._start_coalescing(device)  # noqa: SLF001 - torch's own name for it
@@ -232,8 +247,10 @@ class StableGroup(_ProcessGroup):
         self._groups.aborted(self._name)
 
     def shutdown(self) -> None:
-        """`destroy_process_group`: later generations do without this group."""
-        self._groups.forget(self)
+        """`destroy_process_group`: the script is done with this group. Later generations connect
+        it all the same: a joiner that has not come that far builds it, and waits for all others.
+        """
+        self._destroyed = True
 
     # --- what cannot survive ---
 

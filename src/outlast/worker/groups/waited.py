@@ -1,8 +1,8 @@
 """A work that knows when its owner has waited for it.
 
 Handed out where that moment matters: while set-up is recorded (results are captured then, so that
-no order of operations changes), and for gloo's reduce-scatter, whose own work never says that it
-has completed and writes its output only in `wait`.
+no order of operations changes), and for those of gloo's operations that end in their owner's
+`wait` and never before it: sends, receives, reduce-scatters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class WaitedWork(dist.Work):
         self._work = work
         self._ended = ended
         self._waited = False
+        self.waiting = False  # its owner is inside `wait`
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.waiting = True
         try:
             done = self._work.wait(timeout) if timeout else self._work.wait()
         finally:
-            self._waited = True
+            self._waited, self.waiting = True, False
         if self._ended is not None:
             self._ended()
             self._ended = None

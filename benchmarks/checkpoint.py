@@ -1,0 +1,231 @@
+"""Checkpoint engines on the same state, in turn: what a save costs, and what survives.
+
+Each turn is a process of its own that measures this machine's limits first; ratios are taken within
+it, medians over turns. See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from checkpointing.engines import ENGINES, OURS, Outlast
+from checkpointing.harm import IN_PLACE, Harm
+from checkpointing.loading import Loading
+from checkpointing.state import FULL_MB
+from checkpointing.turn import Turn
+from harness import HERE, median, table, verdict
+
+BEST = "DCP tuned"
+TURN_S, QUICK_MB = 900.0, 200.0
+KEEPER_BYTES = 25e6  # of the keeper's own process, beside the arenas
+PARTS = ("saves", "loads", "harm")
+Told = TypeVar("Told", Turn, Loading, Harm)
+Bars = dict[str, tuple[float, float]]
+
+
+class Asked(NamedTuple):
+    """How much is measured, and where."""
+
+    folder: Path
+    size_mb: float
+    rounds: int
+    saves: int
+    flips: int
+    kills: int
+    seed: int
+
+
+def run(kind: type[Told], asked: Asked, module: str, *arguments: object) -> Told:
+    """One process with an empty folder, which it is the only one to use."""
+    root = Path(tempfile.mkdtemp(prefix="turn-", dir=asked.folder))
+    words = [str(root) if argument is Path else str(argument) for argument in arguments]
+    command = [sys.executable, "-W", "ignore", "-m", f"checkpointing.{module}", *words]
+    done = subprocess.run(
+        command, cwd=HERE, capture_output=True, text=True, timeout=TURN_S, check=False
+    )
+    if done.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        )
+    shutil.rmtree(root, ignore_errors=True)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
+
+
+def measure_saves(asked: Asked, names: Sequence[str]) -> dict[str, list[Turn]]:
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    for turn in range(asked.rounds):
+        for name in names:
+            told = run(Turn, asked, "turn", name, Path, asked.size_mb, asked.saves)
+            turns[name].append(told)
+        say(f"saves {turn + 1}/{asked.rounds}")
+    return turns
+
+
+def figures_of(turns: list[Turn]) -> dict[str, float | None]:
+    """Medians over turns. Ratios were taken within each."""
+    kept = [turn.compute_kept for turn in turns if turn.compute_kept is not None]
+    cpu = [turn.cpu_s for turn in turns if turn.cpu_s is not None]
+    return {
+        "first_s": median([turn.first_s for turn in turns]),
+        "blocks_s": median([turn.blocks_s for turn in turns]),
+        "blocks_to_copy": median([turn.blocks_s / turn.copy_limit_s for turn in turns]),
+        "durable_s": median([turn.durable_s for turn in turns]),
+        "durable_to_write": median([turn.durable_s / turn.write_limit_s for turn in turns]),
+        "extra_memory": median([turn.extra_memory_bytes / turn.size_bytes for turn in turns]),
+        "compute_kept": median(kept) if kept else None,
+        "cpu_s": median(cpu) if cpu else None,
+    }
+
+
+def show_saves(turns: Mapping[str, list[Turn]]) -> tuple[dict[str, Any], Bars]:
+    every = [turn for told in turns.values() for turn in told]
+    size, copy_s = every[0].size_bytes, median([turn.copy_limit_s for turn in every])
+    write_s = median([turn.write_limit_s for turn in every])
+    print(
+        f"state {size / 1e9:.2f} GB; limits: memcpy {copy_s:.3f} s ({size / copy_s / 1e9:.1f}"
+        f" GB/s), O_DIRECT write and fsync {write_s:.3f} s ({size / write_s / 1e9:.2f} GB/s)\n"
+    )
+    found = {name: figures_of(told) for name, told in turns.items()}
+    head = ("engine", "blocks s", "x memcpy", "durable s", "x disk", "memory x state",
+            "compute kept", "CPU s", "first s")  # fmt: skip
+    keys = ("blocks_s", "blocks_to_copy", "durable_s", "durable_to_write", "extra_memory",
+            "compute_kept", "cpu_s", "first_s")  # fmt: skip
+    table(head, [(name, *(cell(row[key]) for key in keys)) for name, row in found.items()])
+    print()
+    bars: Bars = {}
+    if OURS in found:
+        ours = turns[OURS]
+        memory = [
+            (t.extra_memory_bytes - KEEPER_BYTES) / Outlast.arenas / t.size_bytes for t in ours
+        ]
+        bars = {
+            "blocks / memcpy": (figure(found[OURS], "blocks_to_copy"), 1.10),
+            "durable / O_DIRECT": (figure(found[OURS], "durable_to_write"), 1.4),
+            "memory an arena / state": (round(median(memory), 2), 1.0),
+            "compute taken while writing": (1 - figure(found[OURS], "compute_kept"), 0.15),
+        }
+        if BEST in found:
+            pairs = zip(ours, turns[BEST], strict=True)
+            ratio = median([one.durable_s / best.durable_s for one, best in pairs])
+            bars[f"durable / {BEST}"] = (ratio, 0.6)
+    figures = {"size_bytes": size, "copy_limit_s": copy_s, "write_limit_s": write_s}
+    return figures | {"saves": found}, bars
+
+
+def show_loads(told: Loading) -> tuple[dict[str, Any], Bars]:
+    medians = {
+        name: median(values)
+        for name, values in msgspec.structs.asdict(told).items()
+        if isinstance(values, list)
+    }
+    table(
+        ("load into existing tensors", "cold s", "warm s", "verified"),
+        [
+            ("O_DIRECT read, the limit", cell(medians["read_limit"]), "", ""),
+            (OURS, cell(medians["ours_cold"]), cell(medians["ours_warm"]), "yes"),
+            ("DCP, two files", cell(medians["dcp_cold"]), cell(medians["dcp_warm"]), "no"),
+            (f"{OURS}, engine alone", cell(medians["from_disk"]), "", "yes"),
+            (f"{OURS}, from memory", cell(medians["from_memory"]), "", "yes"),
+        ],
+    )
+    print()
+    bars: Bars = {
+        "loads with wrong values": (told.wrong, 0.0),
+        "load cold / DCP": (_paired(told.ours_cold, told.dcp_cold), 1.15),
+        "load warm / DCP": (_paired(told.ours_warm, told.dcp_warm), 1.15),
+        "from memory / from disk": (_paired(told.from_memory, told.from_disk), 0.2),
+    }
+    return {"loads": medians}, bars
+
+
+def measure_harm(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]:
+    names = [name for name in {**ENGINES, **IN_PLACE} if only in (None, name)]
+    told: dict[str, Harm] = {}
+    for name in names:
+        told[name] = run(Harm, asked, "harm", name, Path, asked.flips, asked.kills, asked.seed)
+        say(f"harm {name}")
+    rows = [
+        (
+            name,
+            f"{harm.noticed} of {harm.flips}" if harm.flips else "-",
+            f"{harm.silent}" if harm.flips else "-",
+            f"{harm.unloadable} of {harm.kills}" if harm.kills else "-",
+        )
+        for name, harm in told.items()
+    ]
+    print(f"seed {asked.seed}")
+    table(("engine", "bit flips noticed", "let through", "killed while saving: unloadable"), rows)
+    print()
+    bars: Bars = {}
+    if OURS in told:
+        ours = told[OURS]
+        bars["bit flips not noticed"] = (float(ours.flips - ours.noticed), 0.0)
+        bars["unloadable after a kill"] = (float(ours.unloadable), 0.0)
+    return {"harm": {name: msgspec.structs.asdict(harm) for name, harm in told.items()}}, bars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size-mb", type=float, default=FULL_MB)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each engine")
+    parser.add_argument("--saves", type=int, default=3, help="saves a turn, of each kind")
+    parser.add_argument("--flips", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--part", choices=PARTS, help="one part alone")
+    parser.add_argument("--only", choices=list(ENGINES), help="one engine alone (not loads)")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--quick", action="store_true", help="small and once: that it works")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="outlast-bench-", dir=args.folder))
+    asked = Asked(folder, args.size_mb, args.repeats, args.saves, args.flips, args.kills, args.seed)
+    if args.quick:
+        asked = asked._replace(size_mb=QUICK_MB, rounds=1, saves=2, flips=3, kills=2)
+    figures: dict[str, Any] = {"repeats": asked.rounds}
+    bars: Bars = {}
+    if args.part in (None, "saves"):
+        told = measure_saves(asked, [name for name in ENGINES if args.only in (None, name)])
+        _add(figures, bars, show_saves(told))
+    if args.part in (None, "loads") and not args.only:
+        loading = run(Loading, asked, "loading", Path, asked.size_mb, asked.rounds)
+        _add(figures, bars, show_loads(loading))
+    if args.part in (None, "harm"):
+        _add(figures, bars, measure_harm(asked, args.only))
+    shutil.rmtree(folder)
+    return verdict("checkpoint", figures, bars)
+
+
+def _add(figures: dict[str, Any], bars: Bars, found: tuple[dict[str, Any], Bars]) -> None:
+    figures |= found[0]
+    bars |= found[1]
+
+
+def _paired(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return median([one / other for one, other in zip(ours, theirs, strict=True)])
+
+
+def figure(row: Mapping[str, float | None], key: str) -> float:
+    found = row[key]
+    assert found is not None, key
+    return found
+
+
+def cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Loading into tensors that exist: ours verified against DCP's, from the disk and from memory.
+
+`python -m checkpointing.loading ROOT SIZE_MB ROUNDS`: prints one line of JSON, a Loading.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from checkpointing import limits, state
+from checkpointing.engines import DcpTwoFiles, Outlast, forget
+
+from outlast.checkpoint.catalog import newest
+from outlast.checkpoint.copies import Copies
+from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.keeper.starting import Served
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.record import Place
+from outlast.checkpoint.storage import Source
+
+ENDS_S = 120.0
+
+
+class Loading(msgspec.Struct):
+    """Seconds of every round, each system in turn. Cold: nothing of it in the page cache."""
+
+    size_bytes: int
+    read_limit: list[float] = []
+    ours_cold: list[float] = []
+    dcp_cold: list[float] = []
+    ours_warm: list[float] = []
+    dcp_warm: list[float] = []
+    from_disk: list[float] = []
+    from_memory: list[float] = []
+    wrong: int = 0  # loads that gave other values
+
+
+def load_from_disk(root: Path, held: state.State, rounds: int, found: Loading) -> None:
+    """Public face against public face; who begins changes each round."""
+    roots = [root / "ours", root / "dcp"]
+    for path in roots:
+        path.mkdir()
+    engines = [Outlast(roots[0]), DcpTwoFiles(roots[1])]
+    for engine in engines:
+        engine.save(1, held)()
+    into = state.blank(held)
+    cold, warm = (found.ours_cold, found.dcp_cold), (found.ours_warm, found.dcp_warm)
+    for turn in range(rounds):
+        forget(root)
+        shard = next(roots[0].glob("step-*/shard-00000"))
+        found.read_limit.append(_limit_s(shard))
+        for which in (0, 1) if turn % 2 else (1, 0):
+            for taken in (cold[which], warm[which]):
+                for tensor in into.values():
+                    tensor.fill_(-1)
+                taken.append(_timed(lambda which=which: engines[which].load(1, into)))
+                found.wrong += not state.equal(into, held)
+    for engine in engines:
+        engine.close()
+
+
+def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> None:
+    """The same version out of a keeper's memory, as a job does whose processes are gone, and from
+    the disk: the same reader for both."""
+    address, token = f"@outlast-bench-{os.getpid()}", secrets.token_hex(16)
+    served = Served(address, token, "the benchmark")
+    folder = root / "returned"
+    engine = Engine(
+        folder, rank=0, world=1, job="", exchange=lambda message: [message], arenas=1,
+        keeper=Keeper.connect(address, token), save_s=ENDS_S,
+    )  # fmt: skip
+    save = engine.save(Place(1, 1, "a"), held, shared=b"", own=b"", origin={})
+    assert engine.wait(save, ENDS_S).kind == "committed"
+    engine.close(ENDS_S)
+    into = state.blank(held)
+
+    def from_memory() -> None:
+        copies = Copies.reach([address], token, "the benchmark")
+        _read(copies, into)
+        copies.close()
+
+    for turn in range(rounds):
+        both = [
+            (found.from_memory, from_memory),
+            (found.from_disk, lambda: _read(Folder(folder), into)),
+        ]
+        for taken, do in both if turn % 2 else reversed(both):
+            for tensor in into.values():
+                tensor.fill_(-1)
+            taken.append(_timed(do))
+            found.wrong += not state.equal(into, held)
+    served.close(ENDS_S)
+
+
+def _read(source: Source, into: state.State) -> None:
+    checkpoint = newest(source, lambda damage: sys.exit(damage))
+    assert checkpoint
+    Engine.read(Reader(checkpoint), into)
+
+
+def _limit_s(shard: Path) -> float:
+    buffer = memoryview(limits.memory(limits.SLICE_BYTES))
+    return _timed(lambda: limits.read(shard, buffer))
+
+
+def _timed(do: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    do()
+    return time.perf_counter() - begin
+
+
+def main(root: Path, size_mb: float, rounds: int) -> Loading:
+    torch.set_num_threads(1)
+    held = state.make(size_mb)
+    found = Loading(size_bytes=state.size_bytes(held))
+    load_from_disk(root, held, rounds, found)
+    roll_back(root, held, rounds, found)
+    return found
+
+
+if __name__ == "__main__":
+    loading = main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    print(msgspec.json.encode(loading).decode())

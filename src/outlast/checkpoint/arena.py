@@ -1,0 +1,150 @@
+"""Memory that trainer and keeper share: made and touched once, so that a save is one copy.
+
+Fresh pages cost many times what a copy into old ones does; an arena never has any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+
+from outlast.checkpoint.room import check_room, spelled
+from outlast.errors import CorruptionError, StorageError
+
+ALIGN_BYTES = 2 << 20
+PAGE_BYTES = 4096
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_*: Linux 5.14, and not in Python's mmap
+_STEP_BYTES = 64 << 20  # madvise holds the interpreter's lock: other threads run in between
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_STAMP = struct.Struct("<q")
+
+
+class Arena:
+    """One shared mapping of `size_bytes`, with a stamp behind it that says what it holds.
+
+    Its size is sealed: nobody who has the descriptor can cut the memory off under a writer. The
+    stamp is in the memory itself, so that it tells the truth after the trainer was killed.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, mapping: mmap.mmap) -> None:
+        """Use `create` or `attach`. The arena owns `fd`."""
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self.view = memoryview(mapping)[:size_bytes]
+        self._mapping = mapping
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Arena:
+        """New memory of at least `size_bytes` (rounded up to 2 MiB), every page there already.
+
+        Raises StorageError with the arithmetic when there is no room for it.
+        """
+        size_bytes = max(1, -(-size_bytes // ALIGN_BYTES)) * ALIGN_BYTES
+        what = f"an arena of {spelled(size_bytes)}"
+        check_room(size_bytes, what)
+        fd = -1
+        try:
+            fd = os.memfd_create("outlast-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, size_bytes + PAGE_BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            mapping = mmap.mmap(fd, size_bytes + PAGE_BYTES)
+            _populate(mapping, _POPULATE_WRITE)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            raise StorageError(
+                f"no room for {what}: the system says {error.strerror}; nothing was taken; free"
+                " memory, or raise the container's limit"
+            ) from error
+        return cls(fd, size_bytes, mapping)
+
+    @classmethod
+    def attach(cls, fd: int, size_bytes: int) -> Arena:
+        """The arena behind a descriptor that was passed here, which it takes over.
+
+        Raises StorageError when that is no sealed memory of this size; `fd` is closed then.
+        """
+        with _taking_over(fd, size_bytes):
+            mapping = mmap.mmap(fd, size_bytes + PAGE_BYTES)
+            _populate(mapping, _POPULATE_READ)
+        return cls(fd, size_bytes, mapping)
+
+    @property
+    def stamp(self) -> int:
+        """What the memory holds: a number that was set once a copy was complete; 0 for nothing."""
+        return _STAMP.unpack_from(self._mapping, self.size_bytes)[0]
+
+    @stamp.setter
+    def stamp(self, value: int) -> None:
+        _STAMP.pack_into(self._mapping, self.size_bytes, value)
+
+    def close(self) -> None:
+        """Let go of the memory. Where somebody still has a view of it, it goes with the last."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._mapping.close()
+
+
+class Unmapped:
+    """An arena's memory, read through its descriptor: to map what is read once costs more than to
+    copy it."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        """Takes `fd` over. Raises StorageError, and closes it, when that is no such memory."""
+        with _taking_over(fd, size_bytes):
+            self.fd = fd
+            self.size_bytes = size_bytes
+
+    def read(self, at: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `at` on. Raises CorruptionError where they end."""
+        done = 0
+        while done < len(into):
+            count = os.preadv(self.fd, [into[done:]], at + done)
+            if not count or at + done + count > self.size_bytes:
+                raise CorruptionError(f"an arena of {self.size_bytes} bytes ends before {at}")
+            done += count
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@contextlib.contextmanager
+def _taking_over(fd: int, size_bytes: int) -> Iterator[None]:
+    """With a descriptor that was passed here; it is closed where it is no arena of this size."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        found_bytes = os.fstat(fd).st_size - PAGE_BYTES
+        if not sealed or found_bytes != size_bytes:
+            raise OSError(errno.EINVAL, f"{found_bytes} bytes{'' if sealed else ', not sealed'}")
+        yield
+    except OSError as error:
+        os.close(fd)
+        raise StorageError(
+            f"descriptor {fd} is no arena of {size_bytes} bytes: {error.strerror}"
+        ) from error
+
+
+def _populate(mapping: mmap.mmap, how: int) -> None:
+    """Make every page present. Raises OSError when memory is refused."""
+    try:
+        for at in range(0, len(mapping), _STEP_BYTES):
+            mapping.madvise(how, at, min(_STEP_BYTES, len(mapping) - at))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # A kernel older than 5.14: a write to each page does it, a read is left to the first user.
+        if how == _POPULATE_WRITE:
+            pages = memoryview(mapping)[::PAGE_BYTES]
+            pages[:] = bytes(len(pages))

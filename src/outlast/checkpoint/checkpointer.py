@@ -1,0 +1,325 @@
+"""Checkpoints for a training script of any launcher: save, load, and hear what went wrong."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+import msgspec
+import torch
+from torch import distributed as dist
+
+from outlast import __version__
+from outlast.checkpoint import agreement
+from outlast.checkpoint import own as rank_own
+from outlast.checkpoint.catalog import clean
+from outlast.checkpoint.completeness import must_be_complete
+from outlast.checkpoint.content import flatten
+from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.keeper.protocol import Outcome
+from outlast.checkpoint.keeper.writing import failure_path
+from outlast.checkpoint.loading import Loading, Restored
+from outlast.checkpoint.patience import ANSWER_S
+from outlast.checkpoint.ranks import Ranks
+from outlast.checkpoint.record import Place, manifest_name
+from outlast.checkpoint.state import State
+from outlast.checkpoint.tiers import Address, Tiers
+from outlast.checkpoint.upkeep.client import Upkeep
+from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
+
+OnFailure: TypeAlias = Literal["warn", "raise"]
+WhenBusy: TypeAlias = Literal["wait", "skip"]
+
+
+class CheckpointWarning(UserWarning):
+    """A save failed or was passed over; training and older checkpoints are untouched."""
+
+
+class _Begun(msgspec.Struct, frozen=True, array_like=True):
+    """Rank 0's word at the start. `silent`: why targets do not answer."""
+
+    attempt: str = ""
+    error: str = ""
+    silent: list[str] = []
+
+
+class Checkpointer:
+    """Saves and loads a script's state under the directory `root`.
+
+    All ranks of `group` (torch.distributed's default one) make theirs together, and call `save`
+    and `load` together. A save blocks for one copy of the state in memory; the rest happens in
+    another process, which finishes it even if this one dies.
+
+    `keep`: which checkpoints stay ("last=3,every=1000"; as `outlast run --keep`), all where it is
+    empty. `durable`: one or several places where they are carried on to ("s3://bucket/run", or
+    "/mirror/run every=6h keep=last=2 rate=200MB/s"; as `--durable`), and which `load` reads, too.
+    Both are done by a process of their own, started at the first save.
+
+    `job`: a name; checkpoints of another job are refused. `complete=False`: state may leave out
+    what the next step depends on (weights alone, say). `on_failure`: a failed save is a warning at
+    the next `save` or `wait`, or a StorageError there. `arenas`: saves in flight at a time, each
+    with this rank's part of the state in memory; `when_busy`: wait for one to end, or skip the
+    save with a warning. `save_s`: a save that has not become durable by then has failed; so long
+    ranks wait for each other. `answer_s`: a file system that gets no further for so long while it
+    is read has failed the load.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        group: dist.ProcessGroup | None = None,
+        job: str = "",
+        complete: bool = True,
+        on_failure: OnFailure = "warn",
+        keep: str = "",
+        durable: Address | Sequence[Address] = (),
+        arenas: int = 2,
+        when_busy: WhenBusy = "wait",
+        save_s: float = 1800.0,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._tiers = Tiers(root, keep, durable, answer_s)
+        self._store = self._tiers.root
+        self._ranks = Ranks(group, save_s)
+        self._job, self._complete = job, complete
+        self._on_failure: OnFailure = on_failure
+        self._when_busy: WhenBusy = when_busy
+        self._arenas, self._save_s = arenas, save_s
+        self._attempt = self._begin()
+        self._attempts = 0
+        self._engine: Engine | None = None
+        self._keeper: Keeper | None = None
+        self._upkeep: Upkeep | None = None
+        self._closed = False
+        self._parts: frozenset[str] = frozenset()
+        self._pending: dict[int, int] = {}  # steps, by save
+
+    def _begin(self) -> str:
+        """How the names of all ranks' attempts begin. Raises UsageError on all of them where rank 0
+        finds that it cannot save as it was asked to."""
+        mine = _Begun()
+        if self._ranks.rank == 0:
+            try:
+                silent = self._tiers.check(self._job)
+                mine = _Begun(attempt=secrets.token_hex(6), silent=silent)
+            except OutlastError as error:
+                mine = _Begun(error=f"{error}; nothing was started")
+        answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
+        begun = msgspec.msgpack.decode(answer, type=_Begun)
+        if begun.error:
+            raise UsageError(begun.error)
+        for each in mine.silent:
+            warnings.warn(f"{each}; it is tried again", CheckpointWarning, stacklevel=3)
+        return begun.attempt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A failed save must not hide what ended the script.
+        self._close(self._on_failure if kind is None else "warn", in_peace=kind is None)
+
+    def save(
+        self, step: int, state: Mapping[str, Any], own: Mapping[str, Any] | None = None
+    ) -> int:
+        """Save what `state` holds after `step` steps; the save's number. `own`: state that is this
+        rank's alone (a loader's position), beside random generators, which are always kept.
+
+        When this returns, everything may change again. Raises UsageError for a state that cannot
+        be saved, is not complete, or lacks what earlier saves had; StorageError when there is no
+        memory for a copy, or an earlier save failed and `on_failure` says so: nothing of this one
+        was begun then.
+        """
+        self._attempts += 1  # on all ranks, whatever becomes of it on this one
+        with self._ranks.together():
+            self._check(step)
+            self._tell(self._on_failure)
+            place = Place(step, step, f"{self._attempt}{self._attempts}")
+            try:
+                return self._save(place, State(state, own))
+            except Exception as error:  # raised again: it is the other ranks that are told
+                self._refuse(place, str(error))
+                raise
+
+    def _save(self, place: Place, given: State) -> int:
+        try:
+            engine = self._engine or self._start()
+            self._check_parts(given)
+            content = flatten(given)
+            own_bytes = rank_own.capture(given, content.rest, self._ranks.world)
+        except Exception as error:  # raised again, once the others know
+            if not self._parts:  # the first one: all others wait to hear from this rank
+                agreement.refuse(str(error), self._ranks.exchange)
+            raise
+        if self._upkeep and self._keeper:
+            self._upkeep.saving(self._keeper.pid)
+        save = engine.save(
+            place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin()
+        )
+        self._parts = frozenset(_parts(given))
+        self._pending[save] = place.step
+        return save
+
+    def _refuse(self, place: Place, why: str) -> None:
+        """Let rank 0's keeper hear at once that this rank's part will never come."""
+        if self._ranks.rank == 0:
+            return  # it was not ordered to wait for any
+        name = failure_path(Path(manifest_name(self._ranks.rank))).name
+        with suppress(StorageError, CorruptionError):  # then the save fails by its deadline
+            self._store.create(place.directory, name, why.encode())
+
+    def load(
+        self,
+        state: Mapping[str, Any],
+        own: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> Restored | None:
+        """Put the newest checkpoint that every rank can read into `state` and `own`, or that of
+        `step`; None when there never was one.
+
+        Every byte is verified. Raises MismatchError listing all differences in names, shapes and
+        dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is
+        whole; StorageError when the directory cannot be read.
+        """
+        with self._ranks.together():
+            loading = Loading(
+                self._tiers.sources(), self._ranks, State(state, own), job=self._job,
+                complete=self._complete,
+            )  # fmt: skip
+            restored = loading.run(step)
+            if restored and loading.mendable and self._ranks.rank == 0:
+                self._look_after().mend(restored.place.directory)
+            return restored
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until every save of this rank has ended: on rank 0 that is committed, elsewhere
+        written. Failures are told as by `save`; StorageError when there is one left by then."""
+        deadline = time.monotonic() + (self._save_s if timeout_s is None else timeout_s)
+        if self._engine:
+            for save in list(self._pending):
+                self._engine.wait(save, max(0.0, deadline - time.monotonic()))
+            self._tell(self._on_failure)
+
+    def close(self) -> None:
+        """Let saves end, and then the process that writes them. Failures are told as by `save`."""
+        self._close(self._on_failure, in_peace=True)
+
+    def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
+        self._closed = True
+        engine, self._engine = self._engine, None
+        found: list[str] = []
+        if engine:
+            try:
+                engine.close(self._save_s)
+            except StorageError as error:
+                found.append(str(error))
+            found += self._failures(engine.outcomes())
+        upkeep, self._upkeep = self._upkeep, None
+        if upkeep and in_peace:
+            found += upkeep.close(self._save_s)
+        elif upkeep:
+            upkeep.let_go()  # it ends its work alone: nobody is to wait for that now
+        self._report(found, on_failure)
+
+    def _check(self, step: int) -> None:
+        if self._closed:
+            raise UsageError("this Checkpointer is closed; nothing was saved")
+        if not isinstance(step, int) or step < 0:
+            raise UsageError(f"step is {step!r} where a count of steps is wanted")
+
+    def _check_parts(self, given: State) -> None:
+        if self._complete:
+            must_be_complete(given)
+        missing = sorted(self._parts.difference(_parts(given)))
+        if missing:
+            raise UsageError(
+                f"earlier saves had {', '.join(missing)} and this one has not: a run could not go"
+                " on from it; nothing was saved; give the same parts at every save"
+            )
+
+    def _start(self) -> Engine:
+        if self._ranks.rank == 0:
+            clean(self._store, self._may_be_written)
+        self._keeper = Keeper.start(f"rank {self._ranks.rank}")
+        self._engine = Engine(
+            self._store.root,
+            rank=self._ranks.rank,
+            world=self._ranks.world,
+            job=self._job,
+            exchange=self._ranks.exchange,
+            keeper=self._keeper,
+            arenas=self._arenas,
+            save_s=self._save_s,
+            when_busy=self._when_busy,
+        )
+        if self._ranks.rank == 0 and not self._tiers.plain:
+            self._look_after()
+        return self._engine
+
+    def _look_after(self) -> Upkeep:
+        """The process behind saves."""
+        if self._upkeep is None:
+            setup = self._tiers.setup(self._save_s)
+            self._upkeep = Upkeep(setup, f"rank {self._ranks.rank}")
+        return self._upkeep
+
+    def _may_be_written(self, place: Place) -> bool:
+        """Whether a keeper of the run before this one may still be at it."""
+        return self._store.quiet_s(place.directory) < self._save_s
+
+    def _tell(self, on_failure: OnFailure) -> None:
+        if self._engine:
+            found = self._failures(self._engine.outcomes())
+            self._report(found + (self._upkeep.failures() if self._upkeep else []), on_failure)
+
+    def _failures(self, outcomes: list[Outcome]) -> list[str]:
+        found: list[str] = []
+        for outcome in outcomes:
+            if outcome.kind == "written" and self._ranks.rank == 0:
+                continue  # its commit is still to come
+            self._pending.pop(outcome.save, None)
+            if outcome.kind == "committed" and self._upkeep:
+                self._upkeep.committed()
+            if outcome.kind in ("failed", "skipped"):
+                found.append(
+                    f"the save of step {outcome.place.step} {outcome.kind} on rank"
+                    f" {self._ranks.rank}: {outcome.error}"
+                )
+        return found
+
+    def _report(self, failures: list[str], on_failure: OnFailure) -> None:
+        if failures and on_failure == "raise":
+            raise StorageError("; ".join(failures))
+        for failure in failures:
+            warnings.warn(failure, CheckpointWarning, stacklevel=4)
+
+
+def _parts(given: State) -> set[str]:
+    return {*given.given, *given.own, *given.generators}
+
+
+def _origin() -> dict[str, str]:
+    """Who wrote a checkpoint."""
+    return {
+        "outlast": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "script": Path(sys.argv[0]).name,
+    }

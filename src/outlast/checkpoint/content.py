@@ -1,0 +1,124 @@
+"""A script's state as named tensors and one value: what is equal on all ranks, or a shard of it.
+
+Names do not depend on how a model is wrapped: `<entry>.<name in the module>` for modules,
+`<entry>.state.<name of the parameter>.<key>` for optimizers. What is no tensor is the `shared`
+value (docs/format.md): `kinds`, `classes`, `optimizers`, `objects`, `values`, and `rest`, which is
+what modules and optimizers keep beside plain tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from outlast.checkpoint import names, tree
+from outlast.checkpoint.state import State
+from outlast.checkpoint.values import add, split
+
+Skeleton = dict[str, Any]
+
+
+class Content(NamedTuple):
+    """`tensors`: live, by reference. `shared`: an encoded value. `rest`: the part of it that may
+    differ between ranks that hold different parts of a model (pipeline stages)."""
+
+    tensors: dict[str, torch.Tensor]
+    shared: bytes
+    rest: dict[str, Skeleton]
+
+
+def flatten(state: State) -> Content:
+    """The content of `state`. Nothing is copied, no tensor's values are looked at.
+
+    Raises CodecError naming the place of what cannot be written, or of a name that two have.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    rest: dict[str, Skeleton] = {}
+    for name, found in state.entries.items():
+        for entry in found:
+            full = f"{name}.{entry.name}"
+            if entry.kind == "made":
+                rest[full] = split(entry.value, full, tensors)
+            else:
+                add(tensors, full, entry.value)
+    shared = {
+        "kinds": state.kinds,
+        "classes": {n: class_of(part) for n, part in (state.optimizers | state.objects).items()},
+        "optimizers": {
+            name: _optimizer(name, optimizer, parameter_names(name, state), tensors, rest)
+            for name, optimizer in state.optimizers.items()
+        },
+        "objects": {n: split(o.state_dict(), n, tensors) for n, o in state.objects.items()},
+        "values": {name: split(value, name, tensors) for name, value in state.values.items()},
+        "rest": rest,
+    }
+    return Content(tensors, tree.encode(shared), rest)
+
+
+def class_of(part: Any) -> str:
+    """The class of an optimizer or a scheduler of torch's own; "" for any other, of which nobody
+    knows what may take its place."""
+    kind = type(part)
+    return kind.__qualname__ if kind.__module__.startswith("torch.optim.") else ""
+
+
+def parameter_names(name: str, state: State) -> list[list[str]]:
+    """What the parameters of optimizer `name` are called, by group.
+
+    As in their module; where several modules give parameters, with the module's entry before it;
+    `<group>.<index>` for those that no module gives.
+    """
+    optimizer = state.optimizers[name]
+    known = names.of_parameters(state.entries)
+    used = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    several = len({known[key][0] for key in used if key in known}) > 1
+
+    def called(parameter: torch.Tensor, group: int, index: int) -> str:
+        if id(parameter) not in known:
+            return f"{group}.{index}"
+        module, inside = known[id(parameter)]
+        return f"{module}.{inside}" if several else inside
+
+    return [
+        [called(parameter, number, index) for index, parameter in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def _optimizer(
+    name: str,
+    optimizer: Optimizer,
+    parameters: list[list[str]],
+    tensors: dict[str, torch.Tensor],
+    rest: dict[str, Skeleton],
+) -> dict[str, Any]:
+    """What of an optimizer belongs to no parameter. Raw tensors are kept, and not what its
+    state_dict gives: its load_state_dict would cast moments to the parameters' dtype."""
+    for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
+        for parameter, called in zip(group["params"], group_names, strict=True):
+            if parameter not in optimizer.state:
+                continue
+            prefix, others = f"{name}.state.{called}", dict[Any, Any]()
+            for key, value in optimizer.state[parameter].items():
+                if isinstance(value, torch.Tensor) and isinstance(key, str):
+                    add(tensors, f"{prefix}.{key}", value)
+                else:
+                    others[key] = value
+            if others:
+                rest[prefix] = split(others, prefix, tensors)
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "groups": split(groups, f"{name}.param_groups", tensors),
+        "parameters": parameters,
+        "state": split(unowned(optimizer), f"{name}.state", tensors),
+    }
+
+
+def unowned(optimizer: Optimizer) -> dict[Any, Any]:
+    """What an optimizer keeps in its state under no parameter."""
+    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}

@@ -1,0 +1,189 @@
+"""A checkpoint copied from one store to another: checked byte by byte on its way, resumable.
+
+A copy reads each chunk against its manifest's digest, writes shards and manifests, reads back what
+it wrote, and creates the commit record last: before that, the target has no checkpoint there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Event, Lock
+from typing import NamedTuple
+
+from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places
+from outlast.checkpoint.chunks import chunks_of, fetch
+from outlast.checkpoint.pace import Pace
+from outlast.checkpoint.record import COMMIT, Manifest, Place, manifest_name, seal
+from outlast.checkpoint.storage import Source, Store, held
+from outlast.errors import CorruptionError, StorageError
+
+AT_ONCE = 4  # ranks whose parts travel at the same time: a bucket answers slowly, but many at once
+Progress = Callable[[int, int], None]
+
+
+class Copied(NamedTuple):
+    """What a copy did. `present_bytes`: of shards that the target had already. `seconds`: until
+    it was committed, read back."""
+
+    place: Place
+    sent_bytes: int
+    present_bytes: int
+    seconds: float
+
+
+def copy(
+    source: Source,
+    place: Place,
+    target: Store,
+    *,
+    on_progress: Progress = lambda _done, _all: None,
+    limit_bytes_per_s: float | None = None,
+    verify: bool = True,
+    stop: Event | None = None,
+) -> Copied:
+    """Copy a checkpoint. Its commit record appears last; before, the target has none there.
+
+    What the target has already, of the right size (with `verify`: and the right bytes), is not
+    sent again; with `verify`, what was sent is read back. In memory are AT_ONCE chunks, and what
+    the target's `put` holds. The limit counts bytes to and from the target. `on_progress` is told
+    bytes that are done and all that are to do, sent and read back, from any thread. Once `stop` is
+    set, the copy ends after a chunk.
+
+    Raises CorruptionError for a damaged source, or another checkpoint at the same place, and
+    StorageError where either store fails. Nothing is committed then, and a later copy goes on.
+    """
+    begin_s = time.monotonic()
+    checkpoint = open_checkpoint(source, place)
+    checkpoint.check()
+    record = seal(checkpoint.commit)
+    there = target.files(place.directory)
+    if COMMIT in there:
+        _refuse_another(target, place, record)
+    pace = Pace(limit_bytes_per_s, stop or Event())
+    parts = _Parts(checkpoint, target, there, pace, on_progress, verify)
+    with held(source, place.directory):
+        parts.copy()
+    if not target.create(place.directory, COMMIT, record):
+        _refuse_another(target, place, record)
+    if places(target)[:1] == [place]:
+        target.point(place.directory)
+    return Copied(
+        place,
+        parts.sent_bytes,
+        checkpoint.size_bytes - parts.sent_bytes,
+        time.monotonic() - begin_s,
+    )
+
+
+def _refuse_another(target: Store, place: Place, record: bytes) -> None:
+    if target.get(place.directory, COMMIT) != record:
+        raise CorruptionError(
+            f"{target.where}/{place.directory}: another checkpoint is there, under the same name;"
+            " it was left as it is"
+        )
+
+
+class _Parts:
+    """All that the commit record of one copy names: the shards and manifests of its ranks."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        target: Store,
+        there: dict[str, int],
+        pace: Pace,
+        on_progress: Progress,
+        verify: bool,
+    ) -> None:
+        self.sent_bytes = 0
+        self._checkpoint = checkpoint
+        self._directory = checkpoint.place.directory
+        self._target = target
+        self._there = there
+        self._pace = pace
+        self._on_progress = on_progress
+        self._verify = verify
+        self._passes = 2 if verify else 1
+        self._done_bytes = 0
+        self._lock = Lock()
+
+    def copy(self) -> None:
+        """AT_ONCE ranks at a time. The first error ends it; no thread runs any more then."""
+        manifests = self._checkpoint.manifests
+        with ThreadPoolExecutor(min(AT_ONCE, len(manifests)), "copy") as pool:
+            running = [pool.submit(self._copy_rank, manifest) for manifest in manifests]
+            try:
+                for one in as_completed(running):
+                    one.result()
+            except BaseException:  # an error or Ctrl-C: the other threads end after their chunk
+                self._pace.end()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _copy_rank(self, manifest: Manifest) -> None:
+        buffer = memoryview(mmap.mmap(-1, max(min(manifest.chunk_bytes, manifest.size_bytes), 1)))
+        if self._there.get(manifest.shard) == manifest.size_bytes and self._right(manifest, buffer):
+            self._progress(self._passes * manifest.size_bytes)
+        else:
+            self._send_shard(manifest, buffer)
+        self._send_manifest(manifest)
+
+    def _right(self, manifest: Manifest, buffer: memoryview) -> bool:
+        """Whether the shard that is there is the right one, as far as that is looked at."""
+        if not self._verify:
+            return True
+        try:
+            for _ in self._chunks(self._target, manifest, buffer):
+                pass
+        except CorruptionError:
+            return False
+        return True
+
+    def _send_shard(self, manifest: Manifest, buffer: memoryview) -> None:
+        def counted(store: Source) -> Iterator[memoryview]:
+            for part in self._chunks(store, manifest, buffer):
+                yield part
+                self._progress(len(part))
+
+        parts = counted(self._checkpoint.store)
+        self._target.put(self._directory, manifest.shard, parts, manifest.size_bytes)
+        if self._verify:
+            try:
+                for _ in counted(self._target):
+                    pass
+            except CorruptionError as error:
+                raise self._changed(manifest.shard, error) from error
+        with self._lock:
+            self.sent_bytes += manifest.size_bytes
+
+    def _send_manifest(self, manifest: Manifest) -> None:
+        name, data = manifest_name(manifest.rank), seal(manifest)
+        if self._there.get(name) == len(data) and self._target.get(self._directory, name) == data:
+            return
+        self._target.put(self._directory, name, [data], len(data))
+        if self._verify and self._target.get(self._directory, name) != data:
+            raise self._changed(name, "it reads otherwise")
+
+    def _chunks(
+        self, store: Source, manifest: Manifest, buffer: memoryview
+    ) -> Iterator[memoryview]:
+        """A shard's chunks as `store` has them, each checked, all in one buffer."""
+        for chunk in chunks_of(manifest):
+            self._pace.spend(chunk.size_bytes)
+            part = buffer[: chunk.size_bytes]
+            fetch(store, chunk, part)
+            yield part
+
+    def _progress(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += size_bytes
+            self._on_progress(self._done_bytes, self._passes * self._checkpoint.size_bytes)
+
+    def _changed(self, name: str, why: object) -> StorageError:
+        return StorageError(
+            f"{self._target.where}/{self._directory}/{name}: was written, and is not what was sent:"
+            f" {why}; nothing was committed; see to the store, then copy again"
+        )

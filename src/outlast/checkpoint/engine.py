@@ -1,0 +1,357 @@
+"""Saves from inside training: a copy into an arena, and an order to the keeper.
+
+    engine = Engine(root, rank=rank, world=world, job=job, exchange=exchange, keeper=keeper)
+    number = engine.save(place, tensors, shared=shared, own=own, origin=origin)
+    ...
+    for outcome in engine.outcomes(): ...        # what became of earlier ones
+
+Nothing else happens on the step's path: ranks speak to each other only when the set of tensors
+changes, and then all of them at the same save.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from outlast.checkpoint.agreement import Exchange, Plan, agree, refuse
+from outlast.checkpoint.device import Device, only_device
+from outlast.checkpoint.fill import fill
+from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.keeper.faults import Fault
+from outlast.checkpoint.keeper.protocol import Order, Outcome
+from outlast.checkpoint.plan import Described, Local, describe, dtype_name, hold
+from outlast.checkpoint.record import (
+    CHUNK_BYTES,
+    Commit,
+    Manifest,
+    Place,
+    Tensor,
+    shard_name,
+)
+from outlast.checkpoint.room import check_room, spelled
+from outlast.checkpoint.slot import Slot
+from outlast.checkpoint.stage import BLOCK_BYTES, Layout, aligned, lay_out
+from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
+
+_SLACK_BYTES = 1 << 20
+_PAUSE_S = 0.005
+_NAMES_MAX = 5  # in a message
+_OUTCOMES_MAX = 1024  # that nobody asked for
+
+
+class _Planned(NamedTuple):
+    """What holds as long as the tensors are of the same table."""
+
+    table: dict[str, Local]
+    plan: Plan
+    layout: Layout
+
+
+class Engine:
+    """One rank's saves. Not for several threads at once."""
+
+    read = staticmethod(fill)
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        rank: int,
+        world: int,
+        job: str,
+        exchange: Exchange,
+        keeper: Keeper,
+        arenas: int = 2,
+        save_s: float = 1800.0,
+        when_busy: Literal["wait", "skip"] = "wait",
+    ) -> None:
+        """`root`: the directory of checkpoints. `exchange` gives every rank's message, in order of
+        rank, and has a deadline. `save_s`: a save that is not durable by then has failed.
+        `when_busy`: what to do when a save is due while all arenas are being written.
+        """
+        self._root = str(root.absolute())
+        self._rank, self._world, self._job = rank, world, job
+        self._exchange = exchange
+        self._keeper = keeper
+        self._arenas = arenas
+        self._save_s = save_s
+        self._when_busy = when_busy
+        self._saves = 0
+        self._planned: _Planned | None = None
+        self._slots: list[Slot] = []  # the one that was used longest ago first
+        self._cuda: torch.device | None = None
+        self._device: Device | None = None
+        self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
+        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # those that nobody asked for yet
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int = 0) -> None:
+        """Plan and make arenas before the first save, which is then as fast as all others.
+
+        All ranks call it together. Raises as `save` does.
+        """
+        self._plan(self._described(tensors))
+        self._make_slots(blobs_bytes)
+
+    def save(
+        self,
+        place: Place,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        shared: bytes,
+        own: bytes,
+        origin: dict[str, str],
+        to_disk: bool = True,
+        overlap: bool = False,
+        faults: tuple[Fault, ...] = (),
+    ) -> int:
+        """Copy the state and order its write; the save's number. What becomes of it is told by
+        `outcomes` and `wait`: "skipped" and "failed" there, never by an exception here.
+
+        `shared` and `origin` count on rank 0; `faults` strike the keeper's disk. When this returns,
+        everything may change again; with `overlap` not before `fence` was called: a device's copies
+        run on meanwhile.
+
+        Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
+        contradict each other, what `exchange` raises where one does not come to compare, and
+        StorageError when there is no room for the arenas.
+        """
+        described = self._described(tensors)
+        blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
+        planned = self._plan(described)
+        blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
+        self._make_slots(blobs_bytes)
+        self._saves += 1
+        save = self._saves
+        slot = self._free_slot(planned.layout.size_bytes, blobs_bytes)
+        if slot is None:
+            self._pass_over(save, place)
+            return save
+        slot.bind(planned.layout, planned.table)
+        laid, size_bytes = slot.fill(described.sources, blobs)
+        slot.save = save
+        manifest = Manifest(
+            job=self._job,
+            place=place,
+            rank=self._rank,
+            world=self._world,
+            shard=shard_name(self._rank),
+            size_bytes=size_bytes,
+            chunk_bytes=CHUNK_BYTES,
+            chunks=(),
+            plan=planned.plan.digest,
+            tensors=planned.layout.tensors,
+            pieces=planned.layout.pieces,
+            blobs=laid,
+        )
+        order = Order(
+            save=save,
+            arena=slot.number,
+            root=self._root,
+            manifest=manifest,
+            commit=_commit(manifest, origin) if to_disk and self._rank == 0 else None,
+            deadline_s=self._save_s,
+            to_disk=to_disk,
+            faults=faults,
+        )
+        slot.order(
+            lambda: self._order(order),
+            lambda error: self._refuse(save, place, "failed", error),
+            described.sources,
+        )
+        if not overlap:
+            self.fence()
+        return save
+
+    def compare_again(self) -> None:
+        """Have the ranks compare what they hold at the next save, as at the first one: one of them
+        is new, and would wait for the others. All ranks call it before the same save."""
+        self._planned = None
+
+    def complete(self) -> None:
+        """Every rank has copied its part of the last save: what trainers before this one have left
+        in memory is behind it."""
+        self._keeper.forget(lambda _: False)
+
+    def fence(self) -> None:
+        """Let what a device is given from here on begin after the copies of the last save."""
+        if self._device:
+            self._device.fence()
+
+    def outcomes(self) -> list[Outcome]:
+        """What has become of saves since this was last called. Never blocks."""
+        told = self._keeper.outcomes()
+        while self._news:
+            told.append(self._news.popleft())
+        return told
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """Whether `outcomes` has something to say, from any thread; waits at most so long."""
+        return bool(self._news) or self._keeper.wait_news(timeout_s)
+
+    def wait(self, save: int, timeout_s: float) -> Outcome:
+        """The save's last outcome: "committed" on rank 0, "written" elsewhere; or "failed",
+        "skipped". StorageError when there is none by then: the save goes on."""
+        deadline = time.monotonic() + timeout_s
+        for slot in self._slots:
+            if slot.save == save:
+                slot.settle(timeout_s)
+        if save in self._refused:
+            return self._refused[save]
+        return self._keeper.wait(save, max(0.0, deadline - time.monotonic()))
+
+    def close(self, timeout_s: float) -> None:
+        """Let writes end, then the keeper, and give the memory back.
+
+        Raises StorageError naming saves that have not ended by then; the keeper goes on alone.
+        """
+        deadline = time.monotonic() + timeout_s
+        late: list[str] = []
+        for slot in self._slots:
+            try:
+                slot.settle(max(0.0, deadline - time.monotonic()))
+            except StorageError as error:
+                late.append(str(error))
+        if self._device:
+            self._device.close()
+        self._keeper.close(max(0.0, deadline - time.monotonic()))
+        if late:  # a device still writes there
+            raise StorageError("; ".join(late))
+        while self._slots:
+            self._slots.pop().close()
+
+    def _described(self, tensors: Mapping[str, torch.Tensor]) -> Described:
+        try:
+            return describe(tensors)
+        except CodecError as error:
+            refuse(str(error), self._exchange)
+            raise
+
+    def _plan(self, described: Described) -> _Planned:
+        """The plan for these tensors: the last one as long as nothing has changed."""
+        if self._planned and self._planned.table == described.table:
+            return self._planned
+        try:
+            held = hold(described.table)
+            there = {self._cuda} if self._cuda else set[torch.device]()
+            self._cuda = only_device(there | {each.device for each in described.table.values()})
+        except UsageError as error:
+            refuse(str(error), self._exchange)
+            raise
+        try:
+            plan = agree(
+                held,
+                described.sources,
+                rank=self._rank,
+                world=self._world,
+                exchange=self._exchange,
+            )
+        except GroupError as error:
+            if not self._planned:
+                raise
+            names = _changed(self._planned.table, described.table)
+            raise GroupError(
+                f"{error}; rank {self._rank} wants to because its tensors are not those of the save"
+                f" before ({names}); nothing was saved; let all ranks change theirs at the same"
+                " save"
+            ) from error
+        tensors = {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
+        layout = lay_out(tensors, plan.shares)
+        self._planned = _Planned(described.table, plan, layout)
+        return self._planned
+
+    def _make_slots(self, blobs_bytes: int) -> None:
+        """All arenas at once, so that a lack of room for one of them is told at the start; and one
+        that there was no room for, again. Those that trainers before this one have left count."""
+        missing = self._arenas - len(self._slots) - len(self._keeper.older)
+        missing = max(missing, not self._slots)
+        if missing <= 0:
+            return
+        assert self._planned
+        table, _, layout = self._planned
+        size_bytes = _arena_bytes(layout.size_bytes, blobs_bytes)
+        check_room(missing * size_bytes, f"{missing} arenas of {spelled(size_bytes)}")
+        if self._cuda and not self._slots:
+            self._device = self._device or Device(self._cuda)
+        for _ in range(missing):
+            slot = Slot(self._keeper, size_bytes, self._device)
+            slot.bind(layout, table)
+            self._slots.insert(0, slot)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a save would begin to copy at once, and leave what peers are being sent alone:
+        where all ranks wait for this, peers hold a whole version at any time."""
+        return not self._keeper.copying and (not self._slots or not self._slots[0].busy)
+
+    def _free_slot(self, pieces_bytes: int, blobs_bytes: int) -> Slot | None:
+        """The slot that was used longest ago: in turn, so that all ranks hold the same versions.
+        It is made anew where it is too small. None when it is not free in time."""
+        deadline = time.monotonic() + self._save_s
+        while (slot := self._slots[0]).busy:
+            if self._when_busy == "skip" or time.monotonic() > deadline:
+                return None
+            time.sleep(_PAUSE_S)  # training waits anyway: the policy is to wait
+        self._slots.remove(slot)
+        if slot.arena.size_bytes < pieces_bytes + blobs_bytes:
+            self._keeper.drop(slot.number)
+            slot.close()
+            slot = Slot(self._keeper, _arena_bytes(pieces_bytes, blobs_bytes), self._device)
+        self._slots.append(slot)
+        return slot
+
+    def _order(self, order: Order) -> None:
+        try:
+            self._keeper.order(order)
+        except OutlastError as error:  # training goes on, and hears of it
+            self._refuse(order.save, order.manifest.place, "failed", str(error))
+
+    def _pass_over(self, save: int, place: Place) -> None:
+        what = (
+            f"step {place.step} of rank {self._rank}: all {self._arenas} arenas are being written"
+        )
+        if self._when_busy == "skip":
+            error = f"{what}; nothing was copied; save less often, or use more arenas"
+            self._refuse(save, place, "skipped", error)
+        else:
+            error = f"{what} after {self._save_s:g} s; nothing was copied; look at the storage"
+            self._refuse(save, place, "failed", error)
+
+    def _refuse(
+        self, save: int, place: Place, kind: Literal["failed", "skipped"], error: str
+    ) -> None:
+        outcome = Outcome(save=save, place=place, kind=kind, error=error)
+        self._refused[save] = outcome
+        self._news.append(outcome)
+        if len(self._refused) > _OUTCOMES_MAX:
+            del self._refused[min(self._refused)]
+
+
+def _changed(before: Mapping[str, Local], now: Mapping[str, Local]) -> str:
+    """What differs, in words: the first few of many."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
+def _arena_bytes(pieces_bytes: int, blobs_bytes: int) -> int:
+    """With room for blobs that grow: a new arena costs far more than a save."""
+    return pieces_bytes + 2 * blobs_bytes + _SLACK_BYTES
+
+
+def _commit(manifest: Manifest, origin: dict[str, str]) -> Commit:
+    return Commit(
+        job=manifest.job,
+        place=manifest.place,
+        world=manifest.world,
+        time_ns=0,
+        plan=manifest.plan,
+        size_bytes=0,
+        manifests=(),
+        origin=origin,
+    )

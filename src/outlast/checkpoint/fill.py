@@ -1,0 +1,86 @@
+"""Checkpoints read into tensors that exist: each rank the boxes that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from outlast.checkpoint.plan import Held, describe, dtype_name, hold
+from outlast.checkpoint.reader import Reader, Target
+from outlast.errors import MismatchError
+
+STAGED_BYTES_MAX = 1 << 30  # host memory, while tensors of a device are filled
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def fill(reader: Reader, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Read a checkpoint's values into `tensors`: CPU memory directly, other devices through
+    STAGED_BYTES_MAX of it. Of a DTensor it is this rank's box that is filled.
+
+    Names, shapes and dtypes are compared before anything is touched: MismatchError lists every
+    difference. A CorruptionError or StorageError later leaves tensors partly filled.
+    """
+    table, sources = describe(tensors)
+    held = hold(table)
+    _check(reader, held, sources)
+    direct: list[Target] = []
+    staged: list[Held] = []
+    for item in held:
+        source = sources[item.name].detach()
+        if source.device.type != "cpu" or source.is_conj() or source.is_neg():
+            staged.append(item)
+        else:
+            direct.append(Target(item.name, item.box, _memory(source)))
+    if direct:
+        reader.read(direct)
+    for batch in _batches(staged):
+        rooms = [torch.empty(item.box.size, dtype=item.dtype, device="cpu") for item in batch]
+        pairs = zip(batch, rooms, strict=True)
+        reader.read([Target(item.name, item.box, _memory(room)) for item, room in pairs])
+        for item, room in zip(batch, rooms, strict=True):
+            sources[item.name].copy_(room)
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """Its own memory, as elements of the same size: NumPy has no bfloat16."""
+    return tensor.view(_CARRIERS.get(tensor.dtype.itemsize, tensor.dtype)).numpy()
+
+
+def _batches(items: list[Held]) -> list[list[Held]]:
+    batches: list[list[Held]] = []
+    left_bytes = 0
+    for item in items:
+        if not batches or item.size_bytes > left_bytes:
+            batches.append([])
+            left_bytes = STAGED_BYTES_MAX
+        batches[-1].append(item)
+        left_bytes -= item.size_bytes
+    return batches
+
+
+def _check(reader: Reader, held: list[Held], sources: Mapping[str, torch.Tensor]) -> None:
+    found: list[str] = []
+    saved = reader.checkpoint.tensors
+    for name, dtype, shape, *_ in held:
+        if name not in saved:
+            found.append(f"{name}: is not in the checkpoint")
+            continue
+        if saved[name].shape != shape:
+            found.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
+        if saved[name].dtype != dtype_name(dtype):
+            found.append(f"{name}: is {saved[name].dtype} there, {dtype_name(dtype)} here")
+        if _shares_memory(sources[name]):
+            found.append(f"{name}: is expanded here, several elements share one memory")
+    if found:
+        lines = "\n  ".join(found)
+        raise MismatchError(
+            f"{reader.checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
+        )
+
+
+def _shares_memory(tensor: torch.Tensor) -> bool:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(not stride and size > 1 for size, stride in sizes)

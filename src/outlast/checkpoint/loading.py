@@ -1,0 +1,233 @@
+"""The newest checkpoint that all ranks can read, put into a state; they agree at every turn.
+
+Rank 0 looks which there are. A checkpoint that any rank finds damaged is passed over by all, which
+is said; one that does not fit stops all, with every difference, before anything is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from outlast.checkpoint import own, tree
+from outlast.checkpoint.candidates import Candidate, candidates
+from outlast.checkpoint.catalog import Checkpoint, open_checkpoint
+from outlast.checkpoint.fill import fill
+from outlast.checkpoint.fitting import Fitting, Saved
+from outlast.checkpoint.ranks import Ranks
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.record import Place
+from outlast.checkpoint.state import State
+from outlast.checkpoint.storage import Source, held
+from outlast.errors import (
+    CorruptionError,
+    MismatchError,
+    StalledError,
+    StorageError,
+    UsageError,
+)
+
+_LISTED_MAX = 200
+_REPAIRS_LISTED_MAX = 8
+_FILLED_IN_PART = "the state was filled in part and must not be used"
+
+
+class Restored(NamedTuple):
+    """What a state was restored from. `notes`: what was passed over, repaired or not exact."""
+
+    step: int
+    place: Place
+    notes: tuple[str, ...]
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank found. `spare`: what it has no place for; `repairs`: chunks that came
+    from elsewhere."""
+
+    damage: str = ""
+    stalled: str = ""
+    differences: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
+
+
+class _Ready(NamedTuple):
+    reader: Reader
+    fitting: Fitting
+    own: dict[str, Any] | None
+
+
+class Loading:
+    """One load, by all ranks together."""
+
+    def __init__(
+        self, sources: Sequence[Source], ranks: Ranks, state: State, *, job: str, complete: bool
+    ) -> None:
+        """`sources`: where checkpoints may lie. What is damaged in one is read from another."""
+        self._sources, self._ranks, self._state = sources, ranks, state
+        self._job, self._complete = job, complete
+        self._repairs: list[str] = []
+        self._repaired = False
+        self.mendable = False  # what was restored is damaged where it should be whole
+        self.notes: list[str] = []
+
+    def run(self, step: int | None) -> Restored | None:
+        """Restore the newest checkpoint, or that of `step`; None when there never was one.
+
+        Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
+        """
+        found = candidates(self._sources, self._job, step) if self._ranks.rank == 0 else iter(())
+        touched = False
+        while (candidate := self._next(found, touched)) is not None:
+            place = Place.parse(candidate.directory)
+            assert place
+            with held(self._sources[candidate.at], candidate.directory):
+                ready = self._prepare(place, candidate.at)
+                if ready is None:
+                    continue
+                touched = True
+                if self._read(ready):
+                    self.mendable = candidate.spoilt or (candidate.at == 0 and self._repaired)
+                    self._finish(ready)
+                    return Restored(place.step, place, tuple(self.notes))
+        return None
+
+    def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
+        """The same on all ranks."""
+        mine = next(found) if self._ranks.rank == 0 else Candidate()
+        answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
+        choice = msgspec.msgpack.decode(answer, type=Candidate)
+        self.notes += choice.notes
+        if choice.unusable:
+            raise UsageError(choice.unusable)
+        harm = _FILLED_IN_PART if touched else "nothing was touched"
+        if choice.unreachable:
+            raise StorageError(f"nothing was loaded, and {harm}: {choice.unreachable}")
+        if not choice.directory and self.notes:
+            where = ", ".join(source.where for source in self._sources)
+            raise CorruptionError(
+                f"no checkpoint of {where} can be read, and {harm}: " + "; ".join(self.notes)
+            )
+        if choice.at:
+            where = self._sources[choice.at].where
+            self.notes.append(f"{choice.directory} is read from {where}: it is not whole nearer by")
+        return choice if choice.directory else None
+
+    def _prepare(self, place: Place, at: int) -> _Ready | None:
+        """Everything that can be known before a tensor is touched. None: damaged somewhere."""
+        said, ready = _Said(), None
+        source = self._sources[at]
+        self._repairs.clear()
+        try:
+            ready = self._look(open_checkpoint(source, place))
+            said = _Said(
+                differences=tuple(ready.fitting.differences), spare=tuple(ready.fitting.spare)
+            )
+        except StalledError as error:
+            said = _Said(stalled=str(error))
+        except (CorruptionError, StorageError) as error:
+            said = _Said(damage=str(error))
+        except UsageError as error:
+            said = _Said(differences=(str(error),))
+        heard = self._exchange(said)
+        if self._damaged(place, heard, "nothing was touched"):
+            return None
+        differences = [line for each in heard for line in each.differences]
+        nowhere = set[str].intersection(*(set(each.spare) for each in heard))
+        differences += [f"{name}: missing here" for name in nowhere]
+        if differences:
+            raise _mismatch(f"{source.where}/{place.directory}", differences)
+        assert ready
+        self.notes += self._inexact(ready)
+        return ready
+
+    def _look(self, checkpoint: Checkpoint) -> _Ready:
+        mirrors = [source for source in self._sources if source is not checkpoint.store]
+        reader = Reader(checkpoint, mirrors, self._repairs.append)
+        world, rank = checkpoint.commit.world, self._ranks.rank
+        shared = _blob(reader, 0, "shared") or {}
+        if "kinds" not in shared:  # imported, or written by other means: tensors are all it has
+            shared = {"kinds": dict.fromkeys(self._state.modules, "module"), "classes": {},
+                      "rest": {}}  # fmt: skip
+        mine = _blob(reader, rank, "own")
+        rest = mine["rest"] if mine is not None and world == self._ranks.world else {}
+        saved = Saved(checkpoint.tensors, shared, shared["rest"] | rest)
+        fitting = Fitting(self._state, saved, complete=self._complete)
+        if mine is not None and self._complete:
+            fitting.differences += own.differences(self._state, mine)
+        return _Ready(reader, fitting, mine)
+
+    def _inexact(self, ready: _Ready) -> Iterator[str]:
+        world = ready.reader.checkpoint.commit.world
+        if world == self._ranks.world:
+            return
+        rank = self._ranks.rank
+        what = (
+            f"rank {rank} goes on with what rank {rank} had"
+            if ready.own is not None
+            else f"rank {rank} keeps what it has, for there was no such rank"
+        )
+        yield (
+            f"{world} ranks saved and {self._ranks.world} load: tensors are equal, random"
+            f" generators and positions of loaders are each rank's own, and {what}"
+        )
+
+    def _read(self, ready: _Ready) -> bool:
+        said = _Said()
+        try:
+            fill(ready.reader, ready.fitting.targets)
+        except StalledError as error:
+            said = _Said(stalled=str(error))
+        except (CorruptionError, StorageError) as error:
+            said = _Said(damage=str(error))
+        heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
+        if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
+            return False
+        self._repaired = any(each.repairs for each in heard)
+        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(heard) for line in
+                   each.repairs]  # fmt: skip
+        more = len(repairs) - _REPAIRS_LISTED_MAX
+        self.notes += repairs[:_REPAIRS_LISTED_MAX] + ([f"and {more} more"] if more > 0 else [])
+        return True
+
+    def _finish(self, ready: _Ready) -> None:
+        ready.fitting.finish()
+        if ready.own is None:
+            return
+        if ready.reader.checkpoint.commit.world != self._ranks.world:
+            ready.own["buffers"] = {}  # those among the tensors are as good
+        own.restore(self._state, ready.own, process=self._complete)
+
+    def _exchange(self, said: _Said) -> list[_Said]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+        return [msgspec.msgpack.decode(answer, type=_Said) for answer in answers]
+
+    def _damaged(self, place: Place, heard: list[_Said], state: str) -> bool:
+        """Whether any rank has found damage. StorageError, which says what became of the state,
+        where one got no answer: an older checkpoint would lose what this one may still have."""
+        stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(heard) if s.stalled]
+        if stalled:
+            raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")
+        damages = [f"rank {rank}: {s.damage}" for rank, s in enumerate(heard) if s.damage]
+        if damages:
+            self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
+        return bool(damages)
+
+
+def _blob(reader: Reader, rank: int, name: str) -> dict[str, Any] | None:
+    try:
+        data = reader.blob(rank, name)
+    except MismatchError:  # there was no such rank, or it kept nothing
+        return None
+    return tree.decode(data) if data else None
+
+
+def _mismatch(where: str, differences: list[str]) -> MismatchError:
+    lines = sorted(set(differences))
+    more = [f"and {len(lines) - _LISTED_MAX} more"] if len(lines) > _LISTED_MAX else []
+    return MismatchError(
+        f"{where} does not fit this state; nothing was touched. Differences:\n  "
+        + "\n  ".join(lines[:_LISTED_MAX] + more)
+    )

@@ -1,0 +1,136 @@
+"""An optimizer held against a checkpoint: its state by parameter, its groups' hyperparameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outlast.checkpoint.content import parameter_names
+from outlast.checkpoint.inplace import put_in_group
+
+if TYPE_CHECKING:
+    from outlast.checkpoint.fitting import Fitting
+
+_Ready = Callable[[], dict[Any, Any]]
+
+
+def fit_optimizer(fit: Fitting, name: str) -> None:
+    """Say what differs, which tensors are read (state that does not exist yet is made, of the
+    parameter's kind), and how they get into the optimizer then.
+
+    Never its load_state_dict, which would cast moments to the parameters' dtype.
+    """
+    optimizer = fit.state.optimizers[name]
+    parameters = parameter_names(name, fit.state)
+    saved = fit.saved.shared["optimizers"][name]
+    groups: list[dict[str, Any]] = saved["groups"]["value"]
+    if len(groups) != len(parameters):
+        fit.differ(name, f"{len(groups)} groups in the checkpoint, {len(parameters)} here")
+        return
+    _check_groups(fit, name, saved["parameters"], parameters)
+    known = _by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
+    ready: list[tuple[torch.Tensor, _Ready]] = []
+    for group, called, settings in zip(optimizer.param_groups, parameters, groups, strict=True):
+        for parameter, each in zip(group["params"], called, strict=True):
+            live = optimizer.state.get(parameter, {})
+            state = _state(fit, f"{name}.state.{each}", known.get(each, {}),
+                           parameter, live, settings)  # fmt: skip
+            if state is not None:
+                ready.append((parameter, state))
+    hyperparameters = fit.later(saved["groups"])
+    others = fit.later(saved["state"])
+
+    def put_back() -> None:
+        for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
+            put_in_group(group, values)
+        states: dict[Any, Any] = {parameter: state() for parameter, state in ready}
+        optimizer.state.clear()
+        optimizer.state.update(others() | states)
+
+    fit.then(put_back)
+
+
+def _check_groups(
+    fit: Fitting, name: str, saved: list[list[str]], parameters: list[list[str]]
+) -> None:
+    """A parameter in another group would silently get that group's hyperparameters."""
+    there = {called: number for number, group in enumerate(saved) for called in group}
+    for number, group in enumerate(parameters):
+        for called in group:
+            if there.get(called, number) != number:
+                what = f"in group {there[called]} in the checkpoint, in group {number} here"
+                fit.differ(f"{name}: parameter {called}", what)
+
+
+def _state(
+    fit: Fitting,
+    prefix: str,
+    tensors: Mapping[str, str],
+    parameter: torch.Tensor,
+    live: Mapping[Any, Any],
+    settings: Mapping[str, Any],
+) -> _Ready | None:
+    """One parameter's state, or None where the checkpoint has none. `tensors`: names by key."""
+    skeleton = fit.rest_of(prefix)
+    inside = skeleton["holes"] if skeleton else {}
+    kept: dict[Any, Any] = {}
+    for key, full in tensors.items():
+        saved = fit.look_at(full)
+        if full in inside or saved is None:
+            continue
+        there = live.get(key)
+        if not isinstance(there, torch.Tensor):
+            dtype = fit.dtype_of(full, saved)
+            if dtype is None:
+                continue
+            there = _made(parameter, key, tuple(saved.shape), dtype, settings)
+        kept[key] = there
+        fit.want(full, there)
+    if not kept and skeleton is None:
+        return None
+    others = fit.later(skeleton, live) if skeleton else dict[Any, Any]
+    return lambda: kept | others()
+
+
+def _by_parameter(
+    prefix: str, tensors: Iterable[str], parameters: set[str]
+) -> dict[str, dict[str, str]]:
+    """Of each parameter: the keys of its state, and the full names of the tensors there."""
+    found: dict[str, dict[str, str]] = {}
+    for full in tensors:
+        if full.startswith(prefix):
+            called, _, key = full.removeprefix(prefix).rpartition(".")
+            while called and called not in parameters:
+                called, _, more = called.rpartition(".")
+                key = f"{more}.{key}"
+            if called:
+                found.setdefault(called, {})[key] = full
+    return found
+
+
+def _made(
+    parameter: Any,
+    key: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    settings: Mapping[str, Any],
+) -> torch.Tensor:
+    """A tensor as the optimizer would have made it at its first step."""
+    if key != "step" and shape == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if not shape:
+        # Counters stay on the CPU unless a kernel on the device is to read them.
+        reads_it = settings.get("capturable") or settings.get("fused")
+        device = parameter.device if reads_it else torch.device("cpu")
+        return torch.empty((), dtype=dtype, device=device)
+    plain = torch.empty(shape, dtype=dtype, device=parameter.device)
+    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed and isinstance(parameter, distributed.DTensor):
+        mesh = parameter.device_mesh
+        everywhere = [distributed.Replicate()] * mesh.ndim
+        return distributed.DTensor.from_local(plain, mesh, everywhere, run_check=False)
+    return plain

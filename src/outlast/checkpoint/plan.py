@@ -1,0 +1,227 @@
+"""Who writes what: from named tensors to this rank's part of them.
+
+A rank derives its part alone, from the placements of its tensors. Ranks that hold the same box
+share it out among them; only who is whose replica, where tensors carry no placements, is learned
+from one exchange (agreement.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from outlast.checkpoint.boxes import Box, shares
+from outlast.checkpoint.dtypes import ITEM_BYTES
+from outlast.errors import CodecError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
+GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+
+
+class Spread(NamedTuple):
+    """How a DTensor lies over a mesh. `shape`: the whole tensor's."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+
+
+class Local(NamedTuple):
+    """What a plan depends on of the tensor that this rank has under a name. `flat`: its elements
+    lie in C order in one run of memory, and mean what they are."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    flat: bool
+    device: torch.device
+    spread: Spread | None
+
+
+class Held(NamedTuple):
+    """A box of a whole tensor that this rank holds. `holders`: all ranks that hold this box, in
+    order; of a plain tensor they are not known before the ranks have compared their tables."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.box.elements * self.dtype.itemsize
+
+
+class Share(NamedTuple):
+    """The elements `first` to `last` (exclusive) in C order of a box that is held: this rank
+    writes them."""
+
+    held: Held
+    first: int
+    last: int
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.last - self.first) * self.held.dtype.itemsize
+
+
+class Described(NamedTuple):
+    """Named tensors as this rank has them: what a plan depends on, and the memory itself."""
+
+    table: dict[str, Local]
+    sources: dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def describe(tensors: Mapping[str, torch.Tensor]) -> Described:
+    """The local side of every tensor. Raises CodecError, by name, for what has no plain bytes."""
+    distributed = _distributed_type()
+    table: dict[str, Local] = {}
+    sources: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        spread, source = None, tensor
+        if isinstance(tensor, distributed):
+            whole: Any = tensor
+            spread = Spread(whole.device_mesh, whole.placements, whole.shape)
+            source = whole.to_local()
+        reason = _refused(source)
+        if reason:
+            raise CodecError(
+                f"{name} {reason}; nothing was saved; leave it out, or give what rebuilds it"
+            )
+        flat = source.is_contiguous() and not source.is_conj() and not source.is_neg()
+        table[name] = Local(source.dtype, source.shape, flat, source.device, spread)
+        sources[name] = source
+    return Described(table, sources)
+
+
+def hold(table: Mapping[str, Local]) -> list[Held]:
+    """The boxes that this rank holds, in the order of their names; those of a mesh that it is no
+    part of are left out. Raises CodecError, by name, for placements that are no boxes."""
+    held: list[Held] = []
+    for name in sorted(table):
+        local = table[name]
+        if local.spread is None:
+            shape = tuple(local.shape)
+            held.append(Held(name, local.dtype, shape, Box.whole(shape), ()))
+            continue
+        coordinate = local.spread.mesh.get_coordinate()
+        if coordinate is None:
+            continue
+        box = _region(name, local.spread, coordinate)
+        if box.size != tuple(local.shape):
+            raise CodecError(
+                f"{name} is {tuple(local.shape)} here where its placements"
+                f" {local.spread.placements} over {tuple(local.spread.mesh.shape)} ranks give"
+                f" {box.size}; nothing was saved; shard it evenly, or redistribute it first"
+            )
+        holders = _holders(local.spread, coordinate)
+        held.append(Held(name, local.dtype, tuple(local.spread.shape), box, holders))
+    return held
+
+
+def divide(held: Iterable[Held], rank: int) -> list[Share]:
+    """What `rank` writes: of the boxes of each set of holders an equal number of bytes, to
+    4096. Small boxes come first and stay whole, so that the first holder's stand for all: buffers
+    that differ by rank (BatchNorm's) are one rank's, not a mixture."""
+    together: dict[tuple[int, ...], list[Held]] = {}
+    for item in held:
+        if item.size_bytes:
+            together.setdefault(item.holders, []).append(item)
+    mine: list[Share] = []
+    for holders, items in together.items():
+        items.sort(key=lambda item: item.size_bytes >= WHOLE_BYTES)
+        sizes = [item.size_bytes for item in items]
+        for index, begin, end in shares(sizes, len(holders))[holders.index(rank)]:
+            item, itemsize = items[index], items[index].dtype.itemsize
+            grain = GRAIN_BYTES if item.size_bytes >= WHOLE_BYTES else item.size_bytes
+            first, last = (min(-(-cut // grain) * grain, item.size_bytes) for cut in (begin, end))
+            if first < last:
+                mine.append(Share(item, first // itemsize, last // itemsize))
+    return mine
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As records have it: torch's own, without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _distributed_type() -> type | tuple[()]:
+    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module.DTensor if module else ()
+
+
+def _refused(tensor: torch.Tensor) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return f"is a {type(tensor).__qualname__} and no tensor"
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
+    if tensor.layout is not torch.strided:
+        return f"is a sparse tensor ({tensor.layout})"
+    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+        return f"is of type {tensor.dtype}"
+    if tensor.device.type == "meta":
+        return "is on the meta device and has no bytes"
+    return ""
+
+
+def _region(name: str, spread: Spread, coordinate: Sequence[int]) -> Box:
+    """The box at a coordinate of the mesh. Dimensions of the mesh cut one after the other, each
+    what the last one left, as torch.chunk does."""
+    start, size = [0] * len(spread.shape), list(spread.shape)
+    for dim, order in _cutting_order(name, spread).items():
+        for mesh_dim in order:
+            step = -(-size[dim] // spread.mesh.size(mesh_dim))
+            first = min(size[dim], step * coordinate[mesh_dim])
+            start[dim] += first
+            size[dim] = min(size[dim] - first, step)
+    return Box(tuple(start), tuple(size))
+
+
+def _cutting_order(name: str, spread: Spread) -> dict[int, list[int]]:
+    """For each sharded dimension of a tensor: the dimensions of the mesh that cut it, in order.
+
+    They cut from left to right, except that a strided shard (FSDP2 over tensor parallel) comes
+    after those to its right whose sizes multiply to its split factor.
+    """
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    cuts: dict[int, list[int]] = {}
+    for mesh_dim in reversed(range(len(spread.placements))):
+        placement = spread.placements[mesh_dim]
+        if isinstance(placement, Replicate):
+            continue
+        if not isinstance(placement, (Shard, _StridedShard)):
+            raise CodecError(
+                f"{name} has the placement {placement}, which is no box of a tensor; nothing was"
+                " saved; redistribute it to Shard or Replicate first"
+            )
+        order = cuts.setdefault(placement.dim, [])
+        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        product, before = 1, 0
+        while product < factor and before < len(order):
+            product *= spread.mesh.size(order[before])
+            before += 1
+        if product != factor:
+            raise CodecError(
+                f"{name} has the placement {placement} over a mesh of {tuple(spread.mesh.shape)},"
+                " whose pieces are no boxes; nothing was saved; redistribute it to Shard first"
+            )
+        order.insert(before, mesh_dim)
+    return cuts
+
+
+def _holders(spread: Spread, coordinate: Sequence[int]) -> tuple[int, ...]:
+    at = tuple(
+        slice(None) if placement.is_replicate() else where
+        for placement, where in zip(spread.placements, coordinate, strict=True)
+    )
+    return tuple(sorted(spread.mesh.mesh[at].flatten().tolist()))

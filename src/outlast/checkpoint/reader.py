@@ -1,0 +1,251 @@
+"""From a checkpoint into memory that is there already: only what is needed, every byte verified.
+
+From a store, chunks are read into page-aligned buffers, checked against their digests, and copied
+from there to where they belong: nothing is written into a target that was not verified. Out of
+memory they go straight to where they belong, where that is in one piece, and are digested there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outlast.checkpoint.boxes import Box, divide, overlap, runs
+from outlast.checkpoint.catalog import Checkpoint
+from outlast.checkpoint.chunks import Chunk, fetch, gather, walk
+from outlast.checkpoint.dtypes import ITEM_BYTES
+from outlast.checkpoint.record import Blob, Manifest, Piece
+from outlast.checkpoint.storage import Memory, Source
+from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+_LISTED_MAX = 20
+
+
+class Target(NamedTuple):
+    """A region of a tensor and the array that is to hold it.
+
+    `into` has the box's shape and elements of the tensor's size, in this machine's byte order; any
+    strides. Its bits are what is written: a uint16 array may hold a bfloat16 tensor.
+    """
+
+    name: str
+    box: Box
+    into: Array
+
+
+class _Part(NamedTuple):
+    """What one piece gives to one target: `hit`, in coordinates of the whole tensor."""
+
+    piece: Box
+    at: int
+    hit: Box
+    box: Box
+    into: Array
+
+
+class Reader:
+    """Reads one checkpoint; chunks that are damaged there come from `mirrors`, in their order.
+
+    Mirrors are stores that hold a checkpoint of the same place. `on_repair` is told of each chunk
+    that was taken from one, from any thread.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        mirrors: Sequence[Source] = (),
+        on_repair: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self._mirrors = mirrors
+        self._on_repair = on_repair
+        store = checkpoint.store
+        self._memory = store if isinstance(store, Memory) and not mirrors else None
+
+    def read(self, targets: Sequence[Target]) -> None:
+        """Fill all targets.
+
+        Before anything is touched: MismatchError lists every target that does not fit, and
+        CorruptionError or StorageError tells of records that cannot be trusted. Raises
+        CorruptionError or StorageError naming file, chunk, bytes and tensors for a chunk that is
+        nowhere whole; what the targets hold is then undefined.
+        """
+        _refuse_differences(self.checkpoint, targets)
+        plan = self._plan(targets)
+
+        def take(chunk: Chunk, buffer: memoryview) -> None:
+            parts = plan[chunk.manifest.rank, chunk.number]
+            if self._memory and (rooms := _rooms(chunk, parts, buffer)) is not None:
+                gather(self._memory, chunk, rooms)
+                return
+            self._fetch(chunk, buffer)
+            for part in parts:
+                _scatter(buffer, chunk.at, part)
+
+        manifests = self.checkpoint.manifests
+        walk((Chunk(manifests[rank], number) for rank, number in sorted(plan)), take)
+
+    def blob(self, rank: int, name: str) -> bytes:
+        """The bytes of rank `rank`'s blob `name`. Raises MismatchError when there is none.
+
+        Raises CorruptionError or StorageError as `read` does.
+        """
+        manifest, blob = self._find(rank, name)
+        data = bytearray(blob.size_bytes)
+
+        def take(chunk: Chunk, buffer: memoryview) -> None:
+            self._fetch(chunk, buffer)
+            first, last = max(chunk.at, blob.at), min(chunk.at + len(buffer), blob.at + len(data))
+            data[first - blob.at : last - blob.at] = buffer[first - chunk.at : last - chunk.at]
+
+        numbers = _numbers(manifest, blob.at, blob.at + blob.size_bytes)
+        walk((Chunk(manifest, number) for number in numbers), take)
+        return bytes(data)
+
+    def _find(self, rank: int, name: str) -> tuple[Manifest, Blob]:
+        for manifest in self.checkpoint.manifests[rank : rank + 1]:
+            for blob in manifest.blobs:
+                if blob.name == name:
+                    return manifest, blob
+        raise MismatchError(f"{self.checkpoint.where} has no blob {name!r} of rank {rank}")
+
+    def _plan(self, targets: Sequence[Target]) -> dict[tuple[int, int], list[_Part]]:
+        """What is to be copied from each chunk (rank, number): every element of a target once."""
+        plan: dict[tuple[int, int], list[_Part]] = {}
+        pieces = _pieces(self.checkpoint.manifests, {target.name for target in targets})
+        for target in targets:
+            width = ITEM_BYTES[self.checkpoint.tensors[target.name].dtype]
+            into = target.into.view(_BITS[width])
+            left = [target.box] if target.box.elements else []
+            for manifest, piece in pieces.get(target.name, ()):
+                box = Box(piece.start, piece.size)
+                hits, left = divide(left, box)
+                for hit in hits:
+                    part = _Part(box, piece.at, hit, target.box, into)
+                    for number in _numbers(manifest, *_span(part, width)):
+                        plan.setdefault((manifest.rank, number), []).append(part)
+                if not left:
+                    break
+            if left:
+                raise CorruptionError(
+                    f"{self.checkpoint.where}: no piece holds {target.name} from {left[0].start},"
+                    f" {left[0].size} elements; nothing was touched"
+                )
+        return plan
+
+    def _fetch(self, chunk: Chunk, into: memoryview) -> None:
+        """Fill `into` with the chunk, from the checkpoint itself or a mirror that has it."""
+        try:
+            fetch(self.checkpoint.store, chunk, into)
+        except StalledError:
+            raise  # what hangs may still write to `into`
+        except (CorruptionError, StorageError) as error:
+            for mirror in self._mirrors:
+                try:
+                    fetch(mirror, chunk, into)
+                except (CorruptionError, StorageError):
+                    continue  # the first error is the one to report, if no mirror has it
+                self._on_repair(f"{error}; it was read from {mirror.where} instead")
+                return
+            raise
+
+
+def _refuse_differences(checkpoint: Checkpoint, targets: Iterable[Target]) -> None:
+    found = [difference for target in targets for difference in _differences(checkpoint, target)]
+    if found:
+        more = [f"and {len(found) - _LISTED_MAX} more"] if len(found) > _LISTED_MAX else []
+        lines = "\n  ".join(found[:_LISTED_MAX] + more)
+        raise MismatchError(
+            f"{checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
+        )
+
+
+def _differences(checkpoint: Checkpoint, target: Target) -> Iterator[str]:
+    name, box, into = target
+    tensor = checkpoint.tensors.get(name)
+    if tensor is None:
+        yield f"{name}: is not in the checkpoint"
+        return
+    if not box.within(tensor.shape):
+        yield f"{name}: has shape {tensor.shape}; {box.size} from {box.start} is no part of it"
+    if into.shape != box.size:
+        yield f"{name}: {box.size} elements were wanted in an array of {into.shape}"
+    if into.dtype.kind not in "biufc" or not into.dtype.isnative:
+        yield f"{name}: an array of {into.dtype} cannot take bits"
+    elif into.dtype.itemsize != ITEM_BYTES.get(tensor.dtype):
+        yield f"{name}: is {tensor.dtype}; the array's elements have {into.dtype.itemsize} bytes"
+    if not into.flags.writeable:
+        yield f"{name}: the array cannot be written to"
+
+
+def _pieces(
+    manifests: Iterable[Manifest], names: set[str]
+) -> dict[str, list[tuple[Manifest, Piece]]]:
+    found: dict[str, list[tuple[Manifest, Piece]]] = {}
+    for manifest in manifests:
+        for piece in manifest.pieces:
+            if piece.name in names:
+                found.setdefault(piece.name, []).append((manifest, piece))
+    return found
+
+
+def _span(part: _Part, width: int) -> tuple[int, int]:
+    """The bytes of the shard from the first to behind the last element of what is copied."""
+    first = last = 0
+    hit = part.hit.relative(part.piece)
+    for start, size, whole in zip(hit.start, hit.size, part.piece.size, strict=True):
+        first, last = first * whole + start, last * whole + start + size - 1
+    return part.at + first * width, part.at + (last + 1) * width
+
+
+def _numbers(manifest: Manifest, first: int, last: int) -> range:
+    """The chunks that hold the bytes `first` to `last` (exclusive)."""
+    return range(first // manifest.chunk_bytes, -(-last // manifest.chunk_bytes))
+
+
+def _scatter(data: memoryview, chunk_at: int, part: _Part) -> None:
+    """Copy what a chunk has of a part to where it belongs, run of memory by run of memory."""
+    for offset, here in _runs(chunk_at, len(data), part):
+        if hit := overlap(here, part.hit):
+            source = np.frombuffer(data, part.into.dtype, here.elements, offset).reshape(here.size)
+            into = part.into[(*hit.relative(part.box).slices, ...)]
+            np.copyto(into, source[(*hit.relative(here).slices, ...)])
+
+
+def _rooms(chunk: Chunk, parts: Iterable[_Part], spare: memoryview) -> list[memoryview] | None:
+    """The memory where each byte of a chunk belongs, in their order; in `spare` what nobody wants.
+
+    None where that is not one run of memory a run of the chunk, or a run is wanted twice.
+    """
+    wanted: list[tuple[int, memoryview]] = []
+    for part in parts:
+        for offset, here in _runs(chunk.at, chunk.size_bytes, part):
+            if hit := overlap(here, part.hit):
+                into = part.into[(*hit.relative(part.box).slices, ...)]
+                if hit != here or not into.flags.c_contiguous:
+                    return None
+                wanted.append((offset, into.reshape(-1).view(np.uint8).data))
+    rooms: list[memoryview] = []
+    at = 0
+    for offset, room in sorted(wanted, key=itemgetter(0)):
+        if offset < at:
+            return None
+        rooms += [spare[at:offset], room]
+        at = offset + len(room)
+    return [*rooms, spare[at:]]
+
+
+def _runs(chunk_at: int, size_bytes: int, part: _Part) -> Iterator[tuple[int, Box]]:
+    """What a chunk has of a part's piece: runs of the whole tensor, and where in the chunk."""
+    width = part.into.dtype.itemsize
+    first = max(0, (chunk_at - part.at) // width)
+    last = min(part.piece.elements, (chunk_at + size_bytes - part.at) // width)
+    offset = part.at + first * width - chunk_at
+    for run in runs(part.piece.size, first, last):
+        yield offset, run.moved(part.piece.start)
+        offset += run.elements * width

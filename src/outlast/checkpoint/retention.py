@@ -1,0 +1,181 @@
+"""Which checkpoints stay: a pure choice, told with its reason for each one.
+
+Nothing is given up before a newer one has been read back, and the newest never is. Beyond that a
+policy says what stays: the last n, one in every k steps, milestones, what is young, what has room.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.amounts import BYTES, SECONDS, measured
+from outlast.checkpoint.record import Place
+from outlast.errors import ConfigError
+
+_EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
+
+
+class Known(NamedTuple):
+    """A complete checkpoint. `verified`: every byte of it has been read back and was right."""
+
+    place: Place
+    time_ns: int
+    size_bytes: int
+    verified: bool
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays.
+
+    `last`: so many of the newest. `every`: of each span of so many steps, the first one in it.
+    `milestones`: these steps, for ever. `age_s`, `size_bytes`: of the rest, what is younger, and
+    what still has room beside all that is kept, newest first; with neither, the rest goes.
+    """
+
+    last: int = 2
+    every: int | None = None
+    milestones: frozenset[int] = frozenset()
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise ConfigError(f"last={self.last}: at least the newest checkpoint stays; say last=1")
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"every={self.every}: a number of steps is at least 1")
+        for name, value in (("age", self.age_s), ("size", self.size_bytes)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}, and less than nothing cannot be kept")
+
+
+class Verdict(NamedTuple):
+    """Whether a checkpoint stays, and why (or why not), for people."""
+
+    place: Place
+    keep: bool
+    why: str
+
+
+def choose(known: Sequence[Known], keep: Keep, now_ns: int) -> list[Verdict]:
+    """A verdict on each complete checkpoint of a store, newest first.
+
+    Until one has been verified, all stay; then all from the newest verified one on. `now_ns`: Unix
+    time; a checkpoint from the future counts as young.
+    """
+    newest_first = sorted(
+        known, key=lambda k: (k.place.step, k.place.n, k.time_ns, k.place), reverse=True
+    )
+    reasons = _reasons(newest_first, keep)
+    room_bytes = (keep.size_bytes or 0) - sum(k.size_bytes for k in known if k.place in reasons)
+    verdicts: list[Verdict] = []
+    for item in newest_first:
+        why = reasons.get(item.place)
+        if why is None and (why_not := _trimmed(item, keep, now_ns, room_bytes)):
+            verdicts.append(Verdict(item.place, False, why_not))
+            continue
+        if why is None:
+            room_bytes -= item.size_bytes
+        verdicts.append(Verdict(item.place, True, why or "within age and size"))
+    return verdicts
+
+
+def _reasons(newest_first: Sequence[Known], keep: Keep) -> dict[Place, str]:
+    """What stays whatever its age and size, by place; the strongest reason is the one told."""
+    verified = next((i for i, item in enumerate(newest_first) if item.verified), None)
+    firsts = set(_firsts(newest_first, keep.every)) if keep.every else set[Place]()
+    reasons: dict[Place, str] = {}
+    for i, item in enumerate(newest_first):
+        if i == verified:
+            why = "the last verified one"
+        elif verified is None or i < verified:
+            why = "the newest" if i == 0 else "no newer one has been verified"
+        elif item.place.step in keep.milestones:
+            why = "a milestone"
+        elif i < keep.last:
+            why = f"one of the last {keep.last}"
+        elif item.place in firsts:
+            why = f"the first of its {keep.every} steps"
+        else:
+            continue
+        reasons[item.place] = why
+    return reasons
+
+
+def _firsts(newest_first: Sequence[Known], every: int) -> Iterator[Place]:
+    """The first step in each span from k * every on, k >= 1; of several attempts, the newest."""
+    found: dict[int, Place] = {}
+    for item in newest_first:
+        span, before = item.place.step // every, found.get(item.place.step // every)
+        if before is None or item.place.step < before.step:
+            found[span] = item.place
+    return (place for span, place in found.items() if span)
+
+
+def _trimmed(item: Known, keep: Keep, now_ns: int, room_bytes: int) -> str:
+    """Why an item that no rule keeps goes; empty when it may stay."""
+    if keep.age_s is None and keep.size_bytes is None:
+        return "no rule keeps it"
+    if keep.age_s is not None and now_ns - item.time_ns > keep.age_s * 1e9:
+        return "too old"
+    if keep.size_bytes is not None and item.size_bytes > room_bytes:
+        return "no room for it"
+    return ""
+
+
+def parse(text: str) -> Keep:
+    """A policy as it stands on a command line: `last=3,every=1000,age=7d,size=10TB`.
+
+    `milestone` may be said several times. Raises ConfigError, which names the part that is wrong.
+    """
+    said: dict[str, float | int] = {}
+    milestones: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (side.strip() for side in part.partition("="))
+        if not equals or name not in _READ:
+            raise ConfigError(
+                f"cannot read {part!r} in a retention policy: it is made of"
+                f" {', '.join(sorted(_READ))}, as in {_EXAMPLE}"
+            )
+        if name in said:
+            raise ConfigError(f"{name} is said twice in the retention policy {text!r}")
+        number = _READ[name](part, value)
+        if name == "milestone":
+            milestones.add(int(number))
+        else:
+            said[name] = number
+    if not said and not milestones:
+        raise ConfigError(f"a retention policy says what stays, as in {_EXAMPLE}")
+    return Keep(
+        last=int(said.get("last", 2)),
+        every=int(said["every"]) if "every" in said else None,
+        milestones=frozenset(milestones),
+        age_s=said.get("age"),
+        size_bytes=int(said["size"]) if "size" in said else None,
+    )
+
+
+def _whole(part: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise ConfigError(f"{part!r} is no whole number, as in {_EXAMPLE}")
+    return int(value)
+
+
+def _seconds(part: str, value: str) -> float:
+    return measured(SECONDS, part, value, _EXAMPLE)
+
+
+def _bytes(part: str, value: str) -> float:
+    return measured(BYTES, part, value, _EXAMPLE)
+
+
+_READ: dict[str, Callable[[str, str], float]] = {
+    "last": _whole,
+    "every": _whole,
+    "milestone": _whole,
+    "age": _seconds,
+    "size": _bytes,
+}

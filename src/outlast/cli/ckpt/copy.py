@@ -1,0 +1,152 @@
+"""`outlast ckpt copy`: to another directory or bucket, verified on the way and read back."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from outlast import amounts
+from outlast.checkpoint.catalog import open_checkpoint
+from outlast.checkpoint.copying import copy as carry
+from outlast.checkpoint.draining import lacking
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import Place
+from outlast.checkpoint.storage import Store
+from outlast.cli.ckpt.progress import progress
+from outlast.cli.ckpt.target import check_room, open_destination, open_target
+from outlast.cli.stream import as_json, say, tell
+from outlast.errors import (
+    EXIT_DONE,
+    EXIT_USER_ERROR,
+    CorruptionError,
+    OutlastError,
+    StorageError,
+    UsageError,
+)
+from outlast.launch.rundir import Job
+from outlast.observe.words import duration, size
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One copy. `present_bytes`: of shards that were there already; `error` is "" when it is whole
+    and committed."""
+
+    directory: str
+    sent_bytes: int = 0
+    present_bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def copy(
+    source: str,
+    dest: str,
+    *,
+    step: int | None = None,
+    every: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    limit_rate: str | None = None,
+    json: bool = False,
+) -> int:
+    """Copy a checkpoint to another directory or bucket.
+
+    Each chunk is checked on its way, what was sent is read back, and the commit record comes last:
+    until then there is no checkpoint at the other end. The same command goes on where it was broken
+    off. Exit code 1: something could not be copied.
+
+    Parameters
+    ----------
+    source
+        A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
+    dest
+        A directory of checkpoints, made if it is not there, or a URL.
+    step
+        The checkpoint of this step; the newest when left out.
+    every
+        All that the destination lacks, the newest first.
+    limit_rate
+        At most so many bytes a second to and from the destination, as in 100MB/s.
+    json
+        One JSON array.
+    """
+    if every and step is not None:
+        raise UsageError("--all and --step contradict each other; say one of them")
+    rate = amounts.rate(f"--limit-rate {limit_rate}", limit_rate) if limit_rate else None
+    chosen, target = open_target(source), open_destination(dest)
+    if _is_same(chosen.store, target):
+        raise UsageError(f"{source} and {dest} are the same place; nothing was copied")
+    places = lacking(chosen.all_of_it(), target) if every else [chosen.choose(step)]
+    _refuse_other_jobs(chosen.store, places, dest)
+    check_room(target, sum(_missing_bytes(chosen.store, place, target) for place in places))
+    copied: list[Done] = []
+    for place in places:
+        try:
+            copied.append(_copied(chosen.store, place, target, rate))
+        except OutlastError as error:
+            if not every:
+                raise
+            tell(f"outlast: {place.directory}: {error}")
+            copied.append(Done(directory=place.directory, error=str(error)))
+        if not json and not copied[-1].error:
+            _print(copied[-1], target)
+    if json:
+        as_json(copied)
+    elif not copied:
+        say(f"{target.where} has everything that {chosen.store.where} has")
+    return EXIT_USER_ERROR if any(one.error for one in copied) else EXIT_DONE
+
+
+def _refuse_other_jobs(store: Store, places: list[Place], dest: str) -> None:
+    """A run resumes from the newest checkpoint in its directory, and deletes others there."""
+    path = Path(dest) / "run.json"
+    if not path.is_file():
+        return
+    run = msgspec.json.decode(path.read_bytes(), type=Job).run
+    for place in places:
+        with suppress(CorruptionError):  # the copy will say what is wrong with it
+            if (job := open_checkpoint(store, place).job) != run:
+                raise UsageError(
+                    f"{dest} is the directory of job {run}, and {place.directory} is job"
+                    f" {job or '(no name)'}'s, from which that could not resume; nothing was"
+                    " copied; name another directory"
+                )
+
+
+def _copied(store: Store, place: Place, target: Store, rate: int | None) -> Done:
+    began = time.monotonic()
+    with progress(f"step {place.step}") as told:
+        copied = carry(store, place, target, on_progress=told, limit_bytes_per_s=rate)
+    return Done(
+        directory=place.directory,
+        sent_bytes=copied.sent_bytes,
+        present_bytes=copied.present_bytes,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _print(done: Done, target: Store) -> None:
+    there = f", {size(done.present_bytes)} were there" if done.present_bytes else ""
+    say(
+        f"{target.where}/{done.directory}: {size(done.sent_bytes)} sent and read back{there}, in"
+        f" {duration(done.seconds)}"
+    )
+
+
+def _missing_bytes(store: Store, place: Place, target: Store) -> int:
+    """At most so many bytes of shards are still to be sent; 0 where the copy will say what is
+    wrong with the checkpoint."""
+    try:
+        whole = open_checkpoint(store, place).size_bytes
+    except (CorruptionError, StorageError):
+        return 0
+    return max(0, whole - sum(target.files(place.directory).values()))
+
+
+def _is_same(store: Store, target: Store) -> bool:
+    if isinstance(store, Folder) and isinstance(target, Folder):
+        return store.root.resolve() == target.root.resolve()
+    return store.where == target.where

@@ -1,0 +1,159 @@
+"""`outlast ckpt diff`: which tensors and values differ, and by how much."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from outlast.checkpoint.catalog import Checkpoint
+from outlast.checkpoint.comparing import Difference, compare
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.suspects import suspects
+from outlast.cli.ckpt import out
+from outlast.cli.ckpt.beside import values
+from outlast.cli.ckpt.progress import progress
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.stream import as_json, say
+from outlast.cli.verdict import Odd
+from outlast.errors import (
+    EXIT_DONE,
+    EXIT_USER_ERROR,
+    ConfigError,
+    CorruptionError,
+    StorageError,
+    UsageError,
+)
+from outlast.observe.words import counted
+
+_ROWS_MAX = 40
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes. `tensors` and `values` are those that differ."""
+
+    a: str
+    b: str
+    equal: bool
+    compared: int
+    tensors: list[Difference]
+    values: list[Odd]
+
+
+def diff(
+    a: str,
+    b: str,
+    *,
+    step: int | None = None,
+    step_b: int | None = None,
+    tensors: str = "*",
+    tolerance: float | None = None,
+    json: bool = False,
+) -> int:
+    """Which tensors and values of two checkpoints differ, and by how much.
+
+    Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote them does not.
+    What has equal digests in both is equal, and not read.
+    Exit code 0: equal. 1: different. 2: one of them is damaged or could not be read.
+
+    Parameters
+    ----------
+    a
+        A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
+    b
+        The other one.
+    step
+        The checkpoints of this step; the newest when left out.
+    step_b
+        The step of B, where it is another one.
+    tensors
+        A pattern of names (`model.*`): only these tensors, and no values.
+    tolerance
+        Numbers no further apart than this are equal, and so are all NaNs.
+    json
+        One JSON object.
+    """
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(f"--tolerance {tolerance}: a distance is not negative")
+    try:
+        one = open_target(a).open(step)
+        two = open_target(b).open(step if step_b is None else step_b)
+        report = _compared(one, two, tensors, tolerance)
+    except (CorruptionError, StorageError) as error:
+        # As with diff and cmp: who asks whether they differ must not take trouble for an answer.
+        raise UsageError(f"{error}; the two could not be compared") from error
+    if json:
+        as_json(report)
+    else:
+        _print(report)
+    return EXIT_DONE if report.equal else EXIT_USER_ERROR
+
+
+def _compared(one: Checkpoint, two: Checkpoint, pattern: str, tolerance: float | None) -> Report:
+    names = {name for name in {**one.tensors, **two.tensors} if fnmatchcase(name, pattern)}
+    if not names and pattern != "*":
+        raise UsageError(f"neither has a tensor that is called {pattern!r}")
+    readers = Reader(one), Reader(two)
+    wanted = names & suspects(one, two)
+    with progress("comparing") as tell:
+        found = list(
+            compare(*readers, wanted=wanted.__contains__, tolerance=tolerance, on_progress=tell)
+        )
+    odd = values(*readers) if pattern == "*" else []
+    same = not odd and not any(_differs(each, tolerance) for each in found)
+    return Report(
+        a=one.where, b=two.where, equal=same, compared=len(names), tensors=found, values=odd
+    )
+
+
+def _differs(found: Difference, tolerance: float | None) -> bool:
+    """With a tolerance, another element type alone is no difference; it is told all the same."""
+    comparable = bool(found.elements)
+    return bool(found.differing) or not (comparable and tolerance is not None)
+
+
+def _print(report: Report) -> None:
+    say(f"A {report.a}")
+    say(f"B {report.b}")
+    if report.tensors:
+        table = out.table(
+            "tensor", "differing", "of", "largest", "", right=("differing", "of", "largest")
+        )
+        for found in sorted(report.tensors, key=_weight)[:_ROWS_MAX]:
+            compared = found.elements > 0
+            table.add_row(
+                found.name, str(found.differing) if compared else "",
+                str(found.elements) if compared else "",
+                f"{found.difference_max:.3g}" if compared else "", _note(found),
+            )  # fmt: skip
+        say(table)
+        if left := report.tensors[_ROWS_MAX:]:
+            say(f"and {counted(len(left), 'more tensor')}: --json has all, --tensors chooses")
+    for odd in report.values[:_ROWS_MAX]:
+        whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
+        left, right = odd.a or "(not in A)", odd.b or "(not in B)"
+        say(f"{whose}{odd.path}: {left} -> {right}")
+    if more := report.values[_ROWS_MAX:]:
+        say(f"and {counted(len(more), 'more value')}: --json has all")
+    compared = counted(report.compared, "tensor")
+    if not report.tensors and not report.values:
+        say(f"equal to the last bit: {compared}")
+        return
+    verdict = "equal within the tolerance" if report.equal else "different"
+    beside = f" and {counted(len(report.values), 'value')}" if report.values else ""
+    say(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
+
+
+def _weight(found: Difference) -> tuple[bool, bool, float, str]:
+    """What cannot be compared comes first, then what is furthest apart, counters last."""
+    return found.elements > 0, found.elements == 1, -found.difference_max, found.name
+
+
+def _note(found: Difference) -> str:
+    if not found.a:
+        return f"only in B: {found.b}"
+    if not found.b:
+        return f"only in A: {found.a}"
+    notes = [f"A {found.a}, B {found.b}"] if found.a != found.b else [found.a]
+    notes += [f"{found.not_finite} NaN or infinite"] if found.not_finite else []
+    return "; ".join(notes)

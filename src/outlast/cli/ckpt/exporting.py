@@ -1,0 +1,82 @@
+"""`outlast ckpt export`: a checkpoint for those who read other formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from outlast import amounts
+from outlast.checkpoint.foreign.safetensors_out import write_safetensors
+from outlast.checkpoint.reader import Reader
+from outlast.cli.ckpt.names import Names, pair
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, UsageError
+from outlast.observe.words import counted, size
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes."""
+
+    source: str
+    directory: str
+    files: dict[str, int]
+
+
+def export(
+    target: str,
+    dest: Path,
+    *,
+    form: Annotated[Literal["dcp", "safetensors"], Parameter(name="--format")],
+    step: int | None = None,
+    names: Names = Names(),  # noqa: B008 - frozen
+    max_shard_size: str = "5GB",
+    tied: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    json: bool = False,
+) -> int:
+    """Write a checkpoint as torch.distributed.checkpoint or transformers load it.
+
+    Every byte is verified as it is read. DEST appears whole, or not at all.
+
+    Parameters
+    ----------
+    target
+        A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
+    dest
+        A directory that is not there yet.
+    form
+        dcp: all tensors and plain values, for dcp.load and torchtitan. safetensors: tensors, as
+        model.safetensors or several files with an index, for transformers.
+    step
+        The checkpoint of this step; the newest when left out.
+    max_shard_size
+        Of safetensors: the most bytes of tensors in one file.
+    tied
+        Of safetensors: leave out a name that shares its values with another, which is checked:
+        `--tied model.lm_head.weight=model.embed.weight`.
+    json
+        One JSON object.
+    """
+    shard_bytes = amounts.size(f"--max-shard-size {max_shard_size}", max_shard_size)
+    if form == "dcp" and tied:
+        raise UsageError("--tied is for safetensors; DCP keeps both names")
+    naming, ties = names.naming(), dict(pair("--tied", each) for each in tied)
+    checkpoint = open_target(target).open(step)
+    reader = Reader(checkpoint)
+    if form == "safetensors":
+        write_safetensors(reader, dest, naming, shard_bytes=shard_bytes, tied=ties)
+    else:
+        from outlast.checkpoint.foreign.dcp_out import write_dcp  # starts much of torch
+
+        write_dcp(reader, dest, naming)
+    files = {path.name: path.stat().st_size for path in sorted(dest.iterdir())}
+    done = Exported(source=checkpoint.where, directory=str(dest), files=files)
+    if json:
+        as_json(done)
+    else:
+        total = size(sum(files.values()))
+        say(f"{dest}: {counted(len(files), 'file')}, {total}, from {checkpoint.where}")
+    return EXIT_DONE

@@ -1,0 +1,130 @@
+"""`outlast ckpt ls`: what is there, the newest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from rich.table import Table
+
+from outlast.checkpoint.catalog import open_checkpoint, places
+from outlast.checkpoint.record import Place
+from outlast.checkpoint.storage import Store
+from outlast.cli.ckpt import out
+from outlast.cli.ckpt.target import is_older, open_target
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, CorruptionError, StorageError
+from outlast.observe.words import duration, size
+
+_AT_ONCE = 8  # a bucket answers slowly, but many at once
+_FAILED = ".failed"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One directory. `state`: committed, uncommitted, damaged, older; `why` where that needs words.
+
+    `newest`: what is loaded unless its bytes turn out damaged. Fields are 0 or "" where unknown.
+    """
+
+    directory: str
+    state: str
+    step: int = 0
+    n: int = 0
+    attempt: str = ""
+    job: str = ""
+    world: int = 0
+    size_bytes: int = 0
+    time_ns: int = 0
+    newest: bool = False
+    why: str = ""
+
+
+def ls(target: str, *, json: bool = False) -> int:
+    """List checkpoints, the newest first. Only commit records are read; `verify` reads the bytes.
+
+    Parameters
+    ----------
+    target
+        A directory of checkpoints, a run directory, or a URL (s3://...).
+    json
+        One JSON array.
+    """
+    chosen = open_target(target)
+    lines = list(_lines(chosen.store))
+    if chosen.place:
+        lines = [line for line in lines if line.directory == chosen.place.directory]
+    if json:
+        as_json(lines)
+    elif lines:
+        say(_table(lines))
+    else:
+        say(f"{chosen.store.where} holds no checkpoints")
+    return EXIT_DONE
+
+
+def _lines(store: Store) -> Iterator[Line]:
+    names = store.directories()
+    committed = places(store)
+    others = [place for name in names if (place := Place.parse(name)) and place not in committed]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        read = {
+            line.directory: line for line in pool.map(lambda p: _committed(store, p), committed)
+        }
+        begun = {line.directory: line for line in pool.map(lambda p: _begun(store, p), others)}
+    newest = next((p.directory for p in committed if read[p.directory].state == "committed"), "")
+    order = {place: index for index, place in enumerate(committed)}
+    for place in sorted(
+        [*committed, *others],
+        key=lambda p: (-p.step, -p.n, order.get(p, len(order)), p.attempt),
+    ):
+        line = read.get(place.directory) or begun[place.directory]
+        yield msgspec.structs.replace(line, newest=line.directory == newest)
+    for name in sorted(filter(is_older, names), reverse=True):
+        yield Line(directory=name, state="older", why="format 1; this Outlast reads format 2")
+
+
+def _committed(store: Store, place: Place) -> Line:
+    try:
+        commit = open_checkpoint(store, place).commit
+    except (CorruptionError, StorageError) as error:
+        return _line(place, state="damaged", why=str(error))
+    return _line(
+        place, state="committed", job=commit.job, world=commit.world,
+        size_bytes=commit.size_bytes, time_ns=commit.time_ns,
+    )  # fmt: skip
+
+
+def _begun(store: Store, place: Place) -> Line:
+    """A directory without a commit record: being written, or never finished."""
+    try:
+        files = store.files(place.directory)
+        failed = sorted(name for name in files if name.endswith(_FAILED))
+        said = store.get(place.directory, failed[0]).decode(errors="replace") if failed else ""
+    except (CorruptionError, StorageError) as error:
+        return _line(place, state="uncommitted", why=str(error))
+    why = f"{failed[0].removesuffix(_FAILED)} failed: {said.strip()}" if failed else ""
+    return _line(place, state="uncommitted", size_bytes=sum(files.values()), why=why)
+
+
+def _line(place: Place, **known: object) -> Line:
+    about = {"step": place.step, "n": place.n, "attempt": place.attempt, **known}
+    return msgspec.convert({"directory": place.directory, **about}, Line)
+
+
+def _table(lines: list[Line]) -> Table:
+    now_ns = time.time_ns()
+    columns = ("step", "n", "size", "ranks", "age", "attempt", "")
+    table = out.table(*columns, right=("step", "n", "size", "ranks", "age"))
+    for line in lines:
+        if line.state == "older":
+            table.add_row("", "", "", "", "", line.directory, line.why)
+            continue
+        age = duration(max(0, now_ns - line.time_ns) / 1e9) if line.time_ns else ""
+        note = "newest" if line.newest else "" if line.state == "committed" else line.state
+        table.add_row(
+            str(line.step), str(line.n), size(line.size_bytes) if line.size_bytes else "",
+            str(line.world or ""), age, line.attempt, ": ".join(filter(None, (note, line.why))),
+        )  # fmt: skip
+    return table

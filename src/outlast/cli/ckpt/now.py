@@ -1,0 +1,131 @@
+"""`outlast ckpt now`: a running job saves at once, and goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, ConfigError, RunDirError, StorageError
+from outlast.events import (
+    AnyEvent,
+    CheckpointFailed,
+    CheckpointSaved,
+    GenerationOpened,
+    Note,
+    PhaseDone,
+    RunEnded,
+)
+from outlast.launch import asking, rundir
+from outlast.observe.store import POLL_S, EventReader
+from outlast.observe.words import duration, size
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes. `waited_s`: from the request until it was durable and known."""
+
+    path: str
+    step: int
+    n: int
+    size_bytes: int
+    waited_s: float
+
+
+def now(
+    run_dir: Path,
+    *,
+    timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
+    json: bool = False,
+) -> int:
+    """Ask a running job for a checkpoint, and wait until it is durable. The job goes on.
+
+    It has every step that was complete when it was asked for. Exit code 1: there is none, and why.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start.
+    timeout_s
+        Seconds to wait; the request stands all the same.
+    json
+        One JSON object.
+    """
+    if not timeout_s > 0:
+        raise ConfigError(f"--timeout {timeout_s}: a number of seconds above 0")
+    reader = EventReader(run_dir)
+    wait = _Wait(run_dir, reader.poll())
+    began = time.monotonic()
+    pid = asking.ask_to_save(run_dir)
+    pause = threading.Event()
+    while True:
+        gone = rundir.holder(run_dir) is None  # looked at first: its last events come before
+        for event in reader.poll():
+            if saved := wait.take(event):
+                _tell(saved, time.monotonic() - began, json)
+                return EXIT_DONE
+        if gone:
+            raise RunDirError(
+                f"{run_dir}: its launcher (pid {pid}) has died before it could save; the same"
+                " `outlast run` command resumes the run from its newest checkpoint"
+            )
+        if time.monotonic() - began > timeout_s:
+            raise RunDirError(
+                f"{run_dir}: no checkpoint after {duration(timeout_s)}; the request stands:"
+                f" `outlast ckpt ls {run_dir}` shows when it is there"
+            )
+        pause.wait(POLL_S)
+
+
+class _Wait:
+    """Which event answers the request: the first checkpoint with all that was done by then."""
+
+    def __init__(self, run_dir: Path, before: Iterable[AnyEvent]) -> None:
+        self._run_dir = run_dir
+        self._done_n = 0
+        for event in before:
+            if isinstance(event, GenerationOpened):
+                self._done_n = event.n  # a roll back may have taken the run back
+            elif isinstance(event, PhaseDone) and event.kind != "checkpoint":
+                self._done_n = max(self._done_n, event.n)
+
+    def take(self, event: AnyEvent) -> CheckpointSaved | None:
+        """The answer, if this is it. Raises StorageError or RunDirError for one that says no."""
+        if isinstance(event, GenerationOpened):
+            self._done_n = min(self._done_n, event.n)
+        elif isinstance(event, CheckpointSaved) and event.n >= self._done_n:
+            return event
+        elif isinstance(event, CheckpointFailed) and event.n >= self._done_n:
+            raise StorageError(
+                f"the checkpoint of step {event.step} failed: {event.error}; the run goes on, and"
+                " older checkpoints are untouched"
+            )
+        elif isinstance(event, Note) and event.text == asking.REFUSED:
+            raise RunDirError(
+                f"{self._run_dir}: nothing could be saved: the script has not called outlast.init()"
+                " yet, or never does"
+            )
+        elif isinstance(event, RunEnded):
+            raise RunDirError(
+                f"{self._run_dir}: the run ended ({event.outcome}, step {event.step}) before it"
+                " could save"
+            )
+        return None
+
+
+def _tell(saved: CheckpointSaved, waited_s: float, json: bool) -> None:
+    if json:
+        as_json(
+            Saved(
+                path=saved.path, step=saved.step, n=saved.n, size_bytes=saved.size_bytes,
+                waited_s=waited_s,
+            )
+        )  # fmt: skip
+    else:
+        after = duration(waited_s)
+        say(f"step {saved.step}, {size(saved.size_bytes)}, durable after {after}: {saved.path}")

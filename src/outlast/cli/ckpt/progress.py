@@ -1,0 +1,35 @@
+"""How far a long command is: a bar on a terminal, nothing anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from outlast.cli.stream import Printer
+
+Tell = Callable[[int, int], None]
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Tell]:
+    """A function that is told the bytes that are done and all of them, from any thread."""
+    console = Printer(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _all: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(),
+        DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, all_: bar.update(task, completed=done, total=all_)

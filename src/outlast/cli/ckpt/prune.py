@@ -1,0 +1,83 @@
+"""`outlast ckpt prune`: what a policy does not keep is deleted, and why is said."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from outlast.checkpoint.catalog import Checkpoint
+from outlast.checkpoint.catalog import verify as read_all
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.pruning import prune as delete
+from outlast.checkpoint.retention import parse
+from outlast.checkpoint.storage import Store
+from outlast.cli.ckpt import out
+from outlast.cli.ckpt.progress import progress
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, RunDirError
+from outlast.launch import rundir
+from outlast.observe.words import counted
+
+
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes for each checkpoint, the newest first."""
+
+    directory: str
+    keep: bool
+    why: str
+
+
+def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) -> int:
+    """Delete what a policy does not keep, the oldest first.
+
+    Nothing is deleted before every byte of a newer checkpoint has been read and was right. The
+    newest one stays whatever the policy says, and so does what cannot be read. A run that lives is
+    left alone: its launcher deletes by its own --keep, around what it copies.
+
+    Parameters
+    ----------
+    target
+        A directory of checkpoints, a run directory, or a URL (s3://...).
+    keep
+        What stays: last=2,every=1000,milestone=5000,age=7d,size=10TB, each or several.
+    dry_run
+        Say what would be deleted, and delete nothing.
+    json
+        One JSON array of all checkpoints with the verdict on each.
+    """
+    policy = parse(keep)
+    store = open_target(target).all_of_it()
+    if not dry_run:
+        _refuse_living(store)
+    verdicts = delete(store, policy, time.time_ns(), verified=_is_whole, dry_run=dry_run)
+    if json:
+        as_json([Fate(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
+        return EXIT_DONE
+    table = out.table("step", "attempt", "", "why", right=("step",))
+    gone = "would go" if dry_run else "deleted"
+    for place, stays, why in verdicts:
+        table.add_row(str(place.step), place.attempt, "kept" if stays else gone, why)
+    say(table)
+    kept = sum(verdict.keep for verdict in verdicts)
+    say(f"{counted(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {gone}")
+    return EXIT_DONE
+
+
+def _refuse_living(store: Store) -> None:
+    """Raises RunDirError where a launcher works on these checkpoints."""
+    if not isinstance(store, Folder):
+        return
+    run_dir = store.root.parent
+    if (run_dir / "run.json").is_file() and rundir.is_held(run_dir):
+        raise RunDirError(
+            f"{run_dir} is of a run that lives, whose launcher deletes by its own --keep and knows"
+            " what is being copied; nothing was deleted; --dry-run says what would go; or end the"
+            " run first"
+        )
+
+
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    with progress(f"reading step {checkpoint.place.step}") as tell:
+        return not read_all(checkpoint, tell)

@@ -1,0 +1,187 @@
+"""`outlast ckpt show`: who wrote a checkpoint, what is in it, and who holds which part."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from outlast.checkpoint.boxes import Box
+from outlast.checkpoint.catalog import Checkpoint
+from outlast.checkpoint.dtypes import ITEM_BYTES
+from outlast.checkpoint.record import Manifest
+from outlast.cli.ckpt import out
+from outlast.cli.ckpt.grouping import drawn, size_bytes
+from outlast.cli.ckpt.shared import values_in
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, UsageError
+from outlast.observe.words import counted, duration, size
+
+_RANKS_MAX = 16
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor, and the ranks whose shards hold parts of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    ranks: tuple[int, ...]
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part. `tensor_bytes`: of it, without values and padding."""
+
+    rank: int
+    name: str
+    size_bytes: int
+    tensor_bytes: int
+    pieces: int
+    blobs: dict[str, int]
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes. `values` is None where torch is missing, which decodes them."""
+
+    where: str
+    job: str
+    step: int
+    n: int
+    attempt: str
+    time_ns: int
+    size_bytes: int
+    origin: dict[str, str]
+    tensors: dict[str, Held]
+    shards: list[Shard]
+    values: dict[str, str] | None
+
+
+def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
+    """Who wrote a checkpoint, and what is in it. Records are read and checked, shards are not.
+
+    Parameters
+    ----------
+    target
+        A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
+    step
+        The checkpoint of this step; the newest when left out.
+    tensors
+        A pattern of names (`model.layers.0.*`): these one by one, with the ranks that hold them.
+    json
+        One JSON object.
+    """
+    checkpoint = open_target(target).open(step)
+    shown = _shown(checkpoint, tensors)
+    if json:
+        as_json(shown)
+    elif tensors == "*":
+        _print_all(checkpoint, shown)
+    else:
+        _print_some(shown)
+    return EXIT_DONE
+
+
+def _shown(checkpoint: Checkpoint, pattern: str) -> Shown:
+    commit = checkpoint.commit
+    ranks: dict[str, dict[int, None]] = {name: {} for name in checkpoint.tensors}
+    for manifest in checkpoint.manifests:
+        for piece in manifest.pieces:
+            ranks[piece.name][manifest.rank] = None
+    held = {
+        name: Held(
+            dtype=tensor.dtype, shape=tensor.shape, size_bytes=size_bytes(tensor),
+            ranks=tuple(ranks[name]),
+        )
+        for name, tensor in sorted(checkpoint.tensors.items())
+        if fnmatchcase(name, pattern)
+    }  # fmt: skip
+    if not held and pattern != "*":
+        raise UsageError(
+            f"{checkpoint.where}: none of its {counted(len(ranks), 'tensor')} is called {pattern!r}"
+        )
+    try:
+        values = values_in(checkpoint)
+    except ModuleNotFoundError:
+        values = None
+    return Shown(
+        where=checkpoint.where, job=commit.job, step=commit.place.step, n=commit.place.n,
+        attempt=commit.place.attempt, time_ns=commit.time_ns, size_bytes=commit.size_bytes,
+        origin=commit.origin, tensors=held, shards=list(map(_shard, checkpoint.manifests)),
+        values=values,
+    )  # fmt: skip
+
+
+def _shard(manifest: Manifest) -> Shard:
+    return Shard(
+        rank=manifest.rank,
+        name=manifest.shard,
+        size_bytes=manifest.size_bytes,
+        tensor_bytes=sum(
+            Box(piece.start, piece.size).elements * ITEM_BYTES[manifest.tensors[piece.name].dtype]
+            for piece in manifest.pieces
+        ),
+        pieces=len(manifest.pieces),
+        blobs={blob.name: blob.size_bytes for blob in manifest.blobs},
+    )
+
+
+def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
+    say(shown.where)
+    about = out.table("", "")
+    about.show_header = False
+    when = datetime.fromtimestamp(shown.time_ns / 1e9, tz=UTC).astimezone()
+    age_s = max(0, time.time_ns() - shown.time_ns) / 1e9
+    about.add_row("step", f"{shown.step} (n {shown.n}, attempt {shown.attempt})")
+    about.add_row("job", shown.job or "(no name)")
+    about.add_row("committed", f"{when:%Y-%m-%d %H:%M:%S %Z}, {duration(age_s)} ago")
+    for name, value in shown.origin.items():
+        about.add_row(name, value)
+    about.add_row("shards", _balance(shown.shards))
+    if shown.values is None:
+        about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
+    say(about)
+    if shown.values:
+        state = out.table("state", "")
+        for name, value in shown.values.items():
+            state.add_row(name, value)
+        say(state)
+    total = size(sum(each.size_bytes for each in shown.tensors.values()))
+    title = f"{counted(len(shown.tensors), 'tensor')}, {total}"
+    say(drawn(checkpoint.tensors, title))
+    table = out.table(
+        "rank",
+        "shard",
+        "tensors",
+        "pieces",
+        "values",
+        right=("rank", "shard", "tensors", "pieces", "values"),
+    )
+    for shard in shown.shards[:_RANKS_MAX]:
+        table.add_row(
+            str(shard.rank), size(shard.size_bytes), size(shard.tensor_bytes), str(shard.pieces),
+            size(sum(shard.blobs.values())),
+        )  # fmt: skip
+    say(table)
+    if left := shown.shards[_RANKS_MAX:]:
+        say(f"and {counted(len(left), 'more rank')}")
+
+
+def _balance(shards: list[Shard]) -> str:
+    """How evenly ranks share the work of writing."""
+    largest = max(shard.size_bytes for shard in shards)
+    mean = sum(shard.size_bytes for shard in shards) / len(shards)
+    said = f"{counted(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
+    return f"{said}, the largest {largest / mean:.2f} of the mean" if mean else said
+
+
+def _print_some(shown: Shown) -> None:
+    table = out.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
+    for name, held in shown.tensors.items():
+        table.add_row(
+            name, held.dtype, " x ".join(map(str, held.shape)), size(held.size_bytes),
+            ", ".join(map(str, held.ranks)),
+        )  # fmt: skip
+    say(table)

@@ -1,0 +1,116 @@
+"""`outlast ckpt verify`: every byte, read and held against its digest."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from outlast.checkpoint.catalog import Damage, open_checkpoint, places
+from outlast.checkpoint.catalog import verify as read_all
+from outlast.checkpoint.record import COMMIT, Place
+from outlast.checkpoint.storage import Store
+from outlast.cli.ckpt.progress import progress
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.stream import as_json, say
+from outlast.errors import (
+    EXIT_DONE,
+    EXIT_USER_ERROR,
+    CorruptionError,
+    StorageError,
+    UsageError,
+)
+from outlast.observe.words import counted, duration, size
+
+_NAMED_MAX = 8
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """A damaged file, or chunk of a file, and the tensors that lie there."""
+
+    file: str
+    chunk: int | None
+    what: str
+    tensors: tuple[str, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """On one checkpoint; whole where `damages` is empty."""
+
+    directory: str
+    size_bytes: int
+    seconds: float
+    damages: list[Wrong]
+
+
+def verify(
+    target: str,
+    *,
+    step: int | None = None,
+    every: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    json: bool = False,
+) -> int:
+    """Read every byte of a checkpoint and say what is damaged, by file, chunk and tensor.
+
+    Exit code 0: all is whole. 1: something is damaged, or cannot be read.
+
+    Parameters
+    ----------
+    target
+        A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
+    step
+        The checkpoint of this step; the newest when left out.
+    every
+        All that have a commit record, the newest first.
+    json
+        One JSON array.
+    """
+    chosen = open_target(target)
+    if every and step is not None:
+        raise UsageError("--all and --step contradict each other; say one of them")
+    wanted = places(chosen.all_of_it()) if every else [chosen.choose(step)]
+    if not wanted:  # not checked is not whole
+        raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
+    verdicts: list[Verdict] = []
+    for place in wanted:
+        verdicts.append(_verified(chosen.store, place))
+        if not json:
+            _print(verdicts[-1])
+    if json:
+        as_json(verdicts)
+    return EXIT_USER_ERROR if any(verdict.damages for verdict in verdicts) else EXIT_DONE
+
+
+def _verified(store: Store, place: Place) -> Verdict:
+    began = time.monotonic()
+    size_bytes = 0
+    try:
+        checkpoint = open_checkpoint(store, place)
+        size_bytes = checkpoint.size_bytes
+        with progress(f"step {place.step}") as tell:
+            damages = read_all(checkpoint, tell)
+    except (CorruptionError, StorageError) as error:
+        damages = [Damage(f"{store.where}/{place.directory}/{COMMIT}", None, str(error), ())]
+    return Verdict(
+        directory=place.directory,
+        size_bytes=size_bytes,
+        seconds=time.monotonic() - began,
+        damages=[Wrong(*damage) for damage in damages],
+    )
+
+
+def _print(verdict: Verdict) -> None:
+    if not verdict.damages:
+        rate = f"{size(round(verdict.size_bytes / verdict.seconds))}/s"
+        read = f"{size(verdict.size_bytes)} in {duration(verdict.seconds)}, {rate}"
+        say(f"{verdict.directory}: whole ({read})")
+        return
+    say(f"{verdict.directory}: {counted(len(verdict.damages), 'damage')}")
+    for damage in verdict.damages:
+        say(f"  {damage.what}")
+    lost = sorted({name for damage in verdict.damages for name in damage.tensors})
+    if lost and len(verdict.damages) > 1:
+        more = f" and {len(lost) - _NAMED_MAX} more" if lost[_NAMED_MAX:] else ""
+        say(f"  damaged in all: {', '.join(lost[:_NAMED_MAX])}{more}")

@@ -1,0 +1,142 @@
+"""`outlast plan advise`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from outlast.cli.plan.saying import Said, drawn, known, remarks, table
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE
+from outlast.plan.advice import Advice
+from outlast.plan.advise import advise as advised
+from outlast.plan.ladders import Strategy
+from outlast.plan.levers import Lever
+from outlast.plan.scenario import scenario_of
+from outlast.plan.words import figure as said
+
+BUYS, DOUBTS = 6, 4
+TELLING = 1e-4  # of the price
+POINTS_MIN = 0.005
+
+
+def advise(
+    file: Path | None = None,
+    /,
+    *,
+    strategy: Strategy | None = None,
+    json: bool = False,
+    figure: Path | None = None,
+    **fields: Said,
+) -> int:
+    """What to set, what it costs, what to buy next, and what to find out first.
+
+    Parameters
+    ----------
+    file
+        A scenario in TOML.
+    strategy
+        What the run does after a failure now: what that costs, and what changing it saves, is said.
+        So it is where --interval says how often the run saves now.
+    json
+        One JSON object instead of words.
+    figure
+        Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
+    fields
+        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
+    """
+    path = drawn(figure)
+    scenario = scenario_of(known(fields, advise), file)
+    found = advised(scenario, strategy)
+    if json:
+        as_json(found)
+    else:
+        _show(found)
+    if path:
+        from outlast.plan.figures.tornado import draw
+
+        draw(scenario, found, path)
+    return EXIT_DONE
+
+
+def _show(found: Advice) -> None:
+    say(Text(found.question, "bold"))
+    say(Text(f"failures: {found.failures}", "dim"))
+    _part("Now", {"": found.now.said} if found.now else {})
+    _part("Set", {f"{one.what}: {one.set_to}": one.why for one in found.items})
+    _head("What that costs")
+    say(table(found.quantities))
+    say(_ways(found))
+    least_usd = TELLING * found.bill.total if found.finishes else 0.0
+    worth = [one for one in found.levers if one.saves_usd > least_usd]
+    worth = sorted(worth, key=lambda one: -one.saves_usd)[:BUYS]
+    _head("Worth buying next, all settings tuned anew")
+    little = "saves 0.01 %" if found.finishes else "makes the run end"
+    say(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
+    _part("What it depends on", {"": found.matters_most})
+    _part("If it is otherwise", [*(one.said for one in found.doubts[:DOUBTS]), found.sure])
+    _part("Find out", [one.why for one in found.measure])
+    say("")
+    remarks(found)
+
+
+def _head(title: str) -> None:
+    say(Text(f"\n{title}", "bold"))
+
+
+def _part(title: str, said: Mapping[str, str] | Sequence[str]) -> None:
+    """A heading, and sentences beside what they are about; nothing where none is said."""
+    rows = list(said.items()) if isinstance(said, Mapping) else [("-", text) for text in said]
+    rows = [one for one in rows if one[1]]
+    if not rows:
+        return
+    _head(title)
+    grid = Table.grid(padding=(0, 2 if rows[0][0] != "-" else 1, 0, 0))
+    for about, text in rows:
+        grid.add_row(*([about] if about else []), text)
+    say(Padding(grid, (0, 0, 0, 2)))
+
+
+def _ways(found: Advice) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in ("strategy", "cost", "90 % band", "more", "goodput"):
+        shown.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    for one in found.strategies:
+        if one.usd is None or one.goodput is None:
+            continue
+        ends = ""
+        if one.low_usd is not None and one.high_usd is not None:
+            ends = f"{said(one.low_usd, 'USD')} to {said(one.high_usd, 'USD')}"
+        more = "-"
+        if one.more_usd and abs(one.more_usd) > TELLING * found.bill.total:
+            more = said(one.more_usd, "USD")
+        rough = "" if one.how == found.quantities[0].how else f", {one.how}"
+        shown.add_row(
+            f"{one.strategy}{rough}", said(one.usd, "USD"), ends, more, said(one.goodput, "share")
+        )
+    return shown
+
+
+def _buys(worth: list[Lever]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "from", "to", "saves", "goodput"):
+        shown.add_column(name, justify="left" if not name else "right")
+    for one in worth:
+        turn = one.half if one.buy == "half" else one.double
+        if turn is None:
+            continue
+        saves = said(one.saves_usd, "USD")
+        if math.isinf(one.saves_usd):
+            saves = f"it ends: {said(turn.usd, 'USD')}"
+        points = 100 * one.adds_goodput
+        shown.add_row(
+            one.said, said(one.value, one.unit), said(turn.value, one.unit), saves,
+            f"{points:+.2g} points" if abs(points) >= POINTS_MIN else "",
+        )  # fmt: skip
+    return shown

@@ -1,0 +1,38 @@
+"""`outlast plan fields`: what a scenario may say."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE
+from outlast.plan.scenario import FIELDS
+
+
+def fields(*, json: bool = False) -> int:
+    """What a scenario may say, as flags or as keys of a TOML file, and what is assumed.
+
+    Parameters
+    ----------
+    json
+        One JSON list instead of a table.
+    """
+    if json:
+        as_json([
+            {"key": f.key, "assumed": f.default or None, "group": f.group, "said": f.said}
+            for f in FIELDS
+        ])  # fmt: skip
+        return EXIT_DONE
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "field", "assumed", ""):
+        table.add_column(name)
+    group = ""
+    for field in FIELDS:
+        table.add_row(
+            field.group if field.group != group else "", field.key, field.default or "(say it)",
+            field.said,
+        )  # fmt: skip
+        group = field.group
+    say(table)
+    return EXIT_DONE

@@ -1,0 +1,81 @@
+"""`outlast plan reproduce`: the figures of five published documents, computed again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE
+from outlast.plan.reproduce import DOCUMENTS, rows
+from outlast.plan.reproduce.row import Row
+
+VERDICTS = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}
+SAYS_MAX, UNIT_MAX = 13, 11
+WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last whole digit
+
+
+def reproduce(*documents: str, json: bool = False) -> int:
+    """Compute every table and figure of five published documents again, and say where and why one
+    differs.
+
+    Parameters
+    ----------
+    documents
+        Their keys, 000 to 004; all without one.
+    json
+        One JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of tables.
+    """
+    found = rows(documents)
+    if json:
+        as_json(found)
+        return EXIT_DONE
+    for key, source in DOCUMENTS.items():
+        of_it = [row for row in found if row.document == key]
+        if of_it:
+            _show(f"{key}  {source.citation}", of_it)
+    count = Counter(row.agrees for row in found)
+    say(
+        f"{len(found)} figures: {count[True]} agree, {count[False]} do not,"
+        f" {count[None]} have nothing to compare"
+    )
+    return EXIT_DONE
+
+
+def _show(title: str, found: list[Row]) -> None:
+    """A document's rows, and its notes below them: each of them once."""
+    notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
+    table.add_column("quantity", ratio=1)
+    table.add_column("says", justify="right", max_width=SAYS_MAX)
+    table.add_column("ours", justify="right", no_wrap=True)
+    table.add_column("unit", max_width=UNIT_MAX)
+    table.add_column("agrees", no_wrap=True)
+    for row in found:
+        quantity = Text(row.quantity)
+        if row.why:
+            quantity.append(f" [{notes[row.why]}]", "dim")
+        table.add_row(quantity, _said(row.says), _number(row.ours), row.unit, VERDICTS[row.agrees])
+    say(table)
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(justify="right", min_width=6)
+    for why, number in notes.items():
+        grid.add_row(Text(f"[{number}]", "dim"), why)
+    say(grid)
+    say("")
+
+
+def _whys(found: list[Row]) -> list[str]:
+    return [row.why for row in found if row.why]
+
+
+def _said(says: float | str | None) -> str:
+    return "-" if says is None else says if isinstance(says, str) else _number(says)
+
+
+def _number(value: float) -> str:
+    """Five digits, or all whole ones."""
+    return f"{value:,.0f}" if WHOLE_MIN <= abs(value) < WHOLE_MAX else f"{value:,.5g}"

@@ -1,0 +1,79 @@
+"""`outlast plan spares`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast.cli.plan.saying import Said, drawn, known, remarks, table
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE
+from outlast.plan.scenario import scenario_of
+from outlast.plan.spares import Stock
+from outlast.plan.spares import spares as answered
+from outlast.plan.words import figure as in_words
+
+HARDLY = 1e-6  # of time: a minute in two years; far below, figures underflow to 0
+
+
+def spares(
+    file: Path | None = None,
+    /,
+    *,
+    json: bool = False,
+    figure: Path | None = None,
+    **fields: Said,
+) -> int:
+    """How many nodes should stand by: for a job that waits for them, and for one that goes on.
+
+    Parameters
+    ----------
+    file
+        A scenario in TOML.
+    json
+        One JSON object instead of tables.
+    figure
+        Draw waiting and cost against spares into this file (.svg, .png, .pdf).
+    fields
+        The scenario, as in --gpus 16384 --repair 3d; `outlast plan fields` lists all.
+    """
+    path = drawn(figure)
+    scenario = scenario_of(known(fields, spares), file)
+    found = answered(scenario)
+    if json:
+        as_json(found)
+    else:
+        say(Text(found.question, "bold"))
+        say(Text(f"failures: {found.failures}", "dim"))
+        say(table(found.quantities))
+        say(_rows(found.rows))
+        for sentence in found.said:
+            say(Text(sentence))
+        remarks(found)
+    if path:
+        from outlast.plan.figures.spares import draw
+
+        draw(scenario, path)
+    return EXIT_DONE
+
+
+def _rows(rows: Sequence[Stock]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for name in ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost"):
+        shown.add_column(Text(name), justify="right", no_wrap=True)
+    shown.add_column("")
+    for one in rows:
+        shown.add_row(
+            f"{one.spares:,}", _share(one.short), _share(one.stalled),
+            in_words(one.stalling_usd, "USD"), _share(one.up),
+            in_words(one.dropping_usd, "USD"), Text("\n".join(one.names)),
+        )  # fmt: skip
+    return shown
+
+
+def _share(value: float) -> str:
+    return "hardly" if value < HARDLY else in_words(value, "share")

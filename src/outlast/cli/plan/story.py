@@ -1,0 +1,95 @@
+"""`outlast plan story`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from outlast.cli.plan.saying import Said, known, remarks
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
+from outlast.plan.answers import answer
+from outlast.plan.interruption import interruption
+from outlast.plan.ladders import Strategy, matters
+from outlast.plan.scenario import scenario_of
+from outlast.plan.simulated import bounded, job_of
+from outlast.plan.story.simulator import Story, tell
+from outlast.plan.strategies import predict
+from outlast.plan.words import figure, many
+
+_OUTCOME = {"done": "done after", "gave_up": "gave up, after", "interrupted": "not done, after"}
+
+
+def story(
+    file: Path | None = None,
+    /,
+    *,
+    to: Path,
+    strategy: Strategy = "outlast",
+    seed: int = 0,
+    replication: int = 0,
+    json: bool = False,
+    **fields: Said,
+) -> int:
+    """One simulated run, decided by the controller that `outlast run` has, as a run directory.
+
+    `outlast explain`, `summary` and `events` read it. It is one of the runs of `outlast plan
+    simulate` with the same seed; a second of it takes some 5 failures at 16,384 GPUs.
+
+    Parameters
+    ----------
+    file
+        A scenario in TOML.
+    to
+        The run directory to write; a new one.
+    strategy
+        What happens after a failure; all but drop.
+    seed
+        The same seed and replication give the same run, byte for byte.
+    replication
+        Which run of that seed.
+    json
+        One JSON object instead of words.
+    fields
+        The scenario, as in --gpus 1024 --work 10d; `outlast plan fields` lists all.
+    """
+    if replication < 0:
+        raise UsageError(f"--replication {replication}: 0 is the first")
+    if strategy == "drop":
+        raise UsageError(
+            "--strategy drop: the controller has no rung that goes on without a replica, so that"
+            " there is nothing to tell; `outlast plan simulate` has such runs"
+        )
+    _must_be_new(to)
+    scenario = scenario_of(known(fields, story), file)
+    job = bounded(job_of(scenario, strategy), predict(scenario, strategy))
+    with interruption() as interrupted:
+        told = tell(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
+        code = EXIT_INTERRUPTED if interrupted() and told.outcome != "done" else EXIT_DONE
+    if json:
+        as_json({"run_dir": str(to), **told._asdict()})
+        return code
+    _show(told, to)
+    remarks(answer("", scenario, [], [], matters(strategy) | {"step"}))
+    return code
+
+
+def _must_be_new(to: Path) -> None:
+    try:
+        if not to.exists() or (to.is_dir() and not any(to.iterdir())):
+            return
+    except OSError as error:
+        raise UsageError(f"--to {to}: {error.strerror}; nothing was written") from error
+    raise UsageError(f"--to {to} is there already; nothing was written; name a new directory")
+
+
+def _show(told: Story, to: Path) -> None:
+    tallies = told.tallies
+    say(Text(f"{_OUTCOME[told.outcome]} {figure(told.ended_s, 's')}", "bold"))
+    if told.why:
+        say(told.why)
+    ways = ", ".join(f"{count} x {rung}" for rung, count in told.rungs.items())
+    stops = many(int(tallies["incidents"]), "stop")
+    say(f"{many(int(tallies['failures']), 'failure')}, {stops}" + (f": {ways}" if ways else ""))
+    say(f"read it: outlast explain {to}; outlast summary {to}")

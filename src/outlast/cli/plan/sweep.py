@@ -1,0 +1,139 @@
+"""`outlast plan sweep`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast import amounts
+from outlast.cli.plan.running import place, progress
+from outlast.cli.plan.saying import Said, drawn, known, remarks
+from outlast.cli.stream import as_json, say
+from outlast.core.reasons import span
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from outlast.plan import tables
+from outlast.plan.sweep import Found, Point, Sweep, points, strategies_of
+from outlast.plan.sweep import sweep as swept
+from outlast.plan.words import figure as said
+from outlast.plan.words import many
+
+
+def sweep(
+    file: Path | None = None,
+    /,
+    *,
+    over: Annotated[tuple[str, ...], Parameter(negative=())],
+    strategy: str = "checkpoint-restart",
+    replications: str = "100",
+    seed: int = 0,
+    out: Path | None = None,
+    workers: int | None = None,
+    dask: str | None = None,
+    json: bool = False,
+    figure: Path | None = None,
+    measure: Literal["goodput", "dollars"] = "goodput",
+    **fields: Said,
+) -> int:
+    """One or two fields of a scenario varied: what theory says of each point, and runs there.
+
+    Parameters
+    ----------
+    file
+        A scenario in TOML.
+    over
+        A field and its values, as in gpus=1k,4k,16k; or a range with logarithmic steps, as in
+        gpus=1k..1M/7, of seven values. Twice for two fields.
+    strategy
+        One, several as in outlast,migrate, or all.
+    replications
+        Runs at each point, as in 100 or 1k; 0: theory alone.
+    seed
+        The same seed gives the same runs, wherever they are simulated.
+    out
+        Write a row for each point into this new file (.parquet, .arrow, .csv, .json).
+    workers
+        Processes; where it is a matter of seconds 1, else one a core.
+    dask
+        Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this Outlast.
+    json
+        One JSON object instead of a table.
+    figure
+        Draw lines, or for two fields a map, into this file (.svg, .png, .pdf).
+    measure
+        What the figure shows.
+    fields
+        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
+    """
+    path, picture = tables.checked(out), drawn(figure)
+    runs = amounts.count(f"--replications {replications}", replications)
+    wanted = points(known(fields, sweep), file, over, strategies_of(strategy))
+    with (
+        place(workers, dask, _failures(wanted, runs)) as where,
+        progress("runs") as tell,
+    ):
+        found = swept(
+            wanted, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
+            on_progress=tell,
+        )  # fmt: skip
+    _show(found, json=json)
+    if path:
+        from outlast.plan import rows  # numpy takes a while to import
+
+        rows.points(path, wanted, found)
+    if picture:
+        from outlast.plan.figures.sweep import draw
+
+        draw(wanted, found, measure, picture)
+    if any(one.failed for one in found.points):
+        return EXIT_USER_ERROR
+    return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
+
+
+def _failures(wanted: list[Point], runs: int) -> float:
+    """To simulate, roughly: theory's are not known yet."""
+    each = (
+        2 * one.scenario.failures.per_gpu_s * one.scenario.gpus * one.scenario.work_s
+        for one in wanted
+    )
+    return runs * sum(each)
+
+
+def _show(found: Sweep, *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    alone = found.strategies[0] if len(found.strategies) == 1 else None
+    runs = f"{many(found.asked, 'run')} each, seed {found.seed}"
+    how = runs if found.asked else "by theory alone"
+    say(Text(found.question, "bold"))
+    say(Text(f"failures: {found.failures}", "dim"))
+    say(f"{f'{alone}: ' if alone else ''}{many(len(found.points), 'point')}, {how}")
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for key in found.over:
+        shown.add_column(key, justify="right")
+    if not alone:
+        shown.add_column("strategy", no_wrap=True)
+    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.asked), "costs"):
+        shown.add_column(Text(name), justify="right")
+    for one in found.points:
+        named = (*one.values.values(), *[one.strategy] * (not alone))
+        shown.add_row(*named, *_cells(one, runs=bool(found.asked)))
+    say(shown)
+    remarks(found)
+
+
+def _cells(one: Found, *, runs: bool) -> list[str]:
+    if one.theory is None:
+        return ["-"]
+    costs = one.runs.costs.middle if one.runs else one.theory.usd
+    band = ""
+    if one.runs:
+        low, high = (said(each, "share") for each in (one.runs.goodput.low, one.runs.goodput.high))
+        band = f"{low.removesuffix(' %')} to {high}"
+    goodput = said(one.theory.outcome.goodput, "share")
+    return [span(one.theory.interval_s), goodput, *[band] * runs, said(costs, "USD")]

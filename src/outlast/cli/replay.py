@@ -1,0 +1,203 @@
+"""`outlast replay`: some steps of a run again, twice, to name what is not deterministic in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places, verify
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import Place, digest_of
+from outlast.cli.ckpt.progress import progress
+from outlast.cli.ckpt.target import open_target
+from outlast.cli.comparison import Losses, losses
+from outlast.cli.replayed import Original, Report, judge, show
+from outlast.cli.stream import Printer, as_json
+from outlast.cli.twins import Start, Twins, end_of, room_for, run_once
+from outlast.cli.verdict import UNKEPT, Sides, hints, sides, unlike
+from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, UsageError
+from outlast.events import LoopBegun
+from outlast.launch import planned
+from outlast.observe.alive import life_of
+from outlast.observe.store import read_events
+
+STEPS = 10
+
+
+def replay(
+    run_dir: Path,
+    *,
+    step: Annotated[int | None, Parameter(name="--from")] = None,
+    steps: int | None = None,
+    edited: bool = False,
+    json: bool = False,
+) -> int:
+    """Run some steps again, twice, from a checkpoint, and hold every bit of the two together.
+
+    Every number that the script reports, and all that the two checkpoints at the end hold: tensors,
+    optimizer, random generators, data positions. Then against the run itself. The script runs as it
+    ran then: what it writes by itself, it writes again. Exit code 0: the same bits. 1: others.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start. It is only read, but for a directory
+        `replay` in it, which stays where something differs.
+    step
+        The step of the checkpoint to begin from; the newest when left out.
+    steps
+        How many steps; when left out 10, or fewer where the run has a checkpoint by then.
+    edited
+        Go on although the script is not as it was when the checkpoint was written.
+    json
+        One JSON object on stdout at the end; everything else goes to stderr.
+    """
+    began = time.monotonic()
+    console = Printer(stderr=json)
+    run_dir = run_dir.absolute()
+    asked = planned.read(run_dir)
+    origin = open_target(str(run_dir)).open(step)
+    notes = _notes(run_dir, asked, origin, edited=edited)
+    start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), asked)
+    notes += _shortened(origin.place, steps, start.until_step)
+    for note in notes:
+        _noting(console)(note)
+    with progress("reading the checkpoint") as tell:
+        if damages := verify(origin, tell):
+            raise CorruptionError(
+                f"{damages[0].what}; nothing was started; replay from another checkpoint"
+            )
+    with room_for(start, origin.size_bytes) as (twins, keep):
+        for number, target in enumerate(twins, 1):
+            console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
+            run_once(start, target, plain=json, keep=keep, say=_noting(console))
+        found, original, told = _held_together(start, twins, origin)
+        verdict = judge(found, original)
+        kept = tuple(map(str, twins)) if verdict != "identical" else ()
+        if kept:
+            keep(verdict)
+    report = Report(
+        verdict=verdict,
+        run_dir=str(run_dir),
+        from_step=start.place.step,
+        until_step=start.until_step,
+        replays=found,
+        original=original,
+        hints={"different": told, "unlike the run": [UNKEPT]}.get(verdict, []),
+        notes=notes,
+        kept=kept,
+        wall_s=time.monotonic() - began,
+    )
+    show(report, console)
+    if json:
+        as_json(report)
+    return EXIT_DONE if verdict == "identical" else EXIT_USER_ERROR
+
+
+def _until(run_dir: Path, place: Place, steps: int | None) -> int:
+    """The step to stop at. The loop's last step is out of reach: after it no batch is waited for.
+
+    Raises UsageError where there is no step to replay.
+    """
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps {steps}: at least one step is needed")
+    step = place.step
+    known = {each.step for each in places(Folder(run_dir / "checkpoints"))}
+    later = [each for each in known if step < each <= step + STEPS]
+    wanted = step + steps if steps else min(later, default=step + STEPS)
+    loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
+    ends = next((end for end in reversed(loops) if end is not None), None)
+    if ends is None or wanted < ends:
+        return wanted
+    if ends - 1 <= step:
+        earlier = ", ".join(map(str, sorted(each for each in known if each < ends - 1))) or "none"
+        raise UsageError(
+            f"the run's loop ends with step {ends}, and a replay stops before the last one: from"
+            f" step {step} there is nothing to replay; nothing was started; earlier checkpoints:"
+            f" {earlier}"
+        )
+    return ends - 1
+
+
+def _shortened(place: Place, steps: int | None, until_step: int) -> list[str]:
+    if steps is None or place.step + steps <= until_step:
+        return []
+    return [
+        f"--steps {steps} goes beyond the run's loop, which ends with step {until_step + 1}: a"
+        f" replay stops before its last step, after {until_step - place.step}"
+    ]
+
+
+def _notes(run_dir: Path, asked: planned.Planned, origin: Checkpoint, *, edited: bool) -> list[str]:
+    """What to know about the conditions. Raises UsageError where they are not those of the run."""
+    if not Path(asked.cwd).is_dir():
+        raise UsageError(
+            f"the run was started in {asked.cwd}, which is gone; nothing was started; the script's"
+            " relative paths would lead elsewhere"
+        )
+    notes: list[str] = []
+    there, script = origin.commit.origin, asked.plan.script
+    if not script.startswith("-m ") and not Path(script).is_file():
+        raise UsageError(f"the script {script} is gone; nothing was started; put it back")
+    digest = there.get("script_digest", "")
+    path = Path(there.get("script", "") or script)
+    try:
+        same = digest_of(path.read_bytes()) == digest
+    except OSError:
+        same = False
+    if not digest:
+        notes.append(f"whether {script} is as it was then is not known")
+    elif not same and not edited:
+        raise UsageError(
+            f"{path} is not the script that wrote {origin.place.directory}: it was changed since;"
+            " nothing was started; put it back, or replay it as it is now with --edited"
+        )
+    elif not same:
+        notes.append(f"{path} was changed since: the run itself is another script's")
+    if life_of(run_dir, read_events(run_dir)) == "running":
+        notes.append("the run is still going on, and shares this machine with its replays")
+    return notes
+
+
+def _noting(console: Printer) -> Callable[[str], None]:
+    return lambda text: console.print(f"note: {text}", style="yellow", soft_wrap=True)
+
+
+def _held_together(
+    start: Start, twins: Twins, origin: Checkpoint
+) -> tuple[Sides, Original, list[str]]:
+    """The replays beside each other, the run beside the first, and where to look."""
+    ends = [end_of(each, start.until_step) for each in twins]
+    a, b = (_between(losses(each), start) for each in twins)
+    with progress("comparing") as tell:
+        found = sides(a, b, ends[0], ends[1], tell)
+    here, again = (end.commit.origin if end else {} for end in ends)
+    told = hints(found, (here, again))
+    if found.parting and found.parting.step < start.until_step:
+        steps = found.parting.step - start.place.step
+        shorter = f"outlast replay {start.run_dir} --from {start.place.step} --steps {steps}"
+        told.append(f"which tensors differ first: {shorter}")
+    return found, _original(start, a, origin, ends[0]), told
+
+
+def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:
+    """The run itself, as far as it went and has kept: a rank that died may have taken a number
+    along, so only what both reported is compared."""
+    numbers = _between(losses(start.run_dir), start)
+    both = a.keys() & numbers.keys()
+    store = Folder(start.run_dir / "checkpoints")
+    later = [place for place in places(store) if place.step == start.until_step]
+    then = open_checkpoint(store, later[0]) if later else None
+    found = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
+    here = first.commit.origin if first else {}
+    return Original(sides=found, unlike=unlike(origin.commit.origin, here) if first else {})
+
+
+def _between(found: Losses, start: Start) -> Losses:
+    return {
+        key: value for key, value in found.items() if start.place.step < key[1] <= start.until_step
+    }

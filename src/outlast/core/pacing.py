@@ -1,0 +1,157 @@
+"""The schedule while a run lives: measurements come in, intervals go to seat 0's worker.
+
+Seat 0 proposes them at its next save, where all ranks agree on them: they change everywhere at
+once, or nowhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events, wire
+from outlast.config import AUTO
+from outlast.core.costs import Costs
+from outlast.core.measured import Measured
+from outlast.core.policy import SavePolicy
+from outlast.core.reasons import explain
+from outlast.core.schedule import NEVER_S, Schedule, decide
+from outlast.core.state import S_NS, State
+from outlast.core.tiers import Bounds, Facts, Name, Tier
+from outlast.core.turn import Turn
+
+AGAIN_S = 10.0  # between two decisions that only follow measurements
+DISK_MIN_S = 10.0  # a checkpoint is read back, carried on and deleted, too, which nobody times
+
+
+def saved(turn: Turn, body: wire.Checkpointed) -> None:
+    """A save was measured: perhaps intervals change."""
+    state = turn.state
+    if not state.policy.auto:
+        return
+    state.measured = _with(state.measured, body)
+    due_ns = state.scheduled_ns + int(AGAIN_S * S_NS)
+    if state.schedule is None or turn.now_ns >= due_ns:
+        _schedule(turn)
+    tell(turn)
+
+
+def begun_again(turn: Turn) -> None:
+    """A failure that undoes work: everybody will begin again."""
+    seen = turn.state.measured
+    turn.state.measured = msgspec.structs.replace(
+        seen, failures=seen.failures + 1, restoring="", restoring_ns=turn.now_ns
+    )
+
+
+def found(turn: Turn) -> None:
+    """It is known from where."""
+    state, seen = turn.state, turn.state.measured
+    if state.checkpoint is None:
+        return
+    in_memory = state.checkpoint.tier == "memory"
+    state.measured = msgspec.structs.replace(
+        seen,
+        restoring=state.checkpoint.tier,
+        from_memory=seen.from_memory + in_memory,
+        from_disk=seen.from_disk + (not in_memory),
+    )
+
+
+def opened(turn: Turn) -> None:
+    """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
+    state, seen = turn.state, turn.state.measured
+    if seen.restoring_ns and state.first:
+        restore_s = (turn.now_ns - seen.restoring_ns) / S_NS
+        if seen.restoring == "memory":
+            seen = msgspec.structs.replace(seen, memory=seen.memory.restored(restore_s))
+        elif seen.restoring == "disk":
+            seen = msgspec.structs.replace(seen, disk=seen.disk.restored(restore_s))
+        state.measured = msgspec.structs.replace(seen, restoring="", restoring_ns=0)
+        if state.schedule is not None:
+            _schedule(turn)
+    tell(turn)
+
+
+def tell(turn: Turn, *, again: bool = False) -> None:
+    """Let seat 0's worker know the intervals, unless it does; `again`: it may have missed them."""
+    state = turn.state
+    worker = state.occupant(0)
+    if state.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
+        return
+    memory, disk = _intervals(state.schedule, state.policy)
+    if again or state.told != (worker.name, memory, disk):
+        state.told = (worker.name, memory, disk)
+        turn.send(worker, wire.SaveEvery(memory=memory, disk=disk))
+
+
+def _with(seen: Measured, body: wire.Checkpointed) -> Measured:
+    """A checkpoint is charged with its copy, also where that was due for memory's sake: without
+    that tier it would have to be made, and nobody shall think that it is free."""
+    step = seen.step.add(body.step_s) if body.step_s else seen.step
+    memory, disk = seen.memory, seen.disk
+    if body.tier == "memory" and body.blocking_s:
+        memory = memory.saved(blocking_s=body.blocking_s)
+    elif body.tier == "disk" and body.blocking_s:
+        disk = disk.saved(blocking_s=body.blocking_s, flush_s=body.flush_s, drag_s=body.drag_s)
+    return msgspec.structs.replace(seen, step=step, memory=memory, disk=disk)
+
+
+def _schedule(turn: Turn) -> None:
+    """Decide, once everything that is to be chosen has been measured; say what changes."""
+    state = turn.state
+    policy, seen = state.policy, state.measured
+    unknown = (policy.memory == AUTO and not seen.memory.measured) or (
+        policy.disk == AUTO and not seen.disk.measured
+    )
+    if unknown or not seen.step.values:
+        return
+    facts = _facts(state, turn.now_ns)
+    before, state.schedule = state.schedule, decide(facts, state.schedule)
+    state.scheduled_ns = turn.now_ns
+    memory, disk = _intervals(state.schedule, policy)
+    if before is None or _intervals(before, policy) != (memory, disk):
+        why = "\n".join([explain(state.schedule, facts), *_fixed(policy)])
+        turn.emit(events.Scheduled(t_ns=turn.now_ns, memory=memory, disk=disk, why=why))
+
+
+def _facts(state: State, now_ns: int) -> Facts:
+    policy, seen = state.policy, state.measured
+    tiers: list[Tier] = []
+    if policy.memory:
+        tiers.append(_tier("memory", policy.memory, seen.memory, seen.from_memory))
+    if policy.disk:
+        # A checkpoint's own copy in memory counts as the checkpoint.
+        restored = seen.from_disk + (0 if policy.memory else seen.from_memory)
+        survives = 1.0 if policy.durable else None
+        tiers.append(_tier("local", policy.disk, seen.disk, restored, survives))
+    return Facts(
+        step=seen.step,
+        devices=state.world,
+        failures=seen.failures,
+        exposure_device_s=state.world * max(1.0, (now_ns - seen.since_ns) / S_NS),
+        tiers=tuple(tiers),
+    )
+
+
+def _tier(
+    name: Name, every: int, costs: Costs, restored: int, survives: float | None = None
+) -> Tier:
+    bounds = Bounds(min_steps=every, max_steps=every, max_s=NEVER_S)
+    if every == AUTO:
+        bounds = Bounds(min_s=DISK_MIN_S if name == "local" else 0.0)
+    return Tier(name=name, costs=costs, bounds=bounds, restored=restored, survives=survives)
+
+
+def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
+    """Steps between copies in memory and between checkpoints: what was asked for stays."""
+    chosen = {one.tier: one.every_steps for one in schedule.choices}
+    return (
+        chosen["memory"] if policy.memory == AUTO else policy.memory,
+        chosen["local"] if policy.disk == AUTO else policy.disk,
+    )
+
+
+def _fixed(policy: SavePolicy) -> list[str]:
+    """What is not the schedule's to choose."""
+    flags = (("--snapshot-every", policy.memory), ("--checkpoint-every", policy.disk))
+    return [f"as asked for: {flag} {steps}" for flag, steps in flags if steps != AUTO]

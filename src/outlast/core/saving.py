@@ -1,0 +1,48 @@
+"""A checkpoint that somebody asks for, made by all ranks at one place; and one that failed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outlast import events, wire
+from outlast.core import ending, incident
+from outlast.core.turn import Turn
+
+
+def asked(turn: Turn, reason: str) -> None:
+    """The generation closes like any other, and the next one opens with the word to save. While
+    one is asked for already, or the run is ending (and saves at its end), this changes nothing."""
+    state = turn.state
+    if state.save_wanted or state.drain_ns or state.mode in ("stopping", "ended"):
+        return
+    state.save_wanted = True
+    if state.mode == "open":
+        incident.notice(turn, events.Fault(kind="save", detail=reason, t_ns=turn.now_ns), "report")
+
+
+def ask(turn: Turn) -> Literal["", "save", "drain"]:
+    """What a generation that opens asks of its ranks. A save is asked for until its phase is
+    complete: whoever joins in the middle of it stands before the same phase as the others."""
+    state = turn.state
+    if state.drain_ns:
+        return "drain"
+    if state.save_wanted:
+        state.save_wanted, state.save_n = False, state.n
+    return "save" if state.n == state.save_n else ""
+
+
+def failed(turn: Turn, body: wire.SaveFailed) -> None:
+    """A checkpoint could not be made: said, or the run's one cause to end, as its owner wants."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        return
+    failure = f"the checkpoint of step {body.step} failed: {body.error}"
+    if not state.policy.stop:
+        turn.note(f"{failure}; older ones are kept, and training goes on")
+        return
+    detail = (
+        f"{failure}; the run ends, as --on-save-failure stop asks for; older checkpoints are kept:"
+        " see to the storage, then start the same command again to resume"
+    )
+    fault = events.Fault(kind="storage", detail=detail, n=body.n, step=body.step, t_ns=turn.now_ns)
+    ending.stop(turn, "gave_up", fault, detail)

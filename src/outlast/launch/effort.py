@@ -1,0 +1,62 @@
+"""Who computes: processor time of workers and of all their children, as the kernel counts it.
+
+A page tells what a main thread passes, not whether it works in between: a compilation or a long
+evaluation passes nothing for minutes. What is stuck uses no processor; helper threads use little.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from outlast.launch import warden
+
+WORKING_SHARE = 0.2  # of one core, between two samples
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class _Sample(NamedTuple):
+    t_ns: int
+    spent_s: float
+
+
+class Effort:
+    """Samples those who are asked about, at most once in `window_s`: it reads all of /proc."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_ns = int(window_s * 1e9)
+        self._samples: dict[int, _Sample] = {}
+        self._worked_ns: dict[int, int] = {}
+
+    def worked_ns(self, pid: int) -> int:
+        """CLOCK_MONOTONIC of the last sample at which the process was seen to work, or 0."""
+        return self._worked_ns.get(pid, 0)
+
+    def sample(self, pids: Collection[int]) -> None:
+        """Look at these processes if it is time to; whoever is not asked about is forgotten."""
+        for known in (self._samples, self._worked_ns):
+            for pid in known.keys() - set(pids):
+                del known[pid]
+        now_ns = time.monotonic_ns()
+        due = [
+            pid
+            for pid in pids
+            if pid not in self._samples or now_ns - self._samples[pid].t_ns >= self._window_ns
+        ]
+        if not due:
+            return
+        seen = warden.everybody()
+        for pid in due:
+            family = warden.descendants({pid}, seen) & seen.keys()
+            spent_s = _TICK_S * sum(seen[member].spent_ticks for member in family)
+            before = self._samples.get(pid)
+            self._samples[pid] = _Sample(now_ns, spent_s)
+            # On a crowded machine one may wait long for a core: who is runnable works as well.
+            works = pid in seen and seen[pid].state == "R"
+            if before:
+                share = (spent_s - before.spent_s) / ((now_ns - before.t_ns) / 1e9)
+                works = works or share > WORKING_SHARE
+            if works:
+                self._worked_ns[pid] = now_ns

@@ -1,0 +1,257 @@
+"""What to set and what to buy: the best of what is open, its price, and what that depends on."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from msgspec.structs import replace
+
+from outlast.plan import counsel
+from outlast.plan.advice import Advice, Bill, Doubt, Item, Now, Way
+from outlast.plan.answers import HIGH, LOW, How, Quantity, answer, at_rate, banded
+from outlast.plan.interval import flat_zone
+from outlast.plan.ladders import STRATEGIES, Strategy, matters
+from outlast.plan.levers import (
+    TIE,
+    Best,
+    Lever,
+    Settings,
+    Turn,
+    best,
+    fixed,
+    levers,
+    settings_of,
+    turn_to,
+)
+from outlast.plan.rates import EXACT
+from outlast.plan.scenario import Scenario
+from outlast.plan.stock import stock
+from outlast.plan.strategies import Prediction, possible, predict
+from outlast.plan.words import figure
+
+COPIES = (2, 3, 4)
+RARER_POWER_MAX = 20
+FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
+
+
+def advise(scenario: Scenario, in_use: Strategy | None = None) -> Advice:
+    """`in_use`: the strategy at the moment; checkpoint-restart where a scenario says an interval
+    and nobody says with what. Raises UsageError where `in_use` cannot be."""
+    open_ = _with_copies(replace(scenario, interval_s=None, memory_interval_s=None))
+    at = best(open_)
+    settings = settings_of(at.scenario, at.taken)
+    finishes = math.isfinite(at.taken.usd)
+    found = levers(open_, at)
+    quantities = _quantities(at, settings)
+    doubts, rest = _doubts(open_, found, settings)
+    can: list[Strategy] = [one for one in STRATEGIES if not possible(scenario, one)]
+    about = {"work", "gpu-hour"}.union(*(matters(one) for one in can))
+    plain = answer(
+        "What should this run set, and what should it buy?",
+        scenario,
+        quantities,
+        counsel.warnings(scenario, at),
+        about - {"interval", "memory-interval"},
+    )
+    return Advice(
+        question=plain.question,
+        failures=plain.failures,
+        quantities=plain.quantities,
+        assumed=plain.assumed,
+        warnings=plain.warnings,
+        finishes=finishes,
+        now=_now(scenario, in_use, at),
+        items=_items(scenario, in_use, at, settings) if finishes else [],
+        bill=bill(at.scenario, at.taken),
+        strategies=[_way(at, one) for one in STRATEGIES],
+        levers=found,
+        matters_most=counsel.matters_most(found) if finishes else _rarer(open_),
+        doubts=doubts if finishes else [],
+        sure=counsel.sure(doubts, rest, at) if finishes else "",
+        measure=counsel.measures(scenario, found, at),
+    )
+
+
+def _rarer(open_: Scenario) -> str:
+    """How much rarer failures would have to be for the run to end."""
+    rate = open_.failures
+    for times in (2.0**power for power in range(1, RARER_POWER_MAX)):
+        there = replace(open_, failures=replace(rate, per_gpu_s=rate.per_gpu_s / times))
+        usd = best(there, every=False).taken.usd
+        if math.isfinite(usd):
+            return counsel.rarer(times, usd)
+    return ""
+
+
+def bill(scenario: Scenario, of: Prediction) -> Bill:
+    """What `of`, predicted for `scenario`, costs, by what it goes on. Infinite without an end."""
+    working = scenario.gpus / (scenario.gpus + of.spares * scenario.gpus_per_node)
+    shares = of.outcome
+
+    def spent(share: float) -> float:
+        return share * working * of.usd if share else 0.0
+
+    return Bill(
+        total=of.usd, ideal=scenario.gpus * scenario.work_s / 3600 * scenario.usd_per_gpu_hour,
+        save=spent(shares.save), redo=spent(shares.redo), detect=spent(shares.detect),
+        recover=spent(shares.recover), wait=spent(shares.wait), slow=spent(shares.degraded),
+        spares=(1 - working) * of.usd if of.spares else 0.0,
+    )  # fmt: skip
+
+
+def _with_copies(scenario: Scenario) -> Scenario:
+    """With the fewest copies, of those that divide the nodes, that cost no more than others."""
+    if "copies" not in scenario.assumed or scenario.copies < 2:
+        return scenario
+    fitting = [many for many in COPIES if scenario.nodes % many == 0] or [scenario.copies]
+    choices = [replace(scenario, copies=many, spares=0) for many in fitting]
+    usd = [predict(one, "peer-memory").usd for one in choices]
+    enough = next(i for i, one in enumerate(usd) if one <= min(usd) * (1 + TIE))
+    return replace(scenario, copies=choices[enough].copies)
+
+
+def _how(of: Prediction) -> How:
+    return "exact" if of.exact else "first order"
+
+
+def _quantities(at: Best, settings: Settings) -> list[Quantity]:
+    """With the settings kept where the rate's band leads: nobody knows the true rate."""
+    here = fixed(at.scenario, settings)
+    predicted = partial(predict, strategy=settings.strategy)
+    make = partial(banded, how=_how(at.taken), source="", scenario=here)
+    ideal = bill(at.scenario, at.taken).ideal
+    return [
+        make("finish", "s", function=lambda one: predicted(one).wall_s),
+        make("cost", "USD", function=lambda one: predicted(one).usd),
+        make("cost of failures and saves", "USD", function=lambda one: predicted(one).usd - ideal),
+        make("goodput", "share", function=lambda one: predicted(one).outcome.goodput),
+    ]
+
+
+def _way(at: Best, strategy: Strategy) -> Way:
+    of = next((one for one in at.found if one.strategy == strategy), None)
+    if of is None:
+        return Way(strategy=strategy, why_not=possible(at.scenario, strategy))
+    low = high = None
+    if at.scenario.failures.weight_failures != EXACT:
+        kept = settings_of(at.scenario, of)
+        ends = [
+            predict(fixed(at_rate(at.scenario, one), kept), strategy).usd for one in (LOW, HIGH)
+        ]
+        low, high = min(ends), max(ends)
+    more = of.usd - at.taken.usd if math.isfinite(of.usd) else math.inf
+    return Way(
+        strategy=strategy, usd=of.usd, low_usd=low, high_usd=high, more_usd=more,
+        wall_s=of.wall_s, goodput=of.outcome.goodput, how=_how(of),
+    )  # fmt: skip
+
+
+def _now(scenario: Scenario, in_use: Strategy | None, at: Best) -> Now | None:
+    if in_use is None and scenario.interval_s is None:
+        if scenario.memory_interval_s is None or possible(scenario, "peer-memory"):
+            return None
+        in_use = "peer-memory"
+    strategy = in_use or "checkpoint-restart"
+    spares = scenario.spares if scenario.spares is not None else at.scenario.spares
+    here = predict(replace(scenario, spares=spares), strategy)
+    spent = bill(scenario, here)
+    saves = here.usd - at.taken.usd if math.isfinite(here.usd) else math.inf
+    if not math.isfinite(at.taken.usd):
+        saves = 0.0
+    return Now(
+        strategy=strategy, interval_s=here.interval_s, wall_s=here.wall_s,
+        goodput=here.outcome.goodput, bill=spent, saves_usd=saves, how=_how(here),
+        said=counsel.now(scenario, here, spent, saves, at.taken.usd, named=in_use is not None),
+    )  # fmt: skip
+
+
+def _items(scenario: Scenario, in_use: Strategy | None, at: Best, settings: Settings) -> list[Item]:
+    how = _how(at.taken)
+    saves = next((one.usd - at.taken.usd for one in at.found if one.strategy == in_use), None)
+    found = [
+        Item(
+            what="strategy", set_to=settings.strategy, value=None, unit="", how=how,
+            why=counsel.strategy(at), saves_usd=None if saves is None else max(0.0, saves),
+        ),
+        _interval(scenario, at, settings),
+    ]  # fmt: skip
+    if settings.memory_interval_s is not None:
+        found += [
+            Item(
+                what="memory-interval", set_to=figure(settings.memory_interval_s, "s"),
+                value=settings.memory_interval_s, unit="s", how=how,
+                why=counsel.in_memory(scenario),
+            ),
+            Item(
+                what="copies", set_to=f"{settings.copies}", value=settings.copies, unit="nodes",
+                how="exact", why=counsel.copies(scenario, settings),
+            ),
+        ]  # fmt: skip
+    return [*found, _spares(scenario, at, settings)]
+
+
+def _interval(scenario: Scenario, at: Best, settings: Settings) -> Item:
+    kept, best_s, saves = fixed(at.scenario, settings), settings.interval_s, None
+    zone = flat_zone(at.scenario, at.taken)
+    if scenario.interval_s is not None:
+        memory_s = settings.memory_interval_s and min(
+            settings.memory_interval_s, scenario.interval_s
+        )
+        there = replace(kept, interval_s=scenario.interval_s, memory_interval_s=memory_s)
+        saves = predict(there, settings.strategy).usd - at.taken.usd
+    return Item(
+        what="interval", set_to=figure(best_s, "s"), value=best_s, unit="s",
+        why=counsel.interval(scenario, settings, zone, saves), saves_usd=saves, how=_how(at.taken),
+    )  # fmt: skip
+
+
+def _spares(scenario: Scenario, at: Best, settings: Settings) -> Item:
+    """What is in stock may have decided the strategy: another number may ask for another one."""
+    held = stock(scenario)
+    there = best(replace(at.scenario, spares=held.best))
+    if there.taken.strategy == settings.strategy == "drop":
+        return Item(
+            what="spares", set_to="0", value=0, unit="nodes", why=counsel.NO_SPARES, how="exact"
+        )
+    kept = fixed(there.scenario, settings_of(there.scenario, there.taken))
+    trap = replace(kept, spares=round(held.in_repair))
+    saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
+    trap_usd = predict(trap, there.taken.strategy).usd - there.taken.usd
+    return Item(
+        what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
+        why=counsel.spares(scenario, held, there.taken, trap_usd, saves, settings),
+        how="exact",
+    )  # fmt: skip
+
+
+def _doubts(open_: Scenario, found: list[Lever], settings: Settings) -> tuple[list[Doubt], float]:
+    """What would have asked for other settings, worst first; and the share of the price that all
+    else would cost at most for not having been known."""
+    turns: list[tuple[str, Turn]] = []
+    if open_.failures.weight_failures != EXACT:
+        found = [one for one in found if one.key != "failures"]  # the band says as much
+        for one in (LOW, HIGH):
+            there = at_rate(open_, one)
+            times = there.failures.per_gpu_s / open_.failures.per_gpu_s
+            turns.append((counsel.rate_is(times, one), turn_to(there, times, settings)))
+    for lever in found:
+        sides = (lever.half, lever.double)
+        turns += [(counsel.input_is(lever, turn), turn) for turn in sides if turn]
+    if "replica-gpus" in open_.assumed and open_.replicas > 1:
+        turns.append((counsel.ONE_REPLICA, turn_to(replace(open_, replicas=1), 1.0, settings)))
+    told: list[Doubt] = []
+    rest = 0.0
+    for unknown, turn in turns:
+        if turn.regret_usd < FRAGILE * turn.usd:
+            rest = max(rest, turn.regret_usd / turn.usd) if turn.regret_usd else rest
+            continue
+        told.append(
+            Doubt(
+                unknown=unknown,
+                strategy=turn.settings.strategy,
+                regret_usd=turn.regret_usd,
+                said=counsel.doubt(unknown, turn, settings),
+            )
+        )
+    return sorted(told, key=lambda one: -one.regret_usd), rest

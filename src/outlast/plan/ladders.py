@@ -1,0 +1,135 @@
+"""What fails in a scenario, and what each strategy can then begin again from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from msgspec.structs import replace
+
+from outlast.plan.scenario import NEVER_S, Scenario
+from outlast.theory import bursts, kinds, replicas, spares
+from outlast.theory.strategies import Loses, Rung
+
+Strategy = Literal["checkpoint-restart", "peer-memory", "migrate", "drop", "outlast"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+_ALWAYS = frozenset(
+    {
+        "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
+        "interval", "cost", "flush", "drag", "detect", "restart",
+    }
+)  # fmt: skip
+_LIVE = frozenset({"replica-gpus", "pause", "step", "window"})
+_MEMORY = frozenset({"memory-interval", "memory-cost", "copies", "restore", "window"})
+_MATTERS: dict[Strategy, frozenset[str]] = {
+    "checkpoint-restart": _ALWAYS | {"spares"},
+    "peer-memory": _ALWAYS | {"spares"} | _MEMORY,
+    "migrate": _ALWAYS | {"spares"} | _LIVE,
+    "drop": _ALWAYS | _LIVE,
+    "outlast": _ALWAYS | {"spares"} | _LIVE | _MEMORY,
+}
+ENOUGH = 0.999  # of time, repairs take no more than the spares there are
+
+
+def matters(strategy: Strategy) -> frozenset[str]:
+    """The keys of a scenario that what becomes of a run depends on."""
+    return _MATTERS[strategy]
+
+
+def node_rate_per_s(scenario: Scenario) -> float:
+    """Failures of one node a second that leave more than storage, lemons and others together."""
+    return scenario.failures.per_gpu_s * scenario.gpus_per_node * (1 - scenario.fatal)
+
+
+def fatal_rate_per_s(scenario: Scenario) -> float:
+    """Failures a second after which only storage is left."""
+    return scenario.failures.per_gpu_s * scenario.gpus * scenario.fatal
+
+
+def mtbf_s(scenario: Scenario) -> float:
+    """Between failures of the whole job, of every kind."""
+    return 1 / kinds.rate_per_s(kinds_of(scenario))
+
+
+def spares_of(scenario: Scenario, strategy: Strategy) -> int:
+    """Nodes that stand by; none where the strategy goes on without."""
+    if strategy == "drop":
+        return 0
+    if scenario.spares is not None:
+        return scenario.spares
+    if scenario.rack_mtbf_s == NEVER_S:
+        mean = spares.in_repair(_taking_rate(scenario), scenario.repair_s)
+        return int(spares.quantile(ENOUGH, mean))
+    return bursts.in_repair(kinds_of(scenario), scenario.repair_s).quantile(ENOUGH)
+
+
+def _taking_rate(scenario: Scenario) -> float:
+    return node_rate_per_s(scenario) * scenario.nodes * (1 - scenario.transient)
+
+
+def kinds_of(scenario: Scenario) -> list[kinds.Kind]:
+    """What can fail; `devices` are nodes."""
+    rate, gone = node_rate_per_s(scenario), 1 - scenario.transient
+    racks = math.ceil(scenario.nodes / scenario.rack_nodes)
+    return [
+        kinds.Kind(name="node", rate_per_unit_s=rate * gone, units=scenario.nodes),
+        kinds.Kind(
+            name="transient", rate_per_unit_s=rate * (1 - gone), units=scenario.nodes,
+            devices_killed=0,
+        ),
+        kinds.Kind(name="fatal", rate_per_unit_s=fatal_rate_per_s(scenario), devices_killed=0),
+        kinds.Kind(
+            name="rack", rate_per_unit_s=1 / scenario.rack_mtbf_s, units=racks,
+            devices_killed=min(scenario.rack_nodes, scenario.nodes),
+        ),
+    ]  # fmt: skip
+
+
+def sources(
+    scenario: Scenario, strategy: Strategy, *, memory: bool
+) -> Sequence[tuple[Loses, float]]:
+    """What a recovery can begin from, cheapest first, and how long it then takes. `memory`: there
+    are versions in memory."""
+    live: tuple[Loses, float] = ("nothing", scenario.pause_s + scenario.step_s / 2)
+    held: tuple[Loses, float] = ("snapshot", scenario.restore_s)
+    storage: tuple[Loses, float] = ("checkpoint", scenario.restart_s)
+    has_live = strategy in ("migrate", "drop", "outlast") and scenario.replicas > 1
+    return [*[live] * has_live, *[held] * memory, storage]
+
+
+def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]:
+    """The share of failures that each source is for, those that take a node apart from others."""
+    every = 1 / mtbf_s(scenario)
+    rate = node_rate_per_s(scenario)
+    racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
+    left: float = min(1.0, rate * scenario.nodes / every)  # of rounding
+    found: list[Rung] = []
+    for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
+        members = {"nothing": scenario.replicas, "snapshot": scenario.copies}.get(loses, 0)
+        gone = _lost_share(scenario, members, scenario.detect_s + recover_s + scenario.window_s)
+        here = left * (1 - gone) if members else left
+        left -= here
+        taking = here * (1 - scenario.transient) + (racks / every if at == 0 else 0.0)
+        staying = here * scenario.transient
+        if loses == "checkpoint":
+            staying += fatal_rate_per_s(scenario) / every
+        found += [
+            Rung(name=f"{loses}, node lost", share=taking, recover_s=recover_s, loses=loses),
+            Rung(
+                name=f"{loses}, node kept", share=staying, recover_s=recover_s, loses=loses,
+                takes_node=False,
+            ),
+        ]  # fmt: skip
+    short = 1 - math.fsum(one.share for one in found)
+    found[-1] = replace(found[-1], share=max(0.0, found[-1].share + short))  # of rounding
+    return found
+
+
+def _lost_share(scenario: Scenario, members: int, window_s: float) -> float:
+    """Of node failures, those that take the last of `members` that hold a part."""
+    rate = node_rate_per_s(scenario)
+    if members < 2 or not rate:
+        return float(members == 1)
+    lost = replicas.loss_rate_per_s(scenario.nodes, members, rate, window_s)
+    return min(1.0, lost / (rate * scenario.nodes))

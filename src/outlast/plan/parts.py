@@ -1,0 +1,121 @@
+"""Replications in parts, and the one seam that all of them run through: here and now, or on any
+executor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, wait
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from outlast import __version__
+from outlast.errors import UsageError
+from outlast.plan.interruption import interruption
+from outlast.plan.job import STATE, Job, check, check_seed, fleet, parameters
+from outlast.plan.kernel import TALLIES, replicate
+from outlast.plan.pools import IN_FLIGHT
+
+ROWS = np.dtype([(name, "f8") for name in TALLIES])
+FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
+ROWS_A_PART = 4096  # half a megabyte
+HEARD_S = 0.2
+K = TypeVar("K")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The replications `first` to `first + count` of a job. Raises UsageError for a seed that
+    cannot be."""
+
+    job: Job
+    seed: int
+    first: int
+    count: int
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+def parts(job: Job, replications: int, seed: int = 0) -> Iterator[Part]:
+    """All replications, in their order and of a size that depends on the job alone, not on who runs
+    them. Raises UsageError naming the field of `job` that cannot be."""
+    check(job, replications)
+    size = int(FAILURES_A_PART / max(1.0, expected_failures(job)))
+    size = min(max(1, size), ROWS_A_PART)
+    return (
+        Part(job, seed, at, min(size, replications - at)) for at in range(0, replications, size)
+    )
+
+
+def expected_failures(job: Job) -> float:
+    """Failures of a replication, roughly: a run takes some twice its work at the worst that people
+    ask about."""
+    rate = job.nodes * job.node_rate * (1 + job.lemons * (job.lemon_factor - 1))
+    rate += job.software_rate + job.rack_rate * job.nodes / job.rack_nodes
+    return min(job.failures_max, 2 * rate * job.work_s)
+
+
+def run_part(part: Part) -> np.ndarray:
+    """A row of ROWS each; in any process or thread, on any machine with the same Outlast. Raises
+    UsageError where it is another."""
+    if part.version != __version__:
+        raise UsageError(f"asked for by outlast {part.version}, and this worker has {__version__}")
+    out = np.empty((part.count, len(TALLIES)))
+    job = part.job
+    replicate(parameters(job), fleet(job), np.zeros(1, STATE)[0], part.seed, part.first, out)
+    return out.view(ROWS)[:, 0]
+
+
+def results(
+    wanted: Iterable[tuple[K, Part]],
+    executor: Executor | None = None,
+    in_flight: int = IN_FLIGHT,
+) -> Generator[tuple[K, Part, np.ndarray | Exception], None, None]:
+    """The rows of each part, or the error that it ended in, in the order of `wanted`, which is read
+    no further than `in_flight` parts ahead.
+
+    Ctrl-C ends it between two parts (the second time at once), so that what it gave is whole: fewer
+    parts than were wanted say that it was interrupted.
+    """
+    source = iter(wanted)
+    waiting: deque[tuple[K, Part, Future[np.ndarray]]] = deque()
+    with interruption() as interrupted:
+        try:
+            while True:
+                ahead = 0 if interrupted() else (in_flight if executor else 1) - len(waiting)
+                for key, part in islice(source, ahead):
+                    waiting.append((key, part, _begun(executor, part)))
+                if not waiting:
+                    return
+                key, part, future = waiting[0]
+                while not future.done() and not interrupted():
+                    wait([future], timeout=HEARD_S)
+                if not future.done():
+                    return
+                waiting.popleft()
+                yield key, part, _ended(future)
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+def _begun(executor: Executor | None, part: Part) -> Future[np.ndarray]:
+    here: Future[np.ndarray] = Future()
+    try:
+        if executor is not None:
+            return executor.submit(run_part, part)
+        here.set_result(run_part(part))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
+        here.set_exception(error)
+    return here
+
+
+def _ended(future: Future[np.ndarray]) -> np.ndarray | Exception:
+    try:
+        return future.result(timeout=0)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
+        return error

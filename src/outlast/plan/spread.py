@@ -1,0 +1,142 @@
+"""Many runs of one strategy at one failure rate: what they come to, by quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import closing
+
+import msgspec
+import numpy as np
+
+from outlast.errors import OutlastError
+from outlast.plan.answers import Answer, Unit, answer
+from outlast.plan.job import Job
+from outlast.plan.kernel import TALLIES
+from outlast.plan.ladders import Strategy, matters
+from outlast.plan.parts import parts, results
+from outlast.plan.pools import IN_FLIGHT
+from outlast.plan.scenario import Scenario
+from outlast.plan.simulated import bounded, job_of
+from outlast.plan.strategies import Prediction, predict
+from outlast.plan.summary import Summary
+from outlast.plan.tallies import Tally, tally, usd_per_s, without_advice
+
+LONG_RUN = "drop: theory is of a long run; a simulated one begins with all its replicas"
+_SAID: dict[str, tuple[str, Unit]] = {
+    "wall_s": ("takes", "s"),
+    "redo_s": ("redone work", "s"),
+    "save_s": ("saving", "s"),
+    "detect_s": ("detection", "s"),
+    "restart_s": ("restart", "s"),
+    "wait_s": ("waiting", "s"),
+    "slow_s": ("slowness", "s"),
+    "failures": ("failures", "times"),
+    "incidents": ("stops", "times"),
+    "from_live": ("from live state", "times"),
+    "from_memory": ("from memory", "times"),
+    "from_storage": ("from storage", "times"),
+    "stalls": ("waits", "times"),
+}
+
+
+class Spread(Answer, frozen=True, kw_only=True):
+    """`replications` of `asked` were done, `unfinished` of them had no end."""
+
+    strategy: Strategy
+    seed: int
+    asked: int
+    replications: int
+    unfinished: int
+    interrupted: bool
+    interval_s: float
+    memory_interval_s: float | None
+    spares: int
+    tallies: list[Tally]
+
+
+def spread(
+    scenario: Scenario,
+    strategy: Strategy,
+    replications: int,
+    *,
+    seed: int = 0,
+    executor: Executor | None = None,
+    in_flight: int = IN_FLIGHT,
+    on_rows: Callable[[np.ndarray], None] = lambda _: None,
+) -> Spread:
+    """Memory does not grow with `replications`: `on_rows` is given the rows (parts.ROWS) as they
+    come, in their order, and they are forgotten. Ctrl-C ends it with the first ones.
+
+    Raises UsageError naming what cannot be, OutlastError where a part failed.
+    """
+    predicted = predict(scenario, strategy)
+    job = bounded(job_of(scenario, strategy), predicted)
+    wanted = ((None, part) for part in parts(job, replications, seed))
+    found = {name: Summary() for name in (*TALLIES, "goodput")}
+    with closing(results(wanted, executor, in_flight)) as done:
+        for _, part, rows in done:
+            if isinstance(rows, Exception):
+                raise failed(f"replications from {part.first:,}", rows) from rows
+            for name in TALLIES:
+                found[name].add(rows[name])
+            found["goodput"].add(job.work_s / rows["wall_s"])
+            on_rows(rows)
+    told = answer(
+        f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?", scenario, [], [],
+        matters(strategy) | {"gpu-hour"},
+    )  # fmt: skip
+    wall = found["wall_s"]
+    tallies = _tallies(scenario, predicted, found) if wall.count else []
+    return Spread(
+        question=told.question, failures=told.failures, assumed=told.assumed, quantities=[],
+        warnings=_warnings(strategy, predicted, job, wall, tallies, replications),
+        strategy=strategy, seed=seed, asked=replications, replications=wall.count,
+        unfinished=wall.endless, interrupted=wall.count < replications,
+        interval_s=job.interval_s, memory_interval_s=predicted.memory_interval_s,
+        spares=job.spares, tallies=tallies,
+    )  # fmt: skip
+
+
+def failed(where: str, error: Exception) -> OutlastError:
+    """What to raise for a part that failed where it ran."""
+    return OutlastError(f"{where}: {type(error).__name__}: {error}")
+
+
+def _tallies(scenario: Scenario, predicted: Prediction, found: dict[str, Summary]) -> list[Tally]:
+    theory = {"wall_s": predicted.wall_s}
+    if predicted.strategy != "drop":  # where theory counts replicas that leave, not failures
+        theory["failures"] = predicted.outcome.failures_per_s * predicted.wall_s
+    tallies = [
+        tally(said, unit, found[name], theory.get(name)) for name, (said, unit) in _SAID.items()
+    ]
+    # A mean of goodputs is not the goodput of the mean time, which theory gives: no z.
+    goodput = tally("goodput", "share", found["goodput"])
+    costs = tally(
+        "costs", "USD", found["wall_s"], predicted.usd, times=usd_per_s(scenario, predicted.spares)
+    )
+    plain = msgspec.structs.replace(goodput, predicted=predicted.outcome.goodput)
+    return [tallies[0], plain, costs, *tallies[1:]]
+
+
+def _warnings(
+    strategy: Strategy,
+    predicted: Prediction,
+    job: Job,
+    wall: Summary,
+    tallies: list[Tally],
+    asked: int,
+) -> list[str]:
+    said = without_advice(predicted.warnings) + [LONG_RUN] * (strategy == "drop")
+    if wall.count < asked:
+        said.append(f"interrupted: the first {wall.count:,} of {asked:,} replications")
+    if wall.endless:
+        said.append(
+            f"{wall.endless:,} of {wall.count:,} runs have no end: {job.failures_max:,} failures"
+            " came first, or no node would ever have come back"
+        )
+    differs = tallies[0].differs() if tallies else 0.0
+    if differs:
+        longer = "longer" if differs > 0 else "less"
+        said.append(f"simulated runs take {abs(differs):.1%} {longer} than theory says")
+    return said

@@ -1,0 +1,1 @@
+"""One replication as a run would have lived it, decided by the real core (docs/plan.md)."""

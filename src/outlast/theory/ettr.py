@@ -1,0 +1,178 @@
+"""Effective training time ratio: productive time over wall time, and what it takes to reach one.
+
+`init_s` (u0) is what a start takes until work goes on, failures strike it as well; `queue_s` (q)
+is what the job waits after a failure before it starts. Equations are those of Kokolis et al. 2025
+(arXiv 2410.21680), whose saves cost nothing; the exact form can charge for them (`cost_s`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from outlast.errors import UsageError
+from outlast.theory import intervals
+from outlast.theory.arrays import broadcasts
+from outlast.theory.checks import not_negative, positive
+from outlast.theory.intervals import efficiency, optimum
+from outlast.theory.roots import root
+
+CLOSE = 1e-12  # relative: an ETTR that was computed can be asked for
+
+
+@broadcasts
+def exact(
+    interval_s: float,
+    mtbf_s: float,
+    *,
+    init_s: float = 0.0,
+    queue_s: float = 0.0,
+    cost_s: float = 0.0,
+) -> float:
+    """ETTR of a long run: [L tau/(e^(L (tau + C)) - 1)] e^(-L u0)/(1 + L q), L = 1/M. Exact.
+
+    It is `intervals.efficiency` with R = u0 and D = q. The first start, which a long run does not
+    feel, is left out.
+    """
+    return efficiency(interval_s, cost_s, mtbf_s, restart_s=init_s, down_s=queue_s)
+
+
+@broadcasts
+def equation_1(
+    interval_s: float,
+    mtbf_s: float,
+    *,
+    productive_s: float,
+    init_s: float = 0.0,
+    queue_s: float = 0.0,
+) -> float:
+    """Equations 1 and 7: [1 - L(u0 + tau/2)]/[1 + L(q + (u0/R)(q + u0 + tau/2))], R productive
+    seconds. First order (`in_regime`); 0 where the numerator is negative.
+
+    It is not what equations 4 to 6 give: the first queue and start, (q + u0)/R, are missing.
+    """
+    _check(interval_s, mtbf_s, init_s, queue_s)
+    positive("productive_s", productive_s)
+    lost_s = init_s + interval_s / 2
+    slower = (queue_s + init_s / productive_s * (queue_s + lost_s)) / mtbf_s
+    return max(0.0, 1 - lost_s / mtbf_s) / (1 + slower)
+
+
+@broadcasts
+def equation_2(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> float:
+    """Equations 2 and 8: 1 - L(u0 + tau/2); long runs that hardly wait in a queue. First order
+    (`in_regime`); 0 where it would be negative."""
+    _check(interval_s, mtbf_s, init_s)
+    return max(0.0, 1 - (init_s + interval_s / 2) / mtbf_s)
+
+
+@broadcasts
+def equation_4(
+    interval_s: float, mtbf_s: float, *, productive_s: float, init_s: float = 0.0
+) -> float:
+    """Expected failures of a run: L(R + u0)/(1 - L(u0 + tau/2)). First order (`in_regime`);
+    infinity where a failure costs more than passes between two."""
+    _check(interval_s, mtbf_s, init_s)
+    positive("productive_s", productive_s)
+    left = 1 - (init_s + interval_s / 2) / mtbf_s
+    return (productive_s + init_s) / mtbf_s / left if left > 0 else math.inf
+
+
+@broadcasts
+def equation_6(
+    interval_s: float,
+    mtbf_s: float,
+    *,
+    productive_s: float,
+    init_s: float = 0.0,
+    queue_s: float = 0.0,
+) -> float:
+    """Equations 4 to 6: 1/(1 + S), S = [(N + 1)(q + u0) + N tau/2]/R, N of `equation_4`. First
+    order (`in_regime`); by Jensen's inequality the mean ETTR is at least this."""
+    not_negative("queue_s", queue_s)
+    failures = equation_4(interval_s, mtbf_s, productive_s=productive_s, init_s=init_s)
+    if math.isinf(failures):
+        return 0.0
+    slower_s = (failures + 1) * (queue_s + init_s) + failures * interval_s / 2
+    return 1 / (1 + slower_s / productive_s)
+
+
+@broadcasts
+def in_regime(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> bool:
+    """Whether equations 1 to 8 hold: L(u0 + tau/2) is at most 0.3."""
+    return intervals.in_regime(init_s + interval_s / 2, mtbf_s)
+
+
+@broadcasts
+def interval_for(
+    ettr: float, mtbf_s: float, *, init_s: float = 0.0, queue_s: float = 0.0, cost_s: float = 0.0
+) -> float:
+    """The longest interval, in seconds, at which `exact` is still `ettr`. Infinity where nothing
+    fails and saves are free. Raises UsageError with the best that there is."""
+
+    def at(interval_s: float) -> float:
+        return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)
+
+    if math.isinf(mtbf_s):
+        _refuse_above(ettr, 1.0, "with no failure at all")
+        return math.inf
+    best_s = optimum(cost_s, mtbf_s) or 1e-9 * mtbf_s
+    how = f"with a save every {best_s:.4g} s" if cost_s else "saving without end"
+    _refuse_above(ettr, at(best_s), how)
+    high_s = best_s
+    while at(high_s) > ettr:
+        high_s *= 2
+    if high_s == best_s:
+        return best_s
+    return root(lambda interval_s: at(interval_s) - ettr, best_s, high_s)
+
+
+@broadcasts
+def init_for(
+    ettr: float, interval_s: float, mtbf_s: float, *, queue_s: float = 0.0, cost_s: float = 0.0
+) -> float:
+    """The longest start u0, in seconds, with which `exact` is still `ettr`: M ln(ETTR without it /
+    `ettr`). Exact. Raises UsageError with the best that there is."""
+    best = exact(interval_s, mtbf_s, queue_s=queue_s, cost_s=cost_s)
+    _refuse_above(ettr, best, "with an instant start")
+    return mtbf_s * math.log(best / ettr) if best > ettr else 0.0
+
+
+@broadcasts
+def mtbf_for(
+    ettr: float,
+    interval_s: float,
+    *,
+    init_s: float = 0.0,
+    queue_s: float = 0.0,
+    cost_s: float = 0.0,
+) -> float:
+    """The shortest mean time between the job's failures, in seconds, at which `exact` is still
+    `ettr`; one over it is the highest failure rate. Raises UsageError with the best that there is.
+    """
+
+    def at(mtbf_s: float) -> float:
+        return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)
+
+    _refuse_above(ettr, at(math.inf), "with no failure at all")
+    low_s = high_s = interval_s + init_s + queue_s + cost_s
+    while at(high_s) < ettr:
+        high_s *= 2
+        if math.isinf(high_s):
+            return math.inf  # the last digit of the best: only without failures
+    while at(low_s) >= ettr:
+        low_s /= 2
+    return root(lambda mtbf_s: at(mtbf_s) - ettr, low_s, high_s)
+
+
+def _refuse_above(ettr: float, best: float, how: str) -> None:
+    if not 0 < ettr < 1:
+        raise UsageError(f"ettr must lie between 0 and 1, not {ettr!r}")
+    if ettr > best * (1 + CLOSE):
+        raise UsageError(f"an ETTR of {ettr:g} cannot be had: the best is {best:.6g}, {how}")
+
+
+def _check(interval_s: float, mtbf_s: float, init_s: float, queue_s: float = 0.0) -> None:
+    positive("interval_s", interval_s)
+    positive("mtbf_s", mtbf_s, endless=True)
+    not_negative("init_s", init_s)
+    not_negative("queue_s", queue_s)

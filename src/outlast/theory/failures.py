@@ -1,0 +1,177 @@
+"""How often devices fail: published rates, and what a run's own failures make of them.
+
+A rate is failures per device-second: of failures that stop a job, whatever part was at fault,
+divided by devices times seconds of running. Failures are taken as independent (a Poisson process),
+which a large fleet past its burn-in comes close to (Palm-Khintchine); bursts in which one cause
+kills many devices count once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from outlast.errors import UsageError
+from outlast.theory import gamma
+from outlast.theory.arrays import broadcasts
+from outlast.theory.checks import not_negative, positive
+
+HOUR_S = 3600.0
+DAY_S = 86400.0
+TAIL = 0.05  # on either side of a 90 % interval
+WEIGHT_FAILURES = 2.0
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True):
+    """What is believed of the rate before a run has failures of its own: Gamma distributed with
+    mean `rate_per_device_s` and shape `weight_failures`, as if that many failures had been seen.
+
+    The default weight makes the 90 % interval 13-fold, about what the published rates below span
+    (17-fold): two failures later, the run's own experience counts as much as theirs.
+    """
+
+    name: str
+    rate_per_device_s: float
+    source: str
+    weight_failures: float = WEIGHT_FAILURES
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Failures per device-second: the mean, and the ends of a 90 % interval. `prior_failures`: what
+    the prior weighed in it."""
+
+    mean: float
+    low: float
+    high: float
+    prior_failures: float
+
+
+@broadcasts
+def rate_of_mtbf(device_mtbf_s: float) -> float:
+    """Failures per device-second of devices with this mean time between failures."""
+    positive("device_mtbf_s", device_mtbf_s)
+    return 1 / device_mtbf_s
+
+
+@broadcasts
+def rate_of_daily_probability(probability: float) -> float:
+    """Failures per device-second where a device fails on a given day with this probability:
+    -ln(1 - p) a day. Exact for a Poisson process."""
+    if not 0 < probability < 1:
+        raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
+    return -math.log1p(-probability) / DAY_S
+
+
+@broadcasts
+def rate_of_node_days(failures_per_1000: float, devices_per_node: int) -> float:
+    """Failures per device-second from failures per thousand days of a node's running."""
+    positive("failures_per_1000", failures_per_1000)
+    positive("devices_per_node", devices_per_node)
+    return failures_per_1000 / 1000 / DAY_S / devices_per_node
+
+
+@broadcasts
+def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
+    """Mean seconds between failures of a job that any of its devices stops: rates add up."""
+    positive("rate_per_device_s", rate_per_device_s)
+    positive("devices", devices)
+    return 1 / (rate_per_device_s * devices)
+
+
+@broadcasts
+def expected_failures(mtbf_s: float, time_s: float) -> float:
+    """Mean number of failures in `time_s`, each of which the job outlives: t/M. Exact, also for
+    failures that are not Poisson, over a long time."""
+    positive("mtbf_s", mtbf_s, endless=True)
+    not_negative("time_s", time_s)
+    return time_s / mtbf_s
+
+
+@broadcasts
+def no_failure(mtbf_s: float, time_s: float) -> float:
+    """The probability that nothing fails for `time_s`: e^(-t/M). Exact for a Poisson process."""
+    return math.exp(-expected_failures(mtbf_s, time_s))
+
+
+def posterior(prior: Prior, failures: int, exposure_device_s: float) -> Rate:
+    """The rate after `failures` in `exposure_device_s` (devices x seconds of running).
+
+    The gamma prior is conjugate to Poisson counts: shape = weight + failures, exposure = weight /
+    prior rate + exposure, exact (Gelman et al., Bayesian Data Analysis, 2.6). Where more failures
+    were seen than the prior makes plausible, its weight is lowered (`_weight`): a bad machine is
+    believed soon. Raises UsageError for failures without exposure.
+    """
+    positive("prior.rate_per_device_s", prior.rate_per_device_s)
+    positive("prior.weight_failures", prior.weight_failures)
+    not_negative("failures", failures)
+    not_negative("exposure_device_s", exposure_device_s)
+    if failures and not exposure_device_s:
+        raise UsageError(f"{failures} failures in no time at all: exposure_device_s is 0")
+    weight = _weight(prior, failures, exposure_device_s)
+    shape = weight + failures
+    exposure = weight / prior.rate_per_device_s + exposure_device_s
+    low, high = gamma.quantile(shape, TAIL), gamma.quantile(shape, 1 - TAIL)
+    return Rate(shape / exposure, low / exposure, high / exposure, weight)
+
+
+def _weight(prior: Prior, failures: int, exposure_device_s: float) -> float:
+    """The prior's own weight, or the lesser one at which what was seen is as expected.
+
+    Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial), which
+    solved for w is the moment estimate used here; one standard deviation is granted, so that a
+    single early failure overturns nothing.
+    """
+    expected = prior.rate_per_device_s * exposure_device_s
+    excess = max(0.0, failures - math.sqrt(failures) - expected)
+    unexplained = excess**2 - expected
+    if unexplained <= 0:
+        return prior.weight_failures
+    return min(prior.weight_failures, expected**2 / unexplained)
+
+
+def preset(name: str) -> Prior:
+    """A published rate. Raises UsageError with the names there are."""
+    if name not in PRESETS:
+        raise UsageError(f"no failure rate is called {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+PRESETS = {
+    prior.name: prior
+    for prior in (
+        Prior(
+            name="llama3-405b",
+            rate_per_device_s=419 / (16_384 * 54 * DAY_S),
+            source="419 unexpected interruptions in 54 days on 16,384 GPUs: Llama Team 2024,"
+            " arXiv 2407.21783",
+        ),
+        Prior(
+            name="rsc-1",
+            rate_per_device_s=rate_of_node_days(6.50, 8),
+            source="6.50 failures per 1000 days of a node with 8 GPUs: Kokolis et al. 2025,"
+            " arXiv 2410.21680",
+        ),
+        Prior(
+            name="rsc-2",
+            rate_per_device_s=rate_of_node_days(2.34, 8),
+            source="2.34 failures per 1000 days of a node with 8 GPUs: Kokolis et al. 2025,"
+            " arXiv 2410.21680",
+        ),
+        Prior(
+            name="half-percent-a-day",
+            rate_per_device_s=rate_of_daily_probability(0.005),
+            source="0.5 % a GPU and day: a teaching figure, not a measurement",
+        ),
+        Prior(
+            name="180-days",
+            rate_per_device_s=rate_of_mtbf(180 * DAY_S),
+            source="180 days between failures of a GPU: a teaching figure, not a measurement",
+        ),
+        Prior(
+            name="50000-hours",
+            rate_per_device_s=rate_of_mtbf(50_000 * HOUR_S),
+            source="50,000 h between failures of a GPU: Epoch AI 2024, rounded from Llama 3's",
+        ),
+    )
+}

@@ -1,0 +1,259 @@
+"""How long to work between two saves, and what it costs.
+
+`interval_s` (tau) is work between two saves, without the save itself; a failure loses what was done
+since the last save ended. `mtbf_s` (M) is the job's; `math.inf` where nothing fails. Failures are a
+Poisson process. A result that no run can reach is infinity (time) or 0 (efficiency).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from outlast.errors import UsageError
+from outlast.theory.arrays import broadcasts
+from outlast.theory.checks import not_negative, positive, share
+from outlast.theory.lambert import one_plus_w0
+
+POINT = 0.01
+REGIME_MAX = 0.3  # of time lost to failures: beyond, first order is wrong by several points
+
+
+@broadcasts
+def young(cost_s: float, mtbf_s: float) -> float:
+    """The best interval, first order: sqrt(2 C M). Seconds; for C much shorter than M.
+
+    Young 1974 (Comm. ACM 17).
+    """
+    _check(cost_s, mtbf_s)
+    return math.sqrt(2 * cost_s) * math.sqrt(mtbf_s) if cost_s else 0.0
+
+
+@broadcasts
+def daly(cost_s: float, mtbf_s: float) -> float:
+    """The best interval, as a series: sqrt(2 C M) [1 + sqrt(C/2M)/3 + C/18M] - C; M for C >= 2M.
+
+    Seconds; to 0.3 % of `optimum` up to C = M/3. Daly 2006 (Future Gen. Comp. Sys. 22), eq. 37.
+    """
+    _check(cost_s, mtbf_s)
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    half = cost_s / (2 * mtbf_s)
+    return young(cost_s, mtbf_s) * (1 + math.sqrt(half) / 3 + half / 9) - cost_s
+
+
+@broadcasts
+def optimum(cost_s: float, mtbf_s: float) -> float:
+    """The best interval, exactly: M [1 + W0(-e^(-1 - C/M))]. Seconds; any C and M.
+
+    What minimises `segment_s` and `segment_safe_restart_s` per second of work, whatever R and D
+    are. Bougeret et al. 2011 (SC '11), the chunk of their theorem 1.
+    """
+    _check(cost_s, mtbf_s)
+    if math.isinf(mtbf_s):
+        return math.inf if cost_s else 0.0
+    return mtbf_s * one_plus_w0(-math.expm1(-cost_s / mtbf_s))
+
+
+@broadcasts
+def optimum_safe_saves(cost_s: float, mtbf_s: float) -> float:
+    """The best interval where nothing fails while saving: M [1 + W0((C/M - 1)/e)].
+
+    Seconds; exact, with an instant restart. Epoch AI 2024, appendix A.
+    """
+    _check(cost_s, mtbf_s)
+    if math.isinf(mtbf_s):
+        return math.inf if cost_s else 0.0
+    return mtbf_s * one_plus_w0(cost_s / mtbf_s)
+
+
+@broadcasts
+def optimum_async(cost_s: float, flush_s: float, mtbf_s: float, *, drag: float = 0.0) -> float:
+    """The best interval where a save blocks C and is durable F later, flushed beside the steps.
+
+    Seconds. `drag` is the share of the flush by which steps slow down, so that a save really costs
+    C + drag F. No flush starts before the last one has ended: never below F. The lag itself costs
+    the same at any interval and moves nothing (`segment_s`). Exact; derived here.
+    """
+    not_negative("flush_s", flush_s)
+    share("drag", drag)
+    return max(flush_s, optimum(cost_s + drag * flush_s, mtbf_s))
+
+
+@broadcasts
+def segment_s(
+    interval_s: float,
+    cost_s: float,
+    mtbf_s: float,
+    *,
+    flush_s: float = 0.0,
+    drag: float = 0.0,
+    restart_s: float = 0.0,
+    down_s: float = 0.0,
+) -> float:
+    """Expected seconds until `interval_s` of work are done and saved; failures strike during work,
+    save and restart, not during `down_s`: (M + D) e^(R/M) (e^((tau + C)/M) - 1). Exact.
+
+    Bougeret et al. 2011 (SC '11); Daly 2006's complete cost function is the case D = 0. With a
+    flush it is (M + D) e^((R + (1 - drag) F)/M) (e^((tau + C + drag F)/M) - 1), the mean over a
+    long run, exact; derived here (docs/theory.md). Then tau must be at least F, else UsageError.
+    """
+    _check(cost_s, mtbf_s, interval_s, restart_s, down_s)
+    _check_flush(interval_s, flush_s, drag)
+    save_s = cost_s + drag * flush_s
+    if math.isinf(mtbf_s):
+        return interval_s + save_s
+    again = (mtbf_s + down_s) * _exp((restart_s + (1 - drag) * flush_s) / mtbf_s)
+    return again * _expm1((interval_s + save_s) / mtbf_s)
+
+
+@broadcasts
+def recovery_s(restart_s: float, mtbf_s: float, *, down_s: float = 0.0) -> float:
+    """Expected seconds from a failure until the job works again, where failures strike during the
+    restart and begin it anew, after `down_s` each: (M + D) e^(R/M) - M. Exact.
+
+    The factor (M + D) e^(R/M) of `segment_s`, less the work before the failure.
+    """
+    _check(0.0, mtbf_s, 1.0, restart_s, down_s)
+    if math.isinf(mtbf_s):
+        return restart_s + down_s
+    waits_s = down_s * _exp(restart_s / mtbf_s) if down_s else 0.0
+    return mtbf_s * _expm1(restart_s / mtbf_s) + waits_s
+
+
+@broadcasts
+def segment_safe_restart_s(
+    interval_s: float, cost_s: float, mtbf_s: float, *, restart_s: float = 0.0, down_s: float = 0.0
+) -> float:
+    """`segment_s` where nothing fails during a restart: (M + D + R)(e^((tau + C)/M) - 1). Exact.
+
+    The same derivation with R counted as downtime.
+    """
+    _check(cost_s, mtbf_s, interval_s, restart_s, down_s)
+    if math.isinf(mtbf_s):
+        return interval_s + cost_s
+    return (mtbf_s + down_s + restart_s) * _expm1((interval_s + cost_s) / mtbf_s)
+
+
+@broadcasts
+def segment_safe_saves_s(interval_s: float, cost_s: float, mtbf_s: float) -> float:
+    """Expected seconds where nothing fails while saving and restarts are instant:
+    M (e^(tau/M) - 1) + C. Exact. Epoch AI 2024, appendix A.
+    """
+    _check(cost_s, mtbf_s, interval_s)
+    if math.isinf(mtbf_s):
+        return interval_s + cost_s
+    return mtbf_s * _expm1(interval_s / mtbf_s) + cost_s
+
+
+@broadcasts
+def efficiency(
+    interval_s: float,
+    cost_s: float,
+    mtbf_s: float,
+    *,
+    flush_s: float = 0.0,
+    drag: float = 0.0,
+    restart_s: float = 0.0,
+    down_s: float = 0.0,
+) -> float:
+    """The share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
+    positive("interval_s", interval_s)
+    segment = segment_s(
+        interval_s, cost_s, mtbf_s,
+        flush_s=flush_s, drag=drag, restart_s=restart_s, down_s=down_s,
+    )  # fmt: skip
+    return interval_s / segment if segment else 1.0  # so short that both round to nothing
+
+
+@broadcasts
+def waste(
+    interval_s: float,
+    cost_s: float,
+    mtbf_s: float,
+    *,
+    flush_s: float = 0.0,
+    drag: float = 0.0,
+    restart_s: float = 0.0,
+    down_s: float = 0.0,
+) -> float:
+    """The share of time that is lost, first order: (C + drag F)/tau + (tau/2 + F + R + D)/M.
+
+    May exceed 1 outside its regime (see `in_regime`). Without F: Young 1974. With it: derived
+    here; a failure during the flush falls back to the save before, so F adds to what is redone.
+    For asynchronous saves tau must be at least F, else UsageError.
+    """
+    _check(cost_s, mtbf_s, interval_s, restart_s, down_s)
+    _check_flush(interval_s, flush_s, drag)
+    saving = (cost_s + drag * flush_s) / interval_s
+    return saving + (interval_s / 2 + flush_s + restart_s + down_s) / mtbf_s
+
+
+@broadcasts
+def in_regime(lost_a_failure_s: float, mtbf_s: float) -> bool:
+    """Whether first order holds: what a failure costs (tau/2 + F + R + D) is at most 0.3 M."""
+    return lost_a_failure_s <= REGIME_MAX * mtbf_s
+
+
+class Zone(NamedTuple):
+    """Intervals in seconds between which a waste is nearly the least."""
+
+    low_s: float
+    high_s: float
+
+
+def flat_zone(lost: Callable[[float], float], best_s: float, points: float = POINT) -> Zone:
+    """All intervals at which `lost` (a waste, with its least value at `best_s`, rising on either
+    side) is at most `points` above its least: by default one point, 0.01.
+
+    `low_s` is 0 and `high_s` infinity where a side never rises as far. To 1e-9 relative.
+    """
+    positive("best_s", best_s)
+    positive("points", points)
+    limit = lost(best_s) + points
+    return Zone(_edge(lost, best_s, limit, 0.5), _edge(lost, best_s, limit, 2.0))
+
+
+def _edge(lost: Callable[[float], float], inside: float, limit: float, factor: float) -> float:
+    outside = inside * factor
+    while lost(outside) <= limit:
+        inside, outside = outside, outside * factor
+        if not 1e-12 < outside < 1e15:
+            return 0.0 if factor < 1 else math.inf
+    while abs(outside - inside) > 1e-9 * inside:
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if lost(middle) <= limit else (inside, middle)
+    return inside
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(exponent) if exponent < 700 else math.inf
+
+
+def _expm1(exponent: float) -> float:
+    return math.expm1(exponent) if exponent < 700 else math.inf
+
+
+def _check(
+    cost_s: float,
+    mtbf_s: float,
+    interval_s: float = 1.0,
+    restart_s: float = 0.0,
+    down_s: float = 0.0,
+) -> None:
+    not_negative("cost_s", cost_s)
+    positive("mtbf_s", mtbf_s, endless=True)
+    positive("interval_s", interval_s)
+    not_negative("restart_s", restart_s)
+    not_negative("down_s", down_s)
+
+
+def _check_flush(interval_s: float, flush_s: float, drag: float) -> None:
+    not_negative("flush_s", flush_s)
+    share("drag", drag)
+    if interval_s < flush_s:
+        raise UsageError(
+            f"interval_s ({interval_s!r}) is below flush_s ({flush_s!r}): a save begins when the"
+            " last one is durable"
+        )

@@ -1,0 +1,157 @@
+"""Several kinds of saves beside each other: memory, local disk, durable storage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outlast.errors import UsageError
+from outlast.theory.arrays import broadcasts
+from outlast.theory.checks import not_negative, positive, share
+from outlast.theory.intervals import optimum_async, waste
+
+EXPONENT_MAX = 700.0  # e^709 is the largest float
+LEVELS_MAX = 8  # all choices of levels are compared, 2 ** (LEVELS_MAX - 1)
+
+
+class Level(NamedTuple):
+    """One kind of save. `cost_s` is what it blocks beyond the shallower saves of the same moment.
+
+    `survives`: the share of failures after which a save of this level or of a shallower one can be
+    restored. `drag`: the share of `flush_s` by which steps slow down meanwhile.
+    """
+
+    name: str
+    cost_s: float
+    survives: float
+    flush_s: float = 0.0
+    restore_s: float = 0.0
+    drag: float = 0.0
+
+
+class Chosen(NamedTuple):
+    """A level that pays: work between its saves, and the failures that it is restored after."""
+
+    level: Level
+    interval_s: float
+    mtbf_s: float  # of those failures alone; infinity where a shallower level covers them all
+
+
+class Pattern(NamedTuple):
+    """The levels that pay, shallowest first, and the share of time lost with them (first order)."""
+
+    chosen: tuple[Chosen, ...]
+    waste: float
+
+
+def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> Pattern:
+    """The best intervals of `levels`, given shallowest first, and which of them pay at all.
+
+    Each failure is restored from the shallowest chosen level that survives it, so that level k has
+    failures of its own at the rate lambda_k = lambda (survives_k - survives_(k-1)) and its interval
+    is `optimum_async` of that rate; a deeper level's is never below a shallower one's. Waste: the
+    sum over k of (C_k + drag_k F_k)/tau_k + lambda_k (tau_k/2 + F_k + R_k + D).
+
+    First order in the interplay of levels, exact for one alone. Benoit et al. 2017 (IEEE Trans.
+    Comp. 66), W_k = sqrt(2 C_k/lambda_k); the choice of levels is by comparing all. Failures that
+    the deepest level does not survive start from nothing, at any interval: they are not counted.
+    """
+    positive("mtbf_s", mtbf_s, endless=True)
+    not_negative("down_s", down_s)
+    _check(levels)
+    *upper, deepest = levels
+    kinds = itertools.product((True, False), repeat=len(upper))
+    choices = [[*itertools.compress(upper, kept), deepest] for kept in kinds]
+    return min((_spread(kept, mtbf_s, down_s) for kept in choices), key=lambda one: one.waste)
+
+
+@broadcasts
+def nested_s(
+    interval_s: float,
+    cost_s: float,
+    deep_cost_s: float,
+    mtbf_s: float,
+    deep_mtbf_s: float,
+    *,
+    saves: int = 1,
+) -> float:
+    """Expected seconds from one deep save to the end of the next, where failures cost no time but
+    work: `saves` times `interval_s` of work and a shallow save (C), then a deep one (C2). Exact.
+
+    A shallow failure (`mtbf_s`) goes back to the last save of either sort, a deep one
+    (`deep_mtbf_s`) to the last deep save; both strike during work and saves. With l, l2 and G(L) =
+    (e^((l + l2) L) - 1)/(l + l2): [(1 + l2 G(tau + C))^n (1 + l2 G(C2)) - 1]/l2. Derived here
+    (docs/theory.md); `pattern` is its first order, with n not rounded.
+    """
+    positive("interval_s", interval_s)
+    not_negative("cost_s", cost_s)
+    not_negative("deep_cost_s", deep_cost_s)
+    positive("mtbf_s", mtbf_s, endless=True)
+    positive("deep_mtbf_s", deep_mtbf_s, endless=True)
+    positive("saves", saves)
+    deep_rate = 1 / deep_mtbf_s
+    rate = 1 / mtbf_s + deep_rate
+    chunk_s, save_s = grown(interval_s + cost_s, rate), grown(deep_cost_s, rate)
+    if not deep_rate or math.isinf(chunk_s + save_s):
+        return saves * chunk_s + save_s
+    grows = saves * math.log1p(deep_rate * chunk_s) + math.log1p(deep_rate * save_s)
+    return grown(grows / deep_rate, deep_rate)
+
+
+def grown(length_s: float, rate_per_s: float) -> float:
+    """Expected seconds until `length_s` pass without a failure: (e^(l L) - 1)/l. Exact; infinity
+    above the range of floats."""
+    exponent = length_s * rate_per_s
+    if exponent > EXPONENT_MAX:
+        return math.inf
+    return math.expm1(exponent) / rate_per_s if rate_per_s else length_s
+
+
+def _spread(levels: Sequence[Level], mtbf_s: float, down_s: float) -> Pattern:
+    chosen: list[Chosen] = []
+    lost, covered, interval_s = 0.0, 0.0, 0.0
+    for level in levels:
+        own = level.survives - covered
+        own_mtbf_s = mtbf_s / own if own > 0 else math.inf
+        best_s = optimum_async(level.cost_s, level.flush_s, own_mtbf_s, drag=level.drag)
+        interval_s, covered = max(interval_s, best_s), level.survives
+        chosen.append(Chosen(level, interval_s, own_mtbf_s))
+        lost += _lost(level, interval_s, own_mtbf_s, down_s)
+    return Pattern(tuple(chosen), lost)
+
+
+def _lost(level: Level, interval_s: float, mtbf_s: float, down_s: float) -> float:
+    if math.isinf(interval_s):
+        return 0.0 if math.isinf(mtbf_s) else math.inf  # never saved: all is lost, if ever it fails
+    if interval_s == 0:
+        return (level.restore_s + down_s) / mtbf_s  # saved without end, for nothing
+    return waste(
+        interval_s,
+        level.cost_s,
+        mtbf_s,
+        flush_s=level.flush_s,
+        drag=level.drag,
+        restart_s=level.restore_s,
+        down_s=down_s,
+    )
+
+
+def _check(levels: Sequence[Level]) -> None:
+    if not 1 <= len(levels) <= LEVELS_MAX:
+        raise UsageError(f"from 1 to {LEVELS_MAX} levels can be compared, not {len(levels)}")
+    covered = 0.0
+    for level in levels:
+        not_negative(f"{level.name}: cost_s", level.cost_s)
+        not_negative(f"{level.name}: flush_s", level.flush_s)
+        not_negative(f"{level.name}: restore_s", level.restore_s)
+        share(f"{level.name}: survives", level.survives)
+        share(f"{level.name}: drag", level.drag)
+        if level.survives < covered:
+            raise UsageError(
+                f"{level.name} survives {level.survives:g} of failures, the level above it"
+                f" {covered:g}: list levels shallowest first, each with what it or one above"
+                " survives"
+            )
+        covered = level.survives

@@ -1,0 +1,294 @@
+"""What each strategy of recovery makes of a job: the share of time that is useful, and where the
+rest goes.
+
+Failures are a Poisson process; each is of one of a ladder's *rungs*. While the job recovers,
+failures go on: recovery then begins anew, on the deeper of the two rungs. docs/theory.md states the
+model and derives the formulas, which are exact in the long run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from outlast.errors import UsageError
+from outlast.theory import gamma
+from outlast.theory.checks import not_negative, positive, share, whole
+from outlast.theory.intervals import in_regime
+from outlast.theory.levels import nested_s
+
+Loses = Literal["nothing", "snapshot", "checkpoint"]
+DEPTHS: tuple[Loses, ...] = ("nothing", "snapshot", "checkpoint")
+SUM_CLOSE = 1e-9
+HOPELESS = 1e-100  # of recoveries get through: no run lives to see it
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to recover. `share`: of all failures, those that it is for.
+
+    `recover_s`: from detection until the job works again; failures strike then, too. `wait_s`: what
+    comes before detection, and in which nothing can fail (a queue). `loses`: work since when.
+    `takes_node`: a failure that keeps a node until it is repaired.
+    """
+
+    name: str
+    share: float
+    recover_s: float
+    loses: Loses
+    wait_s: float = 0.0
+    takes_node: bool = True
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What all strategies share. `mtbf_s`: between failures that stop the job while it works or
+    recovers; infinity where nothing fails.
+
+    A checkpoint comes after each `interval_s` of work, blocks for `cost_s`, and can be restored
+    `flush_s` later; meanwhile steps are slower by the share `drag`. `snapshots`: copies in memory
+    in each interval, the last of them just before the checkpoint, each blocking `snapshot_cost_s`;
+    0 for none. `detect_s`: from a failure until it is known. `spares`: None for as many as needed;
+    a node is in repair for `repair_s`.
+    """
+
+    mtbf_s: float
+    interval_s: float
+    cost_s: float = 0.0
+    flush_s: float = 0.0
+    drag: float = 0.0
+    snapshots: int = 0
+    snapshot_cost_s: float = 0.0
+    detect_s: float = 0.0
+    spares: int | None = None
+    repair_s: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of wall time in the long run; all from `goodput` to `degraded` sum to 1.
+
+    `goodput`: useful work at full speed. `save`: blocking saves and slower steps that lasted.
+    `redo`: work and saves that a failure undid. `detect`, `recover`: after failures. `wait`: in
+    queues and for a repaired node. `degraded`: work that missing replicas did not do.
+    """
+
+    goodput: float
+    save: float
+    redo: float
+    detect: float
+    recover: float
+    wait: float
+    degraded: float = 0.0
+    recover_by_rung: dict[str, float]  # detection included
+    falls_back: float  # share of recoveries that end at a checkpoint
+    failures_per_s: float  # of wall time
+    exact: bool
+    in_regime: bool  # where not exact: whether first order holds
+
+
+def ladder(job: Job, rungs: Sequence[Rung]) -> Outcome:
+    """A job that recovers by `rungs`, cheapest first, whose shares sum to 1. Exact in the long run,
+    except for `drag` beside rungs that lose less than a checkpoint, and for finite `spares` beside
+    a `wait_s`. Raises UsageError with the field that cannot be.
+    """
+    return recovering(job, rungs)(job)
+
+
+def recovering(job: Job, rungs: Sequence[Rung]) -> Callable[[Job], Outcome]:
+    """`ladder` of jobs that differ from `job` in when they save alone (`interval_s`, `snapshots`):
+    what does not depend on it is worked out once."""
+    _check(job, rungs)
+    rate = 1 / job.mtbf_s
+    visits = _visits([one.share for one in rungs], [_held_s(one, job) for one in rungs], rate)
+    if any(math.isinf(one) for one in visits):
+        never = _never(rungs, visits, rate)
+        return lambda _: never
+    detect = math.fsum(rate * v * _lasts_s(job.detect_s, rate) for v in visits)
+    by_rung = [
+        rate * v * _lasts_s(_held_s(r, job), rate) for v, r in zip(visits, rungs, strict=True)
+    ]
+    spent = math.fsum(by_rung)  # per second of running, as are detection and waits
+    waits = math.fsum(rate * v * one.wait_s for v, one in zip(visits, rungs, strict=True))
+    stalled = _stalled(job, rungs, rate)
+    awake = (1 - stalled) / (1 + spent + waits)
+    ends = _ends(visits, [math.exp(-rate * _held_s(one, job)) for one in rungs], rungs)
+    exact, holds = _is_exact(job, rungs), _in_regime(job, rungs)
+
+    def outcome(one: Job) -> Outcome:
+        useful, saving = _kept(one, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
+        return Outcome(
+            goodput=awake * useful,
+            save=awake * saving,
+            redo=awake * max(0.0, 1 - useful - saving),
+            detect=awake * detect,
+            recover=awake * (spent - detect),
+            wait=stalled + awake * waits,
+            recover_by_rung={r.name: awake * s for r, s in zip(rungs, by_rung, strict=True)},
+            falls_back=ends["checkpoint"],
+            failures_per_s=rate * awake * (1 + spent),
+            exact=exact,
+            in_regime=holds,
+        )
+
+    return outcome
+
+
+def checkpoint_restart(job: Job, restart_s: float, *, wait_s: float = 0.0) -> Outcome:
+    """Every failure restarts the whole job from its last checkpoint. Exact in the long run:
+    goodput is `intervals.efficiency` with R = detection + restart and D = `wait_s`."""
+    return ladder(job, [_restart(1.0, restart_s, wait_s)])
+
+
+def peer_memory(
+    job: Job, restore_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
+) -> Outcome:
+    """The whole job begins again from the last snapshot in its nodes' memory; the share
+    `falls_back` of failures takes the memory, too, and restarts from the checkpoint."""
+    share("falls_back", falls_back)
+    first = Rung(name="restore", share=1 - falls_back, recover_s=restore_s, loses="snapshot")
+    return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
+
+
+def migrate(
+    job: Job, pause_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
+) -> Outcome:
+    """A spare takes over what a replica still holds, while the others pause; nothing is redone but
+    the step (count it in `pause_s`). The share `falls_back` of failures restarts from the
+    checkpoint."""
+    share("falls_back", falls_back)
+    first = Rung(name="migrate", share=1 - falls_back, recover_s=pause_s, loses="nothing")
+    return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
+
+
+def _restart(of_failures: float, restart_s: float, wait_s: float) -> Rung:
+    return Rung(
+        name="restart", share=of_failures, recover_s=restart_s, loses="checkpoint", wait_s=wait_s
+    )
+
+
+def _held_s(rung: Rung, job: Job) -> float:
+    return job.detect_s + rung.recover_s
+
+
+def _lasts_s(length_s: float, rate: float) -> float:
+    """The mean of what passes of `length_s` before a failure: (1 - e^(-l L))/l."""
+    return -math.expm1(-rate * length_s) / rate if rate else length_s
+
+
+def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> list[float]:
+    """How often each rung's recovery begins, for one failure while the job works. A failure in a
+    recovery of rung i begins one of rung max(i, its own)."""
+    visits: list[float] = []
+    handed = 1.0
+    for k, (of_failures, length_s) in enumerate(zip(shares, held_s, strict=True)):
+        fails = -math.expm1(-rate * length_s)
+        leaves = math.exp(-rate * length_s) + fails * math.fsum(shares[k + 1 :])
+        if not of_failures:
+            visits.append(0.0)
+            continue
+        visits.append(handed * of_failures / leaves if leaves > HOPELESS else math.inf)
+        handed += visits[-1] * fails
+    return visits
+
+
+def _ends(
+    visits: Sequence[float], succeeds: Sequence[float], rungs: Sequence[Rung]
+) -> dict[Loses, float]:
+    """The share of recoveries that end having lost nothing, what came after the last snapshot, or
+    after the last checkpoint."""
+    ends: dict[Loses, float] = dict.fromkeys(DEPTHS, 0.0)
+    for count, success, rung in zip(visits, succeeds, rungs, strict=True):
+        ends[rung.loses] += count * success
+    return ends
+
+
+def _kept(
+    job: Job, snapshot_rate: float, checkpoint_rate: float, rungs: Sequence[Rung], rate: float
+) -> tuple[float, float]:
+    """The shares of running time that are work, and saves, which last."""
+    saves = max(1, job.snapshots)
+    dragged_s = job.drag * job.flush_s
+    round_s = nested_s(
+        job.interval_s / saves,
+        job.snapshot_cost_s,
+        job.cost_s + dragged_s,
+        1 / snapshot_rate if snapshot_rate else math.inf,
+        1 / checkpoint_rate if checkpoint_rate else math.inf,
+        saves=saves,
+    )
+    # A checkpoint counts once no failure that needs it has struck while it was flushed.
+    falling = rate * math.fsum(one.share for one in rungs if one.loses == "checkpoint")
+    survives = math.exp(-falling * (1 - job.drag) * job.flush_s)
+    saving_s = saves * job.snapshot_cost_s + job.cost_s + dragged_s
+    return job.interval_s * survives / round_s, saving_s * survives / round_s
+
+
+def _stalled(job: Job, rungs: Sequence[Rung], rate: float) -> float:
+    if job.spares is None:
+        return 0.0
+    taken = math.fsum(one.share for one in rungs if one.takes_node)
+    return gamma.erlang_b(job.spares + 1, rate * taken * job.repair_s)
+
+
+def _is_exact(job: Job, rungs: Sequence[Rung]) -> bool:
+    waits = any(one.share and one.wait_s for one in rungs)
+    lighter = any(one.share and one.loses != "checkpoint" for one in rungs)
+    return not (job.drag and job.flush_s and lighter) and not (waits and job.spares is not None)
+
+
+def _in_regime(job: Job, rungs: Sequence[Rung]) -> bool:
+    waits_s = math.fsum(one.share * one.wait_s for one in rungs)
+    return _is_exact(job, rungs) or in_regime(job.flush_s + waits_s, job.mtbf_s)
+
+
+def _check(job: Job, rungs: Sequence[Rung]) -> None:
+    check(job)
+    depth = 0
+    for one in rungs:
+        share(f"{one.name}: share", one.share)
+        not_negative(f"{one.name}: recover_s", one.recover_s)
+        not_negative(f"{one.name}: wait_s", one.wait_s)
+        if DEPTHS.index(one.loses) < depth:
+            raise UsageError(f"{one.name} loses less than the rung before it: list cheapest first")
+        depth = DEPTHS.index(one.loses)
+        if one.share and one.loses == "snapshot" and not job.snapshots:
+            raise UsageError(f"{one.name} begins again from a snapshot, and snapshots is 0")
+    total = math.fsum(one.share for one in rungs)
+    if abs(total - 1) > SUM_CLOSE:
+        raise UsageError(f"the shares of all rungs must sum to 1, not {total!r}")
+
+
+def check(job: Job) -> None:
+    """`job` can be. Raises UsageError with the field that cannot."""
+    positive("mtbf_s", job.mtbf_s, endless=True)
+    positive("interval_s", job.interval_s)
+    share("drag", job.drag)
+    whole("snapshots", job.snapshots)
+    for name in ("cost_s", "flush_s", "snapshot_cost_s", "detect_s", "repair_s"):
+        not_negative(name, getattr(job, name))
+    if job.spares is not None:
+        whole("spares", job.spares)
+    if job.flush_s > job.interval_s:
+        raise UsageError(
+            f"flush_s ({job.flush_s!r}) is above interval_s ({job.interval_s!r}): a checkpoint"
+            " begins when the last one can be restored"
+        )
+
+
+def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> Outcome:
+    """A job that does not come out of recovery again."""
+    stuck = next(one for one, count in zip(rungs, visits, strict=True) if math.isinf(count))
+    return Outcome(
+        goodput=0.0,
+        save=0.0,
+        redo=0.0,
+        detect=0.0,
+        recover=1.0,
+        wait=0.0,
+        recover_by_rung={one.name: float(one is stuck) for one in rungs},
+        falls_back=float(stuck.loses == "checkpoint"),
+        failures_per_s=rate,
+        exact=True,
+        in_regime=True,
+    )

@@ -1,0 +1,159 @@
+"""A successor's way into the running job: the walk through its script, and its dry steps.
+
+The walk answers the phases that lie behind the seat from what the seat's last worker wrote down.
+Inside the loop the state is taken over before the script goes on, so that code between two
+phases (a save of the model, say) sees the weights of the job and never those of the set-up; and
+once more at the end, because such code (a scheduler's step) has then run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from outlast.checkpoint import tree
+from outlast.events import FaultKind
+from outlast.worker.groups import Groups
+from outlast.worker.healing import Healer
+from outlast.worker.moment import Moment
+from outlast.worker.place import LOST, Place, Walk
+from outlast.worker.protected import Protected, reset_reducers
+from outlast.worker.timeline import Timeline
+
+REHEARSALS = 2
+
+
+class Joining:
+    """One worker's. One that starts with the job has no walk, and rehearses with all others."""
+
+    def __init__(
+        self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
+        place: Place, protected: Callable[[], Protected],
+        dry_attempt: Callable[[str], AbstractContextManager[None]],
+        trouble: Callable[[str, FaultKind], None],
+    ) -> None:  # fmt: skip
+        self._moment, self._groups, self._healer = moment, groups, healer
+        self._timeline, self._place, self._protected = timeline, place, protected
+        self._dry_attempt, self._trouble = dry_attempt, trouble
+        self.walk: Walk | None = None
+        self.result_lost = False  # the script holds a dry run's result until the walk is over
+        self.settled: set[str] = set()  # functions whose gate this process has rehearsed
+        self.gated_elsewhere: set[str] = set()  # ... and which any rank has
+        self.reduced = False  # DDP's reducers were used since this generation was opened
+
+    # --- the walk ---
+
+    def stand(self) -> None:
+        """Return inside an open generation, with the job's state."""
+        while not self._moment.is_open:
+            self._healer.heal()
+            self.reduced = False
+            self._timeline.generation = self._moment.opened
+
+    def arrive(self, call: Callable[[], Any], key: str) -> None:
+        """Stand before the next phase, with its dry steps taken."""
+        self.stand()
+        if not self._moment.ask:
+            self._settle(call, key, joins=True)
+        self.join()
+
+    def join(self) -> None:
+        """Stand among the others; a walk ends here."""
+        self.stand()
+        walk = self.walk
+        if walk is None:
+            return
+        self._healer.take_over()
+        self._healer.staged = None
+        if not walk.after and not walk.slot.at_draw:
+            self.restore_walked()
+        self.walk, self.result_lost = None, False
+
+    def leave_loop(self) -> None:
+        """The loop has ended: stand among the others, unless phases behind it are behind us."""
+        if self.walk is not None and not self.walk.left:
+            self.join()
+
+    def restore_walked(self) -> None:
+        """Put the seat's own state back, at the point of the walk where it was taken."""
+        assert self.walk is not None
+        self._protected().restore_own(self.walk.slot.own)
+
+    def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
+        """What the next phase returned before this worker came; None where it comes to an end."""
+        walk = self.walk
+        found = walk.next() if walk is not None else None
+        if walk is None or found is None:
+            return None
+        kept, last = found
+        value = self._settle(call, key)
+        if kept != LOST:
+            value = tree.decode(kept)
+        elif kind in ("step", "eval"):
+            value = self._dry(call, key, 1) if value is None else value
+            self.result_lost = True
+            self._timeline.note(
+                f"what {key} returned before this worker took the seat was lost with the worker"
+                " that knew it; the script here sees a dry run's result instead"
+            )
+        self._place.add(kept)
+        self._moment.step += kind == "step"
+        if last and walk.after:
+            self.restore_walked()
+            self._timeline.metrics(self._moment.step, walk.slot.reports)
+        return (value,)
+
+    # --- dry steps ---
+
+    def _settle(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
+        """Take the dry steps of a function that the others have rehearsed: kernels, allocators,
+        compilers, DDP's buckets. Where DDP's reducers have been used since the generation was
+        opened (another function steps too), a new one brings those of all ranks to one place."""
+        if key not in self.gated_elsewhere or key in self.settled:
+            return None
+        at_once = self._protected().tree.settles_at_once
+        result = self._dry(call, key, 1 if at_once else REHEARSALS, joins=joins)
+        self.settled.add(key)
+        if self._moment.opened and self.reduced:
+            detail = f"{key} steps too: with its dry steps taken, all ranks begin it alike"
+            self._trouble(detail, "unsettled")
+        return result
+
+    def _dry(self, call: Callable[[], Any], key: str, times: int, *, joins: bool = False) -> Any:
+        """Run a phase's function without the others; of what it changed nothing stays, and the
+        reducers stand where the opening of the generation has put everybody's. `joins`: the staged
+        state, where there is one, is taken over next, and not here."""
+        begin_ns, result = self._timeline.now_ns(), None
+        kept = None
+        if self._moment.opened and self._healer.staged is None:
+            kept = copied(self._protected().replicated())
+        self._moment.enter("dry")
+        try:
+            for _ in range(times):
+                with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
+                    result = call()
+                    if times == 1:
+                        self._protected().tree.rebuild()
+        finally:
+            if kept is not None:
+                self._protected().adopt(kept)
+            elif not joins:
+                self._healer.take_over()
+        if self._moment.opened and not self.reduced:
+            reset_reducers(self._protected())
+        self._timeline.dry_steps(key, begin_ns)
+        return result
+
+
+def copied(value: Any) -> Any:
+    """Tensors in host memory, containers anew, everything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(item) for item in value)
+    return value

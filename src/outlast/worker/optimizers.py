@@ -1,0 +1,52 @@
+"""Optimizers as values: what a joiner needs of one, and how it takes it over."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from outlast.checkpoint.inplace import put_in_group
+from outlast.errors import ProtectError
+
+
+def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "groups": [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ],
+        # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
+        "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
+    }
+
+
+def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises ProtectError where another optimizer was saved."""
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    there, here = (len(saved["groups"]), len(saved["state"])), (len(optimizer.param_groups), count)
+    if there != here:
+        raise ProtectError(
+            f"optimizer {name!r} was saved with {there[0]} groups of {there[1]} parameters in all,"
+            f" the script has {here[0]} of {here[1]}; nothing was taken over"
+        )
+
+
+def optimizer_adopt(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Be as `saved` says; `saved` stays as it is, also when the optimizer goes on."""
+    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+        put_in_group(group, values)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for parameter, values in zip(parameters, saved["state"], strict=True):
+        if values is not None:
+            optimizer.state[parameter] = {k: _on(parameter, v) for k, v in values.items()}
+
+
+def _on(parameter: torch.Tensor, value: Any) -> Any:
+    # 0-dim step counters stay on the CPU, where the optimizer made them unless it is capturable.
+    if isinstance(value, torch.Tensor):
+        return value.to(parameter.device if value.dim() else value.device, copy=True)
+    return copy.deepcopy(value)

@@ -1,0 +1,91 @@
+"""When this worker saves: at the intervals that all ranks share, and when somebody asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outlast.core.faults import Where
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from outlast.worker.moment import Moment
+from outlast.worker.phases import Phases
+from outlast.worker.place import Intervals, Place
+from outlast.worker.protected import Protected
+
+if TYPE_CHECKING:
+    from outlast.worker.checkpointing import Checkpointer
+
+
+class Saver:
+    """Saves are phases of their own. `checkpointer` is there once this worker has its seat."""
+
+    def __init__(
+        self, phases: Phases, place: Place, moment: Moment, watch: Callable[[Where], None],
+        *, until_step: int, need: Callable[[], Protected],
+    ) -> None:  # fmt: skip
+        self._phases, self._place, self._moment = phases, place, moment
+        self._until_step, self._watch, self._need = until_step, watch, need
+        self.checkpointer: Checkpointer | None = None
+        self.proposal: Intervals | None = None  # the controller's, for the next save
+
+    def boundary(self, next_batch: bytes) -> None:
+        """Between two steps; `next_batch` says how to draw the batch that comes. A run that goes
+        to a step only ends there, with a checkpoint."""
+        self._watch("between")
+        checkpointer = self.checkpointer
+        if checkpointer is not None:
+            checkpointer.rhythm.end(time.monotonic(), writing=checkpointer.flushing)
+            checkpointer.poll()
+        step = self._moment.step
+        ends = 0 < step == self._until_step
+        due = "disk" if ends else self._place.every.due(step) if step else ""
+        if due and step != self._place.saved_step:
+            self._place.every = self._save(next_batch, to_disk=due == "disk")
+            self._place.saved_step = step
+        if ends:
+            raise SystemExit(EXIT_DONE)
+        if checkpointer is not None:
+            checkpointer.rhythm.begin(time.monotonic())
+
+    def as_asked(self) -> None:
+        """A checkpoint where the script stands; after a drain's the script ends."""
+        asked = self._moment.ask
+        self._phases.aside = True
+        try:
+            self._save()
+        finally:
+            self._phases.aside = False
+        self._moment.ask = ""
+        if asked == "drain":
+            raise SystemExit(EXIT_INTERRUPTED)
+
+    def settle(self, timeout_s: float) -> None:
+        """Let what is being written become durable, and tell of it."""
+        if self.checkpointer is not None:
+            self._moment.enter("checkpoint")
+            self.checkpointer.settle(timeout_s)
+
+    def _save(self, next_batch: bytes = b"", *, to_disk: bool = True) -> Intervals:
+        """Save what a fresh start needs to stand here: with `next_batch` at the top of the next
+        step, else where the script is. Returns when to save from here on: the same on all ranks.
+        """
+        protected, checkpointer = self._need(), self.checkpointer
+        assert checkpointer is not None
+
+        def save() -> tuple[int, int]:
+            own = protected.own_state(protected.own_choices())
+            slot = self._place.slot(self._moment.n, self._moment.step, own)
+            slot = msgspec.structs.replace(slot, saved_step=self._moment.step)
+            if next_batch:
+                slot = msgspec.structs.replace(slot, batch=next_batch, done=(), at_draw=True)
+            every = checkpointer.save(
+                protected, slot, to_disk=to_disk, propose=self.proposal or slot.every
+            )
+            return every.memory, every.disk
+
+        every = self._phases.run(save, key="outlast.checkpoint", kind="checkpoint")
+        checkpointer.complete()
+        return Intervals(*every)

@@ -1,0 +1,31 @@
+"""The tests of this room share `making`, and one server that speaks S3."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from bucket_server import BUCKET, BucketServer
+
+
+@pytest.fixture(scope="session")
+def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
+    server = BucketServer(tmp_path_factory.mktemp("s3") / "root")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
+    """Where `s3://bucket/...` leads to in this test."""
+    bucket_server.into(monkeypatch)
+    return bucket_server
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """A place in the bucket that is this test's alone."""
+    return f"s3://{BUCKET}/{tmp_path.name}"

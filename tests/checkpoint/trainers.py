@@ -1,0 +1,65 @@
+"""An engine of a job of one rank: what the tests of saves share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.checkpoint.ranks import alone
+
+from outlast.checkpoint.catalog import open_checkpoint
+from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.record import Place
+
+DEADLINE_S = 30.0
+steps = itertools.count(1)
+
+
+class Trainer:
+    """An engine of a job of one rank, and what it has saved."""
+
+    def __init__(self, root: Path, **how: Any) -> None:
+        self.root = root
+        self.keeper: Keeper = how.pop("keeper", None) or Keeper.start("the test")
+        how = {"exchange": alone, "rank": 0, "world": 1} | how
+        self.engine = Engine(root, job="job", keeper=self.keeper, **how)
+
+    def order(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> tuple[int, Place]:
+        place = Place(next(steps), 0, "a")
+        origin = {"by": "test"}
+        return self.engine.save(place, tensors, shared=shared, own=b"o", origin=origin), place
+
+    def save(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> Reader:
+        """What reads the save back, once it is committed."""
+        number, place = self.order(tensors, shared)
+        outcome = self.engine.wait(number, DEADLINE_S)
+        assert outcome.kind == "committed", outcome
+        return self.read(place)
+
+    def read(self, place: Place) -> Reader:
+        return Reader(open_checkpoint(Folder(self.root), place))
+
+    def shard(self, reader: Reader) -> bytes:
+        place = reader.checkpoint.place
+        return (self.root / place.directory / "shard-00000").read_bytes()
+
+    def signal(self, number: signal.Signals) -> None:
+        end = self.keeper._end
+        assert end and end.process
+        os.kill(end.process.pid, number)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path)
+    yield trainer
+    trainer.engine.close(DEADLINE_S)

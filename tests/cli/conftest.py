@@ -1,0 +1,10 @@
+"""The tests of this room share a way to run `outlast ckpt`."""
+
+import pytest
+from tests.cli.making_ckpts import Ckpt
+
+
+@pytest.fixture
+def ckpt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ckpt:
+    monkeypatch.setenv("COLUMNS", "400")
+    return Ckpt(capsys)

@@ -1,0 +1,96 @@
+"""A checkpoint on request: asked of all ranks at one place, until it is made."""
+
+from __future__ import annotations
+
+from outlast import events, wire
+from outlast.core.membership import SaveAsked, SavePolicy
+from outlast.testing.desk import Desk
+
+
+def asked(desk: Desk) -> Desk:
+    desk.history.clear()
+    desk.feed(SaveAsked(t_ns=desk.now_ns, reason="SIGUSR1"))
+    return desk
+
+
+def recover(desk: Desk, n: int) -> None:
+    for name in desk.seats():
+        desk.status(name, n, "idle")
+    desk.heal(n)
+
+
+def asks(desk: Desk) -> list[str]:
+    return [body.ask for _, body in desk.sent(wire.Open, history=True)]
+
+
+def test_the_next_generation_saves_and_goes_on() -> None:
+    desk = asked(Desk(world=2, spares=0).begin().open())
+    assert desk.state.mode == "closing"
+    recover(desk, 5)
+    assert asks(desk) == ["save", "save"] and desk.state.mode == "open"
+    (decided,) = desk.emitted(events.Decided, history=True)
+    assert decided.rung == "retry"
+
+
+def broken(desk: Desk, n: int) -> Desk:
+    """A connection breaks."""
+    desk.history.clear()
+    desk.status("w1-0", n, "idle", events.Fault(kind="transport", detail="cut"))
+    assert desk.state.mode == "closing"
+    return desk
+
+
+def test_a_save_is_asked_again_until_its_phase_is_complete() -> None:
+    desk = asked(Desk(world=2, spares=0).begin().open())
+    recover(desk, 5)
+    recover(broken(desk, 5), 5)
+    assert asks(desk) == ["save", "save"]
+    recover(broken(desk, 6), 6)  # the save was phase 6, and somebody has it
+    assert asks(desk) == ["", ""]
+
+
+def test_one_request_at_a_time_and_none_in_the_end() -> None:
+    desk = asked(Desk(world=2, spares=0).begin().open())
+    asked(desk)
+    assert not desk.emitted(events.Noticed)
+    recover(desk, 5)
+    desk.stop()
+    recover(desk, 6)
+    desk.history.clear()
+    desk.feed(SaveAsked(t_ns=desk.now_ns, reason="too late"))
+    assert desk.state.mode == "open" and desk.sent(wire.Close, history=True) == []
+
+
+FAILED = wire.SaveFailed(n=6, step=6, error="rank 1: No space left on device")
+
+
+def test_a_failed_save_is_said_and_the_run_goes_on() -> None:
+    desk = Desk(world=2, spares=0).begin().open()
+    desk.say("w1-0", FAILED)
+    (note,) = desk.emitted(events.Note)
+    assert "step 6 failed: rank 1: No space left" in note.text and note.level == "warning"
+    assert desk.state.mode == "open"
+
+
+def test_a_failed_save_ends_the_run_where_its_owner_wants_that() -> None:
+    desk = Desk(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
+    desk.say("w1-0", FAILED)
+    assert desk.killed() == {"w1-0", "w1-1"}
+    for name in ("w1-0", "w1-1"):
+        desk.lose(name, 6)
+    end = desk.end()
+    assert end is not None and end.cause is not None
+    assert (end.outcome, end.exit_code, end.cause.kind) == ("gave_up", 3, "storage")
+    assert "No space left" in end.cause.detail and "to resume" in end.cause.detail
+
+
+def test_a_failed_save_changes_no_end_that_has_begun() -> None:
+    desk = Desk(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
+    desk.stop()
+    desk.stop()
+    assert desk.state.mode == "stopping"
+    desk.say("w1-0", FAILED)
+    for name in ("w1-0", "w1-1"):
+        desk.lose(name, 6)
+    end = desk.end()
+    assert end is not None and end.outcome == "interrupted"

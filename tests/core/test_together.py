@@ -1,0 +1,70 @@
+"""Inputs that came together are taken in one turn, with the same result as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outlast import events, wire
+from outlast.core.membership import Action, Input, Received, State, Wake, handle, handle_all
+from outlast.testing.desk import Desk
+
+WORLD = 4
+
+
+def frames(desk: Desk, bodies: dict[str, wire.AnyBody], seq: int) -> list[Input]:
+    """From workers, or from their agent where the name is empty."""
+    return [
+        Received(
+            t_ns=desk.now_ns,
+            envelope=wire.Envelope(
+                run="r", term=1, agent="a", incarnation=1, worker=worker, seq=seq, body=body
+            ),
+        )
+        for worker, body in bodies.items()
+    ]
+
+
+def one_by_one(state: State, inputs: list[Input]) -> tuple[State, list[Action]]:
+    actions: list[Action] = []
+    for each in inputs:
+        state, more = handle(state, each)
+        actions += more
+    return state, actions
+
+
+def said(actions: list[Action]) -> list[str]:
+    return sorted(str(action) for action in actions if not isinstance(action, Wake))
+
+
+def broken() -> tuple[Desk, list[Input]]:
+    """Rank 2 is lost, and the others answer: the decision is due."""
+    desk = Desk(world=WORLD, spares=1).begin().open()
+    lost = wire.Lost(
+        worker=desk.seats()[2],
+        fault=events.Fault(kind="killed", detail="SIGKILL", signal=9),
+        n=3, step=3, state="running", slots={"before:3": b"own"},
+    )  # fmt: skip
+    status = wire.Status(generation=1, n=3, step=3, state="running")
+    rest: dict[str, wire.AnyBody] = {desk.seats()[seat]: status for seat in (0, 1, 3)}
+    return desk, frames(desk, {"": lost, **rest}, 1000)
+
+
+def ready() -> tuple[Desk, list[Input]]:
+    """Everybody is ready for the next generation."""
+    desk, inputs = broken()
+    desk.state, _ = handle_all(desk.state, inputs)
+    answers: dict[str, wire.AnyBody] = dict.fromkeys(desk.seats(), wire.Ready(generation=2, n=3))
+    return desk, frames(desk, answers, 2000)
+
+
+@pytest.mark.parametrize(("scene", "mode"), [(broken, "gathering"), (ready, "connecting")])
+def test_together_as_one_by_one(scene: Callable[[], tuple[Desk, list[Input]]], mode: str) -> None:
+    desk, inputs = scene()
+    apart, apart_actions = one_by_one(desk.state, inputs)
+    before = repr(desk.state)
+    together, actions = handle_all(desk.state, inputs)
+    assert together.mode == mode
+    assert together == apart and said(actions) == said(apart_actions)
+    assert repr(desk.state) == before

@@ -1,0 +1,10 @@
+"""The tests of this room share a way to ask `outlast plan`."""
+
+import pytest
+from tests.plan.asking import Plan
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setenv("COLUMNS", "300")
+    return Plan(capsys)

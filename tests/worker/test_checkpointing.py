@@ -1,0 +1,93 @@
+"""Saves of a whole job, by ranks that are threads: what one of them cannot do costs one save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.ranks import Exchange, all_ranks
+from torch import nn
+
+from outlast import wire
+from outlast.checkpoint.catalog import places
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.keeper.starting import Served
+from outlast.config import Limits, WorkerSettings
+from outlast.page import Page
+from outlast.worker.checkpointing import Checkpointer
+from outlast.worker.moment import Moment
+from outlast.worker.place import Intervals, Slot
+from outlast.worker.protected import Protected
+from outlast.worker.timeline import Timeline
+
+pytestmark = pytest.mark.process
+DEADLINE_S = 30.0
+TOKEN = "00"
+
+
+class Talking:
+    """Groups, as far as saves use them."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.gather_bytes = exchange
+
+
+@pytest.fixture
+def keepers() -> Iterator[str]:
+    base = f"@outlast-test-saves-{os.getpid()}-"
+    served = [Served(f"{base}{rank}", TOKEN, f"rank {rank}") for rank in range(2)]
+    yield base
+    for each in served:
+        each.close(DEADLINE_S)
+
+
+def saver(
+    rank: int, exchange: Exchange, run_dir: Path, keepers: str,
+    send: Callable[[wire.WorkerBody], None],
+) -> tuple[Checkpointer, Moment]:  # fmt: skip
+    settings = WorkerSettings(
+        run="job", token=TOKEN, term=1, agent="a", incarnation=1, worker=f"w{rank}", seat=rank,
+        world=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir), checkpoint_every=1,
+        snapshot_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
+        clock_anchor_ns=0, limits=Limits(),
+    )  # fmt: skip
+    moment = Moment(Page.create(1 << 16), send, lambda _: None)
+    moment.generation = 1
+    saves = Checkpointer(
+        settings=settings, seat=rank, groups=Talking(exchange), moment=moment,
+        timeline=Timeline(None, f"w{rank}"), send=send, watch=lambda _: None, shared={},
+        stays=lambda _: True,
+    )  # fmt: skip
+    return saves, moment
+
+
+def model_of(rank: int, step: int, file: Path) -> nn.Module:
+    """At the first step rank 1 alone holds more than any host has room for: a file of holes."""
+    model = nn.Linear(4, 4)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    if rank == 1 and step == 1:
+        model.big = nn.Parameter(torch.from_file(str(file), shared=True, size=1 << 40))
+    return model
+
+
+def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keepers: str) -> None:
+    said: list[wire.WorkerBody] = []
+
+    def one(rank: int, exchange: Exchange) -> None:
+        saves, moment = saver(rank, exchange, tmp_path, keepers, said.append)
+        for step in (1, 2, 3):
+            moment.n = moment.step = step
+            protected = Protected({"model": model_of(rank, step, tmp_path / "big")}, {})
+            slot = Slot(n=step, step=step, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
+            saves.save(protected, slot, to_disk=True, propose=Intervals(1, 1))
+            saves.complete()
+        saves.settle(DEADLINE_S)
+
+    assert all_ranks(2, one) == [None, None]
+    (failed,) = [each for each in said if isinstance(each, wire.SaveFailed)]
+    assert failed.step == 1 and "rank 1: no room for 2 arenas" in failed.error
+    assert [place.step for place in places(Folder(tmp_path / "checkpoints"))] == [3, 2]

@@ -1,0 +1,55 @@
+"""A rank's own part of a checkpoint: it comes back, it is told as values, or is said to be none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from outlast.checkpoint import tree
+from outlast.errors import CorruptionError
+from outlast.worker.part import SEAT_MAGIC, SeatPart, told
+from outlast.worker.place import LOST, Intervals, Place, Slot
+
+
+def slot(**changed: object) -> Slot:
+    own = tree.encode({"buffers": {}, "choices": tree.encode({"random": 3, "objects": {"o": 4}})})
+    place = Place(saved_step=2, every=Intervals(1, 5), prelude=[tree.encode(8), LOST])
+    place.draw(tree.encode({"step": 3, "random": torch.arange(4)}))
+    made = place.slot(7, 3, own, reports={"loss": 0.5})
+    return msgspec.structs.replace(made, **changed)
+
+
+def test_a_place_comes_back() -> None:
+    part = SeatPart(slot().pack(), [True, False], {"name": tree.encode("run-1")})
+    found = SeatPart.unpack(part.pack(), "here")
+    assert found == part
+    assert Slot.unpack(found.slot) == slot()
+    older = SEAT_MAGIC + msgspec.msgpack.encode([slot().pack(), []])
+    assert SeatPart.unpack(older, "here").shared == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x80", r"rank 3 is not a seat's part of version 2 \(starts with b'\\x80'"),
+        (b"OLP1\x80", "the Outlast that wrote it"),
+        (SEAT_MAGIC + b"\xc1", "rank 3 is no place in a run"),
+        (SEAT_MAGIC + msgspec.msgpack.encode([b"\x80", []]), "missing required field"),
+    ],
+)
+def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
+    with pytest.raises(CorruptionError, match=message):
+        SeatPart.unpack(data, "rank 3")
+
+
+def test_what_is_told_is_what_training_goes_on_from() -> None:
+    """Not when it saves, nor what it has saved: two runs may do that differently."""
+    part = told(SeatPart(slot(at_draw=True).pack(), [True]).pack(), "here")
+    assert part == {
+        "random": 3, "objects": {"o": 4}, "buffers": {}, "batch": {"step": 3}, "results": [8],
+        "ddp": [True],
+    }  # fmt: skip
+    other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
+    assert told(SeatPart(other.pack(), [True]).pack(), "here") == part
+    assert "random" in told(SeatPart(slot().pack(), []).pack(), "here")["batch"]
