@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	       "apt install python3-venv), or name another: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -e '.[run,figures,objects,plan,dask,dev]' -c constraints.txt
+	  -e '.[run,figures,objects,plan,dask,fleet,health,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)

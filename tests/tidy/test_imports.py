@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BASE = {
     "errors": 0, "amounts": 1, "config": 1, "drafts": 1, "events": 1, "generators": 1, "page": 1,
-    "wire": 2,
+    "records": 2, "wire": 2,
 }  # fmt: skip
 ROOMS = {
     "theory": 2,
@@ -19,6 +19,9 @@ ROOMS = {
     "checkpoint": 4,
     "data": 4,
     "observe": 4,
+    "symptoms": 4,
+    "fleet": 5,
+    "health": 5,
     "plan": 5,
     "launch": 5,
     "worker": 5,

@@ -46,7 +46,7 @@ _COMMANDS = {
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
     "torch": "run", "numpy": "run", "matplotlib": "figures", "numba": "plan", "pyarrow": "plan",
-    "distributed": "dask",
+    "distributed": "dask", "polars": "fleet",
 }  # fmt: skip
 _PLAN_EXTRAS = _EXTRAS | {"numpy": "plan", "matplotlib": "plan,figures"}  # nothing needs torch
 _GROUPS = {"ckpt": ckpt, "plan": plan}

@@ -1,0 +1,1 @@
+"""Node checks: pure functions from a sample to findings, and the probes that take samples."""
