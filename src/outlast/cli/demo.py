@@ -43,10 +43,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -> int:
-    """Train a GPT while it is killed, stopped and broken; compare it with its undisturbed twin.
+    """Train a small GPT, killed, stopped and broken, and compare it with its twin.
 
-    Exit code 0 only if every loss of every rank and the final parameters are equal to the last
-    bit, no committed step was lost, and all four faults struck.
+    Exit code 0 only if every loss of every rank and the final parameters are
+    equal to the last bit, no committed step was lost, and all four faults
+    struck.
 
     Parameters
     ----------

@@ -25,8 +25,10 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
-    """What broke, how it was noticed, what was decided and why, and what it cost; and when the run
-    saves, where that is its own to choose.
+    """Tell an incident: what broke, what was decided and why, what it cost.
+
+    And how it was noticed. Before all incidents: when the run saves, where that
+    is its own to choose.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from cyclopts import App, CycloptsError
@@ -34,22 +35,30 @@ Exit codes:
 * {EXIT_GAVE_UP}: every way to go on was tried
 * {EXIT_INTERRUPTED}: interrupted; the same command resumes the run
 """
-_COMMANDS = {
-    "ckpt": "Look at checkpoints, verify, compare, convert, copy and delete them.",
-    "demo": "Train a small GPT, killed, stopped and broken, and compare it with its twin.",
-    "events": "List a run's events by time, over all its workers.",
-    "explain": "Tell an incident: what broke, what was decided and why, what it cost.",
-    "plan": "What failures will cost a run, what to set and what to buy against it.",
-    "replay": "Run some steps of a run again, twice, and name what is not deterministic in it.",
-    "summary": "Steps, incidents by cause, time by bucket, ETTR and goodput of a run.",
-}
+# Where each is, and its docstring's first line: a list of commands imports none of them.
+COMMANDS = {
+    "demo": (
+        "demo:demo", "Train a small GPT, killed, stopped and broken, and compare it with its twin."
+    ),
+    "events": ("events:events", "List a run's events by time, over all its workers."),
+    "explain": (
+        "explain:explain", "Tell an incident: what broke, what was decided and why, what it cost."
+    ),
+    "replay": (
+        "replay:replay",
+        "Run some steps of a run again, twice, and name what is not deterministic in it.",
+    ),
+    "summary": (
+        "summary:summary", "Steps, incidents by cause, time by bucket, ETTR and goodput of a run."
+    ),
+}  # fmt: skip
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
     "torch": "run", "numpy": "run", "matplotlib": "figures", "numba": "plan", "pyarrow": "plan",
     "distributed": "dask", "polars": "fleet",
 }  # fmt: skip
 _PLAN_EXTRAS = _EXTRAS | {"numpy": "plan", "matplotlib": "plan,figures"}  # nothing needs torch
-_GROUPS = {"ckpt": ckpt, "plan": plan}
+GROUPS = {"ckpt": ckpt, "plan": plan}
 _EXIT_SIGINT = 130
 
 
@@ -90,11 +99,11 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
         # A parser as torchrun's owns these flags: they must not pass through another one.
         return import_module("outlast.cli.run").run(arguments[1:])
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
-        known = ", ".join(("run", *_COMMANDS))
-        raise UsageError(f"there is no command {arguments[0]!r} (known: {known})")
+    known = sorted(["run", *COMMANDS, *GROUPS])
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(known)})")
     try:
-        result = application()(arguments, exit_on_error=False, print_error=False)
+        result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise UsageError(
             f"{error}\n`outlast {_asked(arguments)} --help` shows what it takes"
@@ -104,24 +113,34 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _asked(arguments: list[str]) -> str:
     """The command's own words."""
-    group = _GROUPS.get(arguments[0])
+    group = GROUPS.get(arguments[0])
     inner = group and arguments[1:] and arguments[1] in group.COMMANDS
     return " ".join(arguments[: 2 if inner else 1])
 
 
-def application() -> App:
-    """All commands other than `run`, each loaded when it is asked for."""
+def application(asked: Sequence[str] = ()) -> App:
+    """All commands other than `run`, each loaded when it is asked for. A list of them has a line
+    for each; the help of one that is `asked` for is its docstring."""
     app = App(
         name="outlast", help=HELP, version=__version__, result_action="return_value",
         help_format="plaintext",  # Markdown's parser would take a third of the time
+        console=Printer(),
     )  # fmt: skip
     app.command(_run_help, name="run")
-    for name, said in _COMMANDS.items():
-        if name not in _GROUPS:
-            app.command(f"outlast.cli.{name}:{name}", name=name, help=said)
-    for group in _GROUPS.values():
-        app.command(group.application())
+    _add(app, "outlast.cli", COMMANDS, asked)
+    for name, group in GROUPS.items():
+        inner = App(name=name, help=group.HELP)
+        _add(inner, f"outlast.cli.{name}", group.COMMANDS, asked)
+        app.command(inner)
     return app
+
+
+def _add(
+    app: App, room: str, commands: Mapping[str, tuple[str, str]], asked: Sequence[str]
+) -> None:
+    for name, (where, line) in commands.items():
+        # cyclopts takes the docstring where nothing else is said.
+        app.command(f"{room}.{where}", name=name, help=None if name in asked else line)
 
 
 def _run_help() -> int:

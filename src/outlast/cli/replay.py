@@ -36,11 +36,12 @@ def replay(
     edited: bool = False,
     json: bool = False,
 ) -> int:
-    """Run some steps again, twice, from a checkpoint, and hold every bit of the two together.
+    """Run some steps of a run again, twice, and name what is not deterministic in it.
 
-    Every number that the script reports, and all that the two checkpoints at the end hold: tensors,
-    optimizer, random generators, data positions. Then against the run itself. The script runs as it
-    ran then: what it writes by itself, it writes again. Exit code 0: the same bits. 1: others.
+    Held together is every number that the script reports, and all that the two
+    checkpoints at the end hold: tensors, optimizer, random generators, data
+    positions; then all against the run itself. What the script writes by itself, it
+    writes again. Exit code 0: the same bits. 1: others.
 
     Parameters
     ----------

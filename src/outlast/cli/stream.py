@@ -27,6 +27,11 @@ class Printer(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
         _forgive(self.file)
 
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As Console's. Raises StorageError where stdout cannot be written."""
+        with contextlib.nullcontext() if self.stderr else _written():
+            super().print(*objects, **how)
+
     def on_broken_pipe(self) -> None:
         mute(sys.stderr if self.stderr else sys.stdout)
 
@@ -57,8 +62,7 @@ def visible(text: str, keep: str = "") -> str:
 
 def say(what: RenderableType) -> None:
     """One line, a table or a tree, to stdout. Raises StorageError where it cannot be written."""
-    with _written():
-        Printer().print(what, soft_wrap=isinstance(what, str))
+    Printer().print(what, soft_wrap=isinstance(what, str))
 
 
 def as_json(value: Any) -> None:

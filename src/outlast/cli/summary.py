@@ -11,7 +11,9 @@ from outlast.observe.tables import render
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
-    """Steps, incidents by cause, time by bucket, ETTR and goodput; while it runs, so far.
+    """Steps, incidents by cause, time by bucket, ETTR and goodput of a run.
+
+    Of one that still runs, so far.
 
     Parameters
     ----------

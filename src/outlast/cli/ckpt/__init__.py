@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from cyclopts import App
-
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
 
 HELP = f"""Look at checkpoints, verify, compare, convert, copy and delete them; ask a run for one.
@@ -30,11 +28,3 @@ COMMANDS = {
     "prune": ("prune:prune", "Delete what a policy does not keep."),
     "now": ("now:now", "Ask a running job for a checkpoint, and wait for it."),
 }
-
-
-def application() -> App:
-    """The commands, each loaded when it is asked for."""
-    app = App(name="ckpt", help=HELP)
-    for name, (where, said) in COMMANDS.items():
-        app.command(f"outlast.cli.ckpt.{where}", name=name, help=said)
-    return app

@@ -52,11 +52,13 @@ def copy(
     limit_rate: str | None = None,
     json: bool = False,
 ) -> int:
-    """Copy a checkpoint to another directory or bucket.
+    """Copy to another directory or bucket, verified and resumable.
 
-    Each chunk is checked on its way, what was sent is read back, and the commit record comes last:
-    until then there is no checkpoint at the other end. The same command goes on where it was broken
-    off. Exit code 1: something could not be copied.
+    Each chunk is checked on its way, what was sent is read back, and the commit
+    record comes last: until then there is no checkpoint at the other end. The
+    same command goes on where it was broken off.
+
+    Exit code 1: something could not be copied.
 
     Parameters
     ----------

@@ -50,11 +50,13 @@ def diff(
     tolerance: float | None = None,
     json: bool = False,
 ) -> int:
-    """Which tensors and values of two checkpoints differ, and by how much.
+    """Which tensors and values differ, and by how much.
 
-    Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote them does not.
-    What has equal digests in both is equal, and not read.
-    Exit code 0: equal. 1: different. 2: one of them is damaged or could not be read.
+    Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
+    them does not. What has equal digests in both is equal, and not read.
+
+    Exit code 0: equal. 1: different. 2: one of them is damaged or could not be
+    read.
 
     Parameters
     ----------

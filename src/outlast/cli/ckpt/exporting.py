@@ -37,9 +37,10 @@ def export(
     tied: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     json: bool = False,
 ) -> int:
-    """Write a checkpoint as torch.distributed.checkpoint or transformers load it.
+    """Write DCP or safetensors.
 
-    Every byte is verified as it is read. DEST appears whole, or not at all.
+    As torch.distributed.checkpoint or transformers load it. Every byte is
+    verified as it is read. DEST appears whole, or not at all.
 
     Parameters
     ----------

@@ -37,10 +37,11 @@ def import_(
     names: Names = Names(),  # noqa: B008 - frozen
     json: bool = False,
 ) -> int:
-    """Read DCP or safetensors into a checkpoint of its own.
+    """Read DCP or safetensors.
 
-    Nothing in them is unpickled: what is more than tensors and plain values is left out, and named.
-    Nothing is left of an import that failed.
+    Into a checkpoint of its own. Nothing in them is unpickled: what is more
+    than tensors and plain values is left out, and named. Nothing is left of an
+    import that failed.
 
     Parameters
     ----------

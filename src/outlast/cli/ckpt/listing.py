@@ -42,7 +42,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ls(target: str, *, json: bool = False) -> int:
-    """List checkpoints, the newest first. Only commit records are read; `verify` reads the bytes.
+    """List checkpoints, the newest first.
+
+    Only commit records are read; `verify` reads the bytes.
 
     Parameters
     ----------

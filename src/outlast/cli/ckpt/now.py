@@ -43,9 +43,12 @@ def now(
     timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
     json: bool = False,
 ) -> int:
-    """Ask a running job for a checkpoint, and wait until it is durable. The job goes on.
+    """Ask a running job for a checkpoint, and wait for it.
 
-    It has every step that was complete when it was asked for. Exit code 1: there is none, and why.
+    The job goes on; the wait is over when the checkpoint is durable. It has
+    every step that was complete when it was asked for.
+
+    Exit code 1: there is none, and why.
 
     Parameters
     ----------

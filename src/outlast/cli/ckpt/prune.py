@@ -30,11 +30,12 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) -> int:
-    """Delete what a policy does not keep, the oldest first.
+    """Delete what a policy does not keep.
 
-    Nothing is deleted before every byte of a newer checkpoint has been read and was right. The
-    newest one stays whatever the policy says, and so does what cannot be read. A run that lives is
-    left alone: its launcher deletes by its own --keep, around what it copies.
+    The oldest goes first. Nothing is deleted before every byte of a newer
+    checkpoint has been read and was right. The newest one stays whatever the
+    policy says, and so does what cannot be read. A run that lives is left
+    alone: its launcher deletes by its own --keep, around what it copies.
 
     Parameters
     ----------

@@ -60,7 +60,9 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
-    """Who wrote a checkpoint, and what is in it. Records are read and checked, shards are not.
+    """Who wrote a checkpoint, and what is in it.
+
+    Records are read and checked, shards are not.
 
     Parameters
     ----------

@@ -52,7 +52,9 @@ def verify(
     every: Annotated[bool, Parameter(name="--all", negative=())] = False,
     json: bool = False,
 ) -> int:
-    """Read every byte of a checkpoint and say what is damaged, by file, chunk and tensor.
+    """Read every byte and say what is damaged.
+
+    By file, chunk and tensor.
 
     Exit code 0: all is whole. 1: something is damaged, or cannot be read.
 

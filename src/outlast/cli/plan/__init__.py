@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from cyclopts import App
-
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ERROR
 
 HELP = f"""What failures will cost a run, what to set and what to buy against it.
@@ -24,7 +22,7 @@ Exit codes:
 COMMANDS = {
     "advise": ("advise:advise", "What to set, what it costs, what to buy next."),
     "compare": ("compare:compare", "Which strategy, and what it comes to."),
-    "interval": ("interval:interval", "How often to save."),
+    "interval": ("interval:interval", "How often to save, and how much it matters."),
     "ettr": ("ettr:ettr", "Which share of time is training, and what it takes to reach one."),
     "replicas": ("replicas:replicas", "How many copies in memory, and how far they carry."),
     "spares": ("spares:spares", "How many nodes should stand by."),
@@ -35,11 +33,3 @@ COMMANDS = {
     "presets": ("presets:presets", "The published failure rates."),
     "reproduce": ("reproducing:reproduce", "Published tables and figures, computed again."),
 }
-
-
-def application() -> App:
-    """The commands, each loaded when it is asked for."""
-    app = App(name="plan", help=HELP)
-    for name, (where, said) in COMMANDS.items():
-        app.command(f"outlast.cli.plan.{where}", name=name, help=said)
-    return app
