@@ -11,7 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.saying import Said, drawn, known, remarks, table
+from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.saying import drawn, known, remarks, table
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.advice import Advice
@@ -27,29 +28,25 @@ POINTS_MIN = 0.005
 
 
 def advise(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     strategy: Strategy | None = None,
-    json: bool = False,
+    json: Json = False,
     figure: Path | None = None,
-    **fields: Said,
+    **fields: Fields,
 ) -> int:
-    """What to set, what it costs, what to buy next, and what to find out first.
+    """What to set, what it costs, what to buy next.
+
+    And what to find out first: which unknowns would ask for other settings.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     strategy
         What the run does after a failure now: what that costs, and what changing it saves, is said.
         So it is where --interval says how often the run saves now.
-    json
-        One JSON object instead of words.
     figure
         Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
-    fields
-        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
     """
     path = drawn(figure)
     scenario = scenario_of(known(fields, advise), file)

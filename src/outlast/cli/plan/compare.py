@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outlast import amounts
+from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import Said, drawn, known
+from outlast.cli.plan.saying import drawn, known
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.scenario import Scenario, scenario_of, span
 
@@ -21,28 +22,28 @@ REPLICATIONS_MAX = 200_000  # of each strategy: a quarter of a GB
 
 
 def compare(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     start: str = "",
     by: str = "",
     within: str = "",
     run: Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     replications: str | None = None,
-    workers: int | None = None,
-    dask: str | None = None,
-    json: bool = False,
+    workers: Workers = None,
+    dask: Dask = None,
+    json: Json = False,
     figure: Path | None = None,
     picture: Picture = "waterfall",
-    **fields: Said,
+    **fields: Fields,
 ) -> int:
-    """Which strategy: all that are possible on the same simulated failures, beside theory.
+    """Which strategy, and what it comes to.
+
+    All that are possible, on the same simulated failures, beside theory.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     start
         When the run begins, as in 2027-01-31: the answer then has dates.
     by
@@ -53,24 +54,14 @@ def compare(
         The directory of a real run, to lay beside its prediction. Without a file, its GPUs (each a
         node and a replica of its own), its step, and which failures were transient and fatal need
         not be said.
-    seed
-        Of the failures.
     replications
         Simulated runs of each strategy, as in 1000 or 10k; if it is not said, as many as some
         seconds allow.
-    workers
-        Processes; where it is a matter of seconds 1, else one a core.
-    dask
-        Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this Outlast.
-    json
-        One JSON object instead of tables.
     figure
         Draw into this file (.svg, .png, .pdf).
     picture
         waterfall: where time goes; scale: goodput by GPUs; phases: the cheapest strategy by GPUs
         and restart time; fan: how far it will be when.
-    fields
-        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
     """
     path = drawn(figure)
     seen = _seen(run) if run else None

@@ -5,39 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 from outlast import amounts
-from outlast.cli.plan.saying import Said, drawn, known, show
+from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.saying import drawn, known, show
 from outlast.errors import EXIT_DONE
 from outlast.plan.ettr import ettr as answered
 from outlast.plan.scenario import scenario_of, span
 
 
 def ettr(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     target: str | None = None,
     queue: str = "0",
-    json: bool = False,
+    json: Json = False,
     figure: Path | None = None,
-    **fields: Said,
+    **fields: Fields,
 ) -> int:
-    """Effective training time ratio of checkpoint-restart, by every published formula; what it
-    takes to reach one.
+    """Which share of time is training, and what it takes to reach one.
+
+    Effective training time ratio of checkpoint-restart, by every published
+    formula.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     target
         An ETTR, as in 0.9: which interval, which start, which failure rate gives it?
     queue
         What the job waits after each failure before it starts, as in 10min.
-    json
-        One JSON object instead of a table.
     figure
         Draw ETTR over interval and failure rate into this file (.svg, .png, .pdf).
-    fields
-        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
     """
     path = drawn(figure)
     scenario = scenario_of(known(fields, ettr), file)

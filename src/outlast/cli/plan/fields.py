@@ -11,7 +11,9 @@ from outlast.plan.scenario import FIELDS
 
 
 def fields(*, json: bool = False) -> int:
-    """What a scenario may say, as flags or as keys of a TOML file, and what is assumed.
+    """What a scenario may say, and what is assumed.
+
+    As flags, or as keys of a TOML file.
 
     Parameters
     ----------

@@ -14,7 +14,10 @@ from outlast.plan.presets import presets as found
 
 
 def presets(*, json: bool = False) -> int:
-    """The published failure rates that --failures takes by name, and where each is from.
+    """The published failure rates.
+
+    Where each is from, and what it means for a job; --failures takes them by
+    name.
 
     Parameters
     ----------

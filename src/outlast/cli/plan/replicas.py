@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.saying import Said, known, remarks, table
+from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.saying import known, remarks, table
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.replicas import Copies
@@ -18,17 +18,10 @@ from outlast.plan.scenario import scenario_of
 from outlast.plan.words import figure
 
 
-def replicas(file: Path | None = None, /, *, json: bool = False, **fields: Said) -> int:
-    """How many copies in memory: how often the last one is lost, and what copies take.
+def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
+    """How many copies in memory, and how far they carry.
 
-    Parameters
-    ----------
-    file
-        A scenario in TOML.
-    json
-        One JSON object instead of tables.
-    fields
-        The scenario, as in --gpus 16384 --state 5TB; `outlast plan fields` lists all.
+    How often the last one is lost, and what copies take.
     """
     found = answered(scenario_of(known(fields, replicas), file))
     if json:

@@ -19,8 +19,9 @@ WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last
 
 
 def reproduce(*documents: str, json: bool = False) -> int:
-    """Compute every table and figure of five published documents again, and say where and why one
-    differs.
+    """Published tables and figures, computed again.
+
+    All of five documents; where one of them differs, and why.
 
     Parameters
     ----------

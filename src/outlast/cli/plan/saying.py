@@ -8,9 +8,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +21,6 @@ from outlast.plan.words import figure
 
 COUNTED = ("GPUs", "nodes")
 FORMATS = (".svg", ".png", ".pdf")
-Said = Annotated[str, Parameter(allow_leading_hyphen=True)]  # `--cost -5s` is refused by name
 
 
 def show(found: Answer, *, json: bool) -> None:

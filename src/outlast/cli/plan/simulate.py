@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import amounts
+from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import Said, known, remarks
+from outlast.cli.plan.saying import known, remarks
 from outlast.cli.stream import as_json, say
 from outlast.core.reasons import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
@@ -34,42 +35,31 @@ REPLICATIONS_MAX = 1_000_000_000
 
 
 def simulate(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     strategy: Strategy = "checkpoint-restart",
     replications: str = "1000",
-    seed: int = 0,
+    seed: Seed = 0,
     out: Path | None = None,
-    workers: int | None = None,
-    dask: str | None = None,
-    json: bool = False,
-    **fields: Said,
+    workers: Workers = None,
+    dask: Dask = None,
+    json: Json = False,
+    **fields: Fields,
 ) -> int:
-    """Many runs of one strategy: how long, how dear, what failures cost, by quantiles.
+    """Many runs of one strategy, by quantiles.
 
-    All runs are at the failure rate as it is said; `outlast plan compare` is unsure of it, too.
+    How long, how dear, and what failures cost. All runs are at the failure rate
+    as it is said; `outlast plan compare` is unsure of it, too.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     strategy
         What happens after a failure.
     replications
         How many runs, as in 1000 or 100k. Memory does not grow with them.
-    seed
-        The same seed gives the same runs, wherever they are simulated.
     out
         Write a row for each run into this new file (.parquet, .arrow, .csv, .json).
-    workers
-        Processes; where it is a matter of seconds 1, else one a core.
-    dask
-        Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this Outlast.
-    json
-        One JSON object instead of a table.
-    fields
-        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
     """
     path = tables.checked(out)
     runs = amounts.count(f"--replications {replications}", replications)

@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.saying import Said, drawn, known, remarks, table
+from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.saying import drawn, known, remarks, table
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.scenario import scenario_of
@@ -21,25 +22,21 @@ HARDLY = 1e-6  # of time: a minute in two years; far below, figures underflow to
 
 
 def spares(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
-    json: bool = False,
+    json: Json = False,
     figure: Path | None = None,
-    **fields: Said,
+    **fields: Fields,
 ) -> int:
-    """How many nodes should stand by: for a job that waits for them, and for one that goes on.
+    """How many nodes should stand by.
+
+    For a job that waits for them, and for one that goes on.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
-    json
-        One JSON object instead of tables.
     figure
         Draw waiting and cost against spares into this file (.svg, .png, .pdf).
-    fields
-        The scenario, as in --gpus 16384 --repair 3d; `outlast plan fields` lists all.
     """
     path = drawn(figure)
     scenario = scenario_of(known(fields, spares), file)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from outlast.cli.plan.saying import Said, known, remarks
+from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.saying import known, remarks
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.answers import answer
@@ -22,25 +23,25 @@ _OUTCOME = {"done": "done after", "gave_up": "gave up, after", "interrupted": "n
 
 
 def story(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     to: Path,
     strategy: Strategy = "outlast",
     seed: int = 0,
     replication: int = 0,
-    json: bool = False,
-    **fields: Said,
+    json: Json = False,
+    **fields: Fields,
 ) -> int:
-    """One simulated run, decided by the controller that `outlast run` has, as a run directory.
+    """One run, told as `outlast explain` reads it.
 
-    `outlast explain`, `summary` and `events` read it. It is one of the runs of `outlast plan
-    simulate` with the same seed; a second of it takes some 5 failures at 16,384 GPUs.
+    A run directory for `outlast explain`, `summary` and `events`, decided by
+    the controller that `outlast run` has. It is one of the runs of `outlast
+    plan simulate` with the same seed. At 16,384 GPUs some 5 failures are told
+    in a second.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     to
         The run directory to write; a new one.
     strategy
@@ -49,10 +50,6 @@ def story(
         The same seed and replication give the same run, byte for byte.
     replication
         Which run of that seed.
-    json
-        One JSON object instead of words.
-    fields
-        The scenario, as in --gpus 1024 --work 10d; `outlast plan fields` lists all.
     """
     if replication < 0:
         raise UsageError(f"--replication {replication}: 0 is the first")

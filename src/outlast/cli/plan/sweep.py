@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import amounts
+from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import Said, drawn, known, remarks
+from outlast.cli.plan.saying import drawn, known, remarks
 from outlast.cli.stream import as_json, say
 from outlast.core.reasons import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
@@ -24,27 +25,27 @@ from outlast.plan.words import many
 
 
 def sweep(
-    file: Path | None = None,
+    file: File = None,
     /,
     *,
     over: Annotated[tuple[str, ...], Parameter(negative=())],
     strategy: str = "checkpoint-restart",
     replications: str = "100",
-    seed: int = 0,
+    seed: Seed = 0,
     out: Path | None = None,
-    workers: int | None = None,
-    dask: str | None = None,
-    json: bool = False,
+    workers: Workers = None,
+    dask: Dask = None,
+    json: Json = False,
     figure: Path | None = None,
     measure: Literal["goodput", "dollars"] = "goodput",
-    **fields: Said,
+    **fields: Fields,
 ) -> int:
-    """One or two fields of a scenario varied: what theory says of each point, and runs there.
+    """One or two fields varied.
+
+    What theory says of each point, and runs there.
 
     Parameters
     ----------
-    file
-        A scenario in TOML.
     over
         A field and its values, as in gpus=1k,4k,16k; or a range with logarithmic steps, as in
         gpus=1k..1M/7, of seven values. Twice for two fields.
@@ -52,22 +53,12 @@ def sweep(
         One, several as in outlast,migrate, or all.
     replications
         Runs at each point, as in 100 or 1k; 0: theory alone.
-    seed
-        The same seed gives the same runs, wherever they are simulated.
     out
         Write a row for each point into this new file (.parquet, .arrow, .csv, .json).
-    workers
-        Processes; where it is a matter of seconds 1, else one a core.
-    dask
-        Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this Outlast.
-    json
-        One JSON object instead of a table.
     figure
         Draw lines, or for two fields a map, into this file (.svg, .png, .pdf).
     measure
         What the figure shows.
-    fields
-        The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.
     """
     path, picture = tables.checked(out), drawn(figure)
     runs = amounts.count(f"--replications {replications}", replications)
