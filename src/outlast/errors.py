@@ -75,6 +75,16 @@ class RunDirError(OutlastError):
     """The run directory is in use, belongs to another job, or cannot be written."""
 
 
+class LakeError(OutlastError):
+    """A lake of records holds nothing, is in use, of a newer version, or damaged; or a directory is
+    none. What it held is as it was."""
+
+
+class SourceError(OutlastError):
+    """A log is of no known format, nothing in it can be read, or it changed while it was read.
+    Nothing of it was taken over."""
+
+
 class GroupError(OutlastError):
     """An inner process group could not be built or used (a peer is gone, a deadline passed)."""
 

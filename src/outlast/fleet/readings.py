@@ -50,20 +50,22 @@ class Totals(msgspec.Struct):
     records: Counter[Name] = msgspec.field(default_factory=Counter)
     skipped: Counter[str] = msgspec.field(default_factory=Counter)  # no records by their nature
     rejects: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
+    more: int = 0  # records beyond the one that a row is: a fault is an outage and a finding
     odd: Counter[str] = msgspec.field(default_factory=Counter)  # records kept in spite of this
     notes: list[str] = msgspec.field(default_factory=list)  # what this log cannot show, and why
 
     def check(self) -> None:
         """Nothing vanished. Raises AssertionError: a fault of the reader, never of the log."""
         placed = self.records.total() + self.skipped.total() + self.rejects.total()
-        assert self.rows == placed, f"{self.rows} rows were read, but {placed} are accounted for"
+        rows = self.rows + self.more
+        assert rows == placed, f"{rows} rows were read, but {placed} are accounted for"
 
 
 class Reading:
     """One log, read once from its beginning. `totals` is whole when the parts are used up."""
 
     def __init__(self, source: str, format: str, parts: Callable[[Totals], Iterable[Part]]) -> None:  # noqa: A002
-        """`parts` counts rows, what it skips, and oddities; records and rejects are counted here."""
+        """`parts` counts rows, what it skips, and oddities; the rest is counted here."""
         self.source = source
         self.format = format
         self.totals = Totals()

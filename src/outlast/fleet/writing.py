@@ -1,0 +1,235 @@
+"""Who writes a lake: records wait beside it, by kind and day, and appear all at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+
+from outlast.drafts import sync
+from outlast.errors import LakeError, StorageError, UsageError
+from outlast.fleet import merging
+from outlast.fleet.lake import MANIFEST, Manifest, Part, Source, day_of, read_manifest
+from outlast.fleet.tables import DAY_NS, KIND_OF, Name
+
+READING = ".reading"
+LOCK = ".lock"
+REJECTS = "rejects"
+WAIT_S = 5.0
+_POLL_S = 0.1
+_ROWS_HELD = 250_000  # of one kind, before they go to disk
+_OURS = re.compile(r"[0-9a-f]{16}\.(parquet|jsonl)")
+
+
+class Added(NamedTuple):
+    """What came of the records of one kind. `again`: the lake had them. `replaced`: records of the
+    lake that told less of the same thing."""
+
+    records: int
+    again: int
+    replaced: int
+
+
+class Writer:
+    """One reading into a lake; see `writing`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._held: dict[Name, list[pl.DataFrame]] = {}
+        self._rows_held: dict[Name, int] = {}
+        self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
+        self._files = 0
+
+    def add(self, kind: Name, records: pl.DataFrame) -> None:
+        """Records with the columns of their kind. Raises StorageError."""
+        self._held.setdefault(kind, []).append(records)
+        self._rows_held[kind] = self._rows_held.get(kind, 0) + records.height
+        if self._rows_held[kind] >= _ROWS_HELD:
+            with _io(self.path):
+                self._stage(kind)
+
+    def rejects(self, identity: str) -> Path:
+        """Where the rejected rows of a source go, one JSON object a line."""
+        return self.path / READING / f"{identity}.jsonl"
+
+    def commit(self, sources: list[Source], anonymous: str) -> dict[Name, Added]:
+        """All that was added is in the lake, or nothing. Raises StorageError."""
+        with _io(self.path):
+            return self._commit(sources, anonymous)
+
+    def _commit(self, sources: list[Source], anonymous: str) -> dict[Name, Added]:
+        for kind in list(self._held):
+            self._stage(kind)
+        parts, added = list(self.manifest.parts), {}
+        for kind in KIND_OF:
+            if self._staged[kind]:
+                parts, added[kind] = self._merged(kind, parts)
+        self._place_rejects(sources)
+        parts.sort(key=lambda part: (part.kind, part.day))
+        manifest = Manifest(
+            anonymous=anonymous, sources=(*self.manifest.sources, *sources), parts=tuple(parts)
+        )
+        for kind in {part.kind for part in parts}:
+            sync(self.path / kind)
+        self._publish(manifest)
+        self.manifest = manifest
+        clean(self.path, manifest)
+        return added
+
+    def _stage(self, kind: Name) -> None:
+        frame = pl.concat(self._held.pop(kind))
+        self._rows_held[kind] = 0
+        by_day = frame.with_columns(_day=pl.col("t_ns") // DAY_NS).partition_by(
+            "_day", as_dict=True, include_key=False
+        )
+        for (day,), rows in by_day.items():
+            self._files += 1
+            file = self.path / READING / f"{kind}-{self._files}.arrow"
+            rows.write_ipc(file, compression="lz4")
+            self._staged[kind].setdefault(int(str(day)), []).append(file)
+
+    def _merged(self, kind: Name, parts: list[Part]) -> tuple[list[Part], Added]:
+        """The parts with those of `kind` as they will be, their files in place."""
+        staged = {day_of(day): files for day, files in self._staged[kind].items()}
+        old = {part.day: part for part in parts if part.kind == kind}
+        stale = merging.stale(self.path, kind, list(old.values()), staged)
+        touched = sorted({*staged, *stale.days})
+        records = again = replaced = 0
+        for day in touched:
+            had = old.pop(day, None)
+            frame, counted = merging.merged(self.path, kind, had, staged.get(day, []), stale)
+            records += counted.records
+            again += counted.again
+            replaced += counted.replaced
+            if frame.height:
+                old[day] = self._write(kind, day, frame)
+        others = [part for part in parts if part.kind != kind]
+        return [*others, *old.values()], Added(records, again, replaced)
+
+    def _write(self, kind: Name, day: str, frame: pl.DataFrame) -> Part:
+        part = merging.described(kind, day, secrets.token_hex(8), frame)
+        target = self.path / part.file
+        draft = self.path / READING / f"{part.id}.parquet"
+        frame.write_parquet(draft, compression="zstd", compression_level=3)
+        sync(draft)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.rename(target)
+        sync(target.parent)
+        return part
+
+    def _place_rejects(self, sources: list[Source]) -> None:
+        for source in sources:
+            draft = self.rejects(source.id)
+            if draft.exists():
+                sync(draft)
+                (self.path / REJECTS).mkdir(exist_ok=True)
+                draft.rename(self.path / REJECTS / draft.name)
+
+    def _publish(self, manifest: Manifest) -> None:
+        draft = self.path / READING / MANIFEST
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        sync(draft)
+        draft.rename(self.path / MANIFEST)
+        sync(self.path)
+
+
+@contextmanager
+def writing(path: Path, wait_s: float = WAIT_S) -> Iterator[Writer]:
+    """The only writer of a lake, which is made where nothing is. What is not committed is gone at
+    the end. Raises UsageError for a directory that is something else, LakeError where another
+    writer stays for longer than `wait_s` or the lake cannot be read, StorageError."""
+    with _io(path):
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_strange(path)
+        lock = _locked(path, wait_s)
+    try:
+        with _io(path):
+            manifest = read_manifest(path) or Manifest()
+            clean(path, manifest)
+            (path / READING).mkdir()
+        try:
+            yield Writer(path, manifest)
+        finally:
+            shutil.rmtree(path / READING, ignore_errors=True)
+            _leave(path)
+    finally:
+        os.close(lock)
+
+
+def clean(path: Path, manifest: Manifest) -> None:
+    """Remove what an earlier writer has left, and what was replaced."""
+    shutil.rmtree(path / READING, ignore_errors=True)
+    named = {part.file for part in manifest.parts}
+    named |= {f"{REJECTS}/{source.id}.jsonl" for source in manifest.sources}
+    for pattern in (*(f"{kind}/day=*/*.parquet" for kind in KIND_OF), f"{REJECTS}/*.jsonl"):
+        for file in path.glob(pattern):
+            if str(file.relative_to(path)) not in named and _OURS.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty
+                    file.parent.rmdir()
+
+
+def _leave(path: Path) -> None:
+    """A directory in which nothing was committed is none afterwards."""
+    if not (path / MANIFEST).exists():
+        clean(path, Manifest())
+        for kind in (*KIND_OF, REJECTS):
+            with suppress(OSError):
+                (path / kind).rmdir()
+        with suppress(OSError):
+            (path / LOCK).unlink(missing_ok=True)
+            path.rmdir()
+
+
+def _refuse_strange(path: Path) -> None:
+    ours = {MANIFEST, READING, LOCK, REJECTS, *KIND_OF}
+    names = {file.name for file in path.iterdir()}
+    if MANIFEST not in names and not names <= ours:
+        strange = min(names - ours)
+        raise UsageError(
+            f"{path} is no lake and not empty (it has {strange}); nothing was written: name a new"
+            " directory, or one that `outlast fleet ingest` made"
+        )
+
+
+def _locked(path: Path, wait_s: float) -> int:
+    """The lock's file, held: a waiting writer's must still be the one under this name."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), (path / LOCK).stat()):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+                return lock
+            os.close(lock)
+        except (BlockingIOError, FileNotFoundError):
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            if time.monotonic() > deadline:
+                raise LakeError(
+                    f"{path} is being written by another `outlast fleet ingest` (pid {holder});"
+                    " nothing was changed; try again when it has ended"
+                ) from None
+            time.sleep(_POLL_S)  # flock has no deadline of its own
+
+
+@contextmanager
+def _io(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise StorageError(f"{path} cannot be written: {what}; it is as it was") from error

@@ -1,0 +1,18 @@
+"""What the tests of Fleet share: real logs, where this machine has them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+BESIDE = Path(__file__).parents[2].parent / "shared" / "traces"
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """The directory of real logs, which are not part of the project: OUTLAST_TRACES names it."""
+    named = os.environ.get("OUTLAST_TRACES")
+    found = Path(named) if named else BESIDE
+    if not found.is_dir():
+        pytest.skip("the traces are not on this machine")
+    return found
