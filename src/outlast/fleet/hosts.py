@@ -1,0 +1,189 @@
+"""Host lists as Slurm writes them: `node[0201-0272,0281],gpu7`, `a[0-2][3-5]-ib`.
+
+Names are counted from the left bracket to the right one, the last bracket fastest, and a bound
+written with zeros (`[08-11]`) pads all of its range. Whatever one list names is at most HOSTS_MAX.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+import polars as pl
+
+from outlast.errors import UsageError
+
+HOSTS_MAX = 262_144  # more than any cluster has: beyond it the list is damaged, or an attack
+
+_ITEM = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
+_PIECE = re.compile(r"\[([^\]]*)\]|([^\[]+)")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})")
+
+# What a record says in the place of a list when a job had no hosts.
+NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
+# Lists that `expand` takes, up to ranges that run backwards or are too large.
+SHAPE = r"^(?:(?:[^,\[\]\s]|\[\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*\])+(?:,|$))+$"
+
+
+def expand(text: str) -> list[str]:
+    """Every host that a list names, in its order, one that it names twice twice. An empty list
+    names none. Raises UsageError for what is no host list, and for one of over HOSTS_MAX hosts."""
+    found: list[str] = []
+    for item in _items(text):
+        parts = [_names(piece, text) for piece in _PIECE.finditer(item)]
+        _bound(len(found) + math.prod(len(part) for part in parts), text)
+        found += map("".join, itertools.product(*parts))
+    return found
+
+
+def count(text: str) -> int:
+    """How many hosts a list names, without naming them. Raises UsageError as `expand` does."""
+    total = 0
+    for item in _items(text):
+        total += math.prod(len(_names(piece, text)) for piece in _PIECE.finditer(item))
+        _bound(total, text)
+    return total
+
+
+def compress(names: Iterable[str]) -> str:
+    """A list of these hosts, sorted, each once: `expand` gives them back. A name is compressed by
+    the last digits that it ends in. Raises UsageError for a name that has a bracket or comma."""
+    endings = [(name, _NUMBERED.fullmatch(name)) for name in set(names)]
+    # 9 and 10 belong together, and so do 09 and 10, by their width
+    padded = {(m[1], len(m[2])) for _, m in endings if m and m[2][0] == "0" and len(m[2]) > 1}
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name, match in endings:
+        if not name or re.search(r"[,\[\]\s]", name):
+            raise UsageError(f"{name!r} is no name of a host")
+        if match is None:
+            plain.append(name)
+            continue
+        width = len(match[2]) if (match[1], len(match[2])) in padded else 0
+        groups.setdefault((match[1], width), []).append(int(match[2]))
+    found = sorted(plain)
+    for (stem, width), numbers in sorted(groups.items()):
+        runs = [
+            f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}"
+            for a, b in _runs(sorted(numbers))
+        ]
+        one = len(runs) == 1 and "-" not in runs[0]
+        found.append(f"{stem}{runs[0]}" if one else f"{stem}[{','.join(runs)}]")
+    return ",".join(found)
+
+
+def expanded(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
+    """One row for each row of `jobs` and host that its list names, with the name as `node`; a row
+    whose list is empty has none. Every distinct list is expanded once. Raises UsageError."""
+    lists = jobs.select(pl.col(column).unique()).filter(pl.col(column) != "")
+    nodes = lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
+    return jobs.join(nodes, on=column, how="inner")
+
+
+def named(lists: pl.Series) -> pl.DataFrame:
+    """Distinct host lists, and each `node` of each of them, in order. Raises UsageError."""
+    return _nodes(pl.DataFrame({"hosts": lists}))
+
+
+def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
+    """As `expanded` says: by columns where a list has at most one bracket an item."""
+    (column,) = lists.columns
+    one = pl.col(column)
+    single = lists.filter(~one.str.contains(r"[,\[\]\s]")).with_columns(one.alias("node"))
+    several = lists.filter(one.str.contains(r"[,\[\]\s]"))
+    odd = one.str.contains(r"\][^,]*\[") | ~one.str.contains(SHAPE)
+    spelled = [(text, expand(text)) for text in several.filter(odd)[column]]
+    slow = pl.DataFrame(
+        spelled, schema={column: pl.String, "node": pl.List(pl.String)}, orient="row"
+    )
+    plain = several.filter(~odd)
+    return pl.concat([single, _ranges(plain, column), slow.explode("node", empty_as_null=False)])
+
+
+def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
+    """The same of lists in SHAPE with at most one bracket an item."""
+    item, part = pl.col("item"), pl.col("part")
+    found = (
+        lists.with_columns(pl.col(column).str.extract_all(_ITEM.pattern).alias("item"))
+        .explode("item")
+        .with_columns(
+            item.str.extract(r"^([^\[]*)").alias("front"),
+            item.str.extract(r"\]([^\]]*)$").fill_null("").alias("rear"),
+            item.str.extract(r"\[([^\]]*)\]").str.split(",").alias("part"),
+        )
+        .explode("part")
+        .with_columns(
+            part.str.extract(r"^(\d+)").alias("first"), part.str.extract(r"(\d+)$").alias("last")
+        )
+        .with_columns(pl.col("first", "last").cast(pl.Int64).name.suffix("_n"))
+        .with_columns(size=(pl.col("last_n") - pl.col("first_n") + 1).fill_null(1))
+    )
+    wrong = found.group_by(column).agg(pl.col("size").min().alias("least"), pl.col("size").sum())
+    wrong = wrong.filter((pl.col("least") < 1) | (pl.col("size") > HOSTS_MAX))
+    for text in wrong[column]:
+        expand(text)  # raises, and says why
+    assert wrong.is_empty()
+    number = pl.col("number").cast(pl.String).str.zfill(pl.col("first").str.len_bytes())
+    bracket = pl.concat_str("front", number, "rear")
+    return (
+        found.with_columns(number=pl.int_ranges("first_n", pl.col("last_n") + 1))
+        .explode("number")
+        .select(
+            column,
+            pl.when(pl.col("number").is_null()).then("item").otherwise(bracket).alias("node"),
+        )
+    )
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas that are in no bracket."""
+    at = 0
+    for match in _ITEM.finditer(text):
+        if text[at : match.start()] != ("," if at else ""):
+            raise _no_list(text)
+        yield match[0]
+        at = match.end()
+    if text[at:] not in ("", ",") or text == ",":
+        raise _no_list(text)
+
+
+def _names(piece: re.Match[str], text: str) -> list[str]:
+    """Of a bracket what it counts, of anything else itself."""
+    inside, outside = piece.groups()
+    if inside is None:
+        return [outside]
+    found: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise _no_list(text)
+        first, last = match[1], match[2] or match[1]
+        low, high = int(first), int(last)
+        if high < low:
+            raise _no_list(text)
+        _bound(len(found) + high - low + 1, text)
+        found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
+    return found
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of each run of numbers without a gap."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _bound(hosts: int, text: str) -> None:
+    if hosts > HOSTS_MAX:
+        raise UsageError(f"{text[:80]!r} names over {HOSTS_MAX:,} hosts, which no cluster has")
+
+
+def _no_list(text: str) -> UsageError:
+    return UsageError(f"{text[:80]!r} is no host list, as node[01-04,07],gpu3 is one")
