@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import count
+from multiprocessing import active_children
 from typing import Any
 
 import msgspec
@@ -27,6 +29,7 @@ from outlast.plan.strategies import predict
 from outlast.plan.sweep import Point, points, strategies_of, sweep
 
 SAID = {"gpus": "1024", "failures": "5kh", "work": "10d"}
+KEPT = "what was simulated before is kept"
 OVER = ["gpus=1024,4096", "interval=10min,1h"]
 
 
@@ -178,11 +181,27 @@ class Failing(Executor):
 def test_a_point_that_fails_names_itself_and_the_others_go_on() -> None:
     found = sweep(wanted(), 20, executor=Failing(512))
     failed = [one.failed for one in found.points]
-    assert failed == ["", "", *["MemoryError: no room"] * 2] and not found.interrupted
+    assert failed == ["", "", *[f"MemoryError: no room; {KEPT}"] * 2] and not found.interrupted
     assert found.points[0].runs is not None and found.points[0].runs.replications == 20
     assert any("gpus=4096 interval=10min outlast" in text for text in found.warnings)
-    with pytest.raises(OutlastError, match="replications from 0: MemoryError: no room"):
+    with pytest.raises(OutlastError, match="from 0 failed, and nothing was kept: MemoryError"):
         spread(wanted()[-1].scenario, "outlast", 5, executor=Failing(512))
+
+
+@pytest.mark.process
+def test_a_killed_worker_is_told_in_words() -> None:
+    def kill(*_: object) -> None:
+        for worker in active_children()[:1]:
+            worker.kill()
+
+    lost = "a worker process died (killed, perhaps for want of memory); ask again with fewer"
+    with processes(2) as place:
+        found = sweep(wanted(), 9000, executor=place.executor, in_flight=2, on_progress=kill)
+    assert {one.failed for one in found.points} - {""} == {f"{lost} --workers; {KEPT}"}
+    assert found.points[0].runs is not None and not found.interrupted
+    refused = pytest.raises(OutlastError, match=re.escape(f"nothing was kept: {lost}"))
+    with processes(2) as (pool, _), refused:
+        spread(scenario_of(SAID), "drop", 90_000, executor=pool, in_flight=2, on_rows=kill)
 
 
 def test_another_outlast_is_refused() -> None:

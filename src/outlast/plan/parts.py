@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from itertools import islice
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from outlast import __version__
-from outlast.errors import UsageError
+from outlast.errors import OutlastError, UsageError
 from outlast.plan.interruption import interruption
 from outlast.plan.job import STATE, Job, check, check_seed, fleet, parameters
 from outlast.plan.kernel import TALLIES, replicate
@@ -103,6 +103,11 @@ def results(
                 future.cancel()
 
 
+def reason(error: Exception) -> str:
+    """What a part ended in; our own errors are sentences already."""
+    return str(error) if isinstance(error, OutlastError) else f"{type(error).__name__}: {error}"
+
+
 def _begun(executor: Executor | None, part: Part) -> Future[np.ndarray]:
     here: Future[np.ndarray] = Future()
     try:
@@ -117,5 +122,10 @@ def _begun(executor: Executor | None, part: Part) -> Future[np.ndarray]:
 def _ended(future: Future[np.ndarray]) -> np.ndarray | Exception:
     try:
         return future.result(timeout=0)
+    except BrokenExecutor:
+        return OutlastError(
+            "a worker process died (killed, perhaps for want of memory); ask again with fewer"
+            " --workers"
+        )
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
         return error

@@ -14,7 +14,7 @@ from outlast.plan.answers import Answer, Unit, answer
 from outlast.plan.job import Job
 from outlast.plan.kernel import TALLIES
 from outlast.plan.ladders import Strategy, matters
-from outlast.plan.parts import parts, results
+from outlast.plan.parts import parts, reason, results
 from outlast.plan.pools import IN_FLIGHT
 from outlast.plan.scenario import Scenario
 from outlast.plan.simulated import bounded, job_of
@@ -77,7 +77,8 @@ def spread(
     with closing(results(wanted, executor, in_flight)) as done:
         for _, part, rows in done:
             if isinstance(rows, Exception):
-                raise failed(f"replications from {part.first:,}", rows) from rows
+                said = f"replications from {part.first:,} failed, and nothing was kept: "
+                raise OutlastError(said + reason(rows)) from rows
             for name in TALLIES:
                 found[name].add(rows[name])
             found["goodput"].add(job.work_s / rows["wall_s"])
@@ -96,11 +97,6 @@ def spread(
         interval_s=job.interval_s, memory_interval_s=predicted.memory_interval_s,
         spares=job.spares, tallies=tallies,
     )  # fmt: skip
-
-
-def failed(where: str, error: Exception) -> OutlastError:
-    """What to raise for a part that failed where it ran."""
-    return OutlastError(f"{where}: {type(error).__name__}: {error}")
 
 
 def _tallies(scenario: Scenario, predicted: Prediction, found: dict[str, Summary]) -> list[Tally]:

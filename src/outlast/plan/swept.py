@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from outlast.plan.kernel import TALLIES
-from outlast.plan.parts import Part, parts, results
+from outlast.plan.parts import Part, parts, reason, results
 from outlast.plan.pools import IN_FLIGHT
 from outlast.plan.simulated import bounded, job_of
 from outlast.plan.strategies import Prediction
@@ -69,7 +69,7 @@ def simulated(
     with closing(results(queue, executor, in_flight or IN_FLIGHT)) as found:
         for at, part, rows in found:
             if isinstance(rows, Exception):
-                sums[at].failed = f"{type(rows).__name__}: {rows}"
+                sums[at].failed = f"{reason(rows)}; what was simulated before is kept"
             elif not sums[at].failed:
                 sums[at].add(rows)
             done += part.count
