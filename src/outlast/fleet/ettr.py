@@ -1,0 +1,223 @@
+"""Effective training time ratio of the job runs that were, beside what theory expects of them.
+
+Kokolis et al. 2025 (arXiv 2410.21680), II.D, III and appendix A. Productive time over wall time,
+where accounting knows neither when a job saved nor what its start took: both are assumed. Closed
+forms are those of `outlast.theory.ettr`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import polars as pl
+
+from outlast.errors import UsageError
+from outlast.fleet import job_runs
+from outlast.fleet.tables import Tables
+from outlast.theory import ettr as theory
+from outlast.theory.checks import not_negative, positive
+
+HOUR_S = 3600.0
+DAY_S = 86_400.0
+INTERVAL_S = HOUR_S
+INIT_S = 300.0
+LEAST_S = DAY_S
+Z_95 = 1.6448536269514722  # the normal 95 % point: 5 % on either side of a 90 % interval
+
+
+def ettr(
+    tables: Tables,
+    infra: pl.LazyFrame,
+    *,
+    interval_s: float = INTERVAL_S,
+    init_s: float = INIT_S,
+    least_s: float = LEAST_S,
+    qos: Collection[str] | None = None,
+    priority_min: int | None = None,
+    across_s: float | None = None,
+) -> pl.DataFrame:
+    """Each job run with its ETTR: those that held nodes for `least_s` in all, in one of `qos` and
+    with a priority of `priority_min` where these are given.
+
+    ETTR = (scheduled - U)/(scheduled + waits), with
+    U = min(u0, W_0) + sum over j of min(u0 + c_(j-1), W_j),
+    c_j = max(0, W_j - u0) mod tau, W_j the time that attempt j held its nodes. `ettr_kept` takes
+    for productive what was saved at each interruption and what the last attempt did after its
+    start; it is the lower where an attempt ended before it had caught up, which the sum above
+    forgets. Other columns as of `job_runs.job_runs`, which says what `across_s` is, and `bucket`.
+    """
+    positive("interval_s", interval_s)
+    not_negative("init_s", init_s)
+    not_negative("least_s", least_s)
+    chosen = tables.jobs
+    if qos is not None:
+        chosen = chosen.filter(pl.col("qos").is_in(list(qos)))
+    if across_s is None:
+        chosen = _long(chosen, least_s)
+    found = job_runs.attempts(tables._replace(jobs=chosen), infra, across_s=across_s)
+    runs = job_runs.runs_of(found).join(
+        _productive(found, interval_s, init_s), on="run", maintain_order="left"
+    )
+    wanted = (pl.col("scheduled_s") >= least_s) & (pl.col("scheduled_s") > 0)
+    if priority_min is not None:
+        wanted &= pl.col("priority") >= priority_min
+    wall_s = pl.col("scheduled_s") + pl.col("wait_s")
+    return runs.filter(wanted).with_columns(
+        job_runs.size_bucket(),
+        ettr=pl.col("productive_s") / wall_s,
+        ettr_kept=pl.col("kept_s") / wall_s,
+    )
+
+
+def top_qos(tables: Tables) -> str | None:
+    """The QOS whose attempts have the highest median priority; None where there is no job."""
+    by = tables.jobs.group_by("qos").agg(pl.col("priority").median())
+    found = by.sort("priority", "qos", descending=[True, False]).first().collect()
+    return found["qos"][0] if len(found) else None
+
+
+def by_size(
+    runs: pl.DataFrame,
+    node_rate_per_s: float,
+    *,
+    interval_s: float = INTERVAL_S,
+    init_s: float = INIT_S,
+) -> pl.DataFrame:
+    """Mean measured ETTR of `ettr`'s runs by size, and what is expected of the sizes' mean runs.
+
+    `low` and `high` are the 90 % interval of the mean by Student's t, cut to 0 and 1 (none of a
+    single run). `expected` is equations 4 to 6, `equation_1` what the paper prints instead,
+    `exact` the long-run form; their failures come at nodes x `node_rate_per_s`, their q is the
+    size's mean wait for a start. `in_regime`: whether first order holds. `hidden`: the share of
+    runs of which attempts are missing, whose ETTR is too high.
+    """
+    return _with_expected(_means(runs, ["bucket"]), node_rate_per_s, interval_s, init_s)
+
+
+def overall(
+    runs: pl.DataFrame,
+    node_rate_per_s: float,
+    *,
+    interval_s: float = INTERVAL_S,
+    init_s: float = INIT_S,
+) -> pl.DataFrame:
+    """`by_size`'s one row of all runs together; none where there is no run."""
+    return _with_expected(_means(runs, []), node_rate_per_s, interval_s, init_s)
+
+
+def t_95(freedom: float) -> float:
+    """The 95 % point of Student's t: exact for 1 and 2 degrees of freedom, else to 0.3 % by the
+    first three terms of Fisher and Cornish's series (Abramowitz and Stegun, 26.7.5)."""
+    if freedom < 1:
+        raise UsageError(f"Student's t needs a degree of freedom, not {freedom!r}")
+    if freedom == 1:
+        return math.tan(math.pi * 0.45)
+    if freedom == 2:
+        return 0.9 * math.sqrt(2 / (4 * 0.95 * 0.05))
+    z = Z_95
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _long(jobs: pl.LazyFrame, least_s: float) -> pl.LazyFrame:
+    """Attempts of ids that held nodes for `least_s` in all: the few that are worth sorting."""
+    held_ns = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=0).fill_null(0)
+    identity = pl.struct("cluster", "job").hash()
+    least_ns = least_s * job_runs.SECOND_NS * (1 - 1e-9)
+    long = jobs.group_by(id=identity).agg(held_ns.sum().alias("held_ns"))
+    long = long.filter(pl.col("held_ns") >= least_ns).select("id")
+    return jobs.with_columns(id=identity).join(long, on="id", how="semi").drop("id")
+
+
+def _productive(found: pl.DataFrame, interval_s: float, init_s: float) -> pl.DataFrame:
+    held_s = pl.col("runtime_s")
+    worked_s = (held_s - init_s).clip(lower_bound=0)
+    saved_s = (worked_s / interval_s).floor() * interval_s
+    redone_s = (worked_s - saved_s).shift(1, fill_value=0.0)
+    again_s = pl.when(pl.col("nth") > 0).then(redone_s).otherwise(0.0)
+    return (
+        found.lazy()
+        .select(
+            "run",
+            productive_s=held_s - pl.min_horizontal(init_s + again_s, held_s),
+            kept_s=pl.when("last").then(worked_s).otherwise(saved_s),
+        )
+        .group_by("run")
+        .sum()
+        .collect()
+    )
+
+
+def _means(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    starts = pl.col("attempts").sum()
+    columns = {
+        "runs": pl.len().cast(pl.Int64),
+        "ettr": pl.col("ettr").mean(),
+        "ettr_kept": pl.col("ettr_kept").mean(),
+        "deviation": pl.col("ettr").std(),
+        "productive_s": pl.col("productive_s").mean(),
+        "wait_s": pl.col("wait_s").sum() / starts,
+        "nodes": pl.col("nodes").mean(),
+        "interruptions": pl.col("interruptions").mean(),
+        "hidden": (pl.col("hidden") > 0).mean(),
+    }
+    if by:
+        found = runs.group_by(by).agg(**columns).sort(by)
+    else:
+        found = runs.select(**columns).filter(pl.col("runs") > 0)
+    half = [
+        t_95(count - 1) * deviation / math.sqrt(count) if count > 1 else None
+        for count, deviation in found.select("runs", "deviation").iter_rows()
+    ]
+    return (
+        found.with_columns(half=pl.Series(half, dtype=pl.Float64))
+        .with_columns(
+            low=(pl.col("ettr") - pl.col("half")).clip(lower_bound=0),
+            high=(pl.col("ettr") + pl.col("half")).clip(upper_bound=1),
+        )
+        .drop("deviation", "half")
+    )
+
+
+def _with_expected(
+    means: pl.DataFrame, node_rate_per_s: float, interval_s: float, init_s: float
+) -> pl.DataFrame:
+    not_negative("node_rate_per_s", node_rate_per_s)
+    rows = [
+        _expected(nodes, productive_s, wait_s, node_rate_per_s, interval_s, init_s)
+        for nodes, productive_s, wait_s in means.select(
+            "nodes", "productive_s", "wait_s"
+        ).iter_rows()
+    ]
+    floats = dict.fromkeys(("mtbf_s", "expected", "equation_1", "exact"), pl.Float64())
+    schema = pl.Schema({**floats, "in_regime": pl.Boolean()})
+    return means.hstack(pl.DataFrame(rows, schema=schema, orient="row"))
+
+
+def _expected(
+    nodes: float,
+    productive_s: float,
+    wait_s: float,
+    node_rate_per_s: float,
+    interval_s: float,
+    init_s: float,
+) -> tuple[float, float | None, float | None, float, bool]:
+    rate = nodes * node_rate_per_s
+    mtbf_s = 1 / rate if rate else math.inf
+    first_order = equation_1 = None  # of a run that got nowhere, they say nothing
+    if productive_s > 0:
+        first_order, equation_1 = (
+            form(interval_s, mtbf_s, productive_s=productive_s, init_s=init_s, queue_s=wait_s)
+            for form in (theory.equation_6, theory.equation_1)
+        )
+    exact = theory.exact(interval_s, mtbf_s, init_s=init_s, queue_s=wait_s)
+    return (
+        mtbf_s,
+        first_order,
+        equation_1,
+        exact,
+        theory.in_regime(interval_s, mtbf_s, init_s=init_s),
+    )
