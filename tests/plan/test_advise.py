@@ -15,7 +15,10 @@ from outlast.plan.answers import at_rate
 from outlast.plan.counsel import failures_to_halve
 from outlast.plan.ladders import STRATEGIES, Strategy, kinds_of
 from outlast.plan.levers import best, fixed, settings_of
+from outlast.plan.priced import priced
 from outlast.plan.scenario import Scenario, scenario_of
+from outlast.plan.simulate import simulate
+from outlast.plan.simulated import job_of
 from outlast.plan.stock import stock
 from outlast.plan.strategies import possible, predict
 from outlast.theory import gamma
@@ -86,14 +89,54 @@ def test_bands_of_strategies_keep_their_settings() -> None:
         assert one.low_usd < one.usd < one.high_usd, one.strategy
         of = next(each for each in at.found if each.strategy == one.strategy)
         dear = fixed(at_rate(at.scenario, 0.95), settings_of(at.scenario, of))
-        assert one.high_usd == pytest.approx(predict(dear, one.strategy).usd)
+        assert one.high_usd == pytest.approx(priced(dear, one.strategy).usd)
 
 
-def test_what_a_formula_promises_outside_its_regime_is_not_taken_at_its_word() -> None:
-    found = advise(scenario_of({"gpus": "1024", "failures": "1kh", "spares": "0", "repair": "1h"}))
+FAR_OUT = {"gpus": "4096", "failures": "5kh", "spares": "1"}
+
+
+def test_what_a_formula_promises_outside_its_regime_is_simulated() -> None:
+    """Against other runs, at the settings that were advised: to some standard errors."""
+    scenario = scenario_of(FAR_OUT)
+    found = advise(scenario)
+    drop = next(one for one in found.strategies if one.strategy == "drop")
+    assert found.items[0].set_to == "drop" and drop.how == found.quantities[0].how == "simulated"
+    assert "loses at most" not in found.items[1].why and any(
+        "some per cent" in text for text in found.warnings
+    )
+    there = replace(scenario, interval_s=found.items[1].value)
+    wall_s = simulate(job_of(there, "drop"), 100, seed=7)["wall_s"]
+    error = wall_s.std() / math.sqrt(50)  # of either
+    assert abs(wall_s.mean() - found.quantities[0].value) < 4 * error < 0.1 * wall_s.mean()
+    parts = [getattr(found.bill, name) for name in found.bill.__struct_fields__ if name != "total"]
+    assert math.fsum(parts) == pytest.approx(found.bill.total, rel=1e-9)
+
+
+def test_a_simulated_strategy_has_an_interval_that_suits_it() -> None:
+    """By prices at the interval that its formula would have taken, and at others."""
+    scenario = scenario_of(FAR_OUT)
+    taken = priced(scenario, "drop")
+    others = [predict(scenario, "drop").interval_s, 4 * taken.interval_s, 16 * taken.interval_s]
+    dearer = [priced(replace(scenario, interval_s=other), "drop").usd for other in others]
+    assert min(dearer) > taken.usd
+
+
+def test_a_price_is_the_same_whatever_was_priced_before() -> None:
+    scenario = scenario_of(FAR_OUT)
+    assert priced(scenario, "drop") == priced(replace(scenario, detect_s=30.0), "drop")
+    rough = priced(scenario, "drop", beside_usd=1.0)
+    assert rough.how == "simulated"
+    assert rough.usd == pytest.approx(priced(scenario, "drop").usd, rel=0.4)
+
+
+def test_without_a_simulator_a_formula_is_not_taken_at_its_word_outside_its_regime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outlast.plan.priced.find_spec", lambda _: None)
+    found = advise(scenario_of(FAR_OUT))
     usd = {one.strategy: one.usd or math.inf for one in found.strategies}
     assert found.items[0].set_to == "migrate" and 0.8 < usd["drop"] / usd["migrate"] < 0.9
-    assert "drop may cost" in found.items[0].why and "its formula is rough" in found.items[0].why
+    assert "drop may cost" in found.items[0].why and "outlast[plan]" in found.items[0].why
 
 
 def test_levers_are_tuned_anew_and_sorted() -> None:

@@ -30,7 +30,7 @@ def test_the_tiers_agree(strategy: Strategy, said: dict[str, str]) -> None:
     predicted = predict(scenario, strategy)
     wall_s = simulate(job_of(scenario, strategy), REPLICATIONS, seed=3)["wall_s"]
     error_s = wall_s.std() / math.sqrt(REPLICATIONS)
-    assert predicted.exact
+    assert predicted.how == "exact"
     assert abs(wall_s.mean() - predicted.wall_s) < Z_MAX * error_s
 
 
@@ -41,7 +41,7 @@ def test_steps_that_a_flush_slows_down() -> None:
     predicted = predict(scenario, "checkpoint-restart")
     wall_s = simulate(job_of(scenario, "checkpoint-restart"), 1000, seed=3)["wall_s"]
     error_s = wall_s.std() / math.sqrt(1000)
-    assert predicted.exact
+    assert predicted.how == "exact"
     assert abs(wall_s.mean() - predicted.wall_s) < Z_MAX * error_s
 
 
@@ -83,7 +83,7 @@ def test_dropped_replicas_by_the_hundred_are_not_the_loss_of_everything() -> Non
     predicted = predict(scenario, "drop")
     rows = simulate(job_of(scenario, "drop"), 3, seed=3)
     assert rows["from_storage"].sum() < 0.02 * rows["incidents"].sum()
-    assert not predicted.exact and not predicted.outcome.in_regime
+    assert predicted.how == "first order" and not predicted.outcome.in_regime
     assert abs(rows["wall_s"].mean() / predicted.wall_s - 1) < 0.15
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from outlast.plan import counsel
 from outlast.plan.advice import Advice, Bill, Doubt, Item, Now, Way
-from outlast.plan.answers import HIGH, LOW, How, Quantity, answer, at_rate, banded
+from outlast.plan.answers import HIGH, LOW, Quantity, answer, at_rate, banded
 from outlast.plan.interval import flat_zone
 from outlast.plan.ladders import STRATEGIES, Strategy, matters
 from outlast.plan.levers import (
@@ -24,6 +24,7 @@ from outlast.plan.levers import (
     settings_of,
     turn_to,
 )
+from outlast.plan.priced import priced
 from outlast.plan.rates import EXACT
 from outlast.plan.scenario import Scenario
 from outlast.plan.stock import stock
@@ -111,15 +112,11 @@ def _with_copies(scenario: Scenario) -> Scenario:
     return replace(scenario, copies=choices[enough].copies)
 
 
-def _how(of: Prediction) -> How:
-    return "exact" if of.exact else "first order"
-
-
 def _quantities(at: Best, settings: Settings) -> list[Quantity]:
     """With the settings kept where the rate's band leads: nobody knows the true rate."""
     here = fixed(at.scenario, settings)
-    predicted = partial(predict, strategy=settings.strategy)
-    make = partial(banded, how=_how(at.taken), source="", scenario=here)
+    predicted = partial(priced, strategy=settings.strategy)
+    make = partial(banded, how=at.taken.how, source="", scenario=here)
     ideal = bill(at.scenario, at.taken).ideal
     return [
         make("finish", "s", function=lambda one: predicted(one).wall_s),
@@ -136,14 +133,12 @@ def _way(at: Best, strategy: Strategy) -> Way:
     low = high = None
     if at.scenario.failures.weight_failures != EXACT:
         kept = settings_of(at.scenario, of)
-        ends = [
-            predict(fixed(at_rate(at.scenario, one), kept), strategy).usd for one in (LOW, HIGH)
-        ]
+        ends = [priced(fixed(at_rate(at.scenario, one), kept), strategy).usd for one in (LOW, HIGH)]
         low, high = min(ends), max(ends)
     more = of.usd - at.taken.usd if math.isfinite(of.usd) else math.inf
     return Way(
         strategy=strategy, usd=of.usd, low_usd=low, high_usd=high, more_usd=more,
-        wall_s=of.wall_s, goodput=of.outcome.goodput, how=_how(of),
+        wall_s=of.wall_s, goodput=of.outcome.goodput, how=of.how,
     )  # fmt: skip
 
 
@@ -154,20 +149,20 @@ def _now(scenario: Scenario, in_use: Strategy | None, at: Best) -> Now | None:
         in_use = "peer-memory"
     strategy = in_use or "checkpoint-restart"
     spares = scenario.spares if scenario.spares is not None else at.scenario.spares
-    here = predict(replace(scenario, spares=spares), strategy)
+    here = priced(replace(scenario, spares=spares), strategy)
     spent = bill(scenario, here)
     saves = here.usd - at.taken.usd if math.isfinite(here.usd) else math.inf
     if not math.isfinite(at.taken.usd):
         saves = 0.0
     return Now(
         strategy=strategy, interval_s=here.interval_s, wall_s=here.wall_s,
-        goodput=here.outcome.goodput, bill=spent, saves_usd=saves, how=_how(here),
+        goodput=here.outcome.goodput, bill=spent, saves_usd=saves, how=here.how,
         said=counsel.now(scenario, here, spent, saves, at.taken.usd, named=in_use is not None),
     )  # fmt: skip
 
 
 def _items(scenario: Scenario, in_use: Strategy | None, at: Best, settings: Settings) -> list[Item]:
-    how = _how(at.taken)
+    how = at.taken.how
     saves = next((one.usd - at.taken.usd for one in at.found if one.strategy == in_use), None)
     found = [
         Item(
@@ -193,16 +188,17 @@ def _items(scenario: Scenario, in_use: Strategy | None, at: Best, settings: Sett
 
 def _interval(scenario: Scenario, at: Best, settings: Settings) -> Item:
     kept, best_s, saves = fixed(at.scenario, settings), settings.interval_s, None
-    zone = flat_zone(at.scenario, at.taken)
+    # Of a simulated strategy the formula that would say it does not hold.
+    zone = None if at.taken.how == "simulated" else flat_zone(at.scenario, at.taken)
     if scenario.interval_s is not None:
         memory_s = settings.memory_interval_s and min(
             settings.memory_interval_s, scenario.interval_s
         )
         there = replace(kept, interval_s=scenario.interval_s, memory_interval_s=memory_s)
-        saves = predict(there, settings.strategy).usd - at.taken.usd
+        saves = priced(there, settings.strategy).usd - at.taken.usd
     return Item(
         what="interval", set_to=figure(best_s, "s"), value=best_s, unit="s",
-        why=counsel.interval(scenario, settings, zone, saves), saves_usd=saves, how=_how(at.taken),
+        why=counsel.interval(scenario, settings, zone, saves), saves_usd=saves, how=at.taken.how,
     )  # fmt: skip
 
 
@@ -217,7 +213,7 @@ def _spares(scenario: Scenario, at: Best, settings: Settings) -> Item:
     kept = fixed(there.scenario, settings_of(there.scenario, there.taken))
     trap = replace(kept, spares=round(held.in_repair))
     saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
-    trap_usd = predict(trap, there.taken.strategy).usd - there.taken.usd
+    trap_usd = priced(trap, there.taken.strategy).usd - there.taken.usd
     return Item(
         what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
         why=counsel.spares(scenario, held, there.taken, trap_usd, saves, settings),

@@ -258,7 +258,7 @@ def _theory(
         z = differs / error if error else None
     return Theory(
         goodput=predicted.outcome.goodput, takes_s=predicted.wall_s,
-        how="exact" if predicted.exact else "first order", differs=differs, z=z,
+        how=predicted.how, differs=differs, z=z,
     )  # fmt: skip
 
 

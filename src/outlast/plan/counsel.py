@@ -95,7 +95,10 @@ def strategy(at: Best) -> str:
         elif more > close:
             said.append(f"{one.strategy} costs {_usd(more)} more")
         elif more < -close:
-            said.append(f"{one.strategy} may cost {_usd(-more)} less, where its formula is rough")
+            less = (
+                f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
+            )
+            said.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
     return " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
 
 
@@ -104,8 +107,10 @@ def _listed(names: Sequence[Strategy]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def interval(scenario: Scenario, settings: Settings, zone: Zone, saves_usd: float | None) -> str:
-    """How long to work between durable saves, and how much it matters."""
+def interval(
+    scenario: Scenario, settings: Settings, zone: Zone | None, saves_usd: float | None
+) -> str:
+    """How long to work between durable saves, and how much it matters where that is known."""
     at_s = settings.interval_s
     if at_s >= scenario.work_s * (1 - CLOSE):
         text = "One durable save, at the end: next to no failure goes back to storage."
@@ -115,13 +120,14 @@ def interval(scenario: Scenario, settings: Settings, zone: Zone, saves_usd: floa
         text = "As often as the flush lets it: a save begins when the last one can be restored."
     else:
         text = f"A durable save after so much work, each blocking {figure(scenario.cost_s, 's')}."
-    flat = f"Anything from {figure(zone.low_s, 's')}"
-    flat += f" to {figure(zone.high_s, 's')}" if zone.high_s < scenario.work_s else " on"
-    text = f"{text} {flat} loses at most one point of goodput."
+    if zone is not None:
+        flat = f"Anything from {figure(zone.low_s, 's')}"
+        flat += f" to {figure(zone.high_s, 's')}" if zone.high_s < scenario.work_s else " on"
+        text = f"{text} {flat} loses at most one point of goodput."
     if scenario.interval_s is None or saves_usd is None:
         return text
     given = figure(scenario.interval_s, "s")
-    inside = zone.low_s <= scenario.interval_s <= zone.high_s
+    inside = zone is not None and zone.low_s <= scenario.interval_s <= zone.high_s
     costs = "does not end" if math.isinf(saves_usd) else f"costs {_usd(max(0.0, saves_usd))} more"
     return f"{text} With the given {given}, {'which is within that, ' * inside}the run {costs}."
 
@@ -305,7 +311,9 @@ def warnings(scenario: Scenario, at: Best) -> list[str]:
             f"{many(scenario.replicas, 'replica')} of {many(each, 'GPU')} are assumed: say"
             " --replica-gpus"
         )
-    if at.taken.strategy == "drop":
+    if at.taken.how == "simulated":
+        found.append(f"{at.taken.strategy} is simulated: its prices have an error of some per cent")
+    if at.taken.strategy == "drop" and at.taken.how != "simulated":
         found.append("dropping is told for the long run; this one begins whole, and does better")
     if scenario.spares == 0 and at.taken.strategy != "drop":
         found.append("--spares 0: each node that is lost is waited for")

@@ -127,7 +127,7 @@ def run(
         of[:kept],
         np.repeat(np.arange(kept), [one.runs for one in of[:kept]]),
         {
-            name: _runs(jobs[name], np.concatenate([*parts[:kept], np.empty(0, ROWS)]))
+            name: of_rows(jobs[name], np.concatenate([*parts[:kept], np.empty(0, ROWS)]))
             for name, parts in done.items()
         },
         interrupted=finished < len(of),
@@ -153,7 +153,8 @@ def _parts(
             yield name, Part(here, seed, draw.first, draw.runs)
 
 
-def _runs(job: Job, rows: np.ndarray) -> Runs:
+def of_rows(job: Job, rows: np.ndarray) -> Runs:
+    """What rows of a job come to that was ended after FAILURES_MAX failures."""
     names = ["done_s" if cause == "work" else f"{cause}_s" for cause in CAUSES]
     spent_s = np.stack([rows[name] for name in names])
     elapsed_s, capped = spent_s.sum(axis=0), np.isinf(rows["wall_s"])

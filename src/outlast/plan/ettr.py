@@ -78,7 +78,7 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
     whole, job = predict(scenario, "checkpoint-restart"), tuned_job(scenario, "checkpoint-restart")
     share = partial(banded, unit="share", scenario=scenario)
 
-    how = "exact" if whole.exact else "first order"
+    how = whole.how
 
     def free(one: Scenario) -> float:
         return theory.exact(at_s, mtbf_s(one), init_s=start_s, queue_s=queue_s)

@@ -26,7 +26,7 @@ def interval(scenario: Scenario, strategy: Strategy) -> Answer:
     bands keep intervals and spares: nobody knows the true rate."""
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
-    how: How = "exact" if best.exact else "first order"
+    how = best.how
     found = [
         banded("between failures of the job", "s", "exact", "rates add up", scenario, mtbf_s),
         banded(
@@ -83,7 +83,7 @@ def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
             how="given", source="a whole number of them in the other",
         )  # fmt: skip
     return banded(
-        "best interval in memory", "s", "exact" if best.exact else "first order", MODEL, scenario,
+        "best interval in memory", "s", best.how, MODEL, scenario,
         lambda one: predict(one, best.strategy).memory_interval_s or math.inf,
     )  # fmt: skip
 

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from outlast.errors import UsageError
 from outlast.plan.answers import Unit
 from outlast.plan.ladders import STRATEGIES, Strategy, matters
+from outlast.plan.priced import priced
 from outlast.plan.scenario import NEVER_S, Scenario
 from outlast.plan.stock import stock
 from outlast.plan.strategies import Prediction, possible, predict
 from outlast.theory import dollars
 
 TIE = 1e-3  # of the price: closer than that, the simpler strategy is taken
-ROUGH = 1.25  # simulated prices of dropping lie up to so far from first order outside its regime
+ROUGH = 1.25  # what first order adds outside its regime, where nothing is there to simulate it
 TIMES = (0.5, 2.0)
 CLOSE = 1e-9
 
@@ -142,8 +143,9 @@ class Best(NamedTuple):
 
 def best(scenario: Scenario, *, every: bool = True) -> Best:
     """Of what is open in `scenario`, spares included, the best; the simplest strategy within 0.1 %
-    of the cheapest, where a formula outside its regime counts a quarter more. Where none ends, the
-    one with most goodput. Without `every`, what cannot be the best at any interval is left out."""
+    of the cheapest. What a formula does not hold for is simulated, and counts a quarter more where
+    Numba is not there. Where none ends, the one with most goodput. Without `every`, what cannot be
+    the best at any interval is left out."""
     if scenario.spares is None:
         scenario = replace(scenario, spares=stock(scenario).best)
     found: list[Prediction] = []
@@ -151,7 +153,7 @@ def best(scenario: Scenario, *, every: bool = True) -> Best:
         least = min((_at_most_usd(other) for other in found), default=math.inf)
         if possible(scenario, one) or not (every or _least_usd(scenario, one) <= least * (1 + TIE)):
             continue
-        found.append(predict(scenario, one))
+        found.append(priced(scenario, one, beside_usd=math.inf if every else least))
     least = min(_at_most_usd(one) for one in found)
     if math.isinf(least):
         return Best(scenario, found, max(found, key=lambda one: one.outcome.goodput))
@@ -201,7 +203,7 @@ def regret_usd(scenario: Scenario, settings: Settings, least_usd: float) -> floa
         return 0.0
     if possible(scenario, settings.strategy):
         return math.inf
-    usd = predict(fixed(scenario, settings), settings.strategy).usd
+    usd = priced(fixed(scenario, settings), settings.strategy).usd
     return usd - least_usd if usd > least_usd * (1 + CLOSE) else 0.0
 
 

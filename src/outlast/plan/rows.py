@@ -79,7 +79,7 @@ def _row(one: Found) -> dict[str, Any]:
     }  # fmt: skip
     if theory := one.theory:
         values = (
-            theory.interval_s, theory.memory_interval_s, theory.spares, theory.exact,
+            theory.interval_s, theory.memory_interval_s, theory.spares, theory.how == "exact",
             theory.outcome.goodput, theory.wall_s, theory.usd,
         )  # fmt: skip
         row |= dict(zip((name for name, _ in _THEORY), values, strict=True))

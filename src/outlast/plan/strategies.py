@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from outlast.core.reasons import span
 from outlast.errors import UsageError
+from outlast.plan.answers import How
 from outlast.plan.ladders import (
     Strategy,
     fatal_rate_per_s,
@@ -38,8 +39,8 @@ GOODPUT_MIN = 1e-4  # below, a month of work takes centuries: such a run is call
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the closed forms say of a strategy. `exact`: they hold for this scenario as it is;
-    else `warnings` says what they leave out. Infinity where the run does not end in ages."""
+    """What becomes of a strategy: by its closed forms, exact where they hold for this scenario as
+    it is, or by runs. `warnings`: what is left out. Infinity where the run does not end in ages."""
 
     strategy: Strategy
     interval_s: float
@@ -48,7 +49,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     wall_s: float
     usd: float
-    exact: bool
+    how: How
     warnings: list[str]
 
 
@@ -60,17 +61,21 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
     if outcome.goodput >= GOODPUT_MIN:
         wall_s = dollars.wall_s(scenario.work_s, outcome.goodput)
     stand_by = spares_of(scenario, strategy)
-    usd = dollars.cost_usd(
-        scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
-        spare_gpus=stand_by * scenario.gpus_per_node,
-    )  # fmt: skip
     memory_s = job.interval_s / job.snapshots if job.snapshots else None
     shortest_s = memory_s or job.interval_s
     warnings = _left_out(scenario, outcome, shortest_s)
     return Prediction(
         strategy=strategy, interval_s=job.interval_s, memory_interval_s=memory_s, spares=stand_by,
-        outcome=outcome, wall_s=wall_s, usd=usd, exact=outcome.exact and not warnings,
-        warnings=warnings,
+        outcome=outcome, wall_s=wall_s, usd=cost_usd(scenario, wall_s, stand_by),
+        how="exact" if outcome.exact and not warnings else "first order", warnings=warnings,
+    )  # fmt: skip
+
+
+def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
+    """What a run costs that takes so long, its spare nodes included."""
+    return dollars.cost_usd(
+        scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
+        spare_gpus=stand_by * scenario.gpus_per_node,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from outlast.plan.answers import HIGH, LOW, Unit
 from outlast.plan.scenario import Scenario
-from outlast.theory import dollars
+from outlast.plan.strategies import cost_usd
 
 if TYPE_CHECKING:
     from outlast.plan.summary import Summary
@@ -57,9 +57,7 @@ def tally(
 
 def usd_per_s(scenario: Scenario, spares: int) -> float:
     """What a second of the run costs, spares included."""
-    return dollars.cost_usd(
-        scenario.gpus, 1.0, scenario.usd_per_gpu_hour, spare_gpus=spares * scenario.gpus_per_node
-    )
+    return cost_usd(scenario, 1.0, spares)
 
 
 def without_advice(warnings: list[str]) -> list[str]:
