@@ -1,0 +1,200 @@
+"""A line of a log taken apart: when, on which host, who speaks, and what is said.
+
+The shapes: `dmesg` with seconds since boot, `dmesg -T`, `dmesg --time-format iso`, with or without
+`-x` or a priority; /dev/kmsg; `journalctl -o short`, `short-precise`, `short-iso`, `short-full`,
+`short-unix` and `json`, and syslog files, which are as the first ones; the log of NVIDIA's fabric
+manager; and lines that have nothing before what is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.symptoms.stamps import (
+    Clock,
+    UnplacedError,
+    at,
+    decimal_ns,
+    iso,
+    month,
+    since_boot,
+    whole,
+    yearless,
+)
+
+KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
+
+
+class Envelope(NamedTuple):
+    """`when` is asked only for lines that matter; it raises UnplacedError. `speaker`: KERNEL,
+    FABRIC, NETWORK, or another program, to which nobody listens. `level`: of the fabric manager."""
+
+    when: Callable[[Clock], int]
+    speaker: str
+    message: str
+    host: str = ""
+    level: str = ""
+
+
+class Journal(msgspec.Struct):
+    """An entry of `journalctl -o json`. A message that is not UTF-8 is a list of its bytes; one
+    that is too long is null."""
+
+    message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
+    micros: str | int | None = msgspec.field(name="__REALTIME_TIMESTAMP", default=None)
+    host: str = msgspec.field(name="_HOSTNAME", default="")
+    program: str | list[str] = msgspec.field(name="SYSLOG_IDENTIFIER", default="")
+    transport: str = msgspec.field(name="_TRANSPORT", default="")
+
+
+_CLOCK = r"\d\d:\d\d:\d\d"
+_SAID = r"(?P<host>\S+) (?P<who>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<said>.*)"
+_LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
+_CALLER = r"(?:\[ *[TC]\d+\] ?)?"
+SHAPES: dict[str, str] = {
+    "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<said>.*)",
+    "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<said>.*)",
+    "ctime": _LEVEL + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
+    + _CALLER + r"(?P<said>.*)",
+    "dmesg-iso": _LEVEL + rf"(?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK},\d+)"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)? ?" + _CALLER + r"(?P<said>.*)",
+    "iso": rf"(?P<day>\d{{4}}-\d\d-\d\d)[T ](?P<t>{_CLOCK}(?:\.\d+)?)"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)? " + _SAID,
+    "full": rf"\w{{3}} (?P<day>\d{{4}}-\d\d-\d\d) (?P<t>{_CLOCK}(?:\.\d+)?) (?P<zone>\S+) " + _SAID,
+    "unix": r"(?P<s>\d{9,11}\.\d+) " + _SAID,
+    "short": rf"(?P<m>[A-Z][a-z]{{2}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}(?:\.\d+)?) " + _SAID,
+    "fabric": rf"\[(?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<y>\d{{4}}) (?P<t>{_CLOCK})\] "
+    r"\[(?P<level>\w+)\] (?:\[tid \d+\] )?(?P<said>.*)",
+}  # fmt: skip
+WITHIN = r"\[ *\d+\.\d+\] ?"  # seconds since boot that syslog repeats before the message
+
+
+@cache
+def _shape(name: str) -> re.Pattern[str]:
+    return re.compile(SHAPES[name], re.ASCII)
+
+
+@cache
+def _within() -> re.Pattern[str]:
+    return re.compile(WITHIN, re.ASCII)
+
+
+@cache
+def _journal() -> msgspec.json.Decoder[Journal]:
+    return msgspec.json.Decoder(Journal, strict=False)
+
+
+def opened(line: str) -> Envelope:
+    """A line taken apart; one of no known shape is all message, from the kernel, without a time.
+    Raises UnplacedError for a line of a journal that is not one."""
+    if line.startswith("{"):
+        return _of_journal(line)
+    for name, take in TAKES.items():
+        found = _shape(name).fullmatch(line)
+        if found:
+            return take(found)
+    return Envelope(_bare, KERNEL, line.removeprefix("[...] "))
+
+
+def known(line: str) -> bool:
+    """It says its time in a known way; so a file with none of them is no such log."""
+    if line.startswith("{"):
+        try:
+            return _of_journal(line).when is not _bare
+        except UnplacedError:
+            return False
+    return any(_shape(name).fullmatch(line) for name in TAKES)
+
+
+def _bare(clock: Clock) -> int:
+    if clock.bare_ns is None:
+        raise UnplacedError("no time on the line")
+    return whole(clock.bare_ns)
+
+
+def _of_journal(line: str) -> Envelope:
+    try:
+        found = _journal().decode(line)
+        said = found.message
+        if isinstance(said, list):
+            said = bytes(said).decode("utf-8", "replace")
+        micros = None if found.micros is None else int(found.micros)
+    except (ValueError, RecursionError) as error:  # no JSON, other types, no bytes, no number
+        raise UnplacedError(f"no entry of a journal: {error}") from error
+    programs = found.program if isinstance(found.program, list) else [found.program]
+    who = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
+    if found.transport not in {"", "kernel"} and who == KERNEL:
+        who = "another"  # who is not the kernel but says so
+    when = _bare if micros is None else lambda _: whole(micros * 1000)
+    return _inner(Envelope(when, who, said or "", found.host))
+
+
+def _speaker(program: str) -> str:
+    if program == KERNEL or FABRIC not in program:
+        return NETWORK if program == "systemd-networkd" else program
+    return FABRIC
+
+
+def _inner(outer: Envelope) -> Envelope:
+    """Without what a program's own log repeats before the message."""
+    if outer.speaker == FABRIC:
+        found = _shape("fabric").fullmatch(outer.message)
+        return outer._replace(message=found["said"], level=found["level"]) if found else outer
+    found = _within().match(outer.message)
+    return outer._replace(message=outer.message[found.end() :]) if found else outer
+
+
+def _relayed(found: re.Match[str], when: Callable[[Clock], int]) -> Envelope:
+    return _inner(Envelope(when, _speaker(found["who"]), found["said"], found["host"]))
+
+
+def _kmsg(found: re.Match[str]) -> Envelope:
+    return Envelope(lambda c: since_boot(int(found["micros"]) * 1000, c), KERNEL, found["said"])
+
+
+def _boot(found: re.Match[str]) -> Envelope:
+    return Envelope(lambda c: since_boot(decimal_ns(found["s"]), c), KERNEL, found["said"])
+
+
+def _dated(found: re.Match[str], clock: Clock) -> int:
+    return at((int(found["y"]), month(found["m"]), int(found["d"])), found["t"], clock.zone)
+
+
+def _ctime(found: re.Match[str]) -> Envelope:
+    return Envelope(lambda c: _dated(found, c), KERNEL, found["said"])
+
+
+def _fabric(found: re.Match[str]) -> Envelope:
+    level = found["level"]
+    return Envelope(lambda c: _dated(found, c), FABRIC, found["said"], level=level)
+
+
+def _iso_of(found: re.Match[str], clock: Clock) -> int:
+    return iso(found["day"], found["t"], found["zone"], clock)
+
+
+def _dmesg_iso(found: re.Match[str]) -> Envelope:
+    return Envelope(lambda c: _iso_of(found, c), KERNEL, found["said"])
+
+
+def _iso(found: re.Match[str]) -> Envelope:
+    return _relayed(found, lambda c: _iso_of(found, c))
+
+
+def _unix(found: re.Match[str]) -> Envelope:
+    return _relayed(found, lambda _: whole(decimal_ns(found["s"])))
+
+
+def _short(found: re.Match[str]) -> Envelope:
+    return _relayed(found, lambda c: yearless(found["m"], found["d"], found["t"], c))
+
+
+TAKES: dict[str, Callable[[re.Match[str]], Envelope]] = {
+    "boot": _boot, "kmsg": _kmsg, "ctime": _ctime, "dmesg-iso": _dmesg_iso, "iso": _iso,
+    "short": _short, "full": _iso, "unix": _unix, "fabric": _fabric,
+}  # fmt: skip
