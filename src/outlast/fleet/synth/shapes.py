@@ -1,0 +1,134 @@
+"""What a synthetic cluster is like: sizes, shares and rates, those of the paper where it has them.
+
+The paper is Kokolis et al. 2025 (arXiv 2410.21680), sections II and III. What it shows in a figure
+only (how jobs of each size share the GPU time, how often each cause strikes) is read off roughly;
+its sums hold: more than 66 % (RSC-2: 52 %) of the GPU time in jobs of 256 GPUs and more, more than
+90 % of the jobs and less than 10 % of the GPU time in those of a server and less.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from outlast.records import Symptom
+
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+GPUS = 8  # in a node
+
+
+class Size(NamedTuple):
+    """Jobs of `gpus`: their share of the jobs, of the GPU time, and how many have QOS high."""
+
+    gpus: int
+    jobs: float
+    gpu_time: float
+    high: float = 0.0
+
+
+class Cause(NamedTuple):
+    """Why hardware fails. `share` of the failures; "" as check: nothing sees it (the node is just
+    gone). `codes` are XIDs, one of which is shown."""
+
+    symptom: Symptom
+    check: str
+    share: float
+    codes: tuple[str, ...] = ()
+
+
+class Episode(NamedTuple):
+    """`symptom` strikes `factor` times as often in a part of the window, said as shares of it."""
+
+    symptom: Symptom
+    since: float
+    until: float
+    factor: float
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster to be made; rates are per node-day of running jobs."""
+
+    name: str
+    nodes: Annotated[int, msgspec.Meta(ge=4, le=100_000)]
+    jobs_a_day: Positive
+    utilization: Share
+    r_f: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    sizes: tuple[Size, ...]
+    causes: tuple[Cause, ...]
+    lemon_share: Share = 0.012
+    lemon_factors: tuple[float, float] = (30.0, 60.0)  # times r_f
+    node_fail_share: Share = 0.5  # of the failures that a check sees; the others end as FAILED
+    preempt_share: Share = 0.13  # of its nodes that a job of QOS high takes from lower ones
+    protected_s: Positive = 7200.0  # a job is preempted after that
+    work_sigma: Positive = 1.6  # of the logarithm of a job's length
+    limit_s: Positive = 7 * 86400.0
+    checkpoint_s: Positive = 3600.0
+    restart_s: Positive = 300.0
+    completed: Share = 0.683  # of the jobs' last attempts, as all of these
+    failed: Share = 0.272
+    timeout: Share = 0.0068
+    oom: Share = 0.0011
+    requeued: Share = 0.0228  # of the jobs that ask to begin anew, once
+    loop_share: Share = 0.01  # of the hardware failures of QOS high that a crash loop follows
+    loop_length: Positive = 12.0  # attempts, the mean
+    pcie_xid_share: Share = 0.43  # of PCIe errors that come with XID 79
+    pcie_ipmi_share: Share = 0.21  # of them with XID 79 and an IPMI critical interrupt
+    ib_gpu_share: Share = 0.02  # of InfiniBand failures that come with a GPU failure
+    drains_per_day: float = 1e-3  # findings that take a node away when its job has ended
+    warnings_per_day: float = 5e-3
+    excluding: Share = 0.005  # of the jobs that ask not to get some nodes
+    new_checks: tuple[tuple[Symptom, float], ...] = (("services", 0.33),)  # from then on
+    episodes: tuple[Episode, ...] = ()
+
+
+_CAUSES = (
+    Cause("ib-link", "ib_link", 0.18),
+    Cause("filesystem", "mounts", 0.16),
+    Cause("gpu-memory", "xid", 0.14, ("XID 48", "XID 63", "XID 64", "XID 94", "XID 95")),
+    Cause("pcie", "pcie", 0.12),
+    Cause("gpu-unavailable", "xid", 0.07, ("XID 79",)),
+    Cause("gpu-driver", "xid", 0.06, ("XID 119", "XID 120")),
+    Cause("nvlink", "nvlink", 0.05, ("XID 74",)),
+    Cause("ethlink", "eth_link", 0.03),
+    Cause("main-memory", "main_memory", 0.03),
+    Cause("services", "services", 0.03),
+    Cause("other", "", 0.13),
+)
+RSC1 = Shape(
+    name="rsc1", nodes=2048, jobs_a_day=7200, utilization=0.83, r_f=6.50e-3, causes=_CAUSES,
+    sizes=(
+        Size(1, 0.43, 0.018), Size(2, 0.06, 0.006), Size(4, 0.07, 0.012), Size(8, 0.355, 0.055),
+        Size(16, 0.03, 0.03, 0.05), Size(32, 0.02, 0.05, 0.05), Size(64, 0.014, 0.07, 0.05),
+        Size(128, 0.010, 0.095, 0.05), Size(256, 0.006, 0.12, 1.0), Size(512, 0.003, 0.13, 1.0),
+        Size(1024, 0.0013, 0.154, 1.0), Size(2048, 0.0005, 0.14, 1.0),
+        Size(4096, 0.0002, 0.12, 1.0),
+    ),
+)  # fmt: skip
+RSC2 = Shape(
+    name="rsc2", nodes=1024, jobs_a_day=4400, utilization=0.85, r_f=2.34e-3, causes=_CAUSES,
+    lemon_share=0.017, pcie_xid_share=0.63, pcie_ipmi_share=0.49, ib_gpu_share=0.06,
+    sizes=(
+        Size(1, 0.60, 0.03), Size(2, 0.07, 0.008), Size(4, 0.06, 0.012), Size(8, 0.20, 0.045),
+        Size(16, 0.025, 0.05, 0.05), Size(32, 0.017, 0.085, 0.05), Size(64, 0.012, 0.115, 0.05),
+        Size(128, 0.008, 0.135, 0.05), Size(256, 0.005, 0.18, 1.0), Size(512, 0.002, 0.17, 1.0),
+        Size(1024, 0.001, 0.17, 1.0),
+    ),
+)  # fmt: skip
+SHAPES = {shape.name: shape for shape in (RSC1, RSC2)}
+
+
+def resized(shape: Shape, nodes: int) -> Shape:
+    """The same cluster with other `nodes`: jobs a day in proportion, none larger than a quarter of
+    it (a half, of a cluster below 256 nodes). Raises ValidationError of msgspec where that cannot
+    be."""
+    most = GPUS * max(1, nodes // (4 if nodes >= 256 else 2))
+    kept = [size for size in shape.sizes if size.gpus <= most]
+    jobs, gpu_time = sum(size.jobs for size in kept), sum(size.gpu_time for size in kept)
+    sizes = tuple(
+        size._replace(jobs=size.jobs / jobs, gpu_time=size.gpu_time / gpu_time) for size in kept
+    )
+    per_node = shape.jobs_a_day / shape.nodes
+    changed = msgspec.structs.replace(shape, nodes=nodes, jobs_a_day=per_node * nodes, sizes=sizes)
+    return msgspec.convert(msgspec.structs.asdict(changed), Shape)
