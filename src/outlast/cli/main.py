@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from outlast import __version__
-from outlast.cli import ckpt, plan
+from outlast.cli import ckpt, fleet, plan
 from outlast.cli.stream import Printer, finish, mute, settle
 from outlast.errors import (
     EXIT_DONE,
@@ -57,8 +57,11 @@ _EXTRAS = {
     "torch": "run", "numpy": "run", "matplotlib": "figures", "numba": "plan", "pyarrow": "plan",
     "distributed": "dask", "polars": "fleet",
 }  # fmt: skip
-_PLAN_EXTRAS = _EXTRAS | {"numpy": "plan", "matplotlib": "plan,figures"}  # nothing needs torch
-GROUPS = {"ckpt": ckpt, "plan": plan}
+# What these groups need, none of which is torch.
+_GROUP_EXTRAS = {
+    name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
+}
+GROUPS = {"ckpt": ckpt, "fleet": fleet, "plan": plan}
 _EXIT_SIGINT = 130
 
 
@@ -77,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _EXIT_SIGINT
     except ImportError as error:
-        missing = _missing(error, _PLAN_EXTRAS if arguments[0] == "plan" else _EXTRAS)
+        missing = _missing(error, _GROUP_EXTRAS.get(arguments[0], _EXTRAS))
         if missing is None:
             raise
         name, extra = missing

@@ -43,8 +43,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """One log that was read. `rows` = its records + `skipped` + `rejects`, where one row is one
-    record; those of `records` that the lake had already are `again`."""
+    """One log that was read. Each of its rows is a record, or one of `skipped` or `rejects`; a row
+    that is several records (a fault is an outage and a finding) is in `records` as often."""
 
     id: Identity
     name: str
@@ -58,6 +58,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     rejects: dict[str, int]  # rows that could not be read, by reason: rejects/ID.jsonl has them
     since_ns: int | None  # of its records; None: it has none
     until_ns: int | None
+    odd: dict[str, int] = {}  # records that were kept in spite of this
     notes: tuple[str, ...] = ()
 
 

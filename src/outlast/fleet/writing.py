@@ -149,6 +149,7 @@ def writing(path: Path, wait_s: float = WAIT_S) -> Iterator[Writer]:
     """The only writer of a lake, which is made where nothing is. What is not committed is gone at
     the end. Raises UsageError for a directory that is something else, LakeError where another
     writer stays for longer than `wait_s` or the lake cannot be read, StorageError."""
+    made = not path.exists()
     with _io(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_strange(path)
@@ -162,7 +163,7 @@ def writing(path: Path, wait_s: float = WAIT_S) -> Iterator[Writer]:
             yield Writer(path, manifest)
         finally:
             shutil.rmtree(path / READING, ignore_errors=True)
-            _leave(path)
+            _leave(path, made=made)
     finally:
         os.close(lock)
 
@@ -180,8 +181,8 @@ def clean(path: Path, manifest: Manifest) -> None:
                     file.parent.rmdir()
 
 
-def _leave(path: Path) -> None:
-    """A directory in which nothing was committed is none afterwards."""
+def _leave(path: Path, *, made: bool) -> None:
+    """A directory in which nothing was committed is as it was afterwards."""
     if not (path / MANIFEST).exists():
         clean(path, Manifest())
         for kind in (*KIND_OF, REJECTS):
@@ -189,7 +190,8 @@ def _leave(path: Path) -> None:
                 (path / kind).rmdir()
         with suppress(OSError):
             (path / LOCK).unlink(missing_ok=True)
-            path.rmdir()
+            if made:
+                path.rmdir()
 
 
 def _refuse_strange(path: Path) -> None:

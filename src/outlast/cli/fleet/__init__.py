@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ERROR
 
-HELP = """Which nodes are bad, what failures cost, and why jobs stopped.
+HELP = f"""Which nodes are bad, what failures cost, and why jobs stopped.
 
 Logs are read into a directory, the lake, once (`outlast fleet ingest`), and
 the other commands answer from it.
+
+Exit codes:
+
+* {EXIT_DONE}: answered
+* {EXIT_USER_ERROR}: a log or a lake that cannot be read or written; the lake is as it was
+* {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was read
+* {EXIT_INTERRUPTED}: interrupted; the lake is as it was
 """
-COMMANDS: dict[str, tuple[str, str]] = {}
-
-
-def application() -> App:
-    """The commands, each loaded when it is asked for."""
-    app = App(name="fleet", help=HELP)
-    for name, (where, said) in COMMANDS.items():
-        app.command(f"outlast.cli.fleet.{where}", name=name, help=said)
-    return app
+COMMANDS: dict[str, tuple[str, str]] = {
+    "ingest": ("ingest:ingest", "Read logs into a lake, from which the other commands answer."),
+    "trace": ("trace:trace", "Find the root cause of a hang: who did not enter which collective."),
+}

@@ -1,0 +1,130 @@
+"""What a log is, by what it begins with, and who reads it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from outlast.errors import SourceError, UsageError
+from outlast.fleet import faults
+from outlast.fleet.readings import Reading
+
+Format = Literal[
+    "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi", "run"
+]
+FORMATS: tuple[Format, ...] = get_args(Format)
+HEAD_BYTES = 1 << 16
+_RUN_EVENTS = "events"  # the directory in a run's directory that makes it one
+
+
+class Asked(NamedTuple):
+    """How logs are to be read; what is None or empty was not said."""
+
+    format: Format | None = None
+    mapping: Path | None = None
+    cluster: str = ""
+    zone: str = ""
+    node: str = ""
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    epoch: str = ""
+
+    @property
+    def zone_info(self) -> ZoneInfo:
+        """UTC where none is said. Raises UsageError."""
+        try:
+            return ZoneInfo(self.zone or "UTC")
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            close = difflib.get_close_matches(self.zone, available_timezones(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "say one as in Europe/Paris"
+            raise UsageError(f"--zone {self.zone}: there is no such time zone; {hint}") from error
+
+
+def format_of(path: Path, asked: Asked) -> Format:
+    """As asked, else by content. Raises UsageError for a path that is not there or is a directory
+    that is no run's, SourceError for content that nothing here reads."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; nothing was read")
+    if path.is_dir():
+        if not (path / _RUN_EVENTS).is_dir():
+            raise UsageError(f"{path} is a directory, but not of a run; name the logs in it")
+        found: Format = "run"
+        if asked.format not in (None, found):
+            raise UsageError(f"{path} is a directory, and cannot be read as {asked.format}")
+        return found
+    if asked.format is not None:
+        return asked.format
+    if asked.mapping is not None:
+        return "events"  # the mapping says what its rows are
+    head = _head(path)
+    for format_, fits in _FITS.items():
+        if fits(head):
+            return format_
+    raise SourceError(
+        f"{path} is nothing that is known: it begins with {head[:60]!r}; nothing was read. Say what"
+        f" it is with --as ({', '.join(FORMATS)}), or describe its columns in a file for --mapping"
+    )
+
+
+def opened(path: Path, format_: Format, asked: Asked) -> Reading:
+    """Its reader, which has not read yet. Raises UsageError for what goes with another format, or
+    is needed and was not said."""
+    _refuse_strangers(format_, asked)
+    return _READERS[format_](path, asked)
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
+    if not head.strip():
+        raise SourceError(f"{path} is empty; nothing was read")
+    return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
+
+
+def _faults(path: Path, asked: Asked) -> Reading:
+    if not asked.epoch:
+        raise UsageError(
+            f"{path} counts days from a day 0 that it does not name: say it, as in"
+            " --epoch 2024-03-30"
+        )
+    try:
+        day = dt.datetime.fromisoformat(asked.epoch)
+    except ValueError as error:
+        raise UsageError(f"--epoch {asked.epoch}: say a date, as in 2024-03-30") from error
+    epoch = day if day.tzinfo else day.replace(tzinfo=asked.zone_info)
+    return faults.read(
+        path,
+        faults.Cluster(
+            epoch_ns=round(epoch.timestamp()) * 10**9, name=asked.cluster, nodes=asked.nodes,
+            gpus_per_node=asked.gpus_per_node or 0,
+        ),
+    )  # fmt: skip
+
+
+_FITS: dict[Format, Callable[[str], bool]] = {
+    "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
+}
+_READERS: dict[Format, Callable[[Path, Asked], Reading]] = {"faults": _faults}
+# Which format each option is for; the others take it for a mistake.
+_ONLY: dict[str, tuple[str, frozenset[Format]]] = {
+    "mapping": ("--mapping", frozenset({"events", "jobs"})),
+    "nodes": ("--nodes", frozenset({"faults"})),
+    "gpus_per_node": ("--gpus-per-node", frozenset({"faults"})),
+    "epoch": ("--epoch", frozenset({"faults"})),
+}
+
+
+def _refuse_strangers(format_: Format, asked: Asked) -> None:
+    for key, (flag, formats) in _ONLY.items():
+        if getattr(asked, key) and format_ not in formats:
+            raise UsageError(
+                f"{flag} goes with {' and '.join(sorted(formats))}, not with {format_}; nothing"
+                " was read"
+            )

@@ -1,0 +1,197 @@
+"""Logs into a lake: each is recognised, read in parts, and all of them are in it or none."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+import xxhash
+
+from outlast.errors import SourceError, UsageError
+from outlast.fleet.anonymous import Names
+from outlast.fleet.formats import Asked, Format, format_of, opened
+from outlast.fleet.lake import Source
+from outlast.fleet.readings import Part, Reading, Reject
+from outlast.fleet.tables import Name
+from outlast.fleet.writing import Added, Writer, writing
+
+EXAMPLES_MAX = 3  # of rejects, for each reason
+_BLOCK_BYTES = 1 << 22
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one log. `before`: its content is in the lake already, so nothing was done."""
+
+    source: Source
+    before: bool = False
+    examples: tuple[Reject, ...] = ()
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a reading. `parts` is what the lake holds now."""
+
+    lake: str
+    read: tuple[Read, ...]
+    added: dict[Name, Added]
+    rows: dict[Name, int]
+    since_ns: int | None
+    until_ns: int | None
+
+
+class _Log(NamedTuple):
+    path: Path
+    format: Format
+    digest: str
+    size_bytes: int
+
+
+def ingest(
+    lake: Path,
+    paths: Sequence[Path],
+    asked: Asked,
+    names: Names | None = None,
+    on_progress: Callable[[str, int], None] = lambda _source, _rows: None,
+) -> Summary:
+    """Read logs into a lake. `names` replaces those of people, hosts and clusters. `on_progress` is
+    told which log is being read, and how many of its rows were.
+
+    Raises UsageError, SourceError (a log that is nothing known, or of which nothing can be read),
+    LakeError and StorageError; the lake is then as it was.
+    """
+    logs = [_log(path, asked, names) for path in paths]  # what cannot be read is refused at once
+    with writing(lake) as writer:
+        _refuse_other_names(writer, names)
+        known = {source.digest: source for source in writer.manifest.sources}
+        found: list[Read] = []
+        for log in logs:
+            if log.digest in known:
+                found.append(Read(source=known[log.digest], before=True))
+                continue
+            found.append(_read(writer, log, asked, names, on_progress))
+            known[log.digest] = found[-1].source
+        new = [one.source for one in found if not one.before]
+        anonymous = names.mark if names else ""
+        added = writer.commit(new, anonymous) if new else {}
+        parts = writer.manifest.parts
+    rows: Counter[Name] = Counter()
+    for part in parts:
+        rows[part.kind] += part.rows
+    return Summary(
+        lake=str(lake), read=tuple(found), added=added, rows=dict(rows),
+        since_ns=min((part.first_ns for part in parts), default=None),
+        until_ns=max((part.last_ns for part in parts), default=None),
+    )  # fmt: skip
+
+
+def _log(path: Path, asked: Asked, names: Names | None) -> _Log:
+    format_ = format_of(path, asked)
+    opened(path, format_, asked)  # what it needs and was not said is an error now, not in an hour
+    files = sorted(path.rglob("*.seg")) if path.is_dir() else [path]
+    digest, size = xxhash.xxh3_128(), 0
+    try:
+        for file in files:
+            with file.open("rb") as content:
+                while block := content.read(_BLOCK_BYTES):
+                    digest.update(block)
+                    size += len(block)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
+    # Two nodes can have the same log.
+    said = f"{digest.hexdigest()} {asked.cluster} {asked.node}"
+    known = names.replaced("digest", said) if names else xxhash.xxh3_128_hexdigest(said.encode())
+    return _Log(path, format_, known, size)
+
+
+def _read(
+    writer: Writer,
+    log: _Log,
+    asked: Asked,
+    names: Names | None,
+    on_progress: Callable[[str, int], None],
+) -> Read:
+    identity = xxhash.xxh3_64_hexdigest(log.digest.encode())
+    name = names.replaced("source", str(log.path)) if names else str(log.path)
+    read_ns = time.time_ns()
+    window = _Window(read_ns)
+    examples: dict[str, list[Reject]] = {}
+    reading = opened(log.path, log.format, asked)
+    for part in reading:
+        for one in part.rejects:
+            some = examples.setdefault(one.reason, [])
+            if len(some) < EXAMPLES_MAX:
+                some.append(one)
+        kept = names.part(part, name) if names else part
+        for kind, records in kept.tables.items():
+            window.see(records)
+            writer.add(kind, records)
+        _append(writer.rejects(identity), kept)
+        on_progress(name, reading.totals.rows)
+    _refuse_unreadable(log, reading, examples)
+    totals = reading.totals
+    source = Source(
+        id=identity, name=name, format=reading.format, digest=log.digest,
+        size_bytes=log.size_bytes, read_ns=read_ns, rows=totals.rows,
+        records=dict(totals.records), skipped=dict(totals.skipped),
+        rejects=names.reasons(totals.rejects) if names else dict(totals.rejects),
+        since_ns=window.since_ns, until_ns=window.until_ns,
+        odd={**totals.odd, **window.odd}, notes=() if names else tuple(totals.notes),
+    )  # fmt: skip
+    return Read(source=source, examples=tuple(one for some in examples.values() for one in some))
+
+
+class _Window:
+    """From when until when the records of a log are, and how many of them cannot be."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.since_ns: int | None = None
+        self.until_ns: int | None = None
+        self.odd: Counter[str] = Counter()
+
+    def see(self, records: pl.DataFrame) -> None:
+        if not records.height:
+            return
+        times = records["t_ns"]
+        least, most = int(str(times.min())), int(str(times.max()))
+        self.since_ns = least if self.since_ns is None else min(self.since_ns, least)
+        self.until_ns = most if self.until_ns is None else max(self.until_ns, most)
+        if most > self.now_ns:
+            ahead = times.filter(times > self.now_ns).len()
+            self.odd["records of a time that is still to come: is the zone right?"] += ahead
+
+
+def _append(file: Path, part: Part) -> None:
+    if part.rejects:
+        with file.open("ab") as out:
+            out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in part.rejects))
+
+
+def _refuse_unreadable(log: _Log, reading: Reading, examples: dict[str, list[Reject]]) -> None:
+    totals = reading.totals
+    totals.check()
+    if totals.rejects and not totals.records.total() and not totals.skipped.total():
+        ((reason, rows),) = totals.rejects.most_common(1)
+        one = examples[reason][0]
+        raise SourceError(
+            f"{log.path} was taken for {reading.format}, and none of its {totals.rows:,} rows could"
+            f" be read; of {rows:,}: {reason} (line {one.line}: {one.text[:100]!r}). Nothing was"
+            " changed; say what it is with --as"
+        )
+    size = log.path.stat().st_size if log.path.is_file() else log.size_bytes
+    if size != log.size_bytes:
+        raise SourceError(f"{log.path} changed while it was read; the lake is as it was; try again")
+
+
+def _refuse_other_names(writer: Writer, names: Names | None) -> None:
+    has = writer.manifest
+    if has.sources and has.anonymous != (names.mark if names else ""):
+        how = "names that another key replaced" if has.anonymous else "names as they are"
+        raise UsageError(
+            f"{writer.path} has {how}; nothing was changed. Read these logs into a lake of their"
+            " own" + (", or give its key with --anonymize" if has.anonymous else "")
+        )
