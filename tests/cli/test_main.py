@@ -277,6 +277,21 @@ def test_a_broken_pipe_is_silent(run_dir: Path) -> None:
     assert (process.wait(30), said) == (0, b"")
 
 
+def test_many_events_for_a_full_disk(tmp_path: Path) -> None:
+    """More of them than a buffer takes, so that it is a write that fails and not the last flush."""
+    writer = EventWriter(tmp_path / "events", "launcher")
+    for t_ns in range(1, 2000):
+        writer.emit(RunStarted(t_ns=t_ns, run="r", term=1, world=1, spares=0, script="s", args=()))
+    writer.close()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "outlast", "events", str(tmp_path)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == errors.EXIT_USER_ERROR and "Traceback" not in done.stderr
+    assert "could not be printed in full" in done.stderr
+
+
 @pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["explain"]])
 def test_what_is_drawn_for_nobody_changes_no_exit_code(
     words: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch

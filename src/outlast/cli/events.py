@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.stream import tell
+from outlast.cli.stream import pour, tell
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, WorkerSpawned
 from outlast.observe import store
@@ -86,12 +85,8 @@ class _Watch:
 
 
 def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
-    encoder = msgspec.json.Encoder()
-    for event in found:
-        line = encoder.encode(event).decode() if json else said(event)
-        sys.stdout.write(line + "\n")
-        if live:
-            sys.stdout.flush()
+    encode = msgspec.json.Encoder().encode
+    pour((encode(event).decode() if json else said(event) for event in found), live=live)
 
 
 def said(event: Event) -> str:

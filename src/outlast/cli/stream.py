@@ -79,6 +79,20 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+def pour(lines: Iterable[str], *, live: bool = False) -> None:
+    """Lines to stdout, no longer than somebody reads them (BrokenPipeError); at once where it is
+    `live`. Raises StorageError where one cannot be written."""
+    for line in lines:
+        try:
+            sys.stdout.write(line + "\n")
+            if live:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritten(error) from error
+
+
 def finish() -> None:
     """What stdout still holds is written. Raises StorageError where it cannot be."""
     with _written():
@@ -94,10 +108,14 @@ def _written() -> Iterator[None]:
         # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
         mute(sys.stdout)
     except OSError as error:
-        mute(sys.stdout)
-        raise StorageError(
-            f"what was asked for could not be printed in full: {error.strerror or error}"
-        ) from error
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> StorageError:
+    mute(sys.stdout)
+    return StorageError(
+        f"what was asked for could not be printed in full: {error.strerror or error}"
+    )
 
 
 def _forgive(stream: object) -> None:
