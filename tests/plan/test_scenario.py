@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from outlast import amounts
 from outlast.errors import ConfigError
+from outlast.plan.files import FILE_BYTES_MAX
 from outlast.plan.ladders import STRATEGIES, matters
 from outlast.plan.rates import EXACT, failures_of
 from outlast.plan.replicas import replicas
-from outlast.plan.scenario import FIELDS, FILE_BYTES_MAX, KEYS, scenario_of, taken
+from outlast.plan.scenario import FIELDS, KEYS, scenario_of, taken
 from outlast.plan.strategies import possible, predict
 from outlast.theory.failures import DAY_S, HOUR_S, PRESETS
 
@@ -24,7 +25,7 @@ GPUS = {"gpus": "16384"}
 # What else a scenario may say: which of it matters follows from the question, not the strategy.
 BESIDES = {
     "gpus", "failures-seen", "rack-nodes", "lemons", "lemon-factor", "shape", "age", "state",
-    "gpu-hour",
+    "gpu-hour", "rates",
 }  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def test_what_is_assumed_could_have_been_said() -> None:
         said = scenario_of({"gpus": gpus, **texts})
         assert plain.assumed == KEYS.keys() - {"gpus"} and not said.assumed
         for field in FIELDS:
-            if field.name in ("seen", "replica_gpus"):
+            if field.name in ("seen", "rates", "replica_gpus"):
                 continue
             assert getattr(plain, field.name) == getattr(said, field.name)
         assert plain.replicas == said.replicas
@@ -237,7 +238,7 @@ def test_what_no_strategy_names_is_used_all_the_same() -> None:
     assert large.memory_per_gpu_bytes == 2 * replicas(plain).rows[1].memory_per_gpu_bytes
     sure = scenario_of({**rich, "failures-seen": "90"}).failures
     assert sure.at(0.95) < plain.failures.at(0.95)
-    assert BESIDES - {"gpus", "gpu-hour", "state", "failures-seen"} == set(others)
+    assert BESIDES - {"gpus", "gpu-hour", "state", "failures-seen", "rates"} == set(others)
 
 
 UNITS = st.sampled_from(

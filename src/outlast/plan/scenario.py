@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +15,12 @@ import msgspec
 
 from outlast import amounts
 from outlast.errors import ConfigError
+from outlast.plan.files import toml_of
+from outlast.plan.measured import Measured, measured
 from outlast.plan.rates import Failures, failures_of
 from outlast.theory import gamma, spares
 
 NEVER_S = math.inf
-FILE_BYTES_MAX = 1_000_000
 REPLICA_GPUS = 512
 SPAN_MAX_S = 1000 * amounts.SECONDS["y"]
 IN_REPAIR_MAX = spares.MEAN_MAX / 10  # on the average; the ends of a band are some times as far
@@ -103,6 +103,8 @@ FIELDS = (
           "that fail and are replaced together"),
     Field("failures", "failures", _text, "llama3-405b", _CLUSTER,
           "a preset, a GPU's MTBF as in 50kh, 0.5%/day, or 6.5/1000 node-days"),
+    Field("rates", "rates", _unless("none", None, lambda _, text: Path(text)), "none", _CLUSTER,
+          "a file of `outlast fleet fit`: failures and what else it measured, unless said here"),
     Field("failures-seen", "seen", _unless("preset", None, amounts.count), "preset", _CLUSTER,
           "how many failures the rate was measured on: the bands follow from it"),
     Field("transient", "transient", amounts.share, "20%", _CLUSTER,
@@ -186,29 +188,34 @@ _LIMITS = {
     "gpu-hour": (0, 1e6),
 }
 KEYS = {field.key: field for field in FIELDS}
+_RATE = ("failures", "failures-seen")
 
 
 def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
-    """A scenario from `flags` (key to text), which go before those in a TOML `file`. Raises
-    ConfigError, which names the field, the file, and what was perhaps meant."""
-    filed, flagged = read_file(file) if file else {}, _known(flags, "flag --")
-    said = {**filed, **flagged}
+    """A scenario from `flags` (key to text), which go before those in a TOML `file`. What a
+    file of rates says comes after what names it: --rates after other flags and before `file`, the
+    key in `file` last. Raises ConfigError, which names the field, the file, and what was perhaps
+    meant."""
+    said, where, rate = _layers(flags, file)
     values: dict[str, Any] = {}
-    where = {key: f"{file}: {key}" if key in filed.keys() - flagged else f"--{key}" for key in KEYS}
     for field in FIELDS:
         values[field.name] = _value(field, where[field.key], said.get(field.key))
-    per_node, seen = values["gpus_per_node"], values.pop("seen")
+    per_node, seen, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
     if values["gpus"] % per_node:
         raise ConfigError(
             f"{values['gpus']:,} gpus are no whole number of nodes with {per_node} (gpus-per-node)"
         )
     text = values["failures"]
-    values["failures"] = failures_of(f"{where['failures']} {text}", text, per_node, seen)
+    values["failures"] = (
+        failures_of(f"{where['failures']} {text}", text, per_node, seen) if rate is None
+        else rate if seen is None else msgspec.structs.replace(rate, weight_failures=float(seen))
+    )  # fmt: skip
     nodes = values["gpus"] // per_node
     values["replicas"] = _replicas(nodes, per_node, values.pop("replica_gpus"))
     if values["copies"] is None:
         values["copies"] = _copies(nodes)
-    scenario = Scenario(**values, assumed=frozenset(KEYS) - frozenset(said))
+    told = {*said, *_RATE} if rate else set(said)
+    scenario = Scenario(**values, assumed=frozenset(KEYS) - told)
     _check(scenario)
     return scenario
 
@@ -277,19 +284,48 @@ def _check(scenario: Scenario) -> None:
 
 def read_file(path: Path) -> dict[str, str]:
     """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
+    return _texts(path, toml_of(path, "scenario"))
+
+
+def _layers(
+    flags: Mapping[str, str], file: Path | None
+) -> tuple[dict[str, str], dict[str, str], Failures | None]:
+    """What is said of each key, and where; and the rate of failures, where a file of rates has the
+    last word on it. Raises ConfigError."""
+    said: dict[str, str] = {}
+    where = {key: f"--{key}" for key in KEYS}
+    rate: Failures | None = None
+    filed = (read_file(file), f"{file}: ") if file else ({}, "")
+    for texts, place in (filed, (_known(flags, "flag --"), "--")):
+        name = texts.get("rates", "none")
+        if name not in ("", "none"):
+            path = file.parent / name if file and place != "--" else Path(name)
+            found = _measured(path, f"{place}rates")
+            rate = found.failures
+            said = {key: text for key, text in said.items() if key not in _RATE}
+            said |= _texts(path, found.said)
+            where |= {key: f"{path}: {key}" for key in found.said}
+        if "failures" in texts:
+            rate = None
+        said |= texts
+        where |= {key: f"{place}{key}" for key in texts}
+    return said, where, rate
+
+
+def _measured(path: Path, where: str) -> Measured:
     try:
-        with path.open("rb") as file:  # a pipe has no size to ask for
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes; that is no scenario")
-        found = tomllib.loads(data.decode())
-        texts = {key: _text_of(f"{path}: {key}", value) for key, value in found.items()}
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply; that is no scenario") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise ConfigError(f"{path}: {error}") from error
+        return measured(path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _texts(path: Path, found: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for key, value in found.items():
+        try:
+            texts[key] = _text_of(f"{path}: {key}", value)
+        except ValueError as error:  # a number of thousands of digits
+            raise ConfigError(f"{path}: {error}") from error
     return _known(texts, f"{path}: key ")
 
 
