@@ -1,0 +1,105 @@
+"""`outlast fleet trace`: the root cause of a hang, from its flight-recorder dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outlast.cli.plan.running import progress
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, UsageError
+
+if TYPE_CHECKING:
+    from outlast.fleet.trace.near import Around
+    from outlast.fleet.trace.report import Report
+
+_OTHERS = 8
+_WORLD_MAX = 1 << 20
+
+
+def trace(
+    *paths: Path,
+    lake: Path | None = None,
+    findings: Path | None = None,
+    hosts: Path | None = None,
+    world: int | None = None,
+    json: bool = False,
+) -> int:
+    """Find the root cause of a hang: who did not enter which collective.
+
+    Reads torch's flight-recorder dumps, JSON or pickle. Pickles are never loaded:
+    only plain values are read from them.
+
+    Parameters
+    ----------
+    paths
+        A directory of dumps, one for each rank, or the files.
+    lake
+        Where `outlast fleet ingest` wrote: what the culprit's node said then.
+    findings
+        The same, from a file with one finding as JSON a line.
+    hosts
+        A file of lines `RANK HOST`, where the names of the dumps do not say it.
+    world
+        How many ranks the job had, where the dumps do not say it.
+    json
+        One JSON object.
+    """
+    from outlast.fleet.trace.files import hosts_of, read
+    from outlast.fleet.trace.report import analyse
+
+    if not paths:
+        raise UsageError("outlast fleet trace: which directory of dumps, or which files?")
+    if lake is not None and findings is not None:
+        raise UsageError("--lake and --findings: say one of them")
+    if world is not None and not 1 <= world <= _WORLD_MAX:
+        raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
+    known = hosts_of(hosts) if hosts else None
+    with progress("dumps") as tell:
+        dumps = read(paths, tell)
+    report = analyse(dumps, world=world, hosts=known, findings=_source(lake, findings))
+    if json:
+        as_json(report)
+    else:
+        _print(report)
+    return EXIT_DONE
+
+
+def _source(lake: Path | None, findings: Path | None) -> Callable[[int], Around] | None:
+    from outlast.fleet.trace.near import from_lake, from_lines
+
+    if lake is not None:
+        return lambda t_ns: from_lake(lake, t_ns)
+    if findings is not None:
+        return lambda t_ns: from_lines(findings, t_ns)
+    return None
+
+
+def _print(report: Report) -> None:
+    from outlast.fleet.trace.stuck import named
+    from outlast.fleet.trace.words import health, sentence
+
+    say(report.verdict)
+    for rank in report.ranks[:_OTHERS]:
+        if host := report.hosts.get(rank):
+            say(f"  rank {rank} ran on {host}")
+    for one in report.health[1:]:
+        say(f"  {health(one)}")
+    others = () if report.circle else report.stuck[1:]
+    if others:
+        say("What stands still besides, because of that or after it:")
+    for stuck in others[:_OTHERS]:
+        say(f"  {sentence(stuck.said)}")
+    if left := others[_OTHERS:]:
+        say(f"  and {len(left)} more (--json has them)")
+    read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"
+    say(f"{read}; {named(report.missing)} not." if report.missing else f"{read}.")
+    if report.wrapped:
+        say(f"The first records of {named(report.wrapped)} have been written over.")
+    for unread in report.unread[:_OTHERS]:
+        say(f"not used: {unread.reason}")
+    if left := report.unread[_OTHERS:]:
+        say(f"and {len(left)} more files (--json has them)")
+    for note in report.notes:
+        say(f"note: {note}")

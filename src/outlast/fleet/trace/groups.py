@@ -1,0 +1,92 @@
+"""Process groups as their ranks' dumps know them, put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.fleet.trace.dumps import Dump, Entry, GroupConfig
+from outlast.fleet.trace.ops import Track, track
+
+DEFAULT = "default_pg"
+_RANKS_MAX = 1 << 20
+
+
+class Group(NamedTuple):
+    """One group. `members`: in the group's own order. `known`: a dump says who they are; if not,
+    they are those who used it."""
+
+    name: str
+    desc: str
+    members: tuple[int, ...]
+    known: bool
+    tracks: dict[int, Track]  # of the members that left a dump
+
+    @property
+    def called(self) -> str:
+        said = [one for one in (self.name, self.desc) if one and one != "undefined"]
+        return (
+            f"group {said[0]} ({said[1]})" if len(said) == 2 else f"group {''.join(said)}".strip()
+        )
+
+
+_Key = tuple[str, str, tuple[int, ...]]
+
+
+def world_of(dumps: Mapping[int, Dump]) -> int | None:
+    """How many ranks the job has at least, by the groups' members; None where no dump has any."""
+    highest = (
+        max(ranks)
+        for dump in dumps.values()
+        for config in dump.pg_config.values()
+        if (ranks := _ranks(config))
+    )
+    return max(highest, default=-1) + 1 or None
+
+
+def groups(dumps: Mapping[int, Dump], world: int) -> list[Group]:
+    """All groups that any rank has a record of. Groups of one name with other members are other
+    groups."""
+    used: dict[_Key, dict[int, list[Entry]]] = {}
+    for rank, dump in dumps.items():
+        # gloo's are all called "", so that one takes the others' place and says nothing.
+        configs = {name: _ranks(config) for name, config in dump.pg_config.items() if name}
+        for entry in dump.entries:
+            name, desc = entry.process_group
+            key = (name, desc, configs.get(name, ()))
+            used.setdefault(key, {}).setdefault(rank, []).append(entry)
+    for dump in dumps.values():  # a member that never used its group is told by the others only
+        for name, config in dump.pg_config.items():
+            if name and (ranks := _ranks(config)):
+                used.setdefault((name, config.desc, ranks), {})
+    return [_group(key, found, dumps, world) for key, found in used.items()]
+
+
+def _group(
+    key: _Key, found: Mapping[int, Sequence[Entry]], dumps: Mapping[int, Dump], world: int
+) -> Group:
+    name, desc, ranks = key
+    if not ranks and (desc == DEFAULT or (name, desc) == ("", "")):
+        ranks = tuple(range(world))
+    members = ranks or tuple(sorted(found))
+    return Group(
+        name=name,
+        desc=desc,
+        members=members,
+        known=bool(ranks),
+        tracks={
+            rank: track(rank, dumps[rank], found.get(rank, ())) for rank in members if rank in dumps
+        },
+    )
+
+
+def _ranks(config: GroupConfig) -> tuple[int, ...]:
+    """Its members; nobody where the text is no list, as gloo's empty one."""
+    if not isinstance(config.ranks, str):
+        return config.ranks[:_RANKS_MAX]
+    try:
+        return tuple(msgspec.json.decode(config.ranks, type=list[int]))[:_RANKS_MAX]
+    except msgspec.DecodeError:
+        return ()

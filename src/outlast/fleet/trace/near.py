@@ -1,0 +1,130 @@
+"""What the nodes' health said around the time of a hang: [-10, +5] minutes, as the paper attributes
+failures (section II-D)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+from msgspec import Struct
+
+from outlast.errors import CorruptionError, StorageError, UsageError
+from outlast.fleet.lake import Lake, said
+from outlast.fleet.tables import table
+from outlast.records import SEVERITIES, Finding
+
+BEFORE_S = 600
+AFTER_S = 300
+SHOWN = 4  # of one rank
+_LINE_MAX = 1 << 20
+
+
+class Around(NamedTuple):
+    """Findings around a time, and what is to be told of their source."""
+
+    findings: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+class Near(Struct, frozen=True, kw_only=True):
+    """A finding on a rank's node. `before_s`: seconds before the others began to wait; negative:
+    after that."""
+
+    rank: int
+    node: str
+    before_s: float
+    check: str
+    symptom: str
+    severity: str
+    code: str
+    device: str
+    detail: str
+
+
+def from_lake(lake: Path, t_ns: int) -> Around:
+    """The findings around `t_ns`. Raises LakeError for what is no lake or cannot be read."""
+    opened = Lake.open(lake)
+    since_ns, until_ns = t_ns - BEFORE_S * 10**9, t_ns + AFTER_S * 10**9 + 1
+    if until_ns <= opened.since_ns or since_ns >= opened.until_ns:
+        return Around(
+            table(Finding, ()),
+            (
+                f"{lake} says nothing of that time: its records are from {said(opened.since_ns)}"
+                f" until {said(opened.until_ns)}",
+            ),
+        )
+    try:
+        return Around(around(opened.tables(since_ns, until_ns).findings, t_ns).collect())
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StorageError(f"{lake}: its findings cannot be read: {error}") from error
+
+
+def from_lines(path: Path, t_ns: int) -> Around:
+    """As from_lake, of a file with one finding as JSON a line. Raises UsageError where it cannot be
+    opened, CorruptionError where no line is a finding."""
+    try:
+        with path.open("rb") as file:
+            found, bad = _lines(iter(lambda: file.readline(_LINE_MAX), b""))
+    except OSError as error:
+        raise UsageError(f"--findings {path}: {error.strerror}") from error
+    if bad and not found:
+        raise CorruptionError(
+            f"--findings {path}: none of {len(bad)} line(s) is a finding; the first: {bad[0]}"
+        )
+    notes = (f"{path}: {len(bad)} line(s) are no findings; the first: {bad[0]}",) if bad else ()
+    return Around(around(table(Finding, found).lazy(), t_ns).collect(), notes)
+
+
+def _lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
+    found: list[Finding] = []
+    bad: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(msgspec.json.decode(line, type=Finding))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            bad.append(f"line {number}: {error}")
+    return found, bad
+
+
+def around(findings: pl.LazyFrame, t_ns: int) -> pl.LazyFrame:
+    """Those of the window that say that something was wrong."""
+    return findings.filter(
+        pl.col("t_ns").is_between(t_ns - BEFORE_S * 10**9, t_ns + AFTER_S * 10**9),
+        pl.col("severity") != "healthy",
+    )
+
+
+def near(
+    findings: pl.DataFrame, ranks: Sequence[int], hosts: Mapping[int, str], t_ns: int
+) -> list[Near]:
+    """What was said of these ranks' nodes, worst first, then what came closest to `t_ns`.
+
+    A host is a node by its whole name, or by the first part of it (node17 is node17.site.org)."""
+    by_host: dict[str, list[Near]] = {}
+    for rank in ranks:
+        if host := hosts.get(rank):
+            by_host.setdefault(host, []).extend(_of(findings, rank, host, t_ns))
+    return [one for found in by_host.values() for one in found]
+
+
+def _of(findings: pl.DataFrame, rank: int, host: str, t_ns: int) -> Iterable[Near]:
+    short = host.partition(".")[0]
+    node = pl.col("node")
+    same = (node == host) | (
+        (node.str.split(".").list.first() == short) & ((node == short) | pl.lit(host == short))
+    )
+    found = [Finding(**row) for row in findings.filter(same).iter_rows(named=True)]
+    found.sort(key=lambda one: (SEVERITIES.index(one.severity), abs(one.t_ns - t_ns)))
+    return [
+        Near(
+            rank=rank, node=one.node, before_s=(t_ns - one.t_ns) / 1e9, check=one.check,
+            symptom=one.symptom, severity=one.severity, code=one.code, device=one.device,
+            detail=one.detail,
+        )
+        for one in found[:SHOWN]
+    ]  # fmt: skip

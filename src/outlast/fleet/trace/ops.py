@@ -1,0 +1,159 @@
+"""What one rank did in one group: collectives by their number, and sends and receives by peer.
+
+A state is only as good as who wrote it. NCCL's watchdog follows each operation on its stream
+(`scheduled`, `started`, `completed`); gloo writes `scheduled` for ever and says, by `retired`, that
+the operation has ended somehow: well, or with an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from outlast.fleet.trace.dumps import Dump, Entry
+
+Progress = Literal[
+    "queued",  # entered; its stream has not come to it (NCCL)
+    "running",  # its kernel waits for the others, or for the network (NCCL)
+    "inside",  # entered and not left; no more is known (gloo)
+    "ended",  # well or with an error, nobody says (gloo)
+    "left",  # completed
+]
+UNDER_WAY: tuple[Progress, ...] = ("queued", "running", "inside")
+_FOLLOWED: dict[str, Progress] = {
+    "scheduled": "queued", "started": "running", "completed": "left",
+}  # fmt: skip
+_UNFOLLOWED = {"gloo", "mpi", "ucc"}
+_BATCH = "coalesced"
+_PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
+
+
+class Op(NamedTuple):
+    """One operation as one rank entered it. `sizes`: elements going in and coming out."""
+
+    seq: int
+    kind: str  # all_reduce, or all_gather + all_gather of a batch
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[str, ...]
+    progress: Progress
+    t_ns: int
+    at: int  # its place in the rank's own records
+    where: str  # file.py:12 in train
+    source: int = -1  # of a send or receive, the ranks as the group counts them
+    target: int = -1
+
+
+class Track(NamedTuple):
+    """One rank in one group. `whole`: nothing of the rank's records has been written over."""
+
+    rank: int
+    ops: dict[int, Op]
+    pairs: list[Op]  # sends and receives
+    whole: bool
+
+    @property
+    def last(self) -> int | None:
+        """The number of the last collective that it entered, 0 for none, None where its record
+        may be lost."""
+        if self.ops:
+            return max(self.ops)
+        return 0 if self.whole else None
+
+    def has_left(self, seq: int) -> bool:
+        """Whether it is certainly through: one stream runs its operations in order."""
+        return any(op.progress == "left" for at, op in self.ops.items() if at >= seq)
+
+
+def whole(dump: Dump) -> bool:
+    return not dump.entries or dump.entries[0].record_id == 0
+
+
+def track(rank: int, dump: Dump, entries: Iterable[Entry]) -> Track:
+    """What a rank did in the group that these entries of it belong to.
+
+    Where numbers begin again, the group was made anew under its name: the last one counts.
+    """
+    ops: dict[int, list[Entry]] = {}
+    pairs: dict[int, list[Entry]] = {}
+    for entry in entries:
+        numbered, seq = (
+            (pairs, entry.p2p_seq_id) if entry.is_p2p else (ops, entry.collective_seq_id)
+        )
+        if numbered and seq < next(reversed(numbered)):
+            ops, pairs = {}, {}
+            numbered = pairs if entry.is_p2p else ops
+        numbered.setdefault(seq, []).append(entry)
+    return Track(
+        rank=rank,
+        ops={seq: _op(seq, found) for seq, found in ops.items()},
+        pairs=[op for found in pairs.values() for op in _pairs(found)],
+        whole=whole(dump),
+    )
+
+
+def numbers(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """Elements of each tensor: its shape does not matter to the others."""
+    return tuple(math.prod(size) for size in sizes)
+
+
+def _op(seq: int, entries: list[Entry]) -> Op:
+    """Entries under one number are one batch; the one that says so has its state."""
+    parts = [entry for entry in entries if _kind(entry) != _BATCH] or entries
+    return Op(
+        seq=seq,
+        kind=" + ".join(map(_kind, parts[:8])),
+        sizes=(
+            numbers(size for part in parts for size in part.input_sizes),
+            numbers(size for part in parts for size in part.output_sizes),
+        ),
+        dtypes=tuple(
+            sorted({name for part in parts for name in (*part.input_dtypes, *part.output_dtypes)})
+        ),
+        progress=_progress(entries[-1]),
+        t_ns=entries[0].time_created_ns,
+        at=entries[-1].record_id,
+        where=frame_of(entries[0]),
+    )
+
+
+def _pairs(entries: list[Entry]) -> Iterable[Op]:
+    for entry in entries:
+        match = _PAIR.fullmatch(_kind(entry))
+        if match is None:
+            continue
+        first, second = int(match[2]), int(match[4])
+        send = match[1] == "send"
+        yield Op(
+            seq=entry.p2p_seq_id,
+            kind=match[1],
+            sizes=(numbers(entry.input_sizes), numbers(entry.output_sizes)),
+            dtypes=tuple(sorted({*entry.input_dtypes, *entry.output_dtypes})),
+            progress=_progress(entries[-1] if _kind(entries[-1]) == _BATCH else entry),
+            t_ns=entry.time_created_ns,
+            at=entry.record_id,
+            where=frame_of(entry),
+            source=first if send else second,
+            target=second if send else first,
+        )
+
+
+def _kind(entry: Entry) -> str:
+    return entry.profiling_name.partition(":")[2] or entry.profiling_name
+
+
+def _progress(entry: Entry) -> Progress:
+    if entry.profiling_name.partition(":")[0] in _UNFOLLOWED:
+        return "ended" if entry.retired else "inside"
+    if entry.time_discovered_completed_ns:
+        return "left"
+    return _FOLLOWED.get(entry.state, "queued")
+
+
+def frame_of(entry: Entry) -> str:
+    """The script's own line: the innermost frame that is not torch's. Only pickles have any."""
+    for frame in entry.frames:
+        if "/torch/" not in frame.filename and "/outlast/" not in frame.filename:
+            return f"{frame.filename.rpartition('/')[2]}:{frame.line} in {frame.name}"
+    return ""

@@ -1,0 +1,135 @@
+"""Dumps as torch would have written them: single records, and a job that is played through."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from outlast.fleet.trace.dumps import Dump, Entry, GroupConfig
+from outlast.fleet.trace.files import Read
+
+T_NS = 1_700_000_000 * 10**9
+STEP_NS = 10**9
+
+
+def entry(
+    name: str = "nccl:all_reduce", seq: int = 1, record: int = 0, *, p2p: bool = False, **more: Any
+) -> Entry:
+    values: dict[str, Any] = {
+        "process_group": ("0", "default_pg"), "state": "completed", "retired": True,
+        "input_sizes": ((4,),), "output_sizes": ((4,),), "input_dtypes": ("Float",),
+        "output_dtypes": ("Float",), "time_created_ns": T_NS + record * STEP_NS,
+    }  # fmt: skip
+    numbers = {"p2p_seq_id": seq, "collective_seq_id": 0} if p2p else {"collective_seq_id": seq}
+    return Entry(profiling_name=name, record_id=record, is_p2p=p2p, **{**values, **numbers, **more})
+
+
+def dump(*entries: Entry, groups: dict[str, tuple[int, ...]] | None = None) -> Dump:
+    """`groups`: members by name; "0" is all."""
+    config = {
+        name: GroupConfig(name, "default_pg" if name == "0" else f"d{name}", str(list(ranks)))
+        for name, ranks in (groups or {}).items()
+    }
+    return Dump("2.10", entries, config)
+
+
+def read(dumps: dict[int, Dump]) -> Read:
+    return Read(dumps, {}, [], {}, set())
+
+
+def write(folder: Path, dumps: dict[int, Dump], *, as_pickle: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, one in dumps.items():
+        if as_pickle:
+            data = pickled(msgspec.to_builtins(one))
+            (folder / f"nccl_trace_rank_{rank}").write_bytes(data)
+        else:
+            (folder / f"rank_{rank}.json").write_bytes(msgspec.json.encode(one))
+
+
+class Raw(NamedTuple):
+    """Opcodes in the place of a value."""
+
+    opcodes: bytes
+
+
+def pickled(value: Any) -> bytes:
+    """A pickle of plain values, as torch writes them (protocol 2)."""
+    return b"\x80\x02" + _opcodes(value) + b"."
+
+
+def _opcodes(value: Any) -> bytes:
+    match value:
+        case Raw():
+            return value.opcodes
+        case None | bool():
+            return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+        case str():
+            return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+        case int():
+            size = value.bit_length() // 8 + 1
+            return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
+        case dict():
+            pairs = b"".join(_opcodes(key) + _opcodes(one) for key, one in value.items())
+            return b"}(" + pairs + b"u"
+        case tuple():
+            return b"(" + b"".join(map(_opcodes, value)) + b"t"
+        case _:
+            return b"](" + b"".join(map(_opcodes, value)) + b"e"
+
+
+class Job(NamedTuple):
+    """Groups by number (0: all ranks), and the groups in which it has its collectives, in order."""
+
+    world: int
+    groups: tuple[tuple[int, ...], ...]
+    calls: tuple[int, ...]
+
+
+def played(
+    job: Job, culprit: int, stops_at: int, *, gloo: bool, kept: int = 10**6, told: bool = True
+) -> tuple[dict[int, Dump], bool]:
+    """The dumps once nothing moves any more, when `culprit` stays away from its `stops_at`-th
+    collective and all that follow; and whether anybody waits for it then. A rank waits in each
+    collective until it is done. `kept`: how many records a rank keeps."""
+    at = dict.fromkeys(range(job.world), 0)  # each rank's place in the calls
+    own = {rank: [c for c in job.calls if rank in job.groups[c]] for rank in at}
+    ends = {rank: stops_at if rank == culprit else len(own[rank]) for rank in at}
+    done: dict[int, int] = dict.fromkeys(range(len(job.groups)), 0)  # by group
+    moved = True
+    while moved:
+        moved = False
+        for number, members in enumerate(job.groups):
+            if all(at[r] < ends[r] and own[r][at[r]] == number for r in members):
+                done[number] += 1
+                moved = True
+                for rank in members:
+                    at[rank] += 1
+    dumps = {
+        rank: _dump(job, own[rank][: min(at[rank] + 1, ends[rank])], done, gloo, kept, told)
+        for rank in at
+    }
+    return dumps, any(at[rank] < ends[rank] for rank in at)
+
+
+def _dump(
+    job: Job, entered: Sequence[int], done: dict[int, int], gloo: bool, kept: int, told: bool
+) -> Dump:
+    entries: list[Entry] = []
+    seqs = dict.fromkeys(range(len(job.groups)), 0)
+    for record, number in enumerate(entered):
+        seqs[number] += 1
+        ended = seqs[number] <= done[number]
+        entries.append(
+            entry(
+                f"{'gloo' if gloo else 'nccl'}:all_reduce", seqs[number], record,
+                process_group=(str(number), "default_pg" if number == 0 else f"d{number}"),
+                state="scheduled" if gloo else "completed" if ended else "started", retired=ended,
+            )
+        )  # fmt: skip
+    config = {str(number): members for number, members in enumerate(job.groups)} if told else {}
+    return dump(*entries[-kept:], groups=config)
