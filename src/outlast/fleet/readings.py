@@ -84,8 +84,8 @@ class Reading:
         return part
 
     def whole(self) -> Part:
-        """All that is left, at once: for logs that fit into memory. Raises SourceError if no row
-        of the log could be read."""
+        """All that is left at once, attempts counted: for logs that fit into memory. Raises
+        SourceError if no row of the log could be read."""
         tables: dict[Name, list[pl.DataFrame]] = {}
         rejects: list[Reject] = []
         for part in self:
@@ -100,7 +100,23 @@ class Reading:
                 f" {self.format}; {rows} of them: {reason} (line {rejects[0].line}:"
                 f" {rejects[0].text[:100]!r})"
             )
-        return Part({name: pl.concat(found) for name, found in tables.items()}, rejects)
+        whole: dict[Name, pl.DataFrame] = {name: pl.concat(found) for name, found in tables.items()}
+        if "jobs" in whole:
+            whole["jobs"] = numbered(whole["jobs"])
+        return Part(whole, rejects)
+
+
+def numbered(jobs: pl.DataFrame) -> pl.DataFrame:
+    """With `attempt` counted by start among the records of each job that are in this table."""
+    key = jobs["job"].hash()
+    if key.n_unique() == jobs.height:  # as in most parts: nobody was requeued
+        return jobs.with_columns(attempt=pl.lit(0, pl.Int64))
+    began = pl.coalesce("start_ns", "submit_ns", "t_ns")
+    order = began.rank("ordinal").over("cluster", "job").cast(pl.Int64) - 1
+    several = key.is_duplicated()
+    some = jobs.filter(several).with_columns(attempt=order)["attempt"]
+    zeros = pl.Series("attempt", [0], pl.Int64).new_from_index(0, jobs.height)
+    return jobs.with_columns(zeros.scatter(several.arg_true(), some))
 
 
 def reject(source: str, line: int, reason: str, text: str) -> Reject:

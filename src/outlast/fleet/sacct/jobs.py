@@ -1,0 +1,189 @@
+"""Rows of accounting, all of them still text, made into job records, rejects and counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Set
+
+import polars as pl
+
+from outlast.fleet.readings import Part, Totals, numbered, reject
+from outlast.fleet.sacct import values
+from outlast.fleet.sacct.fields import typed
+from outlast.fleet.sacct.header import COLUMNS
+from outlast.fleet.sacct.hidden import Hidden
+from outlast.fleet.sacct.options import Options
+from outlast.fleet.sacct.times import SECOND_NS
+from outlast.fleet.tables import Name, schema
+from outlast.records import JobEnded
+
+SCHEMA = schema(JobEnded)
+UNFINISHED = ("RUNNING", "SUSPENDED")
+SLACK_NS = 60 * SECOND_NS  # that what a job elapsed may differ from its end less its start
+
+STEP, QUEUED, HEADER = "step of a job", "job that held nothing yet", "header again"
+
+NO_JOB = "no job id"
+NO_TASK = "a range of array tasks with a start: sacct gives each task that ran a row of its own"
+NO_STATE = "no job state that Slurm has"
+NO_TIME = "a time that cannot be read"
+GONE = "a time that the zone leaves out in spring: these times are of another zone"
+NO_END = "no end, and no elapsed time"
+NO_START = "a job that runs and did not start"
+ENDS_FIRST = "a job that ends before it starts"
+
+MISMATCH = "end less start is not what elapsed: suspended, or clocks disagree"
+BACKWARDS = "a job that started before it was submitted: clocks disagree"
+NEGATIVE = "a negative elapsed time: not used"
+UNNAMED = "a job that ran on nodes that it does not name"
+
+_JOB = r"^\d+(_\d+|\+\d+)?$"
+_RANGE = r"^\d+_\["
+_STEP = r"^\d[^.]*\.."
+
+
+class Converter:
+    """Makes tables of one log, part by part. A job that runs is known up to the log's last moment,
+    which is only known when the log has been read: where nothing else tells how long it has run,
+    it comes in the last part."""
+
+    def __init__(self, source: str, known: Set[str], options: Options, totals: Totals) -> None:
+        """`known`: which of `COLUMNS` the log has."""
+        self._source, self._known, self._options = source, known, options
+        self._totals = totals
+        self._hidden = Hidden()
+        self._forms: set[str] = set()
+        self._open: list[pl.DataFrame] = []
+        self._last_ns = 0
+
+    def part(self, texts: pl.DataFrame, lines: pl.Series, text_of: Callable[[int], str]) -> Part:
+        """Of rows with some columns of `COLUMNS`, as texts. `lines`: where each row stands;
+        `text_of`: the whole row at an index."""
+        self._totals.rows += texts.height
+        lost = [
+            pl.lit(None, pl.String).alias(name) for name in COLUMNS if name not in texts.columns
+        ]
+        rows = self._of_jobs(texts.with_columns(lines.alias("at"), *lost).with_row_index("index"))
+        if rows.is_empty():
+            return Part({}, [])
+        rows, odd, forms = typed(rows, self._known, self._options.zone, self._options.cluster)
+        self._forms |= forms
+        rows = _judged(_held(rows, self._known, self._options.taken_ns))
+        bad = rows.filter(pl.col("reason").is_not_null()).select("index", "at", "reason")
+        rejects = [
+            reject(self._source, line, reason, text_of(index))
+            for index, line, reason in bad.iter_rows()
+        ]
+        good = rows.filter(pl.col("reason").is_null()) if rejects else rows
+        self._totals.odd += odd + _oddities(good)
+        return Part(self._tables(good), rejects)
+
+    def last(self) -> Part:
+        """Jobs that ran on when the log ended; and the notes about the log."""
+        if len(self._forms) > 1:
+            self._totals.notes.append(f"times are written {' and '.join(sorted(self._forms))}")
+        tables = []
+        if self._open:
+            running = pl.concat(self._open)
+            self._open.clear()
+            self._totals.notes.append(
+                f"{running.height:,} running jobs do not say how long they have run: taken as"
+                " running until the last moment that the log speaks of"
+            )
+            until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
+            tables.append(self._seen(running.with_columns(t_ns=until)))
+        self._totals.notes += self._hidden.notes()
+        return Part({"jobs": tables[0]} if tables else {}, [])
+
+    def _tables(self, good: pl.DataFrame) -> dict[Name, pl.DataFrame]:
+        """The job table of records; those that must wait for the end of the log are put aside."""
+        moments = ("submit_ns", "eligible_ns", "start_ns", "t_ns")
+        latest = good.select(pl.max_horizontal(pl.col(moments).max())).item()
+        self._last_ns = max(self._last_ns, latest or 0)
+        waiting = good["t_ns"].is_null()
+        if waiting.any():
+            self._open.append(good.filter(waiting))
+            good = good.filter(~waiting)
+        return {"jobs": self._seen(good)} if good.height else {}
+
+    def _seen(self, jobs: pl.DataFrame) -> pl.DataFrame:
+        jobs = numbered(jobs.with_columns(attempt=pl.lit(0, pl.Int64)))
+        jobs = jobs.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+        self._hidden.see(jobs, "restarts" in self._known)
+        return jobs
+
+    def _of_jobs(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Rows of jobs that held something, with `state` in our words; the others are counted by
+        what they are."""
+        job, state = pl.col("job"), pl.col("state")
+        if rows["job"].cast(pl.Int64, strict=False).null_count():
+            named = job.str.to_lowercase().is_in(COLUMNS["job"])
+            rows = self._without(rows, named & (state.str.to_lowercase() == "state"), HEADER)
+            rows = self._without(rows, job.str.contains(_STEP), STEP)
+        rows = rows.with_columns(values.mapped(rows["state"], values.state, pl.String()))
+        idle = pl.col("start").is_null() | pl.col("start").is_in(values.NOTHING)
+        queued = (state == values.PENDING) | (job.str.contains(_RANGE) & idle)
+        return self._without(rows, queued, QUEUED)
+
+    def _without(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
+        mask = rows.select(which.fill_null(value=False).alias("which"))["which"]
+        count = int(mask.sum())
+        if not count:
+            return rows
+        self._totals.skipped[what] += count
+        return rows.filter(~mask)
+
+
+def _held(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.DataFrame:
+    """With `t_ns`, null where it is not known, and nothing held by a job that had no nodes: Slurm
+    writes the time of its cancellation as both start and end, and the nodes that it asked for."""
+    span_ns = pl.when(pl.col("span_s") >= 0).then(pl.col("span_s") * SECOND_NS)
+    rows = rows.with_columns(span_ns=span_ns)
+    start, end, span, ends = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns"), _ended()
+    if "start" not in known:
+        rows = rows.with_columns(start_ns=end - span)
+    if "hosts" in known:
+        never = ends & (pl.col("hosts") == "") & (pl.coalesce(span, end - start) == 0)
+        rows = rows.with_columns(start_ns=pl.when(~never.fill_null(value=False)).then(start))
+    taken = pl.lit(taken_ns, pl.Int64)
+    held = start.is_not_null()
+    return rows.with_columns(
+        pl.when(held).then(pl.col("nodes", "gpus")).otherwise(0),
+        pl.when(held).then("hosts").otherwise(pl.lit("")).alias("hosts"),
+        t_ns=pl.coalesce(end, start + span, pl.when(~ends).then(taken)),
+    )
+
+
+def _judged(rows: pl.DataFrame) -> pl.DataFrame:
+    """With the `reason` why a row is no record; null for a record."""
+    job, start = pl.col("job"), pl.col("start_ns")
+    no_time = pl.col("t_ns").is_null()
+    reasons = {
+        NO_TASK: job.str.contains(_RANGE),
+        NO_JOB: ~job.str.contains(_JOB).fill_null(value=False),
+        NO_STATE: pl.col("state").is_null(),
+        NO_TIME: pl.col("wrong"),
+        GONE: pl.col("gone"),
+        NO_START: ~_ended() & start.is_null(),
+        NO_END: _ended() & no_time,
+        ENDS_FIRST: pl.col("t_ns") < start,
+    }
+    return rows.with_columns(
+        reason=pl.coalesce(pl.when(which).then(pl.lit(reason)) for reason, which in reasons.items())
+    )
+
+
+def _oddities(rows: pl.DataFrame) -> Counter[str]:
+    """Records that are kept in spite of something."""
+    start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
+    odd = rows.select(
+        ((end - start - span).abs() > SLACK_NS).sum().alias(MISMATCH),
+        (start < pl.col("submit_ns")).sum().alias(BACKWARDS),
+        (pl.col("span_s") < 0).sum().alias(NEGATIVE),
+        ((pl.col("hosts") == "") & (pl.col("nodes") > 0)).sum().alias(UNNAMED),
+    )
+    return Counter({name: count for name, count in odd.row(0, named=True).items() if count})
+
+
+def _ended() -> pl.Expr:
+    return ~pl.col("state").is_in(UNFINISHED)

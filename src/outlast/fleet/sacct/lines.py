@@ -1,0 +1,172 @@
+"""Accounting text in blocks of whole records: one line each, with as many fields as the header has.
+
+Almost every block is so already, which two counts show; only the lines that are not are looked at
+one by one: `outlast.fleet.sacct.mending` joins what a line break in a field has torn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from outlast.errors import SourceError
+from outlast.fleet.sacct.header import Header
+from outlast.fleet.sacct.mending import Line, Torn, mended
+
+RECORD_BYTES_MAX = 16 << 20  # of one record, and of what may be held back for the next block
+NEWLINE = 10
+
+
+class Block(NamedTuple):
+    """Records of a log. `text`: a line each, separated by `separator`; `lines`: where each begins
+    in the log, from 1 on. `mended`: how many were put together; `garbled`: how many had bytes that
+    are no UTF-8; `torn`: lines that belong to no record."""
+
+    text: bytes
+    separator: bytes
+    lines: npt.NDArray[np.int64]
+    mended: int
+    garbled: int
+    torn: list[Torn]
+
+    def row(self, index: int) -> str:
+        """One record as it stands."""
+        ends = np.flatnonzero(np.frombuffer(self.text, np.uint8) == NEWLINE)
+        begin = 0 if index == 0 else int(ends[index - 1]) + 1
+        return self.text[begin : int(ends[index])].decode(errors="replace")
+
+
+def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterator[Block]:
+    """The rest of a log, whose next line is `line`. A record is never cut: its block may be larger
+    than `size_bytes`. Raises SourceError for a record without an end, OSError."""
+    delimiter = header.delimiter.encode()
+    held = b""
+    while True:
+        data = file.read(size_bytes)
+        text = held + data
+        if not data:
+            cut = len(text)
+        else:
+            cut = _cut(text, delimiter, header.width)
+            if len(text) - cut > RECORD_BYTES_MAX + size_bytes:
+                cut = text.rfind(b"\n") + 1
+                if cut == 0:
+                    raise SourceError(
+                        f"line {line} does not end within {RECORD_BYTES_MAX >> 20} MiB: this is no"
+                        " accounting as text, or it is damaged there"
+                    )
+        held, text = text[cut:], text[:cut]
+        if text.strip(b"\r\n"):
+            yield _block(text, delimiter, header, line)
+        line += text.count(b"\n")
+        if not data:
+            return
+
+
+def _cut(text: bytes, delimiter: bytes, width: int) -> int:
+    """Where the last whole record begins: what follows may belong to it."""
+    end = text.rfind(b"\n") + 1
+    while end > 0:
+        begin = text.rfind(b"\n", 0, end - 1) + 1
+        if text.count(delimiter, begin, end) == width - 1:
+            return begin
+        end = begin
+    return 0
+
+
+def _block(text: bytes, delimiter: bytes, header: Header, first: int) -> Block:
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if not text.endswith(b"\n"):
+        text = text.removesuffix(b"\r") + b"\n"
+    separator = delimiter
+    if len(delimiter) > 1:
+        separator = _unused(text)
+        text = text.replace(delimiter, separator)
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == NEWLINE)
+    stops = np.flatnonzero(data == separator[0])
+    lines = first + np.arange(ends.size, dtype=np.int64)
+    repaired, torn = 0, []
+    if not _regular(ends, stops, header.width):
+        fields = np.diff(np.searchsorted(stops, ends), prepend=0) + 1
+        text, lines, repaired, torn, separator = _repair(
+            text, separator, header, lines, ends, fields, delimiter.decode()
+        )
+    text, garbled = _utf8(text)
+    return Block(text, separator, lines, repaired, garbled, torn)
+
+
+def _regular(ends: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], width: int) -> bool:
+    """Whether every line has as many fields as the header."""
+    each = width - 1
+    if stops.size != ends.size * each:
+        return False
+    return bool((stops[each - 1 :: each] < ends).all() and (stops[::each][1:] > ends[:-1]).all())
+
+
+def _repair(
+    text: bytes, separator: bytes, header: Header, lines: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64], fields: npt.NDArray[np.int64], delimiter: str,
+) -> tuple[bytes, npt.NDArray[np.int64], int, list[Torn], bytes]:  # fmt: skip
+    """Every run of lines with too few or too many fields, mended where that can be done in one way
+    only. A line without any delimiter after a whole record goes on with its last field."""
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    keep = fields == header.width
+    odd = np.flatnonzero(~keep)
+    runs = np.split(odd, np.flatnonzero(np.diff(odd) > 1) + 1)
+    new = _unused(text) if separator == delimiter.encode() else separator
+    pieces: list[bytes] = []
+    torn: list[Torn] = []
+    at, count = 0, 0
+    for run in runs:
+        i, j = int(run[0]), int(run[-1])
+        piece = text[at : int(begins[i])].replace(separator, new)
+        found = [
+            Line(
+                int(lines[k]), text[int(begins[k]) : int(ends[k])].decode(errors="surrogateescape")
+            )
+            for k in range(i, j + 1)
+        ]
+        result = mended(found, separator.decode(), delimiter, header, after_record=i > 0)
+        if result.rest:
+            piece = piece[:-1] + b" " + _bytes(" ".join(result.rest)) + b"\n"
+            count += 1
+        pieces.append(piece)
+        for number, record in result.records:
+            pieces.append(_bytes(new.decode().join(record)) + b"\n")
+            keep[i + number - int(lines[i])] = True
+            count += 1
+        torn += result.torn
+        at = int(ends[j]) + 1
+    pieces.append(text[at:].replace(separator, new))
+    return b"".join(pieces), lines[keep], count, torn, new
+
+
+def _unused(text: bytes) -> bytes:
+    """A control character that the text does not have."""
+    for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(14, 28)):
+        if code not in text:
+            return bytes([code])
+    raise SourceError("every control character stands in this text: it is no accounting")
+
+
+def _utf8(text: bytes) -> tuple[bytes, int]:
+    """With what is no UTF-8 replaced, and on how many lines that was so."""
+    if text.isascii():
+        return text, 0
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        clean = text.decode(errors="replace").encode()
+        was = [b"\xef\xbf\xbd" in line for line in text.split(b"\n")]
+        now = [b"\xef\xbf\xbd" in line for line in clean.split(b"\n")]
+        return clean, sum(new and not old for old, new in zip(was, now, strict=True))
+    return text, 0
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

@@ -1,0 +1,156 @@
+"""Reads a log of accounting, whichever of its forms it has."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import polars as pl
+
+from outlast.errors import SourceError
+from outlast.fleet.readings import Part, Reading, Totals, reject
+from outlast.fleet.sacct import documents, header, lines
+from outlast.fleet.sacct.header import Header
+from outlast.fleet.sacct.jobs import Converter
+from outlast.fleet.sacct.options import Options
+
+HEAD_BYTES = 1 << 16
+HEAD_LINES = 20  # in which a header must stand
+BEFORE = "stands before the header"
+
+_GZIP = b"\x1f\x8b"
+_OTHERS = {  # what a file begins with that is something else
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
+    b"BZh": "is compressed with bzip2: unpack it first",
+    b"\xfd7zXZ": "is compressed with xz: unpack it first",
+    b"PK\x03\x04": "is an archive: unpack it first",
+    b"PAR1": "is a Parquet file, and no output of sacct",
+    b"\xff\xfe": "is UTF-16, as PowerShell writes it: convert it to UTF-8 first",
+    b"\xfe\xff": "is UTF-16: convert it to UTF-8 first",
+}
+
+
+class _Start(NamedTuple):
+    """Where the records of a text begin. `before`: lines that stand above its header."""
+
+    header: Header
+    before: list[tuple[int, str]]
+    line: int
+    offset: int
+
+
+def read(path: Path, options: Options | None = None) -> Reading:
+    """A log of sacct: text with any delimiter and columns, or JSON; gzip is undone.
+
+    Only its head is read now. Raises SourceError for a file that is something else, or has not the
+    columns without which nothing can be said, or cannot be opened.
+    """
+    options = options or Options()
+    source = str(path)
+    try:
+        with _opened(path) as file:
+            head = file.read(HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{source} cannot be read: {error}") from error
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            raise SourceError(f"{source} {what}")
+    if not head.strip():
+        raise SourceError(f"{source} is empty")
+    if is_json(head):
+        documents.refuse_others(source, head)
+        return Reading(source, "sacct-json", lambda totals: _json_parts(path, options, totals))
+    start = _start(source, head, options)
+    return Reading(source, "sacct", lambda totals: _text_parts(path, start, options, totals))
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins so is JSON."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file that begins so has a header of sacct."""
+    try:
+        return not is_json(head) and bool(_start("", head, Options()))
+    except SourceError:
+        return False
+
+
+def _start(source: str, head: bytes, options: Options) -> _Start:
+    before: list[tuple[int, str]] = []
+    offset = 0
+    for number, line in enumerate(head.splitlines(keepends=True)[:HEAD_LINES], 1):
+        text = line.decode(errors="replace").removeprefix("\ufeff")
+        offset += len(line)
+        if found := header.found(text, source, options):
+            return _Start(found, before, number + 1, offset)
+        if text.strip():
+            before.append((number, text.rstrip("\r\n")))
+    if options.columns:
+        return _Start(header.given(source, options), [], 1, 3 if head[:3] == b"\xef\xbb\xbf" else 0)
+    shown = before[0][1][:80] if before else ""
+    raise SourceError(
+        f"{source} has no header of sacct in its first {HEAD_LINES} lines (the first is {shown!r});"
+        " run sacct without --noheader, or say which columns it has"
+    )
+
+
+def _text_parts(path: Path, start: _Start, options: Options, totals: Totals) -> Iterator[Part]:
+    source, top = str(path), start.header
+    totals.notes += top.notes(options.cluster)
+    totals.rows += len(start.before)
+    if start.before:
+        yield Part({}, [reject(source, number, BEFORE, text) for number, text in start.before])
+    converter = Converter(source, top.at.keys(), options, totals)
+    try:
+        with _opened(path) as file:
+            file.seek(start.offset)
+            for block in lines.blocks(file, top, start.line, options.block_bytes):
+                yield _part(block, top, source, converter, totals)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{source} cannot be read to its end: {error}") from error
+    yield converter.last()
+
+
+def _part(
+    block: lines.Block, top: Header, source: str, converter: Converter, totals: Totals
+) -> Part:
+    totals.odd.update({key: count for key, count in (
+        ("records put together from several lines", block.mended),
+        ("bytes that are no UTF-8: replaced", block.garbled),
+    ) if count})  # fmt: skip
+    torn = [reject(source, number, reason, text) for number, reason, text in block.torn]
+    totals.rows += len(torn)
+    if not block.lines.size:
+        return Part({}, torn)
+    part = converter.part(_table(block, top), pl.Series(block.lines), block.row)
+    return part._replace(rejects=part.rejects + torn)
+
+
+def _table(block: lines.Block, top: Header) -> pl.DataFrame:
+    """The columns that we read, as text; null where nothing stands."""
+    separator = block.separator
+    names = separator.join(str(i).encode() for i in range(top.width))
+    wanted = {str(i): ours for ours, i in top.at.items()}
+    table = pl.read_csv(
+        io.BytesIO(names + b"\n" + block.text), separator=separator.decode(), quote_char=None,
+        infer_schema=False, columns=list(wanted),
+    )  # fmt: skip
+    assert table.height == block.lines.size
+    return table.rename(wanted)
+
+
+def _json_parts(path: Path, options: Options, totals: Totals) -> Iterator[Part]:
+    yield from documents.parts(path, options, totals)
+
+
+def _opened(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    if file.peek(2)[:2] == _GZIP:
+        file.close()
+        return cast(BinaryIO, gzip.open(path))
+    return file
