@@ -8,7 +8,7 @@ of the level that is not in the answer are of severity unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,12 +61,18 @@ class Tested(NamedTuple):
 
 
 def findings(
-    text: str, *, cluster: str, node: str, t_ns: int, level: int | None = None
+    text: str,
+    *,
+    cluster: str,
+    node: str,
+    t_ns: int,
+    level: int | None = None,
+    without: Collection[str] = (),
 ) -> Iterator[Reading]:
     """What failed, warned, or did not run, and one healthy finding where all tests passed.
 
     `t_ns`: when it ran, which the answer does not say. `level`: the N of -r, so that a test that
-    is not there is missed.
+    is not there is missed. `without`: names of tests that may be skipped here ("EUD Test").
     """
 
     def found(check: str, symptom: Symptom, one: Tested) -> Finding:
@@ -86,6 +92,8 @@ def findings(
     tested, odd = _tests(answer)
     yield from (Unread(0, reason, "") for reason in odd)
     tested += _missing(tested, level)
+    spared = {canonical(name) for name in without}
+    tested = [one for one in tested if one.severity != "unknown" or one.test not in spared]
     if not tested:
         tested = [Tested("", "", "unknown", "the answer holds no test")]
     for one in tested:
@@ -151,20 +159,21 @@ def _results(test: dict[str, Any], odd: list[str]) -> list[Tested]:
 
 def _result(name: str, title: str, result: dict[str, Any]) -> Tested:
     status = str(result.get("status", "no status"))
-    severity = STATUSES.get(status.lower(), "unknown")
+    severity: Severity = STATUSES.get(status.lower(), "unknown")
     warnings = result.get("warnings") or result.get("warning") or result.get("info") or ""
     if isinstance(warnings, list):
         objects = [one for one in warnings if isinstance(one, dict)]
-        errors = [ERRORS.get(one.get("error_severity", 0)) for one in objects if _is_code(one)]
-        if severity == "drain" and errors and all(one is not None for one in errors):
+        errors = {_severity(one) for one in objects}
+        if severity == "drain" and errors:
             severity = next(one for one in SEVERITIES if one in errors)
         said = [one.get("warning", "") if isinstance(one, dict) else one for one in warnings]
         warnings = "; ".join(str(one) for one in said)
     return Tested(name, _device(result), severity, f"{title}: {status}. {warnings}".strip(". "))
 
 
-def _is_code(warning: dict[str, Any]) -> bool:
-    return isinstance(warning.get("error_severity"), int)
+def _severity(warning: dict[str, Any]) -> Severity:
+    code = warning.get("error_severity")
+    return ERRORS.get(code, "drain") if isinstance(code, int) else "drain"
 
 
 def _device(result: dict[str, Any]) -> str:
