@@ -54,10 +54,10 @@ def cluster(
     bad = lemons(shape, streams[0])
     pace = Pace(shape, days, bad)
     since_s, until_s = -WARM_UP_S, float(round(days * 86400))
-    jobs = whole_node_jobs(shape, since_s, until_s, streams[1])
+    jobs = whole_node_jobs(shape, since_s, until_s, bad, streams[1])
     drained = drains(shape, days, since_s, bad, streams[2])
     ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained)
-    made, _ = within(attempts(ran, small_jobs(shape, ran, streams[3])), 0.0)
+    made = within(attempts(ran, small_jobs(shape, ran, streams[3])), ran, 0.0)
     named = names(shape.name, shape.nodes)
     until_ns = SINCE_NS + int(until_s) * 10**9
     found = said(shape, days, ran, drained, streams[4])

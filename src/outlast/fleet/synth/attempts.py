@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outlast.fleet.synth.schedule import REQUEUE_S, Ran
+from outlast.fleet.synth.ran import Ran
+from outlast.fleet.synth.schedule import REQUEUE_S
 from outlast.fleet.synth.shapes import GPUS
 from outlast.fleet.synth.shared import Small
 from outlast.fleet.synth.workload import CODE, LOW
@@ -29,6 +30,7 @@ class Attempts(NamedTuple):
     first: np.ndarray  # of its nodes, in Ran.held
     qos: np.ndarray
     large: np.ndarray  # number of its Job in Ran.jobs; -1: a small one
+    run: np.ndarray  # the first job of its run: of what goes on under several numbers
 
 
 def attempts(ran: Ran, small: Small) -> Attempts:
@@ -71,18 +73,27 @@ def attempts(ran: Ran, small: Small) -> Attempts:
     return Attempts(
         job, attempt, submit_s, eligible_s, start_s, end_s, state.astype(int),
         failure.astype(int), at[by.astype(int)], gpus.astype(int), nodes.astype(int),
-        first.astype(int), qos.astype(int), large.astype(int),
+        first.astype(int), qos.astype(int), large.astype(int), _runs(job, large.astype(int), ran),
     )  # fmt: skip
 
 
-def within(found: Attempts, since_s: float) -> tuple[Attempts, np.ndarray]:
-    """Those that ended after that, counted anew, and their rows in `found`."""
+def within(found: Attempts, ran: Ran, since_s: float) -> Attempts:
+    """Those that ended after that, counted anew."""
     kept = np.flatnonzero(found.end_s > since_s)
     at = np.full(len(found.job) + 1, -1)
     at[kept] = np.arange(len(kept))
     less = Attempts(*(column[kept] for column in found))
     numbers = np.unique(less.job, return_inverse=True)[1]
-    return less._replace(job=numbers, attempt=_counted(numbers), by=at[less.by]), kept
+    run = _runs(numbers, less.large, ran)
+    return less._replace(job=numbers, attempt=_counted(numbers), by=at[less.by], run=run)
+
+
+def _runs(job: np.ndarray, large: np.ndarray, ran: Ran) -> np.ndarray:
+    roots = np.array([job.run for job in ran.jobs] or [0])
+    run = roots[large]
+    first = np.full(len(roots), np.iinfo(np.int64).max)
+    np.minimum.at(first, run[large >= 0], job[large >= 0])
+    return np.where(large >= 0, first[run], job)
 
 
 def _counted(job: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from outlast.fleet.synth.hosts import place
-from outlast.fleet.synth.schedule import Ran
+from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE
 from outlast.fleet.tables import schema

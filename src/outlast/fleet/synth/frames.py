@@ -7,7 +7,7 @@ import polars as pl
 
 from outlast.fleet.synth.attempts import Attempts
 from outlast.fleet.synth.hosts import host_lists
-from outlast.fleet.synth.schedule import Ran
+from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import Shape
 from outlast.fleet.synth.workload import CODE, QOS
 from outlast.fleet.tables import schema
@@ -37,7 +37,7 @@ def jobs_table(
     odd = np.where(rng.random(jobs) < 0.001, "|lr=0.1", "")
 
     def of(column: np.ndarray) -> np.ndarray:
-        return column[made.job]
+        return column[made.run]  # what goes on under another number keeps its name and its user
 
     def texts(options: list[str] | tuple[str, ...], at: np.ndarray) -> pl.Series:
         return pl.Series(options, dtype=pl.String).gather(at)

@@ -12,11 +12,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
 from outlast.fleet.synth.pace import Pace
+from outlast.fleet.synth.ran import Attempt, Failure, Ran
 from outlast.fleet.synth.repairs import Absence, absence
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE, HIGH, LOW, SHORTEST_S, Job
@@ -26,47 +26,6 @@ TELL_EVERY = 20_000
 _ARRIVAL, _END, _OLD, _BACK, _DRAIN, _READY = range(6)
 _PREEMPTED, _NODE_FAIL, _FAILED = CODE["PREEMPTED"], CODE["NODE_FAIL"], CODE["FAILED"]
 _RUNNING, _REQUEUED, _COMPLETED = CODE["RUNNING"], CODE["REQUEUED"], CODE["COMPLETED"]
-
-
-class Attempt:
-    """One time that a job holds nodes."""
-
-    __slots__ = ("by", "end_s", "failing", "job", "nodes", "over", "place", "serial", "start_s",
-                 "state", "submit_s")  # fmt: skip
-
-    def __init__(self, serial: int, job: Job, start_s: float, nodes: list[int]) -> None:
-        self.serial = serial
-        self.job = job
-        self.submit_s = job.submit_s
-        self.start_s = start_s
-        self.nodes = nodes
-        self.end_s = start_s
-        self.state = _COMPLETED
-        self.failing = False
-        self.by = -1  # serial of the attempt that preempted it
-        self.place = -1  # among those that may be preempted
-        self.over = False
-
-
-class Failure(NamedTuple):
-    """A node failed under an attempt, by the shape's cause of that number."""
-
-    t_s: float
-    node: int
-    cause: int
-    attempt: int
-    state: int
-
-
-class Ran(NamedTuple):
-    """What the scheduler did. `rows`: serial, job, submit, start, end, state, failure (-1: none),
-    preempted by (-1: nobody), lanes, attempt's first in `held` and how many nodes."""
-
-    jobs: list[Job]
-    rows: np.ndarray
-    held: np.ndarray
-    failures: list[Failure]
-    absences: list[Absence]
 
 
 class Scheduler:
@@ -100,6 +59,7 @@ class Scheduler:
         self._held = array("i")
         self._failures: list[Failure] = []
         self._absences: list[Absence] = []
+        self._looping: list[tuple[int, int]] = []
 
     def run(
         self, since_s: float, until_s: float, drains: list[tuple[float, int, int]],
@@ -135,8 +95,9 @@ class Scheduler:
                 self._write(attempt, -1)
         rows = np.frombuffer(self._rows, float).reshape(-1, 11)
         return Ran(
-            self._jobs, rows, np.frombuffer(self._held, np.int32), self._failures, self._absences
-        )
+            self._jobs, rows, np.frombuffer(self._held, np.int32), self._failures,
+            self._absences, self._looping,
+        )  # fmt: skip
 
     def _handle(self, t_s: float, kind: int, thing: object) -> None:
         if isinstance(thing, Attempt):
@@ -212,11 +173,12 @@ class Scheduler:
     def _place(self, job: Job, t_s: float) -> bool:
         """Starts a job of QOS high, on idle nodes and on those of others."""
         idle = len(self._idle) - len(job.excluded)
-        wanted = sum(self._rng.random() < self._shape.preempt_share for _ in range(job.size))
         lower = self._old_nodes - len(self._leaving) - len(job.excluded)  # at least so many
-        wanted = max(min(wanted, lower), job.size - idle)
-        if wanted > max(0, lower):
+        if job.size - idle > max(0, lower):
             return False
+        share = self._shape.preempt_share
+        wanted = round(self._rng.gauss(job.size * share, (job.size * share * (1 - share)) ** 0.5))
+        wanted = max(min(wanted, lower, job.size), job.size - idle, 0)
         nodes: list[int] = []
         serial = self._serial
         while len(nodes) < wanted:
@@ -252,7 +214,7 @@ class Scheduler:
             runs_s, state = max(SHORTEST_S, job.left_s * rng.random()), _REQUEUED
         else:
             runs_s, state = job.left_s, job.outcome
-        if job.attempts:
+        if not job.lanes:
             runs_s += shape.restart_s
         if runs_s > shape.limit_s:
             runs_s, state = shape.limit_s, CODE["TIMEOUT"]
@@ -287,7 +249,9 @@ class Scheduler:
         elif attempt.failing:
             if job.qos == HIGH and self._rng.random() < self._shape.loop_share:
                 job.loops = 1 + int(self._rng.expovariate(1 / self._shape.loop_length))
-            self._again(attempt, t_s)
+                self._looping.append((job.number, failure))
+            new = attempt.state == _FAILED and self._rng.random() < self._shape.resubmit_share
+            self._again(attempt, t_s, self._failures[-1].node if new else None)
         elif job.loops:
             job.loops -= 1
             self._again(attempt, t_s)
@@ -318,17 +282,25 @@ class Scheduler:
                 return node
         return bad[-1]
 
-    def _again(self, attempt: Attempt, t_s: float) -> None:
-        """Requeues its job, which goes on from its last checkpoint."""
+    def _again(self, attempt: Attempt, t_s: float, without: int | None = None) -> None:
+        """Requeues its job, which goes on from its last checkpoint; or, where that says `without`
+        which node, its user submits it again under another number."""
         job, shape = attempt.job, self._shape
         if job.lanes:
             self._share(t_s, job.lanes)
             return
-        worked_s = t_s - attempt.start_s - (shape.restart_s if job.attempts > 1 else 0.0)
+        worked_s = t_s - attempt.start_s - shape.restart_s
         saved_s = max(0.0, worked_s // shape.checkpoint_s) * shape.checkpoint_s
         job.left_s = max(SHORTEST_S, job.left_s - saved_s)
-        job.submit_s = t_s
-        self._push(t_s + REQUEUE_S, _READY, job)
+        if without is None:
+            job.submit_s = t_s
+            self._push(t_s + REQUEUE_S, _READY, job)
+            return
+        submit_s = t_s + self._rng.randint(60, 900)
+        new = Job(len(self._jobs), submit_s, job.size, job.left_s, job.qos, job.outcome)
+        new.run, new.loops, new.excluded = job.run, job.loops, job.excluded | {without}
+        self._jobs.append(new)
+        self._push(submit_s, _READY, new)
 
     def _close(self, attempt: Attempt, failure: int) -> None:
         attempt.over = True

@@ -60,7 +60,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     lemon_share: Share = 0.012
     lemon_factors: tuple[float, float] = (30.0, 60.0)  # times r_f
     node_fail_share: Share = 0.5  # of the failures that a check sees; the others end as FAILED
-    preempt_share: Share = 0.13  # of its nodes that a job of QOS high takes from lower ones
+    preempt_share: Share = 0.09  # of its nodes that a job of QOS high takes from lower ones
     protected_s: Positive = 7200.0  # a job is preempted after that
     work_sigma: Positive = 1.6  # of the logarithm of a job's length
     limit_s: Positive = 7 * 86400.0
@@ -71,6 +71,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Share = 0.0068
     oom: Share = 0.0011
     requeued: Share = 0.0228  # of the jobs that ask to begin anew, once
+    resubmit_share: Share = 0.03  # of those that end as FAILED, which begin under another number
     loop_share: Share = 0.01  # of the hardware failures of QOS high that a crash loop follows
     loop_length: Positive = 12.0  # attempts, the mean
     pcie_xid_share: Share = 0.43  # of PCIe errors that come with XID 79

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outlast.fleet.synth.schedule import REQUEUE_S, Ran
+from outlast.fleet.synth.ran import Ran
+from outlast.fleet.synth.schedule import REQUEUE_S
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE, mean_s, outcomes, works_s
 

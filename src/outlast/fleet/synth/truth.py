@@ -9,7 +9,7 @@ from outlast.fleet.synth.attempts import Attempts
 from outlast.fleet.synth.findings import seen
 from outlast.fleet.synth.frames import job_number
 from outlast.fleet.synth.pace import DAY_S, Pace
-from outlast.fleet.synth.schedule import Ran
+from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import Shape
 from outlast.fleet.synth.workload import CODE
 from outlast.records import JOB_STATES
@@ -89,7 +89,7 @@ def truth(
     counted = sum(one.counted and one.gpus > LARGE_GPUS for one in failed)
     all_days = float(node_days.sum() + _shared_days(ran))
     rate = float(expected[large].sum() / max(1e-9, node_days[large].sum()))
-    gpu_hours = float((made.gpus * (made.end_s - made.start_s)).sum() / 3600)
+    gpu_hours = float((made.gpus * (made.end_s - np.maximum(made.start_s, 0))).sum() / 3600)
     return Truth(
         shape=shape.name, seed=seed, nodes=shape.nodes, days=days, since_ns=since_ns,
         until_ns=since_ns + round(days * DAY_S) * 10**9, r_f=rate,
@@ -133,19 +133,21 @@ def _failed(
 def _exposure(made: Attempts, ran: Ran, pace: Pace) -> tuple[np.ndarray, np.ndarray]:
     """Failures that were to be expected, and node-days, by attempt of whole nodes (0 for others):
     the sum of its nodes' rates times the seconds at the mean pace that it ran."""
+    # Exposure before the window is of those that lived to see it: none of it counts.
+    starts_s = np.maximum(made.start_s, 0.0)
     sums = np.r_[0.0, np.cumsum(pace.rates[ran.held])]
     whole = made.large >= 0
     rates = np.where(whole, sums[made.first + made.nodes] - sums[made.first], 0.0)
-    times = np.concatenate((made.start_s, made.end_s))
+    times = np.concatenate((starts_s, made.end_s))
     ages = np.array([pace.age(t_s) for t_s in times.tolist()]).reshape(2, -1)
-    node_days = np.where(whole, made.nodes * (made.end_s - made.start_s) / DAY_S, 0.0)
+    node_days = np.where(whole, made.nodes * (made.end_s - starts_s) / DAY_S, 0.0)
     return rates * (ages[1] - ages[0]), node_days
 
 
 def _shared_days(ran: Ran) -> float:
     """Node-days of nodes that small jobs shared, in the window."""
     rows = ran.rows[(ran.rows[:, 8] > 0) & (ran.rows[:, 4] > 0)]
-    return float((rows[:, 4] - rows[:, 3]).sum() / DAY_S)
+    return float((rows[:, 4] - np.maximum(rows[:, 3], 0)).sum() / DAY_S)
 
 
 def _hidden_share(shape: Shape) -> float:
@@ -159,10 +161,10 @@ def _hidden_share(shape: Shape) -> float:
 
 
 def _second(made: Attempts) -> np.ndarray:
-    """Rows that were preempted by an attempt whose job hardware had ended just before."""
-    order = np.lexsort((made.attempt, made.job))
+    """Rows that were preempted by an attempt whose run hardware had ended just before."""
+    order = np.lexsort((made.start_s, made.run))
     before = np.full(len(order), -1)
-    same = made.job[order][1:] == made.job[order][:-1]
+    same = made.run[order][1:] == made.run[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     anew = (before >= 0) & (made.failure[before] >= 0)
     (preempted,) = np.nonzero((made.by >= 0) & (made.state == CODE["PREEMPTED"]))

@@ -19,12 +19,13 @@ class Job:
     """One job of whole nodes, or (`lanes` GPUs wide) a node that is shared by smaller ones."""
 
     __slots__ = ("attempts", "excluded", "lanes", "left_s", "loops", "number", "outcome", "qos",
-                 "requeues", "size", "submit_s")  # fmt: skip
+                 "requeues", "run", "size", "submit_s")  # fmt: skip
 
     def __init__(
         self, number: int, submit_s: float, size: int, left_s: float, qos: int, outcome: int
     ) -> None:
         self.number = number
+        self.run = number  # the number of the first job of the same run
         self.submit_s = submit_s
         self.size = size  # nodes
         self.left_s = left_s  # of work
@@ -76,9 +77,11 @@ def outcomes(shape: Shape, many: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def whole_node_jobs(
-    shape: Shape, since_s: float, until_s: float, rng: np.random.Generator
-) -> list[Job]:
-    """Of all sizes from a node on, by submit time, numbered from 0."""
+    shape: Shape, since_s: float, until_s: float, lemons: dict[int, float],
+    rng: np.random.Generator,
+) -> list[Job]:  # fmt: skip
+    """Of all sizes from a node on, by submit time, numbered from 0. Who excludes nodes knows of
+    lemons, or thinks so."""
     parts: list[np.ndarray] = []
     for size in shape.sizes:
         if size.gpus < GPUS:
@@ -91,16 +94,25 @@ def whole_node_jobs(
         part = np.stack((
             submit_s, np.full(many, size.gpus // GPUS, float),
             works_s(shape, mean_s(shape, size), many, rng), qos, outcomes(shape, many, rng),
-            rng.random(many) < shape.requeued,
+            rng.random(many) < shape.requeued, rng.random(many) < shape.excluding,
         ))  # fmt: skip
         parts.append(part)
     columns = np.concatenate(parts, axis=1)
     order = np.argsort(columns[0], kind="stable")
     jobs = []
-    for number, (submit_s, nodes, work_s, qos, outcome, again) in enumerate(
-        columns.T[order].tolist()
-    ):
-        job = Job(number, submit_s, int(nodes), work_s, int(qos), int(outcome))
+    for number, row in enumerate(columns.T[order].tolist()):
+        submit_s, nodes, work_s, qos, outcome, again, excluding = row
+        left_s = max(SHORTEST_S, work_s - shape.restart_s)
+        job = Job(number, submit_s, int(nodes), left_s, int(qos), int(outcome))
         job.requeues = int(again)
+        if excluding:
+            job.excluded = _excluded(shape, lemons, rng)
         jobs.append(job)
     return jobs
+
+
+def _excluded(shape: Shape, lemons: dict[int, float], rng: np.random.Generator) -> frozenset[int]:
+    """One to three nodes: as often as not a lemon, else any."""
+    known = list(lemons) if lemons and rng.random() < 0.5 else range(shape.nodes)
+    many = min(int(rng.integers(1, 4)), len(known))
+    return frozenset(int(node) for node in rng.choice(known, many, replace=False))
