@@ -1,0 +1,87 @@
+"""Whose fault a failure was: which node ended an attempt, as far as anybody says."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from outlast.fleet.attribution import CAUSES, Attributed
+from outlast.fleet.exposure import KEY, SECOND_NS
+from outlast.fleet.hosts import expanded
+from outlast.fleet.tables import Tables
+
+SAME_S = 600.0
+NODE = ["cluster", "node"]
+
+
+def blamed(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
+    """One row for each attempt that infrastructure ended and each node it is blamed on: KEY, t_ns,
+    nodes (of the attempt), node, `weight`, which sum to 1 for an attempt, and `named`: it was this
+    node for certain.
+
+    `infra`: cluster, job, attempt and, if it has it, `node` ("" or null: not known; several rows
+    share the blame). Else the scheduler's `failed_node` is blamed, else the only node of the
+    attempt, else all of its nodes alike. An attempt of which no node is known is left out.
+    """
+    columns = infra.collect_schema().names()
+    said = pl.col("node") if "node" in columns else pl.lit("")
+    named = infra.select(*KEY, said=said.fill_null("").cast(pl.String)).unique()
+    whole = named.group_by(KEY).agg(pl.col("said").filter(pl.col("said") != ""))
+    failures = (
+        tables.jobs.select(*KEY, "t_ns", "nodes", "hosts", "failed_node")
+        .join(whole, on=KEY, how="inner")
+        .with_columns(
+            said=pl.when(pl.col("said").list.len() > 0)
+            .then("said")
+            .when(pl.col("failed_node") != "")
+            .then(pl.concat_list("failed_node"))
+        )
+    )
+    kept = [*KEY, "t_ns", "nodes", "node"]
+    told = (
+        failures.filter(pl.col("said").is_not_null())
+        .explode("said", empty_as_null=False)
+        .rename({"said": "node"})
+        .select(kept)
+    )
+    held = expanded(failures.filter(pl.col("said").is_null())).select(kept)
+    weight = 1 / pl.len().over(KEY).cast(pl.Float64)
+    return (
+        pl.concat([told, held])
+        .with_columns(weight=weight)
+        .with_columns(named=pl.col("weight") == 1)
+    )
+
+
+def at_fault(found: Attributed) -> pl.LazyFrame:
+    """The attempts that infrastructure ended, as `blamed` takes them: each with the nodes on which
+    the worst was found of what can have ended it, or with none."""
+    rank = pl.col("severity").replace_strict(dict(zip(CAUSES, range(len(CAUSES)), strict=True)),
+                                             default=None, return_dtype=pl.Int64)  # fmt: skip
+    worst = (
+        found.causes.lazy()
+        .with_columns(how=rank)
+        .filter(pl.col("how").is_not_null())
+        .filter(pl.col("how") == pl.col("how").min().over(KEY))
+        .select(*KEY, "node")
+        .unique()
+    )
+    return found.failures.lazy().select(KEY).join(worst, on=KEY, how="left")
+
+
+def events(blame: pl.LazyFrame, same_s: float = SAME_S) -> pl.LazyFrame:
+    """`blamed` by node, where all that is within `same_s` of the failure before on that node is one
+    event: eight jobs that share a node die of one failure. `t_ns` of the first, the highest
+    `weight`."""
+    apart = pl.col("t_ns") - pl.col("t_ns").shift(1) > round(same_s * SECOND_NS)
+    new = apart | pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in NODE)
+    return (
+        blame.sort(*NODE, "t_ns")
+        .with_columns(event=new.fill_null(value=True).cum_sum())
+        .group_by("event")
+        .agg(
+            pl.col("cluster", "node", "t_ns").first(),
+            pl.col("weight").max(),
+            pl.col("named").any(),
+        )
+        .drop("event")
+    )

@@ -1,0 +1,192 @@
+"""Lemons: nodes that fail more often than their share, which chance does not explain.
+
+Kokolis et al. 2025, IV.A, set thresholds on the signals by hand. Here each node's failures are held
+against what the fleet's rate gives its exposure; the signals stand beside it as evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from outlast.errors import UsageError
+from outlast.fleet.blame import NODE, SAME_S, blamed, events
+from outlast.fleet.signals import SIGNALS, exposure, signals, within
+from outlast.fleet.tables import DAY_NS, Tables
+from outlast.theory import gamma
+from outlast.theory.checks import not_negative, positive
+
+DAYS = 28.0
+HISTORY_DAYS = 112.0
+FDR = 0.05
+TIMES_MIN = 4.0
+NAMED_MIN = 2
+ROUNDS_MAX = 8
+PRIOR_FAILURES = 2.0  # by which a kind of node is taken to fail as the fleet does
+
+
+class Score(NamedTuple):
+    """How well a ranking found the true lemons. `precision` and `recall` of what it calls lemons;
+    `precision_at_80`: of the ranking down to where 80 % of the true ones are found. None where
+    there is nothing to divide by."""
+
+    called: int
+    right: int
+    true: int
+    precision: float | None
+    recall: float | None
+    precision_at_80: float | None
+
+
+def lemons(
+    tables: Tables,
+    infra: pl.LazyFrame,
+    *,
+    days: float = DAYS,
+    history_days: float = HISTORY_DAYS,
+    fdr: float = FDR,
+    times_min: float = TIMES_MIN,
+    same_s: float = SAME_S,
+) -> pl.DataFrame:
+    """All nodes that ran jobs in the last `days`, the likeliest lemon first.
+
+    `failures` x of a node: the weights of its events (`blame.events`) of `infra`; `expected` m: its
+    node-days of running times the rate of nodes of its `kind`, lemons left out, which is the
+    fleet's where a kind has hardly failed (Gamma with the weight of 2 failures). `p` is Poisson's
+    tail P(N >= x; m), for shares of failures continued as the regularised gamma function P(x, m).
+    The same of the last `history_days`, where there are more of them (`past_`): p is then twice the
+    smaller. `q`: p as Benjamini and Hochberg (1995) adjust it: among nodes up to a q, that share
+    was called by chance.
+
+    A `lemon` has q of at most `fdr`, at least `times_min` as many failures as expected, and at
+    least two events that are certainly its own, one of them in the last `days`. Rates are computed
+    again without the lemons until none is new. Columns besides: the signals of the last `days`.
+    """
+    positive("days", days)
+    not_negative("times_min", times_min)
+    if not 0 < fdr < 1:
+        raise UsageError(f"fdr must lie between 0 and 1, not {fdr!r}")
+    if not history_days >= days:
+        raise UsageError(f"history_days ({history_days!r}) must be at least days ({days!r})")
+    now, past = (
+        within(tables, max(tables.since_ns, tables.until_ns - round(d * DAY_NS)), tables.until_ns)
+        for d in (days, history_days)
+    )
+    blame = blamed(past, infra)
+    found = (
+        signals(now, infra)
+        .join(_counts(now, blame, same_s, ""), on=NODE, how="left")
+        .join(_counts(past, blame, same_s, "past_"), on=NODE, how="left")
+        .with_columns(pl.col("^(past_)?(failures|named|node_days)$").fill_null(0))
+        .filter(pl.col("node_days") > 0)
+    )
+    longer = past.since_ns < now.since_ns
+    return _called(found, fdr, times_min, longer=longer)
+
+
+def scored(found: pl.DataFrame, true: Collection[str]) -> Score:
+    """A ranking of `lemons` against the names of the true ones."""
+    right = found["node"].is_in(list(true)).to_list()
+    called = found["lemon"].to_list()
+    both = sum(a and b for a, b in zip(right, called, strict=True))
+    wanted = math.ceil(0.8 * len(true) - 1e-9)
+    at_80 = None
+    hits = 0
+    for rank, hit in enumerate(right, 1):
+        hits += hit
+        if true and hits >= wanted:
+            at_80 = hits / rank
+            break
+    many = sum(called)
+    return Score(
+        called=many,
+        right=both,
+        true=len(true),
+        precision=both / many if many else None,
+        recall=both / len(true) if true else None,
+        precision_at_80=at_80,
+    )
+
+
+def adjusted(p: Sequence[float]) -> list[float]:
+    """Benjamini and Hochberg's q of each p: the least of p_(j) n/j over all j from its rank on."""
+    order = sorted(range(len(p)), key=p.__getitem__, reverse=True)
+    q, least = [1.0] * len(p), 1.0
+    for after, at in enumerate(order):
+        least = min(least, p[at] * len(p) / (len(p) - after))
+        q[at] = least
+    return q
+
+
+def _counts(window: Tables, blame: pl.LazyFrame, same_s: float, prefix: str) -> pl.DataFrame:
+    inside = pl.col("t_ns").is_between(window.since_ns, window.until_ns, closed="left")
+    counted = (
+        events(blame.filter(inside), same_s)
+        .group_by(NODE)
+        .agg(failures=pl.col("weight").sum(), named=pl.col("named").sum().cast(pl.Int64),
+             last_ns=pl.col("t_ns").max())
+    )  # fmt: skip
+    if not prefix:
+        return counted.collect()
+    return (
+        exposure(window)
+        .drop("alone")
+        .join(counted.drop("last_ns"), on=NODE, how="full", coalesce=True)
+        .rename({name: prefix + name for name in ("node_days", "failures", "named")})
+        .collect()
+    )
+
+
+def _called(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:
+    found = found.with_columns(lemon=pl.lit(value=False))
+    for _ in range(ROUNDS_MAX):
+        before = found["lemon"]
+        found = _expected(_expected(found, ""), "past_")
+        now, past = (_tail(found, prefix) for prefix in ("", "past_"))
+        p = [min(1.0, 2 * min(pair)) for pair in zip(now, past, strict=True)] if longer else now
+        q = adjusted(p)
+        often = pl.max_horizontal("times", "past_times") >= times_min
+        certain = (pl.col("named") >= 1) & (pl.col("past_named") >= NAMED_MIN)
+        found = found.with_columns(
+            p=pl.Series(p, dtype=pl.Float64), q=pl.Series(q, dtype=pl.Float64)
+        )
+        found = found.with_columns(lemon=(pl.col("q") <= fdr) & often & certain)
+        if found["lemon"].equals(before):
+            break
+    return found.sort(
+        ["lemon", "p", "times", *NODE], descending=[True, False, True, False, False]
+    ).select(
+        *NODE, "kind", "lemon", "p", "q", "failures", "expected", "times", "node_days",
+        "past_failures", "past_expected", "past_times", "past_node_days", "last_ns", *SIGNALS,
+    )  # fmt: skip
+
+
+def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
+    """Failures that the rate of each node's kind gives it, lemons left out of the rate."""
+    failures, days = (
+        pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
+        for name in ("failures", "node_days")
+    )
+    fleet = failures.sum() / pl.when(days.sum() > 0).then(days.sum())
+    kind = ["cluster", "kind"]
+    weight = PRIOR_FAILURES + failures.sum().over(kind)
+    rate = weight / (PRIOR_FAILURES / fleet + days.sum().over(kind))
+    expected = (pl.col(prefix + "node_days") * rate).fill_null(0.0).fill_nan(0.0)
+    name = prefix + "expected"
+    times = pl.when(pl.col(name) > 0).then(pl.col(prefix + "failures") / pl.col(name))
+    return found.with_columns(expected.alias(name)).with_columns(
+        times.otherwise(
+            pl.when(pl.col(prefix + "failures") > 0).then(math.inf).otherwise(0.0)
+        ).alias(prefix + "times")
+    )
+
+
+def _tail(found: pl.DataFrame, prefix: str) -> list[float]:
+    pairs = found.select(prefix + "failures", prefix + "expected").iter_rows()
+    return [
+        1.0 if count <= 0 else (gamma.lower(count, mean) if mean > 0 else 0.0)
+        for count, mean in pairs
+    ]
