@@ -8,6 +8,12 @@ import pytest
 BESIDE = Path(__file__).parents[2].parent / "shared" / "traces"
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are not broken into lines."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 @pytest.fixture(scope="session")
 def traces() -> Path:
     """The directory of real logs, which are not part of the project: OUTLAST_TRACES names it."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet import faults
+from outlast.fleet import faults, launched, machines
 from outlast.fleet.readings import Reading
+from outlast.symptoms import dcgm
+from outlast.symptoms.envelopes import known
 
 Format = Literal[
     "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi", "run"
 ]
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
+_SMI = re.compile(r"[^\n]*\b(uuid|pci\.bus_id|temperature\.gpu|utilization\.gpu|ecc\.)[^\n]*,")
+_SEL = re.compile(r"(SEL[^\n]*\n)?\s*[0-9a-f]{1,4} \| (\d\d/\d\d/\d{4}|Pre-Init)")
 _RUN_EVENTS = "events"  # the directory in a run's directory that makes it one
 
 
@@ -32,6 +37,8 @@ class Asked(NamedTuple):
     nodes: int | None = None
     gpus_per_node: int | None = None
     epoch: str = ""
+    at: str = ""  # when the logs were taken; else as old as their files
+    boot: str = ""  # when the node was booted
 
     @property
     def zone_info(self) -> ZoneInfo:
@@ -71,9 +78,7 @@ def format_of(path: Path, asked: Asked) -> Format:
 
 
 def opened(path: Path, format_: Format, asked: Asked) -> Reading:
-    """Its reader, which has not read yet. Raises UsageError for what goes with another format, or
-    is needed and was not said."""
-    _refuse_strangers(format_, asked)
+    """Its reader, which has not read yet. Raises UsageError for what is needed and was not said."""
     return _READERS[format_](path, asked)
 
 
@@ -94,37 +99,72 @@ def _faults(path: Path, asked: Asked) -> Reading:
             f"{path} counts days from a day 0 that it does not name: say it, as in"
             " --epoch 2024-03-30"
         )
-    try:
-        day = dt.datetime.fromisoformat(asked.epoch)
-    except ValueError as error:
-        raise UsageError(f"--epoch {asked.epoch}: say a date, as in 2024-03-30") from error
-    epoch = day if day.tzinfo else day.replace(tzinfo=asked.zone_info)
     return faults.read(
         path,
         faults.Cluster(
-            epoch_ns=round(epoch.timestamp()) * 10**9, name=asked.cluster, nodes=asked.nodes,
+            epoch_ns=_moment("--epoch", asked.epoch, asked), name=asked.cluster, nodes=asked.nodes,
             gpus_per_node=asked.gpus_per_node or 0,
         ),
     )  # fmt: skip
 
 
+def _moment(flag: str, text: str, asked: Asked) -> int:
+    """Unix nanoseconds. Raises UsageError."""
+    try:
+        when = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{flag} {text}: say a date or a time, as in 2024-03-30 or 2024-03-30T12:00:00+01:00"
+        ) from error
+    known = when if when.tzinfo else when.replace(tzinfo=asked.zone_info)
+    return round(known.timestamp()) * 10**9
+
+
+def _told(path: Path, asked: Asked) -> machines.Told:
+    return machines.Told(
+        cluster=asked.cluster, node=asked.node, zone=asked.zone_info,
+        taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
+        boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
+    )  # fmt: skip
+
+
+def _is_kernel(head: str) -> bool:
+    lines = head.splitlines()[:50]
+    return sum(known(line) for line in lines) * 2 > len(lines)
+
+
 _FITS: dict[Format, Callable[[str], bool]] = {
     "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
+    "dcgm": lambda head: any(f'"{root}"' in head for root in dcgm.ROOTS),
+    "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
+    "ipmi": lambda head: bool(_SEL.match(head)),
+    "kernel": _is_kernel,
 }
-_READERS: dict[Format, Callable[[Path, Asked], Reading]] = {"faults": _faults}
+_READERS: dict[Format, Callable[[Path, Asked], Reading]] = {
+    "faults": _faults,
+    "kernel": lambda path, asked: machines.kernel(path, _told(path, asked)),
+    "ipmi": lambda path, asked: machines.sel(path, _told(path, asked)),
+    "dcgm": lambda path, asked: machines.diagnosis(path, _told(path, asked)),
+    "nvidia-smi": lambda path, asked: machines.smi(path, _told(path, asked)),
+    "run": lambda path, asked: launched.read(path, asked.cluster),
+}
 # Which format each option is for; the others take it for a mistake.
 _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
     "mapping": ("--mapping", frozenset({"events", "jobs"})),
     "nodes": ("--nodes", frozenset({"faults"})),
     "gpus_per_node": ("--gpus-per-node", frozenset({"faults"})),
     "epoch": ("--epoch", frozenset({"faults"})),
+    "node": ("--node", frozenset({"kernel", "ipmi", "dcgm", "nvidia-smi"})),
+    "at": ("--at", frozenset({"kernel", "dcgm", "nvidia-smi"})),
+    "boot": ("--boot", frozenset({"kernel"})),
 }
 
 
-def _refuse_strangers(format_: Format, asked: Asked) -> None:
-    for key, (flag, formats) in _ONLY.items():
-        if getattr(asked, key) and format_ not in formats:
+def refuse_strangers(formats: Collection[Format], asked: Asked) -> None:
+    """Raises UsageError for what none of these logs can have."""
+    for key, (flag, fitting) in _ONLY.items():
+        if getattr(asked, key) and not fitting & set(formats):
             raise UsageError(
-                f"{flag} goes with {' and '.join(sorted(formats))}, not with {format_}; nothing"
-                " was read"
+                f"{flag} goes with {' or '.join(sorted(fitting))}, not with"
+                f" {' or '.join(sorted(formats))}; nothing was read"
             )

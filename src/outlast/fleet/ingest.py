@@ -14,7 +14,7 @@ import xxhash
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.anonymous import Names
-from outlast.fleet.formats import Asked, Format, format_of, opened
+from outlast.fleet.formats import Asked, Format, format_of, opened, refuse_strangers
 from outlast.fleet.lake import Source
 from outlast.fleet.readings import Part, Reading, Reject
 from outlast.fleet.tables import Name
@@ -64,6 +64,7 @@ def ingest(
     LakeError and StorageError; the lake is then as it was.
     """
     logs = [_log(path, asked, names) for path in paths]  # what cannot be read is refused at once
+    refuse_strangers({log.format for log in logs}, asked)
     with writing(lake) as writer:
         _refuse_other_names(writer, names)
         known = {source.digest: source for source in writer.manifest.sources}
@@ -136,7 +137,7 @@ def _read(
     source = Source(
         id=identity, name=name, format=reading.format, digest=log.digest,
         size_bytes=log.size_bytes, read_ns=read_ns, rows=totals.rows,
-        records=dict(totals.records), skipped=dict(totals.skipped),
+        records=dict(+totals.records), skipped=dict(+totals.skipped),
         rejects=names.reasons(totals.rejects) if names else dict(totals.rejects),
         since_ns=window.since_ns, until_ns=window.until_ns,
         odd={**totals.odd, **window.odd}, notes=() if names else tuple(totals.notes),

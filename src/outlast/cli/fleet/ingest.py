@@ -25,19 +25,22 @@ def ingest(
     *source: Path,
     as_: Annotated[Format | None, Parameter(name="--as")] = None,
     mapping: Path | None = None,
-    cluster: str = "",
-    zone: str = "",
-    node: str = "",
+    cluster: str | None = None,
+    zone: str | None = None,
+    node: str | None = None,
+    at: str | None = None,
+    boot: str | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
-    epoch: str = "",
+    epoch: str | None = None,
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
     """Read logs into a lake, from which the other commands answer.
 
-    Rows that cannot be read are counted and kept with their reason in LAKE/rejects. A log that was
-    read before changes nothing; if one log cannot be read, none is taken over.
+    What a log is, is seen from its content. Rows that cannot be read are kept
+    with their reason in LAKE/rejects. A log that was read before changes nothing;
+    if one of several cannot be read, none is taken over.
 
     Parameters
     ----------
@@ -55,6 +58,10 @@ def ingest(
         The time zone of times that have none, as in Europe/Paris; else UTC.
     node
         The node that a log is of, where it does not say so.
+    at
+        When the logs were taken, as in 2024-05-17T10:00; else as old as their files are.
+    boot
+        When the node was booted, for lines of a kernel that count seconds since then.
     nodes
         How many nodes the cluster has, for a trace of faults, which names those that had one.
     gpus_per_node
@@ -69,7 +76,10 @@ def ingest(
     """
     if not source:
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
-    asked = Asked(as_, mapping, cluster, zone, node, nodes, gpus_per_node, epoch)
+    asked = Asked(
+        as_, mapping, cluster or "", zone or "", node or "", nodes, gpus_per_node, epoch or "",
+        at or "", boot or "",
+    )  # fmt: skip
     names = None
     if anonymize:
         from outlast.fleet.anonymous import names_of

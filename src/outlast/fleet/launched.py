@@ -1,0 +1,137 @@
+"""Runs of `outlast run` as records: each launcher's life is an attempt of a job, each failure that
+somebody noticed a finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from outlast.errors import RunDirError, SourceError
+from outlast.events import (
+    REQUESTS,
+    AnyEvent,
+    Fault,
+    Noticed,
+    RunEnded,
+    WorkerLost,
+    WorkerSpawned,
+)
+from outlast.fleet import hosts
+from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.tables import NAMES, table
+from outlast.observe.accounting import Term, split_terms
+from outlast.observe.alive import life_of
+from outlast.observe.segments import Damage
+from outlast.observe.store import read_events
+from outlast.records import Finding, JobEnded, JobState, Record, Symptom
+
+CHECK = "outlast run"
+_STATES: dict[str, JobState] = {
+    "done": "COMPLETED", "user_error": "FAILED", "gave_up": "FAILED", "interrupted": "CANCELLED",
+}  # fmt: skip
+# What a fault's own words say; the first that fits. Else a fault tells of no part of a node.
+_WORDS: tuple[tuple[str, Symptom], ...] = (
+    (r"out of memory|oom", "oom"),
+    (r"ecc error|uncorrectable", "gpu-memory"),
+    (r"nvlink", "nvlink"),
+    (r"cuda error|cudnn|cublas", "gpu-driver"),
+    (r"nccl|collective", "nccl-timeout"),
+)
+_KINDS: dict[str, Symptom] = {"hung": "nccl-timeout", "storage": "filesystem"}
+
+
+def read(run_dir: Path, cluster: str = "") -> Reading:
+    """A rank is counted as a GPU. A run that goes on is RUNNING as of its last event; one whose
+    launcher died without a word has FAILED there, or NODE_FAIL where it lost its host."""
+    return Reading(str(run_dir), "run", lambda totals: _parts(run_dir, cluster, totals))
+
+
+def _parts(run_dir: Path, cluster: str, totals: Totals) -> Iterator[Part]:
+    rejects: list[Reject] = []
+
+    def damaged(damage: Damage) -> None:
+        totals.rows += 1
+        rejects.append(reject(str(run_dir), 0, "damaged bytes among the events", str(damage)))
+
+    try:
+        events = read_events(run_dir, damaged)
+        running = life_of(run_dir, events) == "running"
+        terms = split_terms(events, running=running)
+    except RunDirError as error:
+        raise SourceError(str(error)) from error
+    totals.rows += len(events)
+    if not running and terms[-1].ended is None and life_of(run_dir, events) == "unknown":
+        totals.notes.append("whether the run goes on cannot be told here; it counts as ended")
+    records: list[Record] = []
+    for number, term in enumerate(terms):
+        going_on = running and number == len(terms) - 1
+        findings = _findings(term, cluster)
+        records += [_job(term, number, cluster, going_on), *findings]
+    totals.skipped["events of no failure"] += len(events) - len(records)
+    of = {kind: [one for one in records if type(one) is kind] for kind in NAMES}
+    yield Part({NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects)
+
+
+def _job(term: Term, number: int, cluster: str, going_on: bool) -> JobEnded:
+    begun, ended = term.started, term.ended
+    cause = ended.cause if ended and ended.cause else None
+    where = sorted(_hosts(term.events).values())
+    return JobEnded(
+        t_ns=term.end_ns, cluster=cluster, job=begun.run, attempt=number,
+        name=PurePosixPath(begun.script).name, user="", account="", partition="", qos="",
+        state="RUNNING" if going_on else _state(ended, cause),
+        exit_code=ended.exit_code if ended else 0, signal=cause.signal if cause else 0,
+        submit_ns=begun.t_ns, eligible_ns=begun.t_ns, start_ns=begun.t_ns, nodes=len(set(where)),
+        gpus=begun.world, hosts=hosts.compress(where), excluded="",
+        failed_node=cause.host if cause else "", priority=0, restarts=number,
+    )  # fmt: skip
+
+
+def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:
+    if ended is None:
+        return "FAILED"
+    if ended.outcome == "gave_up" and cause and cause.kind == "agent_lost":
+        return "NODE_FAIL"
+    return _STATES.get(ended.outcome, "FAILED")
+
+
+def _findings(term: Term, cluster: str) -> list[Finding]:
+    """A fault that was noticed and then took its worker is one."""
+    known: set[tuple[str, str, int]] = set()
+    where = _hosts(term.events)
+    found: list[Finding] = []
+    for event in term.events:
+        if not isinstance(event, WorkerLost | Noticed) or event.fault.kind in REQUESTS:
+            continue
+        fault = event.fault
+        key = (fault.worker, fault.kind, fault.n)
+        if key in known:
+            continue
+        known.add(key)
+        found.append(
+            Finding(
+                t_ns=fault.t_ns or event.t_ns, cluster=cluster,
+                node=fault.host or where.get(fault.worker, ""), check=CHECK,
+                symptom=_symptom(fault), severity="now", code=fault.kind,
+                device=f"rank {fault.seat}" if fault.seat >= 0 else "", detail=fault.detail,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _symptom(fault: Fault) -> Symptom:
+    text = f"{fault.detail} {fault.traceback}".lower()
+    for words, symptom in _WORDS:
+        if re.search(words, text):
+            return symptom
+    return _KINDS.get(fault.kind, "other")
+
+
+def _hosts(events: Sequence[AnyEvent]) -> dict[str, str]:
+    """Of each worker that says one."""
+    return {
+        event.worker: event.host
+        for event in events
+        if isinstance(event, WorkerSpawned) and event.host
+    }

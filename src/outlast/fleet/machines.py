@@ -1,0 +1,119 @@
+"""What machines say of themselves (kernel logs, diagnostics, event logs), read into findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import tzinfo
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from outlast.errors import SourceError
+from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.tables import table
+from outlast.records import Finding
+from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
+from outlast.symptoms.unread import Reading as Said
+
+BYTES_MAX = 256 << 20  # of an answer that is read whole
+NO_NODE = "it does not say which node it is of: say it with --node"
+_PART = 50_000
+
+
+class Told(NamedTuple):
+    """What such a log does not say of itself. `taken_ns`: when it was taken."""
+
+    cluster: str
+    node: str
+    zone: tzinfo
+    taken_ns: int
+    boot_ns: int | None = None
+
+
+def kernel(path: Path, told: Told) -> Reading:
+    """dmesg, a journal or a syslog, or the fabric manager's log, line by line."""
+    return _lines(path, "kernel", lambda lines: kernel_log.findings(
+        lines, cluster=told.cluster, node=told.node, boot_ns=told.boot_ns, read_ns=told.taken_ns,
+        zone=told.zone,
+    ))  # fmt: skip
+
+
+def sel(path: Path, told: Told) -> Reading:
+    """`ipmitool sel list`, line by line."""
+    return _lines(path, "ipmi", lambda lines: ipmi.findings(
+        lines, cluster=told.cluster, node=told.node, zone=told.zone
+    ))  # fmt: skip
+
+
+def diagnosis(path: Path, told: Told) -> Reading:
+    """`dcgmi diag -j`, one answer."""
+    return _whole(path, "dcgm", lambda text: dcgm.findings(
+        text, cluster=told.cluster, node=told.node, t_ns=told.taken_ns
+    ))  # fmt: skip
+
+
+def smi(path: Path, told: Told) -> Reading:
+    """`nvidia-smi`, as CSV or XML, one answer."""
+    return _whole(path, "nvidia-smi", lambda text: nvidia_smi.findings(
+        text, cluster=told.cluster, node=told.node, t_ns=told.taken_ns, zone=told.zone
+    ))  # fmt: skip
+
+
+def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]]) -> Reading:
+    """Every line is a row; one that says nothing of trouble is left out."""
+
+    def parts(totals: Totals) -> Iterator[Part]:
+        def counted() -> Iterator[str]:
+            with _opening(path), path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    totals.rows += 1
+                    yield line
+
+        said = read(counted())
+        told_of, done = 0, False
+        while not done:
+            some = list(islice(said, _PART))
+            done = len(some) < _PART
+            told_of += len(some)
+            if done:
+                totals.skipped["ordinary lines"] += totals.rows - told_of
+            yield _part(path, some)
+
+    return Reading(str(path), format_, parts)
+
+
+def _whole(path: Path, format_: str, read: Callable[[str], Iterator[Said]]) -> Reading:
+    """Every finding is a row, as such an answer has no others."""
+
+    def parts(totals: Totals) -> Iterator[Part]:
+        with _opening(path):
+            if path.stat().st_size > BYTES_MAX:
+                raise SourceError(f"{path} has over {BYTES_MAX >> 20} MiB, too much for {format_}")
+            text = path.read_text(encoding="utf-8", errors="replace")
+        some = list(read(text))
+        totals.rows += len(some)
+        yield _part(path, some)
+
+    return Reading(str(path), format_, parts)
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _part(path: Path, said: Iterable[Said]) -> Part:
+    findings: list[Finding] = []
+    rejects: list[Reject] = []
+    for one in said:
+        if not isinstance(one, Finding):
+            rejects.append(reject(str(path), one.line, one.reason, one.text))
+        elif not one.node:
+            rejects.append(reject(str(path), 0, NO_NODE, one.detail))
+        else:
+            findings.append(one)
+    return Part({"findings": table(Finding, findings)}, rejects)
