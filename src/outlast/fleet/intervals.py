@@ -5,13 +5,16 @@ Failures are taken as a Poisson process here; `outlast.fleet.bootstrap` is for t
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import polars as pl
 
 from outlast.theory import gamma
 
 TAIL = 0.05  # on either side of a 90 % interval
+Z_90 = 1.6448536269514722  # of a normal distribution
 CONVENTION = "Gamma(failures + 1/2, exposure), Jeffreys' posterior of a Poisson rate"
 
 
@@ -46,3 +49,20 @@ def with_rates(frame: pl.DataFrame, failures: str, exposure: str, name: str) -> 
         (pl.col(failures) / over).alias(name),
         *(pl.Series(end, values, pl.Float64) / over for end, values in ends.items()),
     )
+
+
+class Share(NamedTuple):
+    """(count + 1/2) / (of + 1), Jeffreys' posterior mean, which is never 0 or 1; and Wilson's 90 %
+    interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def share(count: int, of: int) -> Share:
+    """Of `of` independent ones, of > 0 (Wilson 1927; Brown, Cai and DasGupta 2001 compare it)."""
+    seen, square = count / of, Z_90**2 / of
+    middle = (seen + square / 2) / (1 + square)
+    half = Z_90 / (1 + square) * math.sqrt(seen * (1 - seen) / of + square / 4 / of)
+    return Share((count + 0.5) / (of + 1), max(0.0, middle - half), min(1.0, middle + half))

@@ -1,0 +1,86 @@
+"""`outlast fleet fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast.cli.stream import Printer, as_json, say, write
+from outlast.errors import EXIT_DONE
+from outlast.fleet.fit import Fit
+from outlast.fleet.fit import fit as fitted
+from outlast.fleet.lake import Lake
+from outlast.fleet.rates_file import Source, digest, put, text
+from outlast.fleet.window import window
+
+
+def fit(
+    lake: Path,
+    /,
+    *,
+    out: Path | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    json: bool = False,
+) -> int:
+    """Measure failure rates, shares and repairs for `outlast plan --rates`.
+
+    Each figure has its 90 % interval, what it was counted from, and where it is
+    from. Without --out the file goes to stdout.
+
+    Parameters
+    ----------
+    lake
+        What `outlast fleet ingest` made.
+    out
+        The file of rates to write; there must be none yet.
+    since
+        From this day or time on, as in 2024-05-01; UTC where it has no zone.
+    until
+        Up to, not including, this day or time.
+    json
+        One JSON object to stdout.
+    """
+    opened = Lake.open(lake)
+    if out:
+        put(out, None)
+    with Printer(stderr=True).status("measuring"):
+        found = fitted(window(opened, since, until))
+    told = text(found, Source(str(lake), digest(lake)))
+    if out:
+        put(out, told)
+    if json:
+        as_json(found)
+    elif out:
+        _show(found, out)
+    else:
+        write(told)
+    return EXIT_DONE
+
+
+def _show(found: Fit, out: Path) -> None:
+    rate = found.rate
+    gpu_hours = 3600 * rate.per_gpu_second
+    say(
+        f"{rate.per_1000_node_days:.2f} failures in 1000 node-days: {rate.failures:,} in"
+        f" {rate.node_days:,.0f} of {rate.basis}"
+    )
+    say(
+        f"{gpu_hours:.3g} a GPU-hour, {3600 * rate.low_per_gpu_second:.3g} to"
+        f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as sure as"
+        f" {rate.weight_failures:.3g} such failures"
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "figure", "90 %", "of", ""):
+        table.add_column(name, justify="left" if name == "" else "right")
+    for key, one in found.measured.items():
+        band = "" if one.low is None or one.high is None else f"{one.low:.3g} to {one.high:.3g}"
+        table.add_row(key, f"{one.value:.4g}", band, f"{one.count:,}", one.said)
+    if found.measured:
+        say(table)
+    for note in found.notes:
+        say(Text(f"note: {note}", "yellow"))
+    say(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")

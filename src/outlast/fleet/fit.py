@@ -1,0 +1,233 @@
+"""What was measured on a cluster, for `outlast plan --rates`: docs/fleet.md has the file."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from outlast.errors import LakeError
+from outlast.fleet.aftermath import aftermath
+from outlast.fleet.attribution import Attributed, attribute
+from outlast.fleet.blame import at_fault
+from outlast.fleet.exposure import DAY_S, NODE_GPUS
+from outlast.fleet.intervals import garwood, jeffreys, share
+from outlast.fleet.job_runs import attempts as attempts_of_runs
+from outlast.fleet.lemons import lemons
+from outlast.fleet.mttf import LARGE_GPUS, failure_rate
+from outlast.fleet.outages import outage_rate, repair_time
+from outlast.fleet.rates import ALL, by_cause
+from outlast.fleet.tables import DAY_NS, Tables
+
+ENOUGH = 10  # failures: below, more jobs are looked at
+WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+LEMONS_LEAST = 0.05  # by which lemons raise the fleet's rate where they are worth naming
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures by GPU-second of running. `basis`: whose. `low`, `high`: 90 % of independent ones;
+    `weight_failures`: as many of these would tell as much (failures over dispersion)."""
+
+    basis: str
+    failures: int
+    node_days: float
+    per_gpu_second: float
+    low_per_gpu_second: float
+    high_per_gpu_second: float
+    per_1000_node_days: float
+    dispersion: float | None
+    weight_failures: float
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure in SI units, with its 90 % interval and how many it was counted from."""
+
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+    said: str
+
+
+class Cause(msgspec.Struct, frozen=True):
+    cause: str
+    failures: int
+    share: float
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """`scenario`: fields of `outlast plan`, as it takes them. `measured`: these and what it has no
+    field for. `notes`: what could not be told, and why."""
+
+    since_ns: int
+    until_ns: int
+    node_gpus: int
+    rate: Rate
+    scenario: dict[str, str | int | float]
+    measured: dict[str, Measured]
+    causes: list[Cause]
+    notes: list[str]
+
+
+def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
+    """Raises LakeError where nothing ran and nothing failed in the window."""
+    found = attribute(tables)
+    notes: list[str] = []
+    node_gpus = _node_gpus(tables, notes)
+    rate, size = _rate(tables, found, above_gpus, node_gpus, notes)
+    measured = _repair(tables, notes)
+    measured |= _shares(tables, found, size, notes)
+    measured |= _lemons(tables, found)
+    scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
+    for key, one in measured.items():
+        scenario[key] = f"{max(1, round(one.value))}s" if key == "repair" else round(one.value, 6)
+    told = by_cause(tables, found).filter(pl.col("cause") != ALL)
+    return Fit(
+        since_ns=tables.since_ns,
+        until_ns=tables.until_ns,
+        node_gpus=node_gpus,
+        rate=rate,
+        scenario=scenario,
+        measured=measured | _queue(tables, found),
+        causes=[Cause(*row) for row in told.select("cause", "failures", "share").iter_rows()],
+        notes=notes,
+    )
+
+
+def _rate(
+    tables: Tables, found: Attributed, above_gpus: int, node_gpus: int, notes: list[str]
+) -> tuple[Rate, int]:
+    """r_f; where hardly anything of that size failed, of all jobs on GPUs, or of outages. And the
+    size of the jobs above which it is."""
+    for above in (above_gpus, 0):
+        one = failure_rate(tables, found, above_gpus=above)
+        if one.node_days and (one.failures >= ENOUGH or not above):
+            break
+        notes.append(
+            f"jobs above {above:,} GPUs had {one.failures} failures in {one.node_days:,.0f}"
+            f" node-days, fewer than {ENOUGH}: the rate is of all jobs on GPUs"
+        )
+    if one.node_days and (one.failures or not _count(tables.outages)):
+        basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"
+        gpu_days = one.gpu_days
+        told = _told(basis, one.failures, one.node_days, gpu_days, one.dispersion, one.sure_as)
+        return told, above
+    away = outage_rate(tables)
+    if not away.node_days or not away.outages:
+        raise LakeError("no job ran on GPUs and no node went away in that time: nothing to measure")
+    notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
+    widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
+    gpu_days = away.node_days * node_gpus
+    told = _told("outages", away.outages, away.node_days, gpu_days, widest, away.sure_as)
+    return told, above
+
+
+def _told(
+    basis: str, failures: int, node_days: float, gpu_days: float, dispersion: float | None,
+    weight: float,
+) -> Rate:  # fmt: skip
+    """Without a failure the rate is that of half a failure: below the upper end, and not 0."""
+    gpu_s, (low, high) = gpu_days * DAY_S, jeffreys(failures)
+    return Rate(
+        basis=basis,
+        failures=failures,
+        node_days=node_days,
+        per_gpu_second=max(failures, 0.5) / gpu_s,
+        low_per_gpu_second=low / gpu_s,
+        high_per_gpu_second=high / gpu_s,
+        per_1000_node_days=1000 * failures / node_days,
+        dispersion=dispersion,
+        weight_failures=min(max(weight, WEIGHT_LEAST), WEIGHT_MOST),
+    )
+
+
+def _node_gpus(tables: Tables, notes: list[str]) -> int:
+    """What most nodes have; else what jobs on several nodes have on each; else 8."""
+    said = tables.nodes.filter(pl.col("gpus") > 0).select("gpus")
+    held = tables.jobs.filter(pl.col("nodes") > 1, pl.col("gpus") % pl.col("nodes") == 0)
+    used = held.filter(pl.col("gpus") > 0).select(gpus=pl.col("gpus") // pl.col("nodes"))
+    for each in (said, used):
+        found = each.group_by("gpus").len().sort("len", "gpus").collect()
+        if len(found):
+            return int(found["gpus"][-1])
+    notes.append(f"nobody says how many GPUs a node has: {NODE_GPUS} are assumed")
+    return NODE_GPUS
+
+
+def _repair(tables: Tables, notes: list[str]) -> dict[str, Measured]:
+    found = repair_time(tables)
+    if found.mean_s is None:
+        notes.append("no outage ended: how long repairs take is not known")
+        return {}
+    said = (
+        f"mean time until a node is back, in seconds; {found.open} that last are in it for as long"
+        f" as they are known; half are back after {found.median_s:,.0f}"
+    )
+    return {
+        "repair": Measured(
+            value=found.mean_s, low=found.low_s, high=found.high_s, count=found.ended, said=said
+        )
+    }
+
+
+def _shares(
+    tables: Tables, found: Attributed, above_gpus: int, notes: list[str]
+) -> dict[str, Measured]:
+    if not _count(tables.outages):
+        notes.append("no outages are known: whether failures take a node cannot be told")
+        return {}
+    left = aftermath(tables, found, above_gpus=above_gpus)
+    if not left.failures:
+        notes.append("no failures of jobs: whether they take a node cannot be told")
+        return {}
+    said = {
+        "transient": (left.went_on, "share of failures after which no blamed node was away"),
+        "fatal": (left.wide, "share of failures that took half of the job's nodes or more"),
+    }
+    return {
+        key: Measured(**share(count, left.failures)._asdict(), count=count, said=text)
+        for key, (count, text) in said.items()
+    }
+
+
+def _lemons(tables: Tables, found: Attributed) -> dict[str, Measured]:
+    """Where some are certain and raise the rate of the fleet by LEMONS_LEAST or more."""
+    days = (tables.until_ns - tables.since_ns) / DAY_NS
+    if not len(found.failures):
+        return {}
+    nodes = lemons(tables, at_fault(found), days=days, history_days=days)
+    bad = nodes.filter("lemon")
+    failed, expected = float(bad["failures"].sum()), float(bad["expected"].sum())
+    if not len(bad) or not expected or len(bad) / len(nodes) * (failed / expected) < LEMONS_LEAST:
+        return {}
+    bounds = share(len(bad), len(nodes))
+    low, high = (end / expected for end in garwood(round(failed)))
+    return {
+        "lemons": Measured(
+            value=len(bad) / len(nodes), low=bounds.low, high=bounds.high, count=len(bad),
+            said="share of nodes that fail more often than chance explains",
+        ),
+        "lemon-factor": Measured(
+            value=failed / expected, low=low, high=high, count=round(failed),
+            said="how many times as often as the others; those found are the worst ones",
+        ),
+    }  # fmt: skip
+
+
+def _queue(tables: Tables, found: Attributed) -> dict[str, Measured]:
+    """For `outlast plan ettr --queue`: no field of a scenario."""
+    runs = attempts_of_runs(tables, found.failures.lazy().select("cluster", "job", "attempt"))
+    after = pl.col("infra").shift(1) & (pl.col("run") == pl.col("run").shift(1))
+    waits = runs.filter(after, pl.col("start_ns").is_not_null())["wait_s"]
+    if not len(waits):
+        return {}
+    ends = [waits.quantile(at, "linear") for at in (0.05, 0.5, 0.95)]
+    said = (
+        f"mean seconds that a job waited after a failure before it ran again; half waited less than"
+        f" {ends[1]:,.0f}; low and high are the 5 % and 95 % quantiles of waits, not of their mean"
+    )
+    mean = float(waits.to_numpy().mean())
+    return {"queue": Measured(value=mean, low=ends[0], high=ends[2], count=len(waits), said=said)}
+
+
+def _count(frame: pl.LazyFrame) -> int:
+    return int(frame.select(pl.len()).collect().item())

@@ -1,0 +1,144 @@
+"""A file of rates: what `fit` measured, as TOML that `outlast plan --rates` takes and people read.
+
+docs/fleet.md has the format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from outlast import __version__
+from outlast.drafts import draft_of, refuse_existing, sync
+from outlast.errors import LakeError, StorageError, UsageError
+from outlast.fleet.attribution import AFTER_S, BEFORE_S
+from outlast.fleet.fit import Fit
+from outlast.fleet.intervals import CONVENTION
+from outlast.fleet.lake import MANIFEST, said
+
+FORMAT, VERSION = "outlast-rates", 1
+Value = str | int | float
+
+
+class Source(NamedTuple):
+    """Where figures are from. `digest`: of the lake's list of files."""
+
+    lake: str
+    digest: str
+
+
+def text(found: Fit, source: Source) -> str:
+    """The whole file."""
+    span = f"{said(found.since_ns)} to {said(found.until_ns)}"
+    return "\n".join([
+        "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
+        "# [scenario], and what is said to it goes before them. The rest is for people.",
+        *_lines({"format": FORMAT, "version": VERSION, "name": source.lake}),
+        *_table("failures", _failures(found, span)),
+        *_table("scenario", found.scenario),
+        *(
+            line
+            for key, one in found.measured.items()
+            for line in _table(
+                f"measured.{key}",
+                {"value": one.value, "low": one.low, "high": one.high, "count": one.count,
+                 "said": one.said},
+            )
+        ),
+        *_table("causes", {one.cause: round(one.share, 6) for one in found.causes}),
+        *_table("provenance", _provenance(found, source, span)),
+        "",
+    ])  # fmt: skip
+
+
+def _failures(found: Fit, span: str) -> dict[str, Value | None]:
+    rate = found.rate
+    return {
+        "per_gpu_second": rate.per_gpu_second,
+        "low_per_gpu_second": rate.low_per_gpu_second,
+        "high_per_gpu_second": rate.high_per_gpu_second,
+        "per_1000_node_days": rate.per_1000_node_days,
+        "weight_failures": rate.weight_failures,
+        "failures": rate.failures,
+        "node_days": rate.node_days,
+        "dispersion": rate.dispersion,
+        "source": f"{rate.failures:,} failures in {rate.node_days:,.0f} node-days of {rate.basis},"
+        f" {span}",
+    }
+
+
+def _provenance(found: Fit, source: Source, span: str) -> dict[str, Value | None]:
+    return {
+        "lake": source.lake,
+        "digest": source.digest,
+        "window": span,
+        "outlast": __version__,
+        "failure": "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the"
+        f" job from {BEFORE_S} s before its end to {AFTER_S} s after it",
+        "interval": f"90 %, of {CONVENTION}",
+        "weight_failures": "failures over dispersion, the larger one by job runs or by days",
+        "notes": "; ".join(found.notes),
+    }
+
+
+def _table(name: str, values: Mapping[str, Value | None]) -> Iterator[str]:
+    yield ""
+    yield f"[{name}]"
+    yield from _lines(values)
+
+
+def _lines(values: Mapping[str, Value | None]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None:
+            name = (
+                key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else None
+            )
+            yield f"{name or _quoted(key)} = {_value(value)}"
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    return repr(value)
+
+
+def _quoted(value: str) -> str:
+    """A basic string of TOML, which is JSON's but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def digest(lake: Path) -> str:
+    """Of the lake's list of files, which names each with its rows: another one is another lake.
+    Raises LakeError."""
+    try:
+        return xxhash.xxh3_128_hexdigest((lake / MANIFEST).read_bytes())
+    except OSError as error:
+        raise LakeError(f"{lake / MANIFEST} cannot be read: {error.strerror}") from error
+
+
+def put(path: Path, told: str | None) -> None:
+    """Write a file that was not there, whole or not at all; None: only see that it could be. Raises
+    UsageError, StorageError."""
+    refuse_existing(path)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
+    if told is None:
+        return
+    draft = draft_of(path.absolute())
+    try:
+        try:
+            draft.write_text(told, encoding="utf-8")
+            sync(draft)
+            draft.rename(path)
+        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
+            draft.unlink(missing_ok=True)
+            raise
+        sync(path.absolute().parent)
+    except OSError as error:
+        raise StorageError(
+            f"{path} could not be written: {error.strerror}; nothing was kept of it"
+        ) from error

@@ -1,0 +1,51 @@
+"""The part of a lake that a question is about, as `--since` and `--until` say it."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from outlast.errors import UsageError
+from outlast.fleet.lake import Lake
+from outlast.fleet.tables import DAY_NS, Tables
+
+LONGEST_DAYS = 30  # of a job: one that ends so long after the window may have run in it
+
+
+def window(lake: Lake, since: str | None = None, until: str | None = None) -> Tables:
+    """Records from `since` up to, not including, `until` (dates or times, UTC where they say no
+    zone); by default the time that jobs are known of, or where there are none, other events.
+
+    Jobs that end up to LONGEST_DAYS after the window are there as well: they ran in it, and time
+    in which nothing failed counts (`exposure.attempts`). Raises UsageError, LakeError.
+    """
+    first, last = _known(lake)
+    since_ns = first if since is None else moment("--since", since)
+    until_ns = last if until is None else moment("--until", until)
+    if since_ns >= until_ns:
+        raise UsageError(f"--since {since} is not before --until {until}: no time is between them")
+    longer = until_ns + LONGEST_DAYS * DAY_NS
+    lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
+    return lake.tables(since_ns, longer)._replace(until_ns=until_ns)
+
+
+def moment(flag: str, text: str) -> int:
+    """Nanoseconds since 1970. Raises UsageError, which names the flag."""
+    try:
+        when = dt.datetime.fromisoformat(text)
+        at = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+        since_1970 = at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{flag} {text}: say a date or a time, as in 2024-05-01 or 2024-05-01T12:00+02:00"
+        ) from error
+    return since_1970 // dt.timedelta(microseconds=1) * 1000
+
+
+def _known(lake: Lake) -> tuple[int, int]:
+    """What a node was called when it was bought says nothing of when jobs are known."""
+    parts = lake.manifest.parts
+    for kinds in (("jobs",), ("outages", "findings", "repairs"), ("nodes", "checks")):
+        found = [part for part in parts if part.kind in kinds]
+        if found:
+            return min(one.first_ns for one in found), max(one.last_ns for one in found) + 1
+    return lake.since_ns, lake.until_ns

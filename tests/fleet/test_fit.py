@@ -1,0 +1,160 @@
+"""What was measured on a cluster goes into plans, and what could not be measured is said."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
+from tests.fleet.poisson_jobs import poisson_jobs
+
+from outlast.cli.main import main
+from outlast.errors import LakeError, UsageError
+from outlast.fleet import synth
+from outlast.fleet.fit import fit
+from outlast.fleet.intervals import share
+from outlast.fleet.lake import Lake
+from outlast.fleet.rates_file import Source, put, text
+from outlast.fleet.window import moment, window
+from outlast.plan.scenario import scenario_of
+from outlast.records import NodeSeen, Outage
+
+SOURCE = Source('a "lake"\x7f', "d1")
+
+
+def outage(node: str, *, at: float, hours: float | None) -> Outage:
+    begun = T0 + round(at * HOUR)
+    until = None if hours is None else begun + round(hours * HOUR)
+    return Outage(t_ns=begun, cluster="c", node=node, until_ns=until, symptom="other", detail="")
+
+
+def large(name: str, **more: object):
+    return job(name, gpus=256, nodes=32, hosts="n[1-32]", **more)
+
+
+def test_a_plan_takes_what_was_measured_on_a_synthetic_cluster(tmp_path: Path) -> None:
+    tables, truth = synth.cluster("rsc1", 14, seed=3, nodes=512)
+    found = fit(tables)
+    assert found.rate.basis == "jobs above 128 GPUs" and found.rate.failures >= 10
+    path = tmp_path / "rates.toml"
+    put(path, text(found, SOURCE))
+    told = scenario_of({"gpus": "1024", "rates": str(path)})
+    assert told.failures.name == SOURCE.lake
+    assert told.failures.per_gpu_s == pytest.approx(
+        found.rate.per_1000_node_days / 1000 / 86_400 / 8
+    )
+    assert told.failures.weight_failures <= found.rate.failures
+    assert told.failures.at(0.01) < truth.r_f_counted / 86_400 / 8 < told.failures.at(0.99)
+    assert told.gpus_per_node == 8 and told.repair_s > 600
+    assert told.transient + told.fatal < 0.5
+    shares = tomllib.loads(path.read_text())["causes"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+
+
+def test_what_failures_took_follows_from_outages() -> None:
+    """Three failures: of one node that went away, of one that did not, of half of all nodes."""
+    found = fit(
+        cluster(
+            large("1", end=24, hours=24, state="NODE_FAIL", failed_node="n1"),
+            large("2", end=48, hours=24, state="NODE_FAIL", failed_node="n2"),
+            large("3", end=72, hours=24, state="NODE_FAIL", failed_node="n1"),
+            outage("n1", at=24.01, hours=10),
+            outage("n2", at=120, hours=20),  # long after
+            *(outage(f"n{nth}", at=72, hours=None) for nth in range(1, 17)),
+        )
+    )
+    assert found.rate.basis == "all jobs on GPUs" and "fewer than 10" in found.notes[0]
+    assert found.measured["transient"].count == found.measured["fatal"].count == 1
+    assert found.measured["transient"].value == pytest.approx(1.5 / 4)
+    assert found.scenario["repair"] == f"{round((10 + 20 + 16 * 168) / 2 * 3600)}s"
+
+
+def test_without_jobs_the_rate_is_of_outages() -> None:
+    nodes = [
+        NodeSeen(t_ns=T0, cluster="c", node=f"n{nth}", kind="", gpus=4, rack="", pod="")
+        for nth in range(20)
+    ]
+    found = fit(cluster(*nodes, *(outage(f"n{nth}", at=nth, hours=6) for nth in range(4))))
+    assert (found.rate.basis, found.rate.failures, found.node_gpus) == ("outages", 4, 4)
+    assert found.rate.node_days == pytest.approx(200 - 1)
+    assert found.rate.per_gpu_second == pytest.approx(4 / 199 / 4 / 86_400)
+    assert "transient" not in found.scenario and "queue" not in found.measured
+
+
+def test_no_failure_at_all_is_half_of_one() -> None:
+    found = fit(poisson_jobs(2, per_1000_node_days=1e-6, jobs=100))
+    assert (found.rate.failures, found.rate.weight_failures) == (0, 0.5)
+    assert found.rate.per_gpu_second == pytest.approx(0.5 / found.rate.node_days / 8 / 86_400)
+    assert found.rate.low_per_gpu_second < found.rate.per_gpu_second
+    assert any("no outages are known" in note for note in found.notes)
+
+
+def test_nothing_is_nothing_to_measure() -> None:
+    with pytest.raises(LakeError, match="nothing to measure"):
+        fit(cluster())
+    with pytest.raises(LakeError, match="nothing to measure"):
+        fit(cluster(job(gpus=0), finding()))
+
+
+def test_a_share_is_never_certain() -> None:
+    assert share(0, 9) == (0.05, 0.0, pytest.approx(0.231, abs=1e-3))
+    assert share(9, 9).value < 1 and share(9, 9).high == pytest.approx(1)
+
+
+def test_times_of_a_window() -> None:
+    assert moment("--since", "2024-05-01") == 1_714_521_600 * 10**9
+    assert moment("--since", "2024-05-01T02:00+02:00") == 1_714_521_600 * 10**9
+    for text_ in ("yesterday", "2024-13-01", ""):
+        with pytest.raises(UsageError, match=f"--since {text_}"):
+            moment("--since", text_)
+
+
+SACCT = "JobID|User|JobName|State|Submit|Start|End|NNodes|NodeList|AllocTRES\n" + "".join(
+    f"{nth}|u|train|{state}|2024-05-{day:02d}T00:00:00|2024-05-{day:02d}T00:00:00|"
+    f"2024-05-{day:02d}T20:00:00|32|n[01-32]|billing=1,gres/gpu=256,node=32\n"
+    for nth, (day, state) in enumerate([(1, "COMPLETED"), (2, "NODE_FAIL"), (3, "COMPLETED")])
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    log = tmp_path / "sacct.txt"
+    log.write_text(SACCT)
+    made = tmp_path / "lake"
+    assert main(["fleet", "ingest", str(made), str(log)]) == 0
+    capsys.readouterr()
+    return made
+
+
+def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rates.toml"
+    assert main(["fleet", "fit", str(lake), "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rate"]["failures"] == 1
+    assert main(["plan", "ettr", "--gpus", "1024", "--rates", str(out), "--json"]) == 0
+    assert str(lake) in json.loads(capsys.readouterr().out)["failures"]
+    provenance = tomllib.loads(out.read_text())["provenance"]
+    assert len(provenance["digest"]) == 32 and provenance["lake"] == str(lake)
+    assert main(["fleet", "fit", str(lake)]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["failures"]["failures"] == 1
+    assert main(["fleet", "fit", str(lake), "--out", str(out)]) == 2  # overwrites nothing
+    assert "is there already" in capsys.readouterr().err
+    assert main(["fleet", "fit", str(lake), "--out", str(tmp_path / "no" / "such")]) == 2
+    assert main(["fleet", "fit", str(tmp_path)]) == 1
+    assert "is no lake" in capsys.readouterr().err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["lake", "rates.toml", "sacct.txt"]
+
+
+def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
+    opened = Lake.open(lake)
+    whole = fit(window(opened))
+    assert whole.until_ns - whole.since_ns == 2 * DAY_NS + 1  # from the first end to the last
+    half = fit(window(opened, "2024-05-02", "2024-05-03T10:00"))
+    assert half.rate.failures == 1
+    assert half.rate.node_days == pytest.approx(32 * 30 / 24)
+    with pytest.raises(LakeError, match="has nothing from"):
+        window(opened, "2020-01-01", "2020-02-01")
+    with pytest.raises(UsageError, match="is not before"):
+        window(opened, "2024-05-03", "2024-05-02")
