@@ -117,7 +117,7 @@ def _judged(sensor: str, event: str) -> tuple[Symptom, Severity] | None:
 def _time(day: str, time: str, zone: tzinfo) -> int:
     """04/12/2023 is 12 April. Entries from before the controller knew the time have none."""
     found = _compiled(r"(\d\d)/(\d\d)/(\d{4}|\d\d)").fullmatch(day)
-    clock = _compiled(r"(\d\d:\d\d:\d\d)(?: (?:(AM|PM)|([A-Z]{1,5})))?").fullmatch(time)
+    clock = _compiled(r"(\d\d:\d\d:\d\d)(?: (AM|PM))?(?: ([A-Z]{1,5}))?").fullmatch(time)
     if not found or not clock:
         raise UnplacedError("the controller did not know the time")
     month, date, year = (int(part) for part in found.groups())

@@ -39,18 +39,13 @@ class Taken(NamedTuple):
 def taken(text: str, *, t_ns: int, zone: tzinfo = UTC) -> Taken:
     """Either form, known by its beginning. `t_ns`: when it was taken, for samples that do not say
     so themselves; `zone`: that of their own times."""
-    failures: list[tuple[Symptom, str]] = [
-        (symptom, cut(line))
-        for line in text[:TEXT_MAX].splitlines()
-        for words, symptom in FAILURES.items()
-        if words in line
-    ]
     if len(text) > TEXT_MAX:
-        return Taken([], failures, [Unread(0, f"longer than {TEXT_MAX:,} characters", "")])
-    if "<nvidia_smi_log" in text:
-        samples, unread = xml_samples(text, t_ns, zone)
-    else:
-        samples, unread = _csv(text, t_ns, zone)
+        return Taken([], [], [Unread(0, f"longer than {TEXT_MAX:,} characters", "")])
+    before, root, _ = text.partition("<nvidia_smi_log")
+    if not root:
+        return _csv(text, t_ns, zone)
+    failures = [failure for failure in map(_failure, before.split("\n")) if failure]
+    samples, unread = xml_samples(text, t_ns, zone)
     return Taken(samples, failures, unread)
 
 
@@ -82,13 +77,26 @@ def findings(
     )
 
 
-def _csv(text: str, t_ns: int, zone: tzinfo) -> tuple[list[GpuSample], list[Unread]]:
+def _failure(line: str) -> tuple[Symptom, str] | None:
+    """What nvidia-smi says in place of an answer."""
+    for words, symptom in FAILURES.items():
+        if words in line:
+            return symptom, cut(line)
+    return None
+
+
+def _csv(text: str, t_ns: int, zone: tzinfo) -> Taken:
     samples: list[GpuSample] = []
+    failures: list[tuple[Symptom, str]] = []
     unread: list[Unread] = []
     header: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line.split(",")]
-        if not line.strip() or any(words in line for words in FAILURES):
+        if not line.strip():
+            continue
+        failure = _failure(line)
+        if failure and len(cells) != len(header):
+            failures.append(failure)
             continue
         names = [cell.partition(" [")[0] for cell in cells]
         if any(name in COLUMNS for name in names) or names[0] == "timestamp":
@@ -102,7 +110,7 @@ def _csv(text: str, t_ns: int, zone: tzinfo) -> tuple[list[GpuSample], list[Unre
             said = dict(zip(header, cells, strict=True))
             at_ns = _time(said.pop("timestamp", ""), t_ns, zone)
             samples.append(sample(said, COLUMNS, at_ns, {}))
-    return samples, unread
+    return Taken(samples, failures, unread)
 
 
 @cache
