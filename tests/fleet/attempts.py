@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 from msgspec.structs import replace
 
-from outlast.fleet.tables import DAY_NS, Tables, tables
+from outlast.fleet.tables import DAY_NS, NAMES, Tables, tables
+from outlast.fleet.writing import writing
 from outlast.records import JobEnded, Record
 
 T0_NS = 20_000 * DAY_NS
@@ -45,3 +47,13 @@ def failed(*keys: tuple[str, int]) -> pl.LazyFrame:
     rows = [("c", job, number) for job, number in keys]
     schema = {"cluster": pl.String, "job": pl.String, "attempt": pl.Int64}
     return pl.LazyFrame(rows, schema=schema, orient="row")
+
+
+def put(path: Path, made: Tables) -> None:
+    """A lake with these records."""
+    with writing(path) as writer:
+        for name in NAMES.values():
+            frame = getattr(made, name).collect()
+            if len(frame):
+                writer.add(name, frame)
+        writer.commit([], "")

@@ -1,0 +1,190 @@
+"""`outlast fleet lemons`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast import amounts
+from outlast.cli.plan.running import progress
+from outlast.cli.stream import as_json, say
+from outlast.errors import EXIT_DONE, UsageError
+
+if TYPE_CHECKING:
+    from outlast.fleet.drain_list import Drain
+
+DAY_NS = 86_400 * 10**9
+SHORT = {
+    "excl_jobid_count": "excluded by {} jobs", "xid_cnt": "{} XIDs", "tickets": "{} tickets",
+    "out_count": "out {} times", "multi_node_nodefails": "{} multi-node failures",
+    "single_node_nodefails": "{} single-node failures",
+}  # fmt: skip
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """`ranking`: as `outlast.fleet.lemons.lemons` has it, times in Unix ns."""
+
+    since_ns: int
+    until_ns: int
+    nodes: int
+    lemons: int
+    failures: int
+    without_node: int  # failures for which no one node is to blame
+    ranking: list[dict[str, Any]]
+    drain: list[str]
+    not_drained: list[str]
+    unsafe: list[str]
+
+
+def lemons(
+    lake: Path,
+    /,
+    *,
+    days: float = 28.0,
+    history_days: float = 112.0,
+    until: str | None = None,
+    fdr: str = "5%",
+    times: float = 4.0,
+    top: int = 20,
+    drain: bool = False,
+    at_once: str = "2%",
+    json: bool = False,
+) -> int:
+    """Which nodes fail more often than chance explains, and why they are suspected.
+
+    Failures are those that `outlast fleet` attributes to infrastructure, blamed on
+    the node where something was found, or that the scheduler names.
+
+    Parameters
+    ----------
+    lake
+        Where `outlast fleet ingest` wrote.
+    days
+        The days that count as now.
+    history_days
+        The days before the end in which earlier failures count as well.
+    until
+        The end, as in 2024-06-29, in UTC; else the end of the records.
+    fdr
+        The share of false alarms among the lemons that is taken.
+    times
+        How many times the expected failures a lemon has, at least.
+    top
+        How many nodes to show.
+    drain
+        Print the commands that would drain the lemons; nothing is run.
+    at_once
+        The share of the nodes that these drain, at most.
+    json
+        One JSON object with all nodes.
+    """
+    if top < 1:
+        raise UsageError(f"--top {top}: 1 or more")
+    share_max = amounts.share(f"--at-once {at_once}", at_once)
+    taken = amounts.share(f"--fdr {fdr}", fdr)
+    found, listed = _asked(lake, days, history_days, until, taken, times, share_max)
+    if json:
+        as_json(found)
+        return EXIT_DONE
+    _show(found, top)
+    if drain:
+        _show_drain(listed)
+    return EXIT_DONE
+
+
+def _asked(
+    path: Path, days: float, history_days: float, until: str | None, fdr: float, times: float,
+    share_max: float,
+) -> tuple[Found, Drain]:  # fmt: skip
+    from outlast.fleet.attribution import attribute
+    from outlast.fleet.blame import at_fault, blamed
+    from outlast.fleet.drain_list import drain_list
+    from outlast.fleet.lake import Lake
+    from outlast.fleet.lemons import lemons as ranked
+
+    if not 0 < days <= history_days < 1e5:
+        raise UsageError(
+            f"--days {days:g} --history-days {history_days:g}: both above 0, and no more days than"
+            " history has"
+        )
+    opened = Lake.open(path)
+    end_ns = opened.until_ns if until is None else _end_ns(until)
+    since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
+    tables = opened.tables(since_ns, end_ns)
+    with progress("lemons") as tell:
+        tell(0, 2)
+        infra = at_fault(attribute(tables)).collect().lazy()
+        tell(1, 2)
+        ranking = ranked(
+            tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times
+        )
+    named = blamed(tables, infra).filter("named").select("cluster", "job", "attempt").unique()
+    failures = infra.select("cluster", "job", "attempt").unique().collect().height
+    listed = drain_list(ranking, share_max=share_max)
+    return Found(
+        since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns,
+        nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
+        without_node=failures - named.collect().height, ranking=ranking.to_dicts(),
+        drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
+    ), listed  # fmt: skip
+
+
+def _end_ns(text: str) -> int:
+    try:
+        when = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--until {text}: a day or a time, as in 2024-06-29T10:00") from None
+    when = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+    return (when - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1) * 1000
+
+
+def _show(found: Found, top: int) -> None:
+    from outlast.fleet.lake import said
+
+    say(Text(f"{found.lemons} lemons among {found.nodes:,} nodes that ran jobs", "bold"))
+    say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
+    if not found.nodes:
+        say("no job ran then: nothing is known of any node")
+        return
+    suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for name in ("node", "", "failures", "expected", "times", "by chance", "node-days"):
+        shown.add_column(name, justify="left" if name in ("node", "") else "right")
+    shown.add_column("besides")
+    for one in suspects:
+        shown.add_row(
+            one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
+            f"{one['expected']:.2g}", f"{one['times']:.3g}", f"{one['p']:.1g}",
+            f"{one['node_days']:.1f}", _besides(one),
+        )  # fmt: skip
+    say(shown)
+    if found.without_node:
+        say(
+            f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
+            " node: nothing was found on it, and the scheduler names none"
+        )
+
+
+def _besides(one: dict[str, Any]) -> str:
+    said = [text.format(f"{one[name]:.3g}") for name, text in SHORT.items() if one[name]]
+    if one["past_failures"] > one["failures"]:
+        said.insert(0, f"{one['past_failures']:.3g} failures with history")
+    return ", ".join(said)
+
+
+def _show_drain(listed: Drain) -> None:
+    if not listed.lines:
+        say("# no lemon to drain")
+    for line in listed.lines:
+        say(line)
+    if listed.beyond:
+        many = len(listed.beyond)
+        say(f"# {many} more are left for later: --at-once says how many nodes may go at a time")
+    for name in listed.unsafe:
+        say(f"# {name!r} is left out: that is no plain name of a node")

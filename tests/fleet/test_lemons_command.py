@@ -1,0 +1,90 @@
+"""`outlast fleet lemons`: the ranking, its evidence, and commands that are printed and no more."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.fleet.attempts import attempt, of, put
+
+from outlast.cli.main import main
+from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 60 nodes n7 breaks every third day, and three others once; one job of four dies for no
+    reason that is known."""
+    made = []
+    for node in range(60):
+        for day in range(28):
+            broke = (node == 7 and day % 3 == 0) or (node in (3, 30, 50) and day == node % 28)
+            made.append(
+                attempt(f"{node}-{day}", 24 * day, 24 * day + 23, hosts=f"n{node}",
+                        state="NODE_FAIL" if broke else "COMPLETED", excluded="n7" if node == 1
+                        else "")
+            )  # fmt: skip
+    made.append(attempt("big", 0, 5, hosts="n[10-13]", nodes=4, gpus=32, state="NODE_FAIL"))
+    path = tmp_path_factory.mktemp("lemons") / "lake"
+    put(path, of(*made))
+    return path
+
+
+def test_the_lemon_and_its_evidence(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "lemons", str(lake)]) == EXIT_DONE
+    out = capsys.readouterr().out
+    assert "1 lemons among 60 nodes" in out
+    (line,) = [line for line in out.splitlines() if " lemon " in line]
+    assert line.split()[:3] == ["n7", "lemon", "10"]
+    assert "excluded by 28 jobs" in line and "10 single-node failures" in line
+    assert "of 14 failures 1 cannot be blamed on one node" in " ".join(out.split())
+    assert "scontrol" not in out
+
+
+def test_drain_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "lemons", str(lake), "--drain"]) == EXIT_DONE
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "scontrol" in one]
+    assert shlex.split(line)[:4] == ["scontrol", "update", "NodeName=n7", "State=DRAIN"]
+
+
+def test_json_has_every_node(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "lemons", str(lake), "--json", "--top", "1"]) == EXIT_DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["nodes"], found["lemons"], len(found["ranking"])) == (60, 1, 60)
+    assert found["ranking"][0]["node"] == "n7" and found["ranking"][0]["q"] < 0.05
+    assert len(found["drain"]) == 1
+
+
+def test_a_window_of_its_own(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four days before a break are no evidence."""
+    assert main(["fleet", "lemons", str(lake), "--days", "4", "--history-days", "4", "--until",
+                 "2024-10-08", "--json"]) == EXIT_DONE  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert found["lemons"] == 0 and found["ranking"][0]["node_days"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (["--days", "0"], EXIT_USAGE),
+        (["--days", "30", "--history-days", "10"], EXIT_USAGE),
+        (["--fdr", "2"], EXIT_USAGE),
+        (["--until", "tomorrow"], EXIT_USAGE),
+        (["--until", "1999-01-01"], EXIT_USER_ERROR),
+        (["--top", "0"], EXIT_USAGE),
+    ],
+)
+def test_what_cannot_be_asked(lake: Path, more: list[str], code: int) -> None:
+    assert main(["fleet", "lemons", str(lake), *more]) == code
+
+
+def test_no_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "lemons", str(tmp_path)]) == EXIT_USER_ERROR
+    assert "is no lake" in " ".join(capsys.readouterr().err.split())
