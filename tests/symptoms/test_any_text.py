@@ -18,8 +18,8 @@ HEADS = ("[ 1.5] ", "4,1,2,-;", "[Sun Feb 23 16:24:18 2025] ", "Feb 29 24:60:61 
          '{"MESSAGE":', "999999999999999.9 h kernel: ", "[Feb 30 2025 16:24:18] [ERROR] ",
          "[99999999999999999999.0] ")  # fmt: skip
 PARTS = (*HEADS, XID, "NVRM: Xid (", "SXid (PCI:): ", "EDAC MC0: 1 UE x", "<nvidia_smi_log",
-         "</nvidia_smi_log>", "<!ENTITY", "index, uuid\n", "[N/A]", "\n", "\0", "\udcff", "١٢", " | ",
-         "{", "[", '"DCGM Diagnostic":', "GPU 1: ", "Link 2: ")  # fmt: skip
+         "</nvidia_smi_log>", "<!ENTITY", "index, uuid\n", "[N/A]", "\n", "\0", "\udcff", "١٢",
+         " | ", "{", "[", '"DCGM Diagnostic":', "GPU 1: ", "Link 2: ")  # fmt: skip
 PIECES = st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=12)), max_size=8)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 
 @cache
@@ -12,6 +12,7 @@ def _address() -> re.Pattern[str]:
     return re.compile(parts, re.IGNORECASE)
 
 
+@lru_cache(4096)  # a storm is of few devices
 def device(text: str) -> str:
     """A PCI address as 0000:3b:00.0, from PCI:0000:3b:00, 00000000:3B:00.0 or 3b:00.0; anything
     else as it is."""

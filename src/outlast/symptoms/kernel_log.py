@@ -10,7 +10,7 @@ from outlast.symptoms.devices import device
 from outlast.symptoms.envelopes import FABRIC, KERNEL, NETWORK, Envelope, opened
 from outlast.symptoms.kernel_rules import by_word, rule_of
 from outlast.symptoms.nvidia_lines import WORDS, NoCodeError, Said, fabric_said, said, uuid_of
-from outlast.symptoms.policy import Policy, shipped
+from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import Clock, UnplacedError
 from outlast.symptoms.unread import Reading, Unread, cut
 
@@ -37,7 +37,6 @@ def findings(
     is Unread.
     """
     clock = Clock(boot_ns, read_ns, bare_ns, zone)
-    rules = policy or shipped()
     words = (*WORDS, *FABRIC_WORDS, *by_word())
     uuids: dict[str, str] = {}
     seen: set[tuple[str, str, str]] = set()  # errors of switches: further lines only detail them
@@ -52,7 +51,7 @@ def findings(
             if uuid:
                 uuids[uuid[0]] = uuid[1]
                 continue
-            found = _said(envelope, rules)
+            found = _said(envelope, policy)
             if found is None or _only_details(found, envelope.host, seen):
                 continue
             t_ns = envelope.when(clock)
@@ -69,7 +68,7 @@ def findings(
         )  # fmt: skip
 
 
-def _said(envelope: Envelope, policy: Policy) -> Said | None:
+def _said(envelope: Envelope, policy: Policy | None) -> Said | None:
     message = envelope.message[:LINE_MAX]
     if envelope.speaker == FABRIC:
         return fabric_said(message, envelope.level, policy)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from outlast.records import Severity, Symptom
 from outlast.symptoms.devices import device
 from outlast.symptoms.envelopes import FABRIC
-from outlast.symptoms.policy import Kind, Policy
+from outlast.symptoms.policy import Kind, Policy, shipped
 
 
 class Said(NamedTuple):
@@ -60,9 +60,9 @@ def uuid_of(message: str) -> tuple[str, str] | None:
     return (device(found["dev"]), found["uuid"]) if found else None
 
 
-def said(message: str, policy: Policy) -> Said | None:
-    """What a line of the kernel says; None for one that says nothing of trouble. Raises
-    NoCodeError."""
+def said(message: str, policy: Policy | None) -> Said | None:
+    """What a line of the kernel says; None for one that says nothing of trouble. `policy`: None is
+    the shipped one, which is loaded when a code is met. Raises NoCodeError."""
     if "SXid" in message:
         return _coded("sxid", SXID, message, policy)
     if "NVRM: Xid" in message:
@@ -80,13 +80,13 @@ def said(message: str, policy: Policy) -> Said | None:
     return None
 
 
-def _coded(kind: Kind, pattern: str, message: str, policy: Policy) -> Said:
+def _coded(kind: Kind, pattern: str, message: str, policy: Policy | None) -> Said:
     found = _compiled(pattern).search(message)
     name = kind.upper()
     if not found:
         raise NoCodeError(f"{name} without a number")
     rest = found["rest"].strip()
-    judged = policy.judge(kind, int(found["code"]), rest)
+    judged = (policy or shipped()).judge(kind, int(found["code"]), rest)
     groups = found.groupdict()
     who = ", ".join(
         f"{key} {groups[key].strip()}"
@@ -100,12 +100,12 @@ def _coded(kind: Kind, pattern: str, message: str, policy: Policy) -> Said:
     )  # fmt: skip
 
 
-def fabric_said(message: str, level: str, policy: Policy) -> Said | None:
+def fabric_said(message: str, level: str, policy: Policy | None) -> Said | None:
     """What the fabric manager says. An error that is not one of a switch is of severity unknown:
     whether the fabric still works is not in the line."""
     found = _compiled(SWITCH).search(message)
     if found:
-        judged = policy.judge("sxid", int(found["code"]), found["fatal"])
+        judged = (policy or shipped()).judge("sxid", int(found["code"]), found["fatal"])
         return Said(
             FABRIC, judged.symptom, judged.severity, f"SXID {int(found['code'])}",
             device(found["dev"] or ""), message,

@@ -6,7 +6,6 @@ single entries of it.
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -123,6 +122,8 @@ def disagreements(code: int) -> Disagreement | None:
 @cache
 def shipped() -> Policy:
     """The policy that comes with the package."""
+    import tomllib  # only who meets a code waits for it
+
     found = tomllib.loads(Path(__file__).with_name("xid.toml").read_text("utf-8"))
     return _policy(found, "xid.toml")
 
@@ -158,6 +159,8 @@ def _table(value: object, where: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
