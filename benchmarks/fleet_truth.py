@@ -1,0 +1,149 @@
+"""Does what is measured of a cluster hold what is true of it? Synthetic clusters, whose truth is
+known, one after the other.
+
+A measure is a function of a cluster that gives figures by name; a bar is a function of a figure's
+values over all clusters. To add one, write both and name them in MEASURES and BARS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from harness import median, table, verdict
+
+from outlast.fleet import synth
+from outlast.fleet.attribution import Attributed, attribute
+from outlast.fleet.fit import fit
+from outlast.fleet.mttf import failure_rate, mttf
+from outlast.fleet.tables import Tables
+from outlast.theory import gamma
+
+TAIL = 0.05
+
+
+class Made(NamedTuple):
+    """One cluster, what is attributed in it, and what is true of it."""
+
+    tables: Tables
+    found: Attributed
+    truth: synth.Truth
+
+
+class Asked(NamedTuple):
+    shape: str
+    days: float
+    nodes: int | None
+
+
+Figures = dict[str, float]
+
+
+def rate_of_large_jobs(made: Made) -> Figures:
+    """r_f: is the true rate of failures that can be seen inside the 90 % interval?"""
+    told, true = failure_rate(made.tables, made.found), 1000 * made.truth.r_f_counted
+    return {
+        "r_f true": true,
+        "r_f": told.per_1000_node_days or 0.0,
+        "r_f in Gamma": inside(told.low, true, told.high),
+        "r_f in bootstrap": inside(told.boot_low, true, told.boot_high),
+        "r_f failures": told.failures,
+        "r_f failures missed or too many": abs(told.failures - made.truth.failures_counted),
+        "r_f node-days off": abs(told.node_days / made.truth.node_days - 1),
+        "r_f dispersion": told.dispersion or 1.0,
+    }
+
+
+def rate_for_plans(made: Made) -> Figures:
+    """What `outlast plan --rates` takes for the band: Gamma with as many failures as it is sure
+    as."""
+    rate = fit(made.tables).rate
+    true, weight = 1000 * made.truth.r_f_counted, rate.weight_failures
+    low, high = (gamma.quantile(weight, at) / weight for at in (TAIL, 1 - TAIL))
+    mean = rate.per_1000_node_days
+    return {"plan's rate in its band": inside(low * mean, true, high * mean)}
+
+
+def mttf_by_size(made: Made) -> Figures:
+    """Is 1/N, from the large jobs alone, inside the interval of sizes that failed some times?"""
+    told = mttf(made.tables, made.found)
+    rows = told.select("gpus", "failures", "low_h", "high_h").iter_rows()
+    true_rate = made.truth.r_f_counted / 24
+    hits = [
+        inside(low_h, 8 / gpus / true_rate, high_h)
+        for gpus, failures, low_h, high_h in rows
+        if gpus > 128 and failures >= 3
+    ]
+    return {"MTTF true in interval, sizes above 128": sum(hits) / len(hits)} if hits else {}
+
+
+MEASURES: tuple[Callable[[Made], Figures], ...] = (rate_of_large_jobs, rate_for_plans, mttf_by_size)
+
+
+def inside(low: float | None, value: float, high: float | None) -> float:
+    return float(low is not None and high is not None and low <= value <= high)
+
+
+def off_90(values: Sequence[float]) -> float:
+    """How far the share of clusters whose truth is inside is from 90 %, in points."""
+    return 100 * abs(mean(values) - 0.9)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+BARS: dict[str, tuple[str, Callable[[Sequence[float]], float], float]] = {
+    "points: true r_f in its 90 % interval, from 90 %": ("r_f in Gamma", off_90, 4.0),
+    "failures counted wrongly, at most": ("r_f failures missed or too many", max, 0.0),
+}
+
+
+def one(asked: Asked, seed: int) -> Figures:
+    tables, truth = synth.cluster(asked.shape, asked.days, seed=seed, nodes=asked.nodes)
+    began_s = time.perf_counter()
+    made = Made(tables, attribute(tables), truth)
+    figures: Figures = {}
+    for measure in MEASURES:
+        figures |= measure(made)
+    return {**figures, "seconds": time.perf_counter() - began_s}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clusters", type=int, default=200)
+    parser.add_argument("--shape", default="rsc1", choices=sorted(synth.SHAPES))
+    parser.add_argument("--days", type=float, default=28)
+    parser.add_argument("--nodes", type=int, default=512, help="0: as many as the paper's")
+    parser.add_argument("--workers", type=int, default=1)
+    args = parser.parse_args()
+    ask = partial(one, Asked(args.shape, args.days, args.nodes or None))
+    with ProcessPoolExecutor(args.workers) as pool:
+        found = list(pool.map(ask, range(args.clusters)))
+    names = sorted({name for each in found for name in each})
+    values = {name: [each[name] for each in found if name in each] for name in names}
+    rows = [
+        (name, f"{mean(each):.4g}", f"{median(each):.4g}", f"{min(each):.4g}", f"{max(each):.4g}")
+        for name, each in values.items()
+    ]
+    table((f"{args.clusters} clusters", "mean", "median", "least", "most"), rows)
+    figures = {
+        "clusters": args.clusters,
+        "shape": args.shape,
+        "days": args.days,
+        "nodes": args.nodes,
+        "load_average": os.getloadavg()[0],
+        "means": {name: mean(each) for name, each in values.items()},
+    }
+    bars = {bar: (of(values[name]), limit) for bar, (name, of, limit) in BARS.items()}
+    return verdict("fleet_truth", figures, bars)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
