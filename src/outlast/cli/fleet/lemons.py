@@ -56,7 +56,7 @@ def lemons(
     at_once: str = "2%",
     json: bool = False,
 ) -> int:
-    """Which nodes fail more often than chance explains, and why they are suspected.
+    """Which nodes fail more often than chance explains.
 
     Failures are those that `outlast fleet` attributes to infrastructure, blamed on
     the node where something was found, or that the scheduler names.
