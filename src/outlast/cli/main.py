@@ -37,6 +37,10 @@ Exit codes:
 """
 # Where each is, and its docstring's first line: a list of commands imports none of them.
 COMMANDS = {
+    "check": (
+        "check:check",
+        "Look at this node: GPUs, links, file systems, kernel log, memory, services.",
+    ),
     "demo": (
         "demo:demo", "Train a small GPT, killed, stopped and broken, and compare it with its twin."
     ),

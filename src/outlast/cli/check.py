@@ -1,0 +1,126 @@
+"""`outlast check`: this node looked at, for Slurm, for Nagios, or by hand."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from outlast.cli.stream import as_json, say
+from outlast.errors import OutlastError, UsageError
+from outlast.health import recording
+from outlast.health import settings as settings_of
+from outlast.health.examine import Examined, Subject, again, examine
+from outlast.health.profiles import chosen, known
+from outlast.health.report import Report, lines
+from outlast.health.settings import Profile, Settings
+from outlast.health.verdict import exit_code, nagios
+from outlast.symptoms import policy as policies
+
+NAGIOS_UNKNOWN = 3
+
+Format = Literal["text", "json", "nagios"]
+
+
+def check(
+    *,
+    profile: Profile = "periodic",
+    settings: Path | None = None,
+    state: Path | None = None,
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    record: Path | None = None,
+    replay: Path | None = None,
+    format: Format = "text",  # noqa: A002 - the flag's name
+    json: bool = False,
+) -> int:
+    """Look at this node: GPUs, links, file systems, kernel log, memory, services.
+
+    Exit code 0: healthy, or only warnings. 1: something costs a job (now, or drain
+    when it has ended). 3: a check could not tell. 2: wrong usage; nothing was
+    checked. With --format nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
+
+    Parameters
+    ----------
+    profile
+        Which checks, and how long they may take together: prolog 10 s, periodic 40 s, epilog 20 s,
+        preflight 300 s.
+    settings
+        A TOML file that says what this node should have (see docs/check.md).
+    state
+        A directory to remember counters, flaps and the kernel log's mark in.
+    only
+        Only these checks.
+    record
+        Write the samples to this file, to judge them again.
+    replay
+        Judge the samples of such a file; nothing of this machine is looked at.
+    format
+        text, json or nagios.
+    json
+        The same as --format json.
+    """
+    form: Format = "json" if json else format
+    if form != "nagios":
+        return _checked(profile, settings, state, only, record, replay, form)
+    try:
+        return _checked(profile, settings, state, only, record, replay, form)
+    except OutlastError as error:
+        # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
+        say(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
+        return NAGIOS_UNKNOWN
+
+
+def _checked(
+    profile: Profile, settings: Path | None, state: Path | None, only: tuple[str, ...],
+    record: Path | None, replay: Path | None, form: Format,
+) -> int:  # fmt: skip
+    said = settings_of.read(settings) if settings else None
+    if replay is not None:
+        if record or state:
+            raise UsageError("--replay looks at nothing here: leave --record and --state out")
+        report, used = _replayed(replay, said)
+        return _shown(report, used, form)
+    used = said or Settings()
+    subject = _subject(profile, used)
+    checks = known(used)
+    done = examine(subject, chosen(profile, used, checks, only), state, checks)
+    if record is not None:
+        _recorded(record, subject, done)
+    return _shown(done.report, used, form)
+
+
+def _subject(profile: Profile, settings: Settings) -> Subject:
+    policy = policies.load(Path(settings.kernel.policy)) if settings.kernel.policy else None
+    node = settings.node or platform.node().partition(".")[0]
+    return Subject(settings.cluster, node, profile, settings, policy)
+
+
+def _recorded(path: Path, subject: Subject, done: Examined) -> None:
+    head = recording.Head(
+        cluster=subject.cluster, node=subject.node, profile=subject.profile,
+        t_ns=done.report.t_ns, settings=subject.settings, memory=done.before,
+    )  # fmt: skip
+    recording.write(path, head, done.taken)
+
+
+def _replayed(path: Path, settings: Settings | None) -> tuple[Report, Settings]:
+    head, taken = recording.read(path)
+    used = settings or head.settings
+    subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
+    return again(subject, taken, head.memory, head.t_ns, known(used)), used
+
+
+def _shown(report: Report, settings: Settings, form: Format) -> int:
+    if form == "nagios":
+        code, line = nagios(report)
+        say(line)
+        return code
+    if form == "json":
+        as_json(report)
+    else:
+        say(f"{report.node}: {report.severity}  ({report.profile}, {report.took_s:.2f} s)")
+        for line in lines(report):
+            say(line)
+    return exit_code(report, unknown_passes=settings.unknown_passes)

@@ -1,0 +1,1 @@
+"""What samples mean: one file for each part of a node, all pure."""

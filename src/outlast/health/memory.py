@@ -1,0 +1,173 @@
+"""What checks remember of earlier ones, and what follows from it: rises, flaps, what still holds.
+
+All pure: `remembered` gives the memory after a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.records import Finding
+
+SECOND_NS = 10**9
+POINTS_MAX = 96  # of a counter
+KEYS_MAX = 4096  # of each kind; the stalest go first
+EVENTS_MAX = 256  # of a link
+RESET = 0  # what a counter begins from when it is reset
+
+Point = tuple[int, int]  # t_ns, value
+
+
+class Rule(NamedTuple):
+    """`times` events within `window_s` make a flap, which lasts until none came for
+    `recovery_s`."""
+
+    times: int
+    window_s: float
+    recovery_s: float
+
+
+class Flap(msgspec.Struct, frozen=True):
+    """A link's events that still count, oldest first, and whether it is flapping."""
+
+    events: tuple[int, ...] = ()
+    flapping: bool = False
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A finding of an event, and when it was last seen to happen."""
+
+    finding: Finding
+    first_ns: int
+    last_ns: int
+
+
+class Stuck(msgspec.Struct, frozen=True):
+    """A process that could not be killed. `start`: ticks after boot, as its number comes again."""
+
+    pid: int
+    start: int
+    since_ns: int
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """`boot`: of which boot the kernel's log and the held findings are."""
+
+    version: int = 1
+    boot: str = ""
+    counters: dict[str, tuple[Point, ...]] = {}
+    flaps: dict[str, Flap] = {}
+    held: dict[str, Held] = {}
+    stuck: dict[str, Stuck] = {}
+
+
+def steps(points: Sequence[Point]) -> Iterable[Point]:
+    """How far a counter rose between each point and the one before; after a reset, from zero."""
+    for (_, before), (t_ns, value) in pairwise(points):
+        yield t_ns, value - before if value >= before else value - RESET
+
+
+def rise(points: Sequence[Point], value: int, now_ns: int, window_s: float) -> int | None:
+    """How far it rose since the last point at or before the window's begin, or the oldest."""
+    if not points:
+        return None
+    begin = now_ns - round(window_s * SECOND_NS)
+    older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin]
+    kept = [*points[older[-1] if older else 0 :], (now_ns, value)]
+    return sum(step for _, step in steps(kept))
+
+
+def flap_after(memory: Memory, key: str, value: int, now_ns: int, rule: Rule) -> Flap:
+    """A link's flap after its counter of events was seen at `value`."""
+    flap = memory.flaps.get(key, Flap())
+    points = memory.counters.get(key, ())
+    new = [] if not points else [step for _, step in steps([points[-1], (now_ns, value)])]
+    return _flap(flap, sum(new), now_ns, rule)
+
+
+def _flap(flap: Flap, new: int, now_ns: int, rule: Rule) -> Flap:
+    begin = now_ns - round(rule.window_s * SECOND_NS)
+    events = (*flap.events, *[now_ns] * min(new, EVENTS_MAX))[-EVENTS_MAX:]
+    flapping = flap.flapping or sum(t_ns > begin for t_ns in events) >= rule.times
+    quiet = not events or now_ns - events[-1] >= round(rule.recovery_s * SECOND_NS)
+    if flapping and quiet:
+        return Flap()
+    kept = tuple(t_ns for t_ns in events if t_ns > begin)
+    return Flap(kept or events[-1:] if flapping else kept, flapping)
+
+
+def key_of(finding: Finding) -> str:
+    """The same thing said again has the same key."""
+    return "|".join((finding.check, finding.symptom, finding.code, finding.device))
+
+
+def still(memory: Memory, found: Iterable[Finding], now_ns: int, recovery_s: float) -> list[Held]:
+    """What was found of events before, is not found now, and has not been quiet for
+    `recovery_s`."""
+    now = {key_of(one) for one in found}
+    quiet_ns = round(recovery_s * SECOND_NS)
+    return [
+        held
+        for key, held in memory.held.items()
+        if key not in now and 0 <= now_ns - held.last_ns < quiet_ns
+    ]
+
+
+def remembered(
+    memory: Memory,
+    *,
+    boot: str,
+    counts: Mapping[str, tuple[int, bool]],
+    events: Iterable[Finding],
+    now_ns: int,
+    rule: Rule,
+) -> Memory:
+    """`counts`: value, and whether it is one of a link's events. `events`: the findings of events
+    that are new. A reboot ends what was held, but for what links did."""
+    held = {
+        key: one
+        for key, one in (memory.held if boot == memory.boot else {}).items()
+        if 0 <= now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
+    }
+    for one in events:
+        key = key_of(one)
+        before = held.get(key)
+        last = max(one.t_ns, before.last_ns) if before else one.t_ns
+        held[key] = Held(one, before.first_ns if before else one.t_ns, last)
+    flaps = dict(memory.flaps)
+    counters = dict(memory.counters)
+    keep_ns = round((rule.window_s + rule.recovery_s) * SECOND_NS)
+    for key, (value, is_event) in counts.items():
+        if is_event:
+            flaps[key] = flap_after(memory, key, value, now_ns, rule)
+        counters[key] = _thinned((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
+    return replace(
+        memory, boot=boot, counters=_newest(counters, lambda points: points[-1][0]),
+        held=_newest(held, lambda one: one.last_ns),
+        flaps={key: one for key, one in flaps.items() if one.events or one.flapping},
+    )  # fmt: skip
+
+
+def _thinned(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:
+    """From the last point before `begin_ns` on; every other one of the older half where there are
+    too many."""
+    older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin_ns]
+    points = points[older[-1] if older else 0 :]
+    if len(points) <= POINTS_MAX:
+        return points
+    half = len(points) // 2
+    return (*points[:half:2], *points[half:])
+
+
+V = TypeVar("V")
+
+
+def _newest(table: dict[str, V], when: Callable[[V], int]) -> dict[str, V]:
+    if len(table) <= KEYS_MAX:
+        return table
+    return dict(sorted(table.items(), key=lambda item: when(item[1]))[-KEYS_MAX:])

@@ -1,0 +1,75 @@
+"""What is mounted, and whether it answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from outlast.health.checks.mounts import LOCAL, Mounted, of_servers
+from outlast.health.contract import Probe
+from outlast.health.settings import Settings
+
+TABLE = Path("/proc/self/mounts")
+PROBES_MAX = 256
+
+
+class Line(NamedTuple):
+    source: str
+    path: str
+    type: str
+    options: tuple[str, ...]
+
+
+def table(text: str) -> list[Line]:
+    """/proc/self/mounts, whose blanks are written as \\040."""
+    found: list[Line] = []
+    for line in text.splitlines():
+        words = [re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), w) for w in line.split(" ")]
+        if len(words) >= 4:
+            found.append(Line(words[0], words[1], words[2], tuple(words[3].split(","))))
+    return found
+
+
+def probes(settings: Settings) -> Iterable[Probe[Mounted]]:
+    """Of what is expected, and of the file systems of servers and disks: each source once, where
+    its shortest path is, as containers show parts of one in many places."""
+    # To read the table asks no server.
+    lines = table(TABLE.read_text("utf-8", "surrogateescape"))
+    by_source: dict[str, Line] = {}
+    for line in sorted(lines, key=lambda line: len(line.path)):
+        if of_servers(line.type) or line.type in LOCAL:
+            by_source.setdefault(line.source, line)
+    wanted = settings.mounts
+    paths = dict.fromkeys([*wanted.expected, *(line.path for line in by_source.values())])
+    newest = {line.path: line for line in lines}  # the one mounted last covers the others
+    kept = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
+    for path in kept:
+        line = newest.get(path) or newest.get(path.rstrip("/"))
+        yield Probe(path, partial(take, path, line), wanted.deadline_s)
+
+
+def take(path: str, line: Line | None) -> Mounted:
+    """Asks the file system twice: for its figures, which may be cached, and for its root."""
+    if line is None:
+        return Mounted(path=path)
+    here = Mounted(path=path, source=line.source, type=line.type, options=line.options)
+    try:
+        figures = os.statvfs(path)
+        Path(path).stat()
+    except OSError as error:
+        return Mounted(
+            path=path, source=here.source, type=here.type, options=here.options,
+            trouble=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})",
+            denied=error.errno in {errno.EACCES, errno.EPERM},
+        )  # fmt: skip
+    return Mounted(
+        path=path, source=here.source, type=here.type, options=here.options,
+        size_bytes=figures.f_frsize * (figures.f_blocks - figures.f_bfree + figures.f_bavail),
+        free_bytes=figures.f_frsize * figures.f_bavail,
+        inodes=figures.f_files, inodes_free=figures.f_favail,
+    )  # fmt: skip

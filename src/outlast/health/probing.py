@@ -1,0 +1,217 @@
+"""Samples taken in child processes, all at once, each with a deadline.
+
+A system call may wait for a dead file server for ever, and then not even SIGKILL ends it. So
+nothing that may wait runs in this process, and a child that cannot be killed is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from outlast.health.contract import AbsentError, AnyCheck, Probe
+from outlast.health.memory import Stuck
+
+ANSWER_BYTES_MAX = 32 << 20
+KILL_S = 0.3  # SIGKILL -> gone; then it is stuck
+GRACE_S = 2.0  # after its deadline a child ends itself, where its parent was killed
+FDS_MAX = 1 << 16
+
+SAMPLE, ABSENT, FAILED = b"s", b"a", b"f"
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one probe. One of `sample` (JSON), `absent`, `failed` and `late` says it."""
+
+    check: str
+    device: str
+    t_ns: int
+    took_s: float
+    sample: msgspec.Raw | None = None
+    absent: str = ""
+    failed: str = ""
+    late: str = ""
+    stuck: Stuck | None = None
+
+
+class Asked(NamedTuple):
+    check: AnyCheck
+    probe: Probe
+
+    @property
+    def key(self) -> str:
+        return f"{self.check.name}|{self.probe.device}"
+
+
+class _Child:
+    def __init__(self, asked: Asked, pid: int, out: int, began: float, deadline: float) -> None:
+        self.asked, self.pid, self.out = asked, pid, out
+        self.began, self.deadline = began, deadline
+        self.data = bytearray()
+
+
+def take_all(
+    asked: Iterable[Asked], *, within_s: float, stuck: Mapping[str, Stuck] | None = None
+) -> list[Taken]:
+    """In the order of `asked`. `within_s`: all of them together. `stuck`: processes that earlier
+    checks left behind."""
+    until = time.monotonic() + within_s
+    order: list[str] = []
+    done: dict[str, Taken] = {}
+    waiting: list[_Child] = []
+    for one in asked:
+        order.append(one.key)
+        left = (stuck or {}).get(one.key)
+        if left and is_there(left):
+            since_s = (time.time_ns() - left.since_ns) / 1e9
+            late = f"the probe of {since_s:.0f} s ago (process {left.pid}) is still stuck"
+            done[one.key] = _taken(one, 0.0, late=late, stuck=left)
+        else:
+            waiting.append(_begun(one, until))
+    while waiting:
+        waiting = [child for child in waiting if not _settled(child, done)]
+        if waiting:
+            pause_s = max(0.0, min(child.deadline for child in waiting) - time.monotonic())
+            poll = select.poll()
+            for child in waiting:
+                poll.register(child.out, select.POLLIN)
+            poll.poll(min(pause_s, 1.0) * 1000 + 1)
+    return [done[key] for key in order]
+
+
+def _begun(one: Asked, until: float) -> _Child:
+    began = time.monotonic()
+    deadline = min(began + one.probe.deadline_s, until)
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    with warnings.catch_warnings():
+        # Python 3.12 warns where the caller has threads: whatever one of them holds in the
+        # child, the deadline ends it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _answer(one.probe, theirs, deadline - began + GRACE_S)
+    os.close(theirs)
+    return _Child(one, pid, ours, began, deadline)
+
+
+def _answer(probe: Probe, out: int, alarm_s: float) -> NoReturn:
+    """The child's life. It keeps nothing of its parent's open: a lock or a pipe that it held would
+    outlive the check. Does not return."""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 0.1))
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(null, stream)
+        os.closerange(3, out)
+        os.closerange(out + 1, FDS_MAX)
+        _write(out, _told(probe))
+    finally:
+        os._exit(0)
+
+
+def _told(probe: Probe) -> bytes:
+    try:
+        return SAMPLE + msgspec.json.encode(probe.take())
+    except AbsentError as error:
+        return ABSENT + str(error).encode("utf-8", "replace")
+    except Exception as error:  # noqa: BLE001 - whatever a probe raises, it could not tell
+        said = f"{type(error).__name__}: {error}"
+        return FAILED + said.encode("utf-8", "replace")[:2000]
+
+
+def _write(out: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
+
+
+def _settled(child: _Child, done: dict[str, Taken]) -> bool:
+    took_s = time.monotonic() - child.began
+    try:
+        while chunk := os.read(child.out, 1 << 20):
+            child.data += chunk
+            if len(child.data) > ANSWER_BYTES_MAX:
+                break
+    except BlockingIOError:
+        if time.monotonic() < child.deadline:
+            return False
+        stuck = _ended(child)
+        left = f"; process {stuck.pid} cannot be killed, and was left behind" if stuck else ""
+        late = f"no answer within {child.deadline - child.began:.1f} s{left}"
+        done[child.asked.key] = _taken(child.asked, took_s, late=late, stuck=stuck)
+        return True
+    _ended(child)
+    done[child.asked.key] = _understood(child.asked, bytes(child.data), took_s)
+    return True
+
+
+def _understood(asked: Asked, data: bytes, took_s: float) -> Taken:
+    kind, body = data[:1], data[1:]
+    if len(data) > ANSWER_BYTES_MAX:
+        return _taken(asked, took_s, failed=f"a sample of over {ANSWER_BYTES_MAX:,} bytes")
+    if kind == SAMPLE:
+        return _taken(asked, took_s, sample=msgspec.Raw(body))
+    text = body.decode("utf-8", "replace")
+    if kind == ABSENT:
+        return _taken(asked, took_s, absent=text)
+    return _taken(asked, took_s, failed=text or "the process of the probe died")
+
+
+def _taken(asked: Asked, took_s: float, **what: Any) -> Taken:
+    return Taken(
+        check=asked.check.name, device=asked.probe.device, t_ns=time.time_ns(),
+        took_s=round(took_s, 4), **what,
+    )  # fmt: skip
+
+
+def _ended(child: _Child) -> Stuck | None:
+    """The child and all that it started are killed; None where they are gone."""
+    os.close(child.out)
+    start = _start_of(child.pid)
+    for kill in (os.killpg, os.kill):  # before its setsid there is no such group yet
+        try:
+            kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    try:
+        pidfd = os.pidfd_open(child.pid)
+        try:
+            gone, _, _ = select.select([pidfd], [], [], KILL_S)
+        finally:
+            os.close(pidfd)
+        if gone:
+            os.waitpid(child.pid, 0)
+            return None
+    except ChildProcessError:
+        return None
+    return Stuck(child.pid, start, time.time_ns())
+
+
+def _start_of(pid: int) -> int:
+    """Ticks from boot to the start of a process; 0 where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_there(stuck: Stuck) -> bool:
+    """The same process, not one that has its number now."""
+    return stuck.start != 0 and _start_of(stuck.pid) == stuck.start
+
+
+def lateness(taken: Sequence[Taken]) -> dict[str, Stuck]:
+    """What to remember of processes that were left behind."""
+    return {f"{one.check}|{one.device}": one.stuck for one in taken if one.stuck}

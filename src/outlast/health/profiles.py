@@ -1,0 +1,76 @@
+"""Which checks there are, and which of them when: before a job, now and then, after it, at length.
+
+Slurm waits for a prolog with a job in its hands, and kills a HealthCheckProgram after 60 s.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from typing import NamedTuple
+
+from outlast.errors import ConfigError
+from outlast.health.checks import clock, disks, kernel, links, memory, mounts, services
+from outlast.health.contract import AnyCheck, Check
+from outlast.health.settings import Profile, Settings
+
+SHIPPED: tuple[AnyCheck, ...] = (
+    kernel.CHECK, mounts.CHECK, disks.CHECK, disks.SMART, memory.CHECK, links.CHECK, clock.CHECK,
+    services.CHECK,
+)  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """`checks`: None are all that are shipped, and one's own. `within_s`: for all together."""
+
+    checks: tuple[str, ...] | None
+    within_s: float
+
+
+PROFILES: dict[Profile, Plan] = {
+    "prolog": Plan(("kernel", "mount", "memory", "link", "gpu"), 10.0),
+    "periodic": Plan(None, 40.0),
+    "epilog": Plan(("kernel", "mount", "memory", "link", "gpu", "leftover"), 20.0),
+    "preflight": Plan(None, 300.0),
+}
+
+
+def known(settings: Settings) -> dict[str, AnyCheck]:
+    """By name, the shipped ones and one's own. Raises ConfigError."""
+    found = {check.name: check for check in SHIPPED}
+    for where in settings.own:
+        for check in _own(where):
+            if check.name in found:
+                raise ConfigError(f"own: {where}: there is a check {check.name!r} already")
+            found[check.name] = check
+    return found
+
+
+def chosen(
+    profile: Profile, settings: Settings, checks: dict[str, AnyCheck], only: Iterable[str] = ()
+) -> list[AnyCheck]:
+    """Raises ConfigError for one that there is not."""
+    names = tuple(only) or getattr(settings.profiles, profile)
+    if names is None:
+        shipped = PROFILES[profile].checks
+        own = [name for name in checks if name not in {check.name for check in SHIPPED}]
+        names = tuple(checks) if shipped is None else (*shipped, *own)
+    for name in names:
+        if name not in checks:
+            close = difflib.get_close_matches(name, checks, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(checks)}"
+            raise ConfigError(f"there is no check {name!r}: {hint}; nothing was checked")
+    return [checks[name] for name in dict.fromkeys(names)]
+
+
+def _own(where: str) -> tuple[AnyCheck, ...]:
+    module, _, name = where.partition(":")
+    try:
+        found = getattr(import_module(module), name or "CHECKS")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"own: {where}: {error}; nothing was checked") from error
+    found = found if isinstance(found, tuple | list) and not isinstance(found, Check) else (found,)
+    if not all(isinstance(check, Check) for check in found):
+        raise ConfigError(f"own: {where} is no outlast.health.contract.Check, nor several")
+    return tuple(found)

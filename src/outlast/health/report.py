@@ -1,0 +1,158 @@
+"""Samples judged: what is wrong with this node, what could not be told, and what it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.health.contract import About, AnyCheck, Sample
+from outlast.health.memory import Held, Memory, Rule, Stuck, remembered, still
+from outlast.health.probing import Taken
+from outlast.records import Finding, Severity
+
+WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy")
+"""For a node as a whole: what could not be told outweighs a warning (records.SEVERITIES orders
+what a single finding means for a job, which is another question)."""
+
+
+class NotApplicable(msgspec.Struct, frozen=True):
+    check: str
+    device: str
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`severity`: the worst of the findings; unknown where there are none at all."""
+
+    version: int = 1
+    cluster: str
+    node: str
+    profile: str
+    t_ns: int
+    took_s: float
+    severity: Severity
+    findings: tuple[Finding, ...]
+    not_applicable: tuple[NotApplicable, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Judged(NamedTuple):
+    """`events`: of the findings those that are new events, not what is held from before."""
+
+    findings: list[Finding]
+    events: list[Finding]
+    absent: list[NotApplicable]
+    counts: dict[str, tuple[int, bool]]
+    boot: str
+
+
+def judged(taken: Iterable[Taken], checks: Mapping[str, AnyCheck], about: About) -> Judged:
+    """Pure: the same samples, settings and memory give the same."""
+    found = Judged([], [], [], {}, "")
+    for one in taken:
+        check = checks.get(one.check)
+        if check is None:
+            why = "a recorded sample of a check that is not known here"
+            found.absent.append(NotApplicable(one.check, one.device, why))
+        elif one.absent:
+            found.absent.append(NotApplicable(one.check, one.device, one.absent))
+        else:
+            found = found._replace(boot=_one(one, check, about, found) or found.boot)
+    if found.boot in {"", about.memory.boot}:  # a reboot ends what was held
+        held = still(about.memory, found.findings, about.t_ns, about.settings.flaps.recovery_s)
+        found.findings.extend(_held(each, about) for each in held)
+    return found
+
+
+def _one(taken: Taken, check: AnyCheck, about: About, found: Judged) -> str:
+    """What one sample adds; returns the boot's name where the sample knows it."""
+    sample = _sample(taken, check)
+    if isinstance(sample, str):
+        found.findings.append(_unknown(taken, check, about, sample))
+        return ""
+    mine = list(check.findings(sample, about))
+    if not mine:
+        mine = [_unknown(taken, check, about, "the check said nothing of its sample")]
+    found.findings.extend(mine)
+    if check.lasting:
+        found.events.extend(each for each in mine if each.severity in {"now", "drain", "warn"})
+    found.counts.update({each.key: (each.value, each.flaps) for each in check.counts(sample)})
+    return getattr(sample, "boot", "")
+
+
+def _sample(taken: Taken, check: AnyCheck) -> Sample | str:
+    """The sample, or why there is none."""
+    if taken.sample is None:
+        return taken.late or taken.failed or "nothing was recorded"
+    try:
+        return msgspec.json.decode(taken.sample, type=check.sample)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"a sample that cannot be read: {error}"
+
+
+def _unknown(taken: Taken, check: AnyCheck, about: About, why: str) -> Finding:
+    return Finding(
+        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=check.name,
+        symptom=check.symptom, severity="unknown", code="", device=taken.device, detail=why,
+    )  # fmt: skip
+
+
+def _held(held: Held, about: About) -> Finding:
+    ago_s = (about.t_ns - held.last_ns) / 1e9
+    quiet_s = about.settings.flaps.recovery_s
+    detail = f"{held.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"
+    return replace(held.finding, t_ns=held.last_ns, detail=detail)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Unknown where there are none: nothing was checked."""
+    said = {one.severity for one in findings}
+    nothing: Severity = "unknown"
+    return next((severity for severity in WORST_FIRST if severity in said), nothing)
+
+
+def sorted_by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    order = {severity: k for k, severity in enumerate(WORST_FIRST)}
+    return tuple(sorted(findings, key=lambda one: (order[one.severity], one.check, one.device)))
+
+
+def memory_after(memory: Memory, found: Judged, about: About, stuck: Mapping[str, Stuck]) -> Memory:
+    rule = about.settings.flaps
+    after = remembered(
+        memory, boot=found.boot or memory.boot, counts=found.counts, events=found.events,
+        now_ns=about.t_ns, rule=Rule(rule.times, rule.window_s, rule.recovery_s),
+    )  # fmt: skip
+    return replace(after, stuck=dict(stuck))
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report as text, the worst first."""
+    for one in report.findings:
+        if one.severity != "healthy":
+            where = " ".join(filter(None, (one.check, one.device, one.code)))
+            yield f"{one.severity:8} {where}: {one.detail}"
+    well: dict[str, int] = {}
+    for one in report.findings:
+        if one.severity == "healthy":
+            well[one.check] = well.get(one.check, 0) + 1
+    if well:
+        said = (f"{name} ({many})" if many > 1 else name for name, many in sorted(well.items()))
+        yield "healthy  " + ", ".join(said)
+    for each in report.not_applicable:
+        where = " ".join(filter(None, (each.check, each.device)))
+        yield f"not here {where}: {each.why}"
+    yield from (f"note: {note}" for note in report.notes)
+
+
+def first_line(findings: Sequence[Finding], severity: Severity) -> str:
+    """The node in a line."""
+    worst_ones = [one for one in findings if one.severity == severity]
+    if severity == "healthy" or not worst_ones:
+        return f"{len(findings)} findings, all healthy" if worst_ones else "nothing was checked"
+    one = worst_ones[0]
+    where = " ".join(filter(None, (one.check, one.device, one.code)))
+    more = f" (and {len(worst_ones) - 1} more)" if len(worst_ones) > 1 else ""
+    return f"{where}: {one.detail}{more}"

@@ -1,0 +1,216 @@
+"""What a node should be like: a TOML file, checked whole before anything is probed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from outlast.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20
+Profile = Literal["prolog", "periodic", "epilog", "preflight"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of a table of the file."""
+
+
+class Gpus(Part, frozen=True):
+    """`count`: None is not said; then what the PCI bus shows is what there should be."""
+
+    count: int | None = None
+    name: str = ""
+    driver: str = ""
+    nvlinks: int | None = None  # active ones of each GPU
+    hot_c: int = 88
+    memory_hot_c: int = 100
+    remapped_rows_max: int = 512  # as NVIDIA's rule for an exchange
+    retired_pages_max: int = 60
+    pcie_width: int | None = None  # lanes; None: what card and slot allow
+
+
+class Link(Part, frozen=True):
+    """One port (mlx5_0/1) or interface (eth0). `rate_gbps`: at least; None: only that it is up."""
+
+    up: bool = True
+    rate_gbps: float | None = None
+
+
+class Links(Part, frozen=True):
+    """`expected`: by name. A port that is not named is judged by its errors alone."""
+
+    expected: dict[str, Link] = {}
+    ignore: tuple[str, ...] = ()
+    errors_per_hour: float = 100.0
+    discards_per_hour: float = 10_000.0
+
+
+class Mount(Part, frozen=True):
+    type: str = ""  # "": any
+    writable: bool = True
+    full_percent: float = 97.0
+    inodes_percent: float = 97.0
+
+
+class Mounts(Part, frozen=True):
+    """`expected`: by place. Others are looked at too: file systems of servers and of disks."""
+
+    expected: dict[str, Mount] = {}
+    ignore: tuple[str, ...] = ()
+    deadline_s: float = 5.0
+
+
+class Disks(Part, frozen=True):
+    """`count`: of whole drives; None: not said. `smart`: ask each drive with smartctl."""
+
+    count: int | None = None
+    smart: bool = False
+    worn_percent: float = 95.0
+
+
+class Ram(Part, frozen=True):
+    """`total_gib`: at least 98 % of it must be there."""
+
+    total_gib: float | None = None
+    hugepages: int | None = None
+    corrected_per_hour: float = 100.0
+    available_percent: float = 0.0  # below it is said; 0: never
+
+
+class Clock(Part, frozen=True):
+    source: str = ""  # "": the best of those that the kernel offers
+    skew_s: float = 0.1
+    synchronized: bool | None = None  # True: unknown is not enough
+
+
+class Services(Part, frozen=True):
+    active: tuple[str, ...] = ()
+
+
+class KernelLog(Part, frozen=True):
+    """`policy`: a file over the XID policy (see docs/fleet.md). `window_s`: how far back, where
+    there is no mark of an earlier check."""
+
+    policy: str = ""
+    window_s: float = 3600.0
+    ignore: tuple[str, ...] = ()  # checks or codes: kernel.oom, XID 13
+
+
+class Flaps(Part, frozen=True):
+    times: int = 3
+    window_s: float = 3600.0
+    recovery_s: float = 1800.0
+
+
+class Compute(Part, frozen=True):
+    """The matmul probe. `tflops_min`: None only checks the result."""
+
+    tflops_min: float | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class Profiles(Part, frozen=True):
+    """Which checks; None: those that are shipped with the profile."""
+
+    prolog: tuple[str, ...] | None = None
+    periodic: tuple[str, ...] | None = None
+    epilog: tuple[str, ...] | None = None
+    preflight: tuple[str, ...] | None = None
+
+
+class Drain(Part, frozen=True):
+    """At most `percent` of the nodes, but always one, within `window_s`."""
+
+    percent: float = 2.0
+    window_s: float = 3600.0
+    deadline_s: float = 5.0
+    shared: str = ""  # a directory that all nodes see
+
+
+class Settings(Part, frozen=True):
+    version: int = 1
+    cluster: str = ""
+    node: str = ""
+    unknown_passes: bool = False
+    own: tuple[str, ...] = ()
+    gpus: Gpus = Gpus()
+    links: Links = Links()
+    mounts: Mounts = Mounts()
+    disks: Disks = Disks()
+    memory: Ram = Ram()
+    clock: Clock = Clock()
+    services: Services = Services()
+    kernel: KernelLog = KernelLog()
+    flaps: Flaps = Flaps()
+    compute: Compute = Compute()
+    profiles: Profiles = Profiles()
+    drain: Drain = Drain()
+
+
+ABOVE_ZERO = (
+    "flaps.times", "flaps.window_s", "flaps.recovery_s", "kernel.window_s", "mounts.deadline_s",
+    "drain.percent", "drain.window_s", "drain.deadline_s", "clock.skew_s",
+)  # fmt: skip
+
+
+def read(path: Path) -> Settings:
+    """Raises ConfigError, which names the file, the key, and what was probably meant."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes; that is no settings")
+        found = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; nothing was checked") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply; nothing was checked") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ConfigError(f"{path}: {error}; nothing was checked") from error
+    return settled(found, str(path))
+
+
+def settled(found: dict[str, Any], where: str) -> Settings:
+    """Raises ConfigError."""
+    _known(found, Settings, where, "")
+    try:
+        settings = msgspec.convert(found, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}; nothing was checked") from error
+    if settings.version != 1:
+        raise ConfigError(f"{where}: version {settings.version} is not known; this reads 1")
+    for key in ABOVE_ZERO:
+        part, _, name = key.partition(".")
+        value = getattr(getattr(settings, part), name)
+        if not 0 < value < 1e9:  # nan is neither
+            raise ConfigError(f"{where}: {key} must be above zero and below 1e9, not {value}")
+    for path in settings.mounts.expected:
+        if not path.startswith("/"):
+            raise ConfigError(f"{where}: mounts.expected: {path!r} is no absolute path")
+    for unit in settings.services.active:
+        if not re.fullmatch(r"[\w@.:\\-]+", unit) or unit.startswith("-"):
+            raise ConfigError(f"{where}: services.active: {unit!r} is no name of a service")
+    return settings
+
+
+def _known(found: dict[str, Any], kind: type[Part], where: str, above: str) -> None:
+    """Raises ConfigError for a key that there is not."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in found.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {above}{close[0]}?" if close else f"there are {', '.join(fields)}"
+            raise ConfigError(f"{where}: {above}{key} is not known: {hint}; nothing was checked")
+        inner = fields[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Part):
+            _known(value, inner, where, f"{above}{key}.")
+        elif key == "expected" and isinstance(value, dict):
+            part = Link if kind is Links else Mount
+            for name, each in value.items():
+                if isinstance(each, dict):
+                    _known(each, part, where, f'{above}expected."{name}".')
