@@ -172,7 +172,7 @@ class Scheduler:
 
     def _place(self, job: Job, t_s: float) -> bool:
         """Starts a job of QOS high, on idle nodes and on those of others."""
-        idle = len(self._idle) - len(job.excluded)
+        idle = max(0, len(self._idle) - len(job.excluded))  # at least so many
         lower = self._old_nodes - len(self._leaving) - len(job.excluded)  # at least so many
         if job.size - idle > max(0, lower):
             return False
@@ -182,7 +182,8 @@ class Scheduler:
         nodes: list[int] = []
         serial = self._serial
         while len(nodes) < wanted:
-            victim = self._rng.choice(self._old)
+            pair = self._rng.choice(self._old), self._rng.choice(self._old)
+            victim = min(pair, key=lambda one: len(one.nodes))  # the small give way first
             for node in self._preempt(victim, t_s, serial):
                 fits = len(nodes) < wanted and node not in job.excluded
                 (nodes if fits else self._idle).append(node)
@@ -340,7 +341,7 @@ class Scheduler:
 def shared_nodes(shape: Shape) -> list[tuple[int, int]]:
     """For jobs of so many GPUs, how many nodes are shared at a time."""
     held = {
-        size.gpus: size.gpu_time * shape.utilization * shape.nodes / 0.85
+        size.gpus: size.gpu_time * shape.utilization * shape.nodes / 0.75
         for size in shape.sizes
         if size.gpus < GPUS
     }

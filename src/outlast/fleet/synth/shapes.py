@@ -60,7 +60,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     lemon_share: Share = 0.012
     lemon_factors: tuple[float, float] = (30.0, 60.0)  # times r_f
     node_fail_share: Share = 0.5  # of the failures that a check sees; the others end as FAILED
-    preempt_share: Share = 0.09  # of its nodes that a job of QOS high takes from lower ones
+    preempt_share: Share = 0.11  # of its nodes that a job of QOS high takes from lower ones
     protected_s: Positive = 7200.0  # a job is preempted after that
     work_sigma: Positive = 1.6  # of the logarithm of a job's length
     limit_s: Positive = 7 * 86400.0
@@ -109,7 +109,8 @@ RSC1 = Shape(
 )  # fmt: skip
 RSC2 = Shape(
     name="rsc2", nodes=1024, jobs_a_day=4400, utilization=0.85, r_f=2.34e-3, causes=_CAUSES,
-    lemon_share=0.017, pcie_xid_share=0.63, pcie_ipmi_share=0.49, ib_gpu_share=0.06,
+    lemon_share=0.017, preempt_share=0.06, pcie_xid_share=0.63, pcie_ipmi_share=0.49,
+    ib_gpu_share=0.06,
     sizes=(
         Size(1, 0.60, 0.03), Size(2, 0.07, 0.008), Size(4, 0.06, 0.012), Size(8, 0.20, 0.045),
         Size(16, 0.025, 0.05, 0.05), Size(32, 0.017, 0.085, 0.05), Size(64, 0.012, 0.115, 0.05),

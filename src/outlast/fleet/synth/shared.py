@@ -17,6 +17,7 @@ from outlast.fleet.synth.schedule import REQUEUE_S
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE, mean_s, outcomes, works_s
 
+_CUT = 1.3  # jobs ask for so much more than they get before their node's turn ends
 _FULL = 0.85  # of a lane's time is used
 _DEEP = 64  # jobs in a lane at most
 _CHUNK = 20_000  # lanes at a time
@@ -50,7 +51,7 @@ def small_jobs(shape: Shape, ran: Ran, rng: np.random.Generator) -> Small:
         lanes = np.repeat(rows, GPUS // size.gpus)
         mean = mean_s(shape, size)
         chunks = [
-            _filled(shape, ran, lanes[first : first + _CHUNK], mean, rng)
+            _filled(shape, ran, lanes[first : first + _CHUNK], _CUT * mean, rng)
             for first in range(0, len(lanes), _CHUNK)
         ]
         start_s, end_s, state, row, struck = (
@@ -68,7 +69,7 @@ def _filled(
     """Start, end, state, row, whether it was struck: of the jobs in these lanes."""
     rows = ran.rows[lanes]
     many = len(lanes) * _DEEP
-    works = works_s(shape, mean / _FULL, many, rng).reshape(-1, _DEEP)
+    works = works_s(shape, mean, many, rng).reshape(-1, _DEEP)
     gaps = rng.exponential(mean * (1 - _FULL) / _FULL, (len(lanes), _DEEP))
     again = rng.random((len(lanes), _DEEP)) < shape.requeued
     works = np.where(again, works * rng.random(works.shape), works)

@@ -9,8 +9,9 @@ from outlast.fleet.synth.attempts import Attempts
 from outlast.fleet.synth.findings import seen
 from outlast.fleet.synth.frames import job_number
 from outlast.fleet.synth.pace import DAY_S, Pace
+from outlast.fleet.synth.progress import Loop, Run, loops, runs
 from outlast.fleet.synth.ran import Ran
-from outlast.fleet.synth.shapes import Shape
+from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE
 from outlast.records import JOB_STATES
 
@@ -63,14 +64,19 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     failures: int  # attempts of any size that hardware ended
     all_rate: float  # as r_f, of all nodes at work
     all_node_days: float
-    causes_per_gpu_hour: dict[str, float]
+    causes_per_gpu_hour: dict[str, float]  # jobs of whole nodes; a symptom of the shape's causes
     lemons: dict[str, float]  # times the shape's rate
     node_rates: tuple[float, float]  # the lowest and the highest, per node-day
     first_order_gpu_hours: float
     second_order_gpu_hours: float
     second_order_share: float
+    checkpoint_s: float  # with these two the work of `runs` went on
+    restart_s: float
+    ettr: float | None  # the mean of `runs` of QOS high
     failed: list[Failed]
     cascades: list[Cascade]
+    runs: list[Run]
+    loops: list[Loop]
 
 
 def truth(
@@ -86,10 +92,12 @@ def truth(
     lost = made.gpus * np.minimum(made.end_s - made.start_s, LOST_S) / 3600
     second = _second(made)
     first_hours, second_hours = float(lost[struck].sum()), float(lost[second].sum())
+    long = runs(shape, made)
+    high = [one.ettr for one in long if one.qos == "high"]
     counted = sum(one.counted and one.gpus > LARGE_GPUS for one in failed)
     all_days = float(node_days.sum() + _shared_days(ran))
     rate = float(expected[large].sum() / max(1e-9, node_days[large].sum()))
-    gpu_hours = float((made.gpus * (made.end_s - np.maximum(made.start_s, 0))).sum() / 3600)
+    gpu_hours = float(node_days.sum()) * 24 * GPUS
     return Truth(
         shape=shape.name, seed=seed, nodes=shape.nodes, days=days, since_ns=since_ns,
         until_ns=since_ns + round(days * DAY_S) * 10**9, r_f=rate,
@@ -105,7 +113,9 @@ def truth(
         node_rates=(float(pace.rates.min() * DAY_S), float(pace.rates.max() * DAY_S)),
         first_order_gpu_hours=first_hours, second_order_gpu_hours=second_hours,
         second_order_share=second_hours / max(1e-9, first_hours + second_hours),
-        failed=failed,
+        checkpoint_s=shape.checkpoint_s, restart_s=shape.restart_s,
+        ettr=sum(high) / len(high) if high else None, failed=failed, runs=long,
+        loops=loops(made, ran),
         cascades=[
             Cascade(
                 job_number(int(made.job[row])), int(made.attempt[row]),

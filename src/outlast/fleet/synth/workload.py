@@ -11,7 +11,6 @@ CODE: dict[JobState, int] = {state: code for code, state in enumerate(JOB_STATES
 LOW, NORMAL, HIGH = range(3)
 QOS = ("low", "normal", "high")
 _BY_HOUR = np.array([2.0] * 8 + [5, 7, 8, 8, 7, 8, 8, 8, 7, 6, 5, 4, 4, 3, 3, 2])
-_OVERHEAD = 0.96  # of the time is for what users ask for: the rest is begun anew, or redone
 SHORTEST_S = 10.0
 
 
@@ -41,7 +40,7 @@ class Job:
 def mean_s(shape: Shape, size: Size) -> float:
     """How long jobs of a size work, in the mean."""
     gpu_s_a_day = GPUS * shape.nodes * shape.utilization * 86400.0
-    return _OVERHEAD * gpu_s_a_day * size.gpu_time / (shape.jobs_a_day * size.jobs * size.gpus)
+    return gpu_s_a_day * size.gpu_time / (shape.jobs_a_day * size.jobs * size.gpus)
 
 
 def works_s(shape: Shape, mean: float, many: int, rng: np.random.Generator) -> np.ndarray:
