@@ -16,16 +16,23 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import polars as pl
 from harness import median, table, verdict
 
 from outlast.fleet import synth
 from outlast.fleet.attribution import Attributed, attribute
+from outlast.fleet.blame import at_fault
+from outlast.fleet.ettr import ettr, overall
 from outlast.fleet.fit import fit
+from outlast.fleet.goodput import lost, summary
+from outlast.fleet.lemons import lemons, scored
 from outlast.fleet.mttf import failure_rate, mttf
 from outlast.fleet.tables import Tables
 from outlast.theory import gamma
 
 TAIL = 0.05
+DAY_S = 86_400.0
+RESUBMITTED_S = 3600.0  # within which another id goes on with a run
 
 
 class Made(NamedTuple):
@@ -83,7 +90,61 @@ def mttf_by_size(made: Made) -> Figures:
     return {"MTTF true in interval, sizes above 128": sum(hits) / len(hits)} if hits else {}
 
 
-MEASURES: tuple[Callable[[Made], Figures], ...] = (rate_of_large_jobs, rate_for_plans, mttf_by_size)
+def ettr_of_runs(made: Made) -> Figures:
+    """Job runs of QOS high that held nodes for a day: mean ETTR, measured and true, in points."""
+    truth = made.truth
+    runs = ettr(
+        made.tables, at_fault(made.found), qos=["high"], across_s=RESUBMITTED_S,
+        interval_s=truth.checkpoint_s, init_s=truth.restart_s,
+    )  # fmt: skip
+    if truth.ettr is None or not len(runs):
+        return {}
+    (row,) = overall(runs, truth.r_f / DAY_S).iter_rows(named=True)
+    return {
+        "ETTR": 100 * row["ettr"],
+        "ETTR true": 100 * truth.ettr,
+        "ETTR off": 100 * abs(row["ettr"] - truth.ettr),
+        "ETTR runs": row["runs"],
+        "ETTR expected": 100 * row["expected"],
+    }
+
+
+def goodput_lost(made: Made) -> Figures:
+    """The share of lost goodput that is of second order, in points, and who instigated what."""
+    found = lost(made.tables, at_fault(made.found))
+    told, truth = summary(made.tables, found), made.truth
+    second = found.filter(pl.col("order") == 2)
+    mine = set(second.select("job", "attempt", "by_job", "by_attempt").iter_rows())
+    true = {(one.job, one.attempt, one.by_job, one.by_attempt) for one in truth.cascades}
+    share = told.second_share or 0.0
+    return {
+        "second order": 100 * share,
+        "second order true": 100 * truth.second_order_share,
+        "second order off": 100 * abs(share - truth.second_order_share),
+        "preemptions, of mine right": len(mine & true) / len(mine) if mine else 1.0,
+        "preemptions, of true ones found": len(mine & true) / len(true) if true else 1.0,
+    }
+
+
+def lemon_nodes(made: Made) -> Figures:
+    """Those that are called lemons, and the ranking down to where 80 % of them are found."""
+    found = scored(lemons(made.tables, at_fault(made.found)), made.truth.lemons)
+    precision = {} if found.precision is None else {"lemons precision": found.precision}
+    at_80 = (
+        {} if found.precision_at_80 is None else {"lemons precision at 80": found.precision_at_80}
+    )
+    return {
+        **precision,
+        **at_80,
+        "lemons recall": found.recall or 0.0,
+        "lemons called": found.called,
+        "lemons true": found.true,
+    }
+
+
+MEASURES: tuple[Callable[[Made], Figures], ...] = (
+    rate_of_large_jobs, rate_for_plans, mttf_by_size, ettr_of_runs, goodput_lost, lemon_nodes,
+)  # fmt: skip
 
 
 def inside(low: float | None, value: float, high: float | None) -> float:
@@ -95,6 +156,11 @@ def off_90(values: Sequence[float]) -> float:
     return 100 * abs(mean(values) - 0.9)
 
 
+def missing(values: Sequence[float]) -> float:
+    """How far a mean share is below 1, in points."""
+    return 100 * (1 - mean(values))
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -102,6 +168,11 @@ def mean(values: Sequence[float]) -> float:
 BARS: dict[str, tuple[str, Callable[[Sequence[float]], float], float]] = {
     "points: true r_f in its 90 % interval, from 90 %": ("r_f in Gamma", off_90, 4.0),
     "failures counted wrongly, at most": ("r_f failures missed or too many", max, 0.0),
+    "points: ETTR from its truth, the mean": ("ETTR off", mean, 1.0),
+    "points: second-order share from its truth, the mean": ("second order off", mean, 2.0),
+    "points: ranking's wrong lemons at 80 % recall": ("lemons precision at 80", missing, 10.0),
+    "points: called lemons that are none": ("lemons precision", missing, 10.0),
+    "points: true lemons that are not called": ("lemons recall", missing, 20.0),
 }
 
 
