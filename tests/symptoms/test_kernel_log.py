@@ -177,6 +177,11 @@ def test_the_fabric_managers_log() -> None:
     assert (third.code, third.severity, third.t_ns) == ("SXID 20034", "now", XID_NS)
 
 
+def test_the_firmwares_report_is_no_entry_of_a_journal() -> None:
+    (one,) = found(read("{1}[Hardware Error]: event severity: fatal", bare_ns=5))
+    assert (one.check, one.severity) == ("kernel.ghes", "now")
+
+
 def test_a_very_long_line_is_read_in_little_time_and_cut() -> None:
     (one,) = found(read(f"[ 1.0] {XID}" + " x" * 10**6))
     assert len(one.detail) <= 420

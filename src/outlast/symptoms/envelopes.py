@@ -27,6 +27,7 @@ from outlast.symptoms.stamps import (
     yearless,
 )
 
+OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
 KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
 
 
@@ -92,7 +93,7 @@ def _journal() -> msgspec.json.Decoder[Journal]:
 def opened(line: str) -> Envelope:
     """A line taken apart; one of no known shape is all message, from the kernel, without a time.
     Raises UnplacedError for a line of a journal that is not one."""
-    if line.startswith("{"):
+    if line.startswith(OBJECT):
         return _of_journal(line)
     for name, take in TAKES.items():
         found = _shape(name).fullmatch(line)
@@ -103,7 +104,7 @@ def opened(line: str) -> Envelope:
 
 def known(line: str) -> bool:
     """It says its time in a known way; so a file with none of them is no such log."""
-    if line.startswith("{"):
+    if line.startswith(OBJECT):
         try:
             return _of_journal(line).when is not _bare
         except UnplacedError:

@@ -138,14 +138,20 @@ def _links(sample: GpuSample) -> Iterator[Trouble]:
 
 
 def findings(
-    samples: Collection[GpuSample], *, cluster: str, node: str, t_ns: int, limits: Limits
+    samples: Collection[GpuSample],
+    *,
+    cluster: str,
+    node: str,
+    t_ns: int,
+    limits: Limits,
+    check: str = "nvidia-smi",
 ) -> Iterator[Finding]:
     """Of one reading of all GPUs. Where the number of GPUs is known, fewer are trouble too."""
 
     def found(at_ns: int, device: str, trouble: Trouble) -> Finding:
         symptom, severity, detail = trouble
         return Finding(
-            t_ns=at_ns, cluster=cluster, node=node, check="nvidia-smi", symptom=symptom,
+            t_ns=at_ns, cluster=cluster, node=node, check=check, symptom=symptom,
             severity=severity, code="", device=device, detail=detail,
         )  # fmt: skip
 

@@ -7,14 +7,14 @@ from datetime import UTC, tzinfo
 
 from outlast.records import Finding
 from outlast.symptoms.devices import device
-from outlast.symptoms.envelopes import FABRIC, KERNEL, NETWORK, Envelope, opened
+from outlast.symptoms.envelopes import FABRIC, KERNEL, NETWORK, OBJECT, Envelope, opened
 from outlast.symptoms.kernel_rules import by_word, rule_of
 from outlast.symptoms.nvidia_lines import WORDS, NoCodeError, Said, fabric_said, said, uuid_of
 from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import Clock, UnplacedError
 from outlast.symptoms.unread import Reading, Unread, cut
 
-LINE_MAX = 8192  # characters; the kernel writes no longer ones
+LINE_MAX = 2048  # characters; the kernel writes no longer ones
 FABRIC_WORDS = ("[ERROR]", "[CRITICAL]", "[FATAL]", "detected NVSwitch")
 
 
@@ -42,8 +42,8 @@ def findings(
     seen: set[tuple[str, str, str]] = set()  # errors of switches: further lines only detail them
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
-        line = raw.rstrip("\r\n")[: LINE_MAX if not raw.startswith("{") else None]
-        if not line.startswith("{") and not any(word in line for word in words):
+        line = raw.rstrip("\r\n")[: LINE_MAX if not raw.startswith(OBJECT) else None]
+        if not line.startswith(OBJECT) and not any(word in line for word in words):
             continue
         try:
             envelope = opened(line)

@@ -44,7 +44,7 @@ _MESSAGE = r" error (?:message )?received(?:: | from )<DEV>(?:\s|$)"
 _EXT4 = r"^EXT4-fs(?: error| warning)? \((?:device )?<DEV>\): "
 _MLX = r"^mlx\d_core <DEV>:? .*"
 _PORT = r"^(?P<dev>mlx\d_(?:ib|\d+)\S*?):? .*Port:? \d+ Link "
-_NIC = r"(?P<dev>[\w.@-]+):? (?:NIC (?:\w+ )?)?Link is "
+_NIC = r"(?<![\w.@-])(?P<dev>[\w.@-]{1,40}):? (?:NIC (?:\w+ )?)?Link is "
 _CPU_HOT = r"^(?:mce: )?(?P<dev>CPU ?\d+): (?:Core|Package) temperature(?:/speed)? (?:is )?"
 
 RULES: tuple[Rule, ...] = (

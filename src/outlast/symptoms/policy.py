@@ -7,13 +7,15 @@ single entries of it.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from outlast.errors import ConfigError
 from outlast.records import Severity, Symptom
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Action = Literal[
     "restart-app",  # the program; the node is as it should be
@@ -122,7 +124,8 @@ def disagreements(code: int) -> Disagreement | None:
 @cache
 def shipped() -> Policy:
     """The policy that comes with the package."""
-    import tomllib  # only who meets a code waits for it
+    import tomllib  # only who meets a code waits for these
+    from pathlib import Path
 
     found = tomllib.loads(Path(__file__).with_name("xid.toml").read_text("utf-8"))
     return _policy(found, "xid.toml")
