@@ -40,10 +40,14 @@ class FailureRate(msgspec.Struct, frozen=True, kw_only=True):
 def failure_rate(tables: Tables, found: Attributed, *, above_gpus: int = LARGE_GPUS) -> FailureRate:
     """r_f = failures / sum of (nodes x runtime in days), over all attempts with more than
     `above_gpus` GPUs. A boot that failed is none of theirs: they had not begun."""
-    counted = _counted(tables, found, pl.lit(0), pl.col("gpus") > above_gpus)
-    large = counted["runs"]
+    return _rate(_counted(tables, found, pl.lit(0), above_gpus), above_gpus)
+
+
+def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
+    ours = {name: _summed(frame.filter("large"), name) for name, frame in counted.items()}
+    large = ours["runs"]
     failures, node_days = int(large["failures"].sum()), float(large["node_days"].sum())
-    clusters, told = widest({name: _spread(frame, "node_days") for name, frame in counted.items()})
+    clusters, told = widest({name: _spread(frame, "node_days") for name, frame in ours.items()})
     per = 1000 / node_days if node_days else None
     ends = jeffreys(failures)
     return FailureRate(
@@ -77,24 +81,19 @@ def mttf(
       node's GPUs: what MTTF would be if failures were a matter of size alone.
     """
     size = in_whole_nodes(pl.col("gpus"), node_gpus)
-    counted = _counted(tables, found, size, pl.lit(value=True))
+    counted = _counted(tables, found, size, above_gpus)
     told = {
         clusters: {
             key[0]: _spread(frame, "hours")
-            for key, frame in by.group_by("size", maintain_order=True)
+            for key, frame in _summed(by, "size", clusters).group_by("size", maintain_order=True)
         }
         for clusters, by in counted.items()
     }
-    sums = (
-        counted["runs"]
-        .group_by("size")
-        .agg(pl.col("attempts", "failures", "hours", "gpu_hours").sum())
-        .sort("size")
-    )
+    sums = _summed(counted["runs"], "size").drop("node_days")
     chosen = [widest({name: told[name][size] for name in CLUSTERS}) for size in sums["size"]]
     ends = [jeffreys(each) if each else garwood(0) for each in sums["failures"]]
     hours, failed = pl.col("hours"), pl.col("failures") > 0
-    large = failure_rate(tables, found, above_gpus=above_gpus)
+    large = _rate(counted, above_gpus)
     rates = (large.per_1000_node_days, large.high, large.low)
     names = ("projected_h", "projected_low_h", "projected_high_h")
     return sums.rename({"size": "gpus"}).with_columns(
@@ -113,14 +112,14 @@ def mttf(
 
 
 def _counted(
-    tables: Tables, found: Attributed, size: pl.Expr, wanted: pl.Expr
+    tables: Tables, found: Attributed, size: pl.Expr, above_gpus: int
 ) -> dict[str, pl.DataFrame]:
-    """By size and cluster, for each sort of clusters: attempts, failures, and what they ran."""
+    """By size, whether it is above `above_gpus`, and cluster, for each sort of clusters: attempts,
+    failures, and what they ran."""
     ran = found.failures.lazy().filter(pl.col("state") != "BOOT_FAIL")
     failed = ran.select(KEY).with_columns(failed=pl.lit(value=True))
     attempts = (
         on_gpus(tables)
-        .filter(wanted)
         .select(
             *KEY,
             "ended",
@@ -128,10 +127,11 @@ def _counted(
             "node_days",
             "gpu_hours",
             size=size,
+            large=pl.col("gpus") > above_gpus,
             **{name: grouped(tables, name) for name in CLUSTERS},
         )
         .join(failed, on=KEY, how="left")
-        .group_by("size", *CLUSTERS)
+        .group_by("size", "large", *CLUSTERS)
         .agg(
             attempts=pl.len().cast(pl.Int64),
             failures=(pl.col("failed") & pl.col("ended")).sum().cast(pl.Int64),
@@ -141,8 +141,13 @@ def _counted(
         )
         .collect()
     )
+    return {name: _summed(attempts, "size", "large", name) for name in CLUSTERS}
+
+
+def _summed(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Sorted, so that what is drawn by chance is drawn alike."""
     sums = pl.col("attempts", "failures", "hours", "node_days", "gpu_hours").sum()
-    return {name: attempts.group_by("size", name).agg(sums).sort("size", name) for name in CLUSTERS}
+    return frame.group_by(by).agg(sums).sort(by)
 
 
 def _spread(frame: pl.DataFrame, exposure: str) -> Spread:
