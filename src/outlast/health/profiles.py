@@ -11,28 +11,29 @@ from importlib import import_module
 from typing import NamedTuple
 
 from outlast.errors import ConfigError
-from outlast.health.checks import clock, disks, kernel, links, memory, mounts, services
+from outlast.health.checks import clock, disks, gpus, kernel, links, memory, mounts, services
 from outlast.health.contract import AnyCheck, Check
 from outlast.health.settings import Profile, Settings
 
 SHIPPED: tuple[AnyCheck, ...] = (
     kernel.CHECK, mounts.CHECK, disks.CHECK, disks.SMART, memory.CHECK, links.CHECK, clock.CHECK,
-    services.CHECK,
+    services.CHECK, gpus.CHECK, gpus.LEFTOVER,
 )  # fmt: skip
 
 
 class Plan(NamedTuple):
-    """`checks`: None are all that are shipped, and one's own. `within_s`: for all together."""
+    """`checks`: besides one's own. `within_s`: for all together."""
 
-    checks: tuple[str, ...] | None
+    checks: tuple[str, ...]
     within_s: float
 
 
+QUICK = ("kernel", "mount", "memory", "link", "gpu")
 PROFILES: dict[Profile, Plan] = {
-    "prolog": Plan(("kernel", "mount", "memory", "link", "gpu"), 10.0),
-    "periodic": Plan(None, 40.0),
-    "epilog": Plan(("kernel", "mount", "memory", "link", "gpu", "leftover"), 20.0),
-    "preflight": Plan(None, 300.0),
+    "prolog": Plan(QUICK, 10.0),
+    "periodic": Plan((*QUICK, "disk", "smart", "clock", "service"), 40.0),
+    "epilog": Plan((*QUICK, "leftover"), 20.0),
+    "preflight": Plan((*QUICK, "disk", "smart", "clock", "service", "leftover"), 300.0),
 }
 
 
@@ -53,9 +54,8 @@ def chosen(
     """Raises ConfigError for one that there is not."""
     names = tuple(only) or getattr(settings.profiles, profile)
     if names is None:
-        shipped = PROFILES[profile].checks
-        own = [name for name in checks if name not in {check.name for check in SHIPPED}]
-        names = tuple(checks) if shipped is None else (*shipped, *own)
+        shipped = {check.name for check in SHIPPED}
+        names = (*PROFILES[profile].checks, *(name for name in checks if name not in shipped))
     for name in names:
         if name not in checks:
             close = difflib.get_close_matches(name, checks, n=1)

@@ -110,8 +110,10 @@ def _held(held: Held, about: About) -> Finding:
 def worst(findings: Iterable[Finding]) -> Severity:
     """Unknown where there are none: nothing was checked."""
     said = {one.severity for one in findings}
-    nothing: Severity = "unknown"
-    return next((severity for severity in WORST_FIRST if severity in said), nothing)
+    for severity in WORST_FIRST:
+        if severity in said:
+            return severity
+    return "unknown"
 
 
 def sorted_by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -32,6 +32,8 @@ class Gpus(Part, frozen=True):
     remapped_rows_max: int = 512  # as NVIDIA's rule for an exchange
     retired_pages_max: int = 60
     pcie_width: int | None = None  # lanes; None: what card and slot allow
+    allowed: tuple[str, ...] = ("nv-hostengine", "nvidia-persiste", "dcgm-exporter")
+    deadline_s: float = 15.0  # drivers of eight GPUs that nobody holds open take seconds
 
 
 class Link(Part, frozen=True):
@@ -154,7 +156,7 @@ class Settings(Part, frozen=True):
 
 ABOVE_ZERO = (
     "flaps.times", "flaps.window_s", "flaps.recovery_s", "kernel.window_s", "mounts.deadline_s",
-    "drain.percent", "drain.window_s", "drain.deadline_s", "clock.skew_s",
+    "gpus.deadline_s", "drain.percent", "drain.window_s", "drain.deadline_s", "clock.skew_s",
 )  # fmt: skip
 
 

@@ -1,0 +1,251 @@
+"""GPUs by the word of their driver: all there, memory sound, not slowed down, links whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import msgspec
+
+from outlast.health.contract import About, Check, Count, Probe, Said, Sample
+from outlast.health.settings import Gpus as Wanted
+from outlast.health.settings import Settings
+from outlast.records import Severity, Symptom
+
+HOUR_S = 3600.0
+IDLE = 0x1
+SLOWED: dict[int, tuple[str, Severity]] = {
+    0x08: ("the hardware slows it down", "drain"),
+    0x20: ("the driver slows it down: it is hot", "warn"),
+    0x40: ("the hardware slows it down: it is hot", "drain"),
+    0x80: ("the hardware slows it down: too little power", "drain"),
+}
+"""Bits of what holds the clocks back. Of them 0x08 is also set where a more exact one is."""
+FABRIC_READY = (0, 3)  # not supported, completed
+
+
+class NvLink(Sample, frozen=True):
+    """`errors`: None each where the driver does not count them for this generation."""
+
+    number: int
+    active: bool
+    errors: int | None = None
+
+
+class Gpu(Sample, frozen=True):
+    """None: this GPU has no such thing. `unread`: what the driver should have said and did not,
+    with its reason. `lost`: it fell off the bus."""
+
+    index: int
+    pci: str = ""
+    uuid: str = ""
+    name: str = ""
+    lost: bool = False
+    temperature_c: int | None = None
+    memory_c: int | None = None
+    ecc: bool | None = None
+    uncorrected: int | None = None  # since the driver was loaded
+    uncorrected_ever: int | None = None
+    remapped: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    retirement_pending: bool | None = None
+    held_back: int | None = None  # bits
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    width: int | None = None
+    width_max: int | None = None
+    speed: int | None = None  # generation of PCIe
+    speed_max: int | None = None
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric_state: int | None = None
+    fabric_status: int | None = None
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Gpus(Sample, frozen=True):
+    """`on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: why the driver could not be
+    asked at all."""
+
+    on_bus: int
+    driver: str = ""
+    trouble: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
+class Process(Sample, frozen=True):
+    pid: int
+    name: str
+    bytes: int | None = None
+
+
+class Leftovers(Sample, frozen=True):
+    """Processes by the GPU that they are on."""
+
+    on: dict[str, tuple[Process, ...]]
+
+
+def counts(sample: Gpus) -> Iterable[Count]:
+    for gpu in sample.gpus:
+        if gpu.uncorrected_ever is not None:
+            yield Count(f"gpu|{gpu.uuid}|uncorrected", gpu.uncorrected_ever)
+        for link in gpu.nvlinks:
+            if link.errors is not None:
+                yield _link_count(gpu, link)
+
+
+def _link_count(gpu: Gpu, link: NvLink) -> Count:
+    return Count(f"gpu|{gpu.uuid}|nvlink {link.number}", link.errors or 0)
+
+
+def judge(sample: Gpus, about: About) -> Iterator[Said]:
+    wanted = about.settings.gpus
+    expected = sample.on_bus if wanted.count is None else wanted.count
+    if sample.on_bus < expected:
+        text = f"{sample.on_bus} on the PCI bus, {expected} are expected"
+        yield Said("now", text, symptom="gpu-unavailable")
+    if sample.trouble:
+        yield Said("unknown", sample.trouble, symptom="gpu-driver")
+        return
+    if len(sample.gpus) < expected <= sample.on_bus:
+        text = f"the driver has {len(sample.gpus)}, {expected} are expected"
+        yield Said("now", text, symptom="gpu-unavailable")
+    if wanted.driver and sample.driver != wanted.driver:
+        text = f"driver {sample.driver}, {wanted.driver} is expected"
+        yield Said("drain", text, symptom="gpu-driver")
+    links = _links_expected(sample, wanted)
+    for gpu in sample.gpus:
+        found = [*_one(gpu, about, links)]
+        for said in found or [Said("healthy", _well(gpu))]:
+            yield said._replace(device=gpu.pci or f"GPU {gpu.index}")
+
+
+def _links_expected(sample: Gpus, wanted: Wanted) -> int:
+    """As the settings say, or as most of the node's GPUs have them."""
+    if wanted.nvlinks is not None:
+        return wanted.nvlinks
+    active = Counter(sum(link.active for link in gpu.nvlinks) for gpu in sample.gpus)
+    return max(active, key=lambda many: (active[many], many), default=0)
+
+
+def _one(gpu: Gpu, about: About, links: int) -> Iterator[Said]:
+    wanted = about.settings.gpus
+    if gpu.lost:
+        yield Said("now", "it is lost: it fell off the bus", symptom="gpu-unavailable")
+        return
+    if wanted.name and gpu.name != wanted.name:
+        yield Said("drain", f"is a {gpu.name}, and should be a {wanted.name}")
+    yield from _memory(gpu, about)
+    yield from _heat(gpu, wanted)
+    yield from _bus(gpu, wanted)
+    yield from _nvlinks(gpu, about, links)
+    for what, why in gpu.unread.items():
+        yield Said("unknown", f"{what}: {why}", symptom="gpu-driver")
+
+
+def _memory(gpu: Gpu, about: About) -> Iterator[Said]:
+    wanted, symptom = about.settings.gpus, "gpu-memory"
+    if gpu.ecc is False:
+        yield Said("warn", "error correction is off", symptom=symptom)
+    if gpu.uncorrected:
+        text = f"{gpu.uncorrected} uncorrected errors since the driver was loaded"
+        yield Said("drain", text, symptom=symptom)
+    if gpu.uncorrected_ever is not None:
+        count = Count(f"gpu|{gpu.uuid}|uncorrected", gpu.uncorrected_ever)
+        new = about.since(count, about.settings.flaps.window_s)
+        if new and not gpu.uncorrected:
+            yield Said("drain", f"{new} new uncorrected errors", symptom=symptom)
+    if gpu.remap_failed:
+        yield Said("drain", "a row could not be remapped: exchange it", symptom=symptom)
+    if gpu.remap_pending:
+        yield Said("drain", "a row waits to be remapped: reset it", symptom=symptom)
+    if gpu.retirement_pending:
+        yield Said("drain", "a page waits to be retired: reset it", symptom=symptom)
+    for what, many, most in (
+        ("remapped rows", gpu.remapped, wanted.remapped_rows_max),
+        ("retired pages", gpu.retired_pages, wanted.retired_pages_max),
+    ):
+        if many is not None and many >= most:
+            text = f"{many} {what}, at {most} it should be exchanged"
+            yield Said("drain", text, symptom=symptom)
+
+
+def _heat(gpu: Gpu, wanted: Wanted) -> Iterator[Said]:
+    for what, now_c, most_c in (
+        ("", gpu.temperature_c, wanted.hot_c),
+        ("its memory: ", gpu.memory_c, wanted.memory_hot_c),
+    ):
+        if now_c is not None and now_c >= most_c:
+            yield Said("warn", f"{what}{now_c} C, below {most_c} is expected", symptom="thermal")
+    bits = gpu.held_back or 0
+    exact = [bit for bit in SLOWED if bits & bit and bit != 0x08]
+    for bit in exact or [0x08] * bool(bits & 0x08):
+        text, severity = SLOWED[bit]
+        yield Said(severity, text, symptom="thermal")
+
+
+def _bus(gpu: Gpu, wanted: Wanted) -> Iterator[Said]:
+    width = wanted.pcie_width or gpu.width_max
+    if gpu.width is not None and width is not None and gpu.width < width:
+        yield Said("drain", f"PCIe x{gpu.width}, x{width} is expected", symptom="pcie")
+    if gpu.speed is None or gpu.speed_max is None or gpu.speed >= gpu.speed_max:
+        return
+    if gpu.held_back is None or not gpu.held_back & IDLE:  # an idle GPU may save power
+        text = f"PCIe generation {gpu.speed}, {gpu.speed_max} is expected"
+        yield Said("drain", text, symptom="pcie")
+
+
+def _nvlinks(gpu: Gpu, about: About, expected: int) -> Iterator[Said]:
+    symptom: Symptom = "nvlink"
+    active = sum(link.active for link in gpu.nvlinks)
+    if active < expected:
+        down = ", ".join(str(link.number) for link in gpu.nvlinks if not link.active)
+        which = f" (down: {down})" if down else ""
+        yield Said("now", f"{active} of {expected} NVLinks are up{which}", symptom=symptom)
+    for link in gpu.nvlinks:
+        new = None if link.errors is None else about.since(_link_count(gpu, link), HOUR_S)
+        if new is not None and new > about.settings.links.errors_per_hour:
+            text = f"NVLink {link.number}: {new} errors within the hour"
+            yield Said("warn", text, symptom=symptom)
+    if gpu.fabric_state is not None and gpu.fabric_state not in FABRIC_READY:
+        text = "it has not joined the NVLink fabric: does the fabric manager run?"
+        yield Said("now", text, symptom=symptom)
+    elif gpu.fabric_status:
+        yield Said("now", f"the NVLink fabric failed ({gpu.fabric_status})", symptom=symptom)
+
+
+def _well(gpu: Gpu) -> str:
+    heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c} C"
+    links = sum(link.active for link in gpu.nvlinks)
+    return f"{gpu.name}{heat}" + (f", {links} NVLinks" if links else "")
+
+
+def judge_leftovers(sample: Leftovers, about: About) -> Iterator[Said]:
+    """After a job that had the node for itself nothing may be on its GPUs."""
+    found = False
+    for gpu, processes in sample.on.items():
+        others = [one for one in processes if one.name not in about.settings.gpus.allowed]
+        if others:
+            found = True
+            who = ", ".join(f"{one.name or '?'} ({one.pid})" for one in others[:5])
+            yield Said("drain", f"{len(others)} processes are left over: {who}", gpu)
+    if not found:
+        yield Said("healthy", f"no process on {len(sample.on)} GPUs")
+
+
+def _probes(settings: Settings) -> Iterable[Probe[Gpus]]:
+    from outlast.health.probes.gpus import take
+
+    yield Probe("", partial(take, settings.gpus.count), settings.gpus.deadline_s)
+
+
+def _leftover_probes(settings: Settings) -> Iterable[Probe[Leftovers]]:
+    from outlast.health.probes.gpus import leftovers
+
+    yield Probe("", partial(leftovers, settings.gpus.count), settings.gpus.deadline_s)
+
+
+CHECK = Check("gpu", "other", Gpus, _probes, judge, counts)
+LEFTOVER = Check("leftover", "services", Leftovers, _leftover_probes, judge_leftovers)
