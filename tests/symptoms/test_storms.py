@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from outlast.records import Finding
-from outlast.symptoms.storms import fold, times
+from outlast.symptoms.storms import fold, last_ns, times
 from outlast.symptoms.unread import Reading, Unread
 
 S = 10**9
@@ -38,6 +39,13 @@ def test_a_window_begins_with_its_first() -> None:
     assert found[-1].detail == "line 200"  # what came once is as it was
 
 
+def test_the_last_word_is_known_to_the_nanosecond() -> None:
+    moments = [0, 999_999_999, 17 * S + 5]
+    (one,) = folded([replace(finding(0), t_ns=t_ns) for t_ns in moments], 60)
+    assert one.t_ns == 0 and last_ns(one) == 17 * S + 5
+    assert one.detail == "line 0 {3 times in 17.000000005 s}"
+
+
 def test_what_was_unread_comes_through() -> None:
     odd = Unread(7, "why", "what")
     assert next(fold([finding(0), odd, finding(1)], 60)) == odd
@@ -61,6 +69,7 @@ def test_the_sum_of_times_is_kept_also_when_folded_again(
     once = folded([finding(second, device=device) for second, device in told], first_s)
     twice = folded([*once], then_s)
     assert sum(map(times, once)) == sum(map(times, twice)) == len(told)
+    assert max(map(last_ns, twice), default=0) == max([t * S for t, _ in told], default=0)
     assert {one.device for one in twice} == {device for _, device in told}
     assert min([one.t_ns for one in twice], default=0) == min(
         [second * S for second, _ in told], default=0
