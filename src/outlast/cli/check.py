@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from outlast.cli.stream import as_json, say
 from outlast.errors import OutlastError, UsageError
 from outlast.health import recording
 from outlast.health import settings as settings_of
+from outlast.health.drain import drain as drained
 from outlast.health.examine import Examined, Subject, again, examine
 from outlast.health.profiles import chosen, known
 from outlast.health.report import Report, lines
@@ -32,6 +34,7 @@ def check(
     only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     record: Path | None = None,
     replay: Path | None = None,
+    drain: bool = False,
     format: Format = "text",  # noqa: A002 - the flag's name
     json: bool = False,
 ) -> int:
@@ -56,39 +59,66 @@ def check(
         Write the samples to this file, to judge them again.
     replay
         Judge the samples of such a file; nothing of this machine is looked at.
+    drain
+        Drain this node through scontrol where something costs a job: not where it is away already,
+        not in a prolog or an epilog, and never more of the fleet than the settings say (2 % an
+        hour). Nodes are never resumed.
     format
         text, json or nagios.
     json
         The same as --format json.
     """
     form: Format = "json" if json else format
+    asked = Asked(profile, settings, state, only, record, replay, drain, form)
     if form != "nagios":
-        return _checked(profile, settings, state, only, record, replay, form)
+        return _checked(asked)
     try:
-        return _checked(profile, settings, state, only, record, replay, form)
+        return _checked(asked)
     except OutlastError as error:
         # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
         say(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
         return NAGIOS_UNKNOWN
 
 
-def _checked(
-    profile: Profile, settings: Path | None, state: Path | None, only: tuple[str, ...],
-    record: Path | None, replay: Path | None, form: Format,
-) -> int:  # fmt: skip
-    said = settings_of.read(settings) if settings else None
-    if replay is not None:
-        if record or state:
-            raise UsageError("--replay looks at nothing here: leave --record and --state out")
-        report, used = _replayed(replay, said)
-        return _shown(report, used, form)
+class Asked(NamedTuple):
+    profile: Profile
+    settings: Path | None
+    state: Path | None
+    only: tuple[str, ...]
+    record: Path | None
+    replay: Path | None
+    drain: bool
+    form: Format
+
+
+def _checked(asked: Asked) -> int:
+    said = settings_of.read(asked.settings) if asked.settings else None
+    _refuse_both(asked)
+    if asked.replay is not None:
+        report, used = _replayed(asked.replay, said)
+        return _shown(report, used, asked.form)
     used = said or Settings()
-    subject = _subject(profile, used)
+    subject = _subject(asked.profile, used)
     checks = known(used)
-    done = examine(subject, chosen(profile, used, checks, only), state, checks)
-    if record is not None:
-        _recorded(record, subject, done)
-    return _shown(done.report, used, form)
+    done = examine(subject, chosen(asked.profile, used, checks, asked.only), asked.state, checks)
+    if asked.record is not None:
+        _recorded(asked.record, subject, done)
+    report = done.report
+    if asked.drain:
+        outcome = drained(report, used.drain)
+        word = "drained" if outcome.drained else "not drained"
+        report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
+    return _shown(report, used, asked.form)
+
+
+def _refuse_both(asked: Asked) -> None:
+    if asked.replay and (asked.record or asked.state or asked.drain):
+        raise UsageError("--replay looks at nothing here: leave --record, --state and --drain out")
+    if asked.drain and asked.profile in {"prolog", "epilog"}:
+        raise UsageError(
+            f"--drain cannot be used in a {asked.profile}: Slurm forbids scontrol there, and drains"
+            " the node itself by the exit code; nothing was checked"
+        )
 
 
 def _subject(profile: Profile, settings: Settings) -> Subject:

@@ -1,0 +1,133 @@
+"""This node drained, if it must be, if nobody has done so, and if the fleet can spare it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.errors import StorageError
+from outlast.health import slurm
+from outlast.health.breaker import Drained as Past
+from outlast.health.breaker import allowance, reason, recent
+from outlast.health.contract import Check, Probe, Sample
+from outlast.health.probing import Asked, take_all
+from outlast.health.report import Report
+from outlast.health.settings import Drain
+
+COSTS = {"now", "drain"}
+LEDGER = "drained.jsonl"
+LEDGER_BYTES_MAX = 4 << 20
+TRY_S = 0.02
+
+
+class Outcome(NamedTuple):
+    drained: bool
+    why: str
+
+
+class Slot(Sample, frozen=True):
+    """Whether the fleet's shared ledger let us go. `taken`: how many had gone before."""
+
+    granted: bool
+    taken: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    t_ns: int
+    node: str
+
+
+def drain(report: Report, settings: Drain) -> Outcome:
+    """Never resumes a node, and never touches one that is away already, whoever sent it."""
+    worst = [one for one in report.findings if one.severity in COSTS]
+    if not worst:
+        return Outcome(False, "nothing that costs a job")
+    name, within_s = report.node, settings.deadline_s
+    try:
+        here = slurm.node(name, within_s)
+        if not here.is_registered:
+            states = "+".join(sorted(here.states))
+            return Outcome(False, f"{name} is {states}: Slurm does not have it yet")
+        if here.is_away:
+            return Outcome(False, f"{name} is away already ({here.reason or 'no reason'})")
+        seen = slurm.fleet(within_s)
+        most = allowance(seen.nodes, settings.percent)
+        gone = recent(seen.drained, report.t_ns, settings.window_s)
+        refused = _refused(name, settings, len(gone), most, report.t_ns)
+        if refused:
+            return Outcome(False, refused)
+        first = worst[0]
+        said = " ".join(filter(None, (first.check, first.device, first.code, first.detail)))
+        slurm.drain(name, reason(said), within_s)
+    except slurm.SlurmError as error:
+        return Outcome(False, str(error))
+    return Outcome(True, f"{name} was drained: {reason(said)}")
+
+
+def _refused(name: str, settings: Drain, gone: int, most: int, now_ns: int) -> str:
+    """Why not, or nothing."""
+    window = f"within {settings.window_s:g} s"
+    if gone >= most:
+        return f"{gone} nodes were drained {window}, at most {most} may be: look at them first"
+    if not settings.shared:
+        return ""
+    slot = _slot(Path(settings.shared), name, settings, most, now_ns)
+    if isinstance(slot, str):
+        return f"the ledger in {settings.shared} could not be asked ({slot}): nothing was drained"
+    if not slot.granted:
+        return f"{slot.taken} nodes were drained {window} by the ledger, at most {most} may be"
+    return ""
+
+
+def _slot(shared: Path, name: str, settings: Drain, most: int, now_ns: int) -> Slot | str:
+    """In a process of its own: the shared directory's server may be dead."""
+
+    def ask() -> Slot:
+        return take_slot(shared, name, most, now_ns, settings.window_s)
+
+    check = Check("ledger", "other", Slot, lambda _: (), lambda _sample, _about: ())
+    (taken,) = take_all(
+        [Asked(check, Probe("", ask, settings.deadline_s))], within_s=settings.deadline_s
+    )
+    if taken.sample is None:
+        return taken.failed or taken.late
+    return msgspec.json.decode(taken.sample, type=Slot)
+
+
+def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) -> Slot:
+    """One line of the ledger, under a lock that holds over NFS and Lustre too (fcntl's), so that of
+    nodes that come at once no more than `most` go. Raises OSError, StorageError."""
+    file = os.open(shared / LEDGER, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(TRY_S)  # until the deadline of this process
+        past = _entries(os.pread(file, LEDGER_BYTES_MAX + 1, 0), shared)
+        gone = recent(past, now_ns, window_s) - {name}
+        if len(gone) >= most:
+            return Slot(granted=False, taken=len(gone))
+        os.write(file, msgspec.json.encode(Entry(now_ns, name)) + b"\n")
+        os.fsync(file)
+        return Slot(granted=True, taken=len(gone))
+    finally:
+        os.close(file)
+
+
+def _entries(data: bytes, shared: Path) -> list[Past]:
+    """A ledger that cannot be read lets nobody go."""
+    if len(data) > LEDGER_BYTES_MAX:
+        raise StorageError(f"{shared / LEDGER} is over {LEDGER_BYTES_MAX:,} bytes: move it away")
+    decoder = msgspec.json.Decoder(Entry)
+    try:
+        found = [decoder.decode(line) for line in data.splitlines() if line]
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{shared / LEDGER} is damaged: {error}") from error
+    return [Past(one.node, one.t_ns) for one in found]

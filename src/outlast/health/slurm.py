@@ -1,0 +1,114 @@
+"""The few words that are spoken with Slurm, each with a deadline."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from datetime import datetime
+from typing import NamedTuple
+
+from outlast.config import child_environment
+from outlast.errors import OutlastError
+from outlast.health.breaker import Drained, is_ours
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+AWAY = {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAINT", "FUTURE", "ERROR"}
+UNREGISTERED = {"UNKNOWN", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_UP", "FUTURE"}
+TEXT_MAX = 64 << 20
+
+
+class SlurmError(OutlastError):
+    """Slurm did not answer in time, or not as it does. Nothing was drained."""
+
+
+class Node(NamedTuple):
+    """`states`: without their marks, those marks among them by name."""
+
+    states: frozenset[str]
+    reason: str
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self.states & AWAY)
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.states) and not self.states & UNREGISTERED
+
+
+class Fleet(NamedTuple):
+    nodes: int
+    drained: tuple[Drained, ...]
+
+
+def node(name: str, within_s: float) -> Node:
+    """Raises SlurmError; also where slurmctld does not know such a node."""
+    answer = _answer(["scontrol", "show", "node", _named(name), "-o"], within_s)
+    found = re.search(r"\bState=(\S+)", answer)
+    if not found:
+        raise SlurmError(f"scontrol says nothing of the state of {name}; nothing was drained")
+    marks = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP"}
+    words = {word for word in re.split(r"[+*~#!%$@^-]", found[1].upper()) if word}
+    words |= {name for mark, name in marks.items() if mark in found[1]}
+    reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", answer)
+    return Node(frozenset(words), reason[1] if reason else "")
+
+
+def fleet(within_s: float) -> Fleet:
+    """All nodes, and those with a reason of ours. Raises SlurmError."""
+    answer = _answer(["sinfo", "-h", "-N", "-o", "%N|%H|%E"], within_s)
+    names: set[str] = set()
+    drained: dict[str, Drained] = {}
+    for line in answer.splitlines():
+        parts = line.split("|", 2)
+        if len(parts) != 3:
+            continue
+        name, when, said = (part.strip() for part in parts)
+        names.add(name)  # a node has a line for each of its partitions
+        if is_ours(said):
+            drained[name] = Drained(name, _time_ns(when))
+    if not names:
+        raise SlurmError("sinfo names no node; nothing was drained")
+    return Fleet(len(names), tuple(drained.values()))
+
+
+def drain(name: str, reason: str, within_s: float) -> None:
+    """Raises SlurmError."""
+    _answer(
+        ["scontrol", "update", f"NodeName={_named(name)}", "State=DRAIN", f"Reason={reason}"],
+        within_s,
+    )
+
+
+def _named(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise SlurmError(f"{name!r} is no name of a node; nothing was drained")
+    return name
+
+
+def _time_ns(said: str) -> int | None:
+    """Seconds, as SLURM_TIME_FORMAT=%s asks for, or a local time of an older Slurm."""
+    if said.isdecimal():
+        return int(said) * 10**9
+    try:
+        return int(datetime.fromisoformat(said).astimezone().timestamp()) * 10**9
+    except ValueError:
+        return None
+
+
+def _answer(command: list[str], within_s: float) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
+            env=child_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(
+            f"{command[0]} did not answer within {within_s:g} s; nothing was drained"
+        ) from error
+    except OSError as error:
+        raise SlurmError(f"{command[0]}: {error.strerror}; nothing was drained") from error
+    if done.returncode:
+        why = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[:300]
+        raise SlurmError(f"{command[0]} ended with {done.returncode}: {why}; nothing was drained")
+    return done.stdout[:TEXT_MAX].decode("utf-8", "replace")
