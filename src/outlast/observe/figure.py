@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from outlast.drawing import RC
 from outlast.errors import UsageError
 from outlast.events import AnyEvent, Metrics, WorkerSeated
 from outlast.observe.accounting import Account, account
@@ -56,14 +57,6 @@ _DIAMOND: Any = {
     "markeredgewidth": 0.7,
     "markersize": 3.5,
 }
-_RC: Any = {  # matplotlib keeps the type of these keys to itself
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "svg.hashsalt": "outlast",
-}
 
 
 class _Run(NamedTuple):
@@ -92,7 +85,7 @@ def report(runs: Sequence[tuple[Path, str]], path: Path) -> None:
     if not runs:
         raise UsageError("a report needs at least one run; nothing was drawn")
     read = [_read(run_dir, label) for run_dir, label in runs]
-    with mpl.rc_context(_RC):
+    with mpl.rc_context(RC):
         figure = _figure(read)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata, dpi=200)

@@ -13,6 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from outlast import drawing
 from outlast.core.reasons import span
 from outlast.plan.answers import HIGH, LOW
 from outlast.plan.beside import Seen
@@ -40,7 +41,7 @@ def draw(
     """P5 to P95 and the median of the time to each tenth of the work; days and dollars beside.
     With a run that was seen, of runs that do as much work as that one."""
     fill = partial(_fill, scenario=scenario, found=found, start=start, seen=seen)
-    style.save(path, fill)
+    drawing.save(path, fill)
 
 
 def courses(

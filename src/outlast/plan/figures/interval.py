@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from msgspec.structs import replace
 
+from outlast import drawing
 from outlast.core.reasons import span
 from outlast.plan.figures import style
 from outlast.plan.interval import flat_zone, waste
@@ -31,7 +32,7 @@ EDGE = 1.03  # so that what lies on an end is seen whole
 
 def draw(scenario: Scenario, strategy: Strategy, path: Path) -> None:
     """The exact curve, the flat zone, Young's and the given interval, and P5 to P95 of runs."""
-    style.save(path, partial(_fill, scenario=scenario, strategy=strategy))
+    drawing.save(path, partial(_fill, scenario=scenario, strategy=strategy))
 
 
 def _fill(figure: Figure, scenario: Scenario, strategy: Strategy) -> None:

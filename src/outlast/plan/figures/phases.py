@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 from msgspec.structs import replace
 
+from outlast import drawing
 from outlast.core.reasons import span
 from outlast.plan.figures import style
 from outlast.plan.figures.scale import sizes
@@ -47,7 +48,7 @@ class Phases(NamedTuple):
 
 def draw(scenario: Scenario, path: Path) -> None:
     """By theory; the paler, the less it matters."""
-    style.save(path, partial(_fill, scenario=scenario))
+    drawing.save(path, partial(_fill, scenario=scenario))
 
 
 def phases(scenario: Scenario, rows: int = ROWS) -> Phases:

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from outlast import drawing
 from outlast.errors import UsageError
-from outlast.plan.figures import style
 from outlast.plan.scenario import Scenario
 from outlast.plan.spares import Stocks, cheapest, plain_usd, whole_replicas
 from outlast.plan.words import figure as in_words
@@ -29,7 +29,7 @@ def draw(scenario: Scenario, path: Path) -> None:
     Raises UsageError where no run ends."""
     if math.isinf(plain_usd(scenario, Stocks(scenario))):
         raise UsageError("--figure: no run ends here, whatever stands by: there is no cost to draw")
-    style.save(path, partial(_fill, scenario=scenario), HEIGHT_INCH)
+    drawing.save(path, partial(_fill, scenario=scenario), HEIGHT_INCH)
 
 
 def _fill(figure: Figure, scenario: Scenario) -> None:
