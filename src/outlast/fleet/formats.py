@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import gzip
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet import faults, launched, machines
+from outlast.fleet import faults, launched, machines, mapped, mapping, sacct
 from outlast.fleet.readings import Reading
+from outlast.fleet.sacct.reader import is_text
 from outlast.symptoms import dcgm
 from outlast.symptoms.envelopes import known
 
@@ -39,6 +41,8 @@ class Asked(NamedTuple):
     epoch: str = ""
     at: str = ""  # when the logs were taken; else as old as their files
     boot: str = ""  # when the node was booted
+    delimiter: str = ""  # of accounting; else as its header shows
+    columns: str = ""  # of accounting without a header
 
     @property
     def zone_info(self) -> ZoneInfo:
@@ -66,7 +70,8 @@ def format_of(path: Path, asked: Asked) -> Format:
     if asked.format is not None:
         return asked.format
     if asked.mapping is not None:
-        return "events"  # the mapping says what its rows are
+        _head(path)
+        return "jobs" if mapping.load(asked.mapping).rows == "jobs" else "events"
     head = _head(path)
     for format_, fits in _FITS.items():
         if fits(head):
@@ -86,8 +91,11 @@ def _head(path: Path) -> str:
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
+        if head.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as unpacked:
+                head = unpacked.read(HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{path} cannot be read: {error}; nothing was read") from error
     if not head.strip():
         raise SourceError(f"{path} is empty; nothing was read")
     return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
@@ -120,6 +128,33 @@ def _moment(flag: str, text: str, asked: Asked) -> int:
     return round(known.timestamp()) * 10**9
 
 
+def _mapped(path: Path, asked: Asked) -> Reading:
+    if asked.mapping is None:
+        raise UsageError(
+            f"{path}: which column is what? A file for --mapping says it, as docs/fleet.md shows"
+        )
+    said = mapping.load(asked.mapping)
+    if asked.format in ("events", "jobs") and (said.rows == "jobs") != (asked.format == "jobs"):
+        raise UsageError(f"--as {asked.format}: {asked.mapping} says rows = {said.rows!r}")
+    zone = asked.zone_info.key if asked.zone else ""
+    taken_ns = _moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns
+    return mapped.read(path, said, mapped.Given(zone, asked.cluster, taken_ns))
+
+
+def _sacct(path: Path, asked: Asked) -> Reading:
+    options = sacct.Options(
+        zone=asked.zone_info.key, cluster=asked.cluster,
+        delimiter=asked.delimiter.encode().decode("unicode_escape"),
+        columns=tuple(filter(None, asked.columns.split(","))),
+        taken_ns=_moment("--at", asked.at, asked) if asked.at else None,
+    )  # fmt: skip
+    return sacct.read(path, options)
+
+
+def _is_sacct_json(head: str) -> bool:
+    return bool(re.match(r"[\[{]", head)) and bool(re.search(r'"(jobs|job_id)"\s*:', head))
+
+
 def _told(path: Path, asked: Asked) -> machines.Told:
     return machines.Told(
         cluster=asked.cluster, node=asked.node, zone=asked.zone_info,
@@ -139,6 +174,8 @@ _FITS: dict[Format, Callable[[str], bool]] = {
     "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
     "ipmi": lambda head: bool(_SEL.match(head)),
     "kernel": _is_kernel,
+    "sacct-json": _is_sacct_json,
+    "sacct": lambda head: is_text(head.encode()),
 }
 _READERS: dict[Format, Callable[[Path, Asked], Reading]] = {
     "faults": _faults,
@@ -146,6 +183,10 @@ _READERS: dict[Format, Callable[[Path, Asked], Reading]] = {
     "ipmi": lambda path, asked: machines.sel(path, _told(path, asked)),
     "dcgm": lambda path, asked: machines.diagnosis(path, _told(path, asked)),
     "nvidia-smi": lambda path, asked: machines.smi(path, _told(path, asked)),
+    "events": _mapped,
+    "jobs": _mapped,
+    "sacct": _sacct,
+    "sacct-json": _sacct,
     "run": lambda path, asked: launched.read(path, asked.cluster),
 }
 # Which format each option is for; the others take it for a mistake.
@@ -155,8 +196,10 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
     "gpus_per_node": ("--gpus-per-node", frozenset({"faults"})),
     "epoch": ("--epoch", frozenset({"faults"})),
     "node": ("--node", frozenset({"kernel", "ipmi", "dcgm", "nvidia-smi"})),
-    "at": ("--at", frozenset({"kernel", "dcgm", "nvidia-smi"})),
+    "at": ("--at", frozenset({"sacct", "sacct-json", "kernel", "dcgm", "nvidia-smi", "jobs"})),
     "boot": ("--boot", frozenset({"kernel"})),
+    "delimiter": ("--delimiter", frozenset({"sacct"})),
+    "columns": ("--columns", frozenset({"sacct"})),
 }
 
 

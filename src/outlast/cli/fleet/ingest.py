@@ -33,6 +33,8 @@ def ingest(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     epoch: str | None = None,
+    delimiter: str | None = None,
+    columns: str | None = None,
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -68,6 +70,10 @@ def ingest(
         How many GPUs a node has, for a trace of faults.
     epoch
         Day 0 of a trace of faults, as in 2024-03-30.
+    delimiter
+        What separates the fields of accounting, where its header does not show it.
+    columns
+        The columns of accounting without a header, as in JobID,State,Start,End.
     anonymize
         Replace the names of people, jobs, hosts and clusters by means of the key in this file,
         which is made where there is none. Keep it for later readings, and to yourself.
@@ -78,7 +84,7 @@ def ingest(
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
     asked = Asked(
         as_, mapping, cluster or "", zone or "", node or "", nodes, gpus_per_node, epoch or "",
-        at or "", boot or "",
+        at or "", boot or "", delimiter or "", columns or "",
     )  # fmt: skip
     names = None
     if anonymize:

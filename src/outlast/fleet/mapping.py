@@ -1,0 +1,178 @@
+"""A file that says which column of a log is what: for findings, jobs, and every other record.
+
+rows = "events"                # or jobs, outages, repairs, nodes, checks
+
+[columns]                      # ours = theirs; in JSON also a path, as in metadata.name
+time = "timestamp"
+node = "host"
+symptom = "kind"
+
+[constants]                    # the same for all rows
+check = "nightly"
+severity = "warn"
+
+[times]
+zone = "Europe/Paris"
+format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
+
+[values.symptom]               # theirs = ours; /a pattern/; * for all others
+"ECC" = "gpu-memory"
+"/nv-?link.*/" = "nvlink"
+"*" = "other"
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from outlast.errors import UsageError
+from outlast.fleet.moments import UNITS
+from outlast.fleet.tables import KIND_OF, Name
+from outlast.records import Record
+
+Rows = Literal["events", "jobs", "outages", "repairs", "nodes", "checks"]
+Duration = Literal["s", "ms", "min", "h"]
+DURATIONS: dict[Duration, int] = {"ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+BYTES_MAX = 1 << 20
+# What each row has to say, in a column or as a constant.
+_NEEDED: dict[Rows, tuple[str, ...]] = {
+    "events": ("time", "node", "check", "symptom", "severity"),
+    "jobs": ("job", "state"),
+    "outages": ("time", "node"),
+    "repairs": ("time", "node", "kind"),
+    "nodes": ("time", "node"),
+    "checks": ("time", "check", "symptom"),
+}
+
+
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`zone`: of times without one; None: as the command line says, else UTC."""
+
+    zone: str | None = None
+    format: str | None = None
+    duration: Duration = "s"
+
+
+class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a mapping file says."""
+
+    rows: Rows
+    columns: dict[str, str]
+    delimiter: str = ","
+    constants: dict[str, str | int] = {}
+    times: Times = Times()
+    values: dict[str, dict[str, str]] = {}
+
+    @property
+    def name(self) -> Name:
+        """Of the table that it fills."""
+        return "findings" if self.rows == "events" else self.rows
+
+    @property
+    def kind(self) -> type[Record]:
+        return KIND_OF[self.name]
+
+
+def ours(kind: type[Record]) -> dict[str, str]:
+    """What a mapping calls each field of a record, but those that are counted here."""
+    jobs = "submit_ns" in kind.__struct_fields__
+    named = {
+        {"t_ns": "end" if jobs else "time"}.get(field, field.removesuffix("_ns")): field
+        for field in kind.__struct_fields__
+        if field != "attempt"
+    }
+    return {**named, "duration": "duration"} if jobs else named
+
+
+def choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
+    """The fields that have one of some words, and those words."""
+    hints = get_type_hints(kind)
+    return {field: get_args(hint) for field, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def load(path: Path) -> Mapping:
+    """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
+    try:
+        if path.stat().st_size > BYTES_MAX:
+            raise UsageError(f"{path} has over {BYTES_MAX >> 20} MiB, and is no mapping")
+        said = msgspec.toml.decode(path.read_bytes())
+        _refuse_typos(path, "key", said, Mapping.__struct_fields__)
+        _refuse_typos(path, "key in [times]", said.get("times", {}), Times.__struct_fields__)
+        mapping = msgspec.convert(said, Mapping)
+    except OSError as error:
+        raise UsageError(f"mapping {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"mapping {path}: {error}") from error
+    _check(path, mapping)
+    return mapping
+
+
+def _check(path: Path, mapping: Mapping) -> None:
+    fields = ours(mapping.kind)
+    for where in ("columns", "constants"):
+        _refuse_typos(path, f"name in [{where}]", getattr(mapping, where), fields)
+    words = choices(mapping.kind)
+    _refuse_typos(path, "table in [values]", mapping.values, words)
+    for field, table in mapping.values.items():
+        for theirs, word in table.items():
+            _refuse_typos(path, f"value of {theirs!r} in [values.{field}]", [word], words[field])
+            _pattern(path, theirs)
+    for field, constant in mapping.constants.items():
+        if field in words:
+            _refuse_typos(path, f"{field} in [constants]", [str(constant)], words[field])
+    if twice := sorted(mapping.columns.keys() & mapping.constants.keys()):
+        raise UsageError(f"mapping {path}: {twice[0]} is in [columns] and in [constants]")
+    said = mapping.columns.keys() | mapping.constants.keys()
+    if missing := [one for one in _NEEDED[mapping.rows] if one not in said]:
+        raise UsageError(
+            f"mapping {path}: rows = {mapping.rows!r} needs {', '.join(missing)}, in [columns] or"
+            " in [constants]"
+        )
+    if len(mapping.delimiter) != 1:
+        raise UsageError(f"mapping {path}: delimiter {mapping.delimiter!r} is not one character")
+    if mapping.times.format is not None and not (
+        mapping.times.format in UNITS or "%" in mapping.times.format
+    ):
+        raise UsageError(
+            f"mapping {path}: format {mapping.times.format!r} is none: say {', '.join(UNITS)}, or"
+            " one as in %Y-%m-%d %H:%M:%S"
+        )
+    _zone(path, mapping.times.zone)
+
+
+def _zone(path: Path, zone: str | None) -> None:
+    try:
+        ZoneInfo(zone or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise UsageError(f"mapping {path}: there is no time zone {zone!r}") from error
+
+
+def _pattern(path: Path, theirs: str) -> None:
+    pattern = pattern_of(theirs)
+    if pattern is None:
+        return
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"mapping {path}: pattern {theirs}: {error}") from error
+
+
+def pattern_of(theirs: str) -> str | None:
+    """What stands between the strokes of /.../; None: it is no pattern."""
+    return theirs[1:-1] if len(theirs) > 2 and theirs[0] == theirs[-1] == "/" else None
+
+
+def _refuse_typos(path: Path, what: str, said: Iterable[str], known: Iterable[str]) -> None:
+    listed = list(known)
+    for one in said:
+        if one not in listed:
+            close = difflib.get_close_matches(one, listed, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(listed)}"
+            raise UsageError(f"mapping {path}: {what} is not known: {one}; {hint}")
