@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Set
 from typing import NamedTuple
@@ -17,6 +18,7 @@ NO_HOSTS = "a list of nodes that is none: left out"
 NO_GPUS = "a number of GPUs that is none: taken as none"
 
 _INTEGER = pl.Int64()
+_SHAPE = re.compile(hosts.SHAPE)
 _TEXTS = ("cluster", "name", "user", "account", "partition", "qos", "failed_node")
 _MOMENTS = ("start", "end", "submit", "eligible")
 
@@ -105,13 +107,14 @@ def _sizes(rows: pl.DataFrame, known: Set[str], odd: Counter[str]) -> list[pl.Se
 def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> pl.Series:
     """Host lists that can be expanded, and "" for others."""
     lists = rows["hosts"].fill_null("")
-    lists = lists.set(lists.is_in(hosts.NOBODY), "")
-    plain = lists.str.contains(r"^[\w.-]*$")
-    if plain.all():
+    nobody = lists.is_in(hosts.NOBODY)
+    lists = lists.set(nobody, "") if nobody.any() else lists
+    several = lists.str.contains(r"[,\[\]\s]")
+    if not several.any():
         return lists
-    wrong = ~plain & ~lists.str.contains(hosts.SHAPE)
+    wrong = values.mapped(lists.set(~several, None), _is_none, pl.Boolean())
     _count(odd, NO_HOSTS, wrong)
-    return lists.set(wrong, "")
+    return lists.set(wrong.fill_null(value=False), "")
 
 
 def _excluded(lines: pl.Series) -> pl.Series:
@@ -119,6 +122,10 @@ def _excluded(lines: pl.Series) -> pl.Series:
     some = lines.str.contains(r"\s-x|--exclude").fill_null(value=False)
     found = values.mapped(lines.set(~some, None), values.excluded, pl.String())
     return found.fill_null("").alias("excluded")
+
+
+def _is_none(text: str) -> bool:
+    return _SHAPE.match(text) is None
 
 
 def _hosts_in(text: str) -> int:

@@ -20,7 +20,7 @@ class Hidden:
     def see(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
         self._jobs += jobs.height
         self._counts |= restarts_known
-        self._twice = self._twice or jobs.select("cluster", "job").is_duplicated().any()
+        self._twice = self._twice or bool((jobs["attempt"] > 0).any())
         told = (pl.col("restarts") > 0) | pl.col("state").cast(pl.String).is_in(AGAIN)
         job = pl.struct("cluster", "job").hash().alias("job")
         self._kept.append(jobs.lazy().filter(told).select(job, "restarts").collect())

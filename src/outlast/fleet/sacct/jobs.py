@@ -75,7 +75,7 @@ class Converter:
             for index, line, reason in bad.iter_rows()
         ]
         good = rows.filter(pl.col("reason").is_null()) if rejects else rows
-        self._totals.odd += odd + _oddities(good)
+        self._totals.odd += odd + _oddities(good, "hosts" in self._known)
         return Part(self._tables(good), rejects)
 
     def last(self) -> Part:
@@ -173,14 +173,14 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _oddities(rows: pl.DataFrame) -> Counter[str]:
+def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
     """Records that are kept in spite of something."""
     start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
     odd = rows.select(
         ((end - start - span).abs() > SLACK_NS).sum().alias(MISMATCH),
         (start < pl.col("submit_ns")).sum().alias(BACKWARDS),
         (pl.col("span_s") < 0).sum().alias(NEGATIVE),
-        ((pl.col("hosts") == "") & (pl.col("nodes") > 0)).sum().alias(UNNAMED),
+        (pl.lit(named) & (pl.col("hosts") == "") & (pl.col("nodes") > 0)).sum().alias(UNNAMED),
     )
     return Counter({name: count for name, count in odd.row(0, named=True).items() if count})
 

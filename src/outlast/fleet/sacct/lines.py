@@ -17,16 +17,19 @@ from outlast.fleet.sacct.header import Header
 from outlast.fleet.sacct.mending import Line, Torn, mended
 
 RECORD_BYTES_MAX = 16 << 20  # of one record, and of what may be held back for the next block
+PIECE_BYTES = 1 << 18
 NEWLINE = 10
 
 
 class Block(NamedTuple):
-    """Records of a log. `text`: a line each, separated by `separator`; `lines`: where each begins
-    in the log, from 1 on. `mended`: how many were put together; `garbled`: how many had bytes that
-    are no UTF-8; `torn`: lines that belong to no record."""
+    """Records of a log. `text`: a line of column numbers, then a line for each record, all split by
+    `separator` in the place of the log's `delimiter`; `lines`: where each record begins in the log,
+    from 1 on. `mended`: how many were put together; `garbled`: how many had bytes that are no
+    UTF-8; `torn`: lines that belong to no record."""
 
     text: bytes
     separator: bytes
+    delimiter: bytes
     lines: npt.NDArray[np.int64]
     mended: int
     garbled: int
@@ -35,39 +38,38 @@ class Block(NamedTuple):
     def row(self, index: int) -> str:
         """One record as it stands."""
         ends = np.flatnonzero(np.frombuffer(self.text, np.uint8) == NEWLINE)
-        begin = 0 if index == 0 else int(ends[index - 1]) + 1
-        return self.text[begin : int(ends[index])].decode(errors="replace")
+        text = self.text[ends[index] + 1 : ends[index + 1]]
+        return text.replace(self.separator, self.delimiter).decode(errors="replace")
 
 
 def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterator[Block]:
     """The rest of a log, whose next line is `line`. A record is never cut: its block may be larger
-    than `size_bytes`. Raises SourceError for a record without an end, OSError."""
+    than `size_bytes`. Raises SourceError for a line without an end, OSError."""
     delimiter = header.delimiter.encode()
     held = b""
-    while True:
-        data = file.read(size_bytes)
-        text = held + data
-        if not data:
-            cut = len(text)
-        else:
-            cut = _cut(text, delimiter, header.width)
-            if len(text) - cut > RECORD_BYTES_MAX + size_bytes:
-                cut = text.rfind(b"\n") + 1
-                if cut == 0:
-                    raise SourceError(
-                        f"line {line} does not end within {RECORD_BYTES_MAX >> 20} MiB: this is no"
-                        " accounting as text, or it is damaged there"
-                    )
-        held, text = text[cut:], text[:cut]
-        if text.strip(b"\r\n"):
-            yield _block(text, delimiter, header, line)
-        line += text.count(b"\n")
-        if not data:
-            return
+    while data := file.read(size_bytes):
+        last = len(data) < size_bytes
+        cut = len(data) if last else _cut(data, delimiter, header.width)
+        if cut == 0 and len(held) + len(data) > RECORD_BYTES_MAX:
+            cut = data.rfind(b"\n") + 1
+            if cut == 0:
+                raise SourceError(
+                    f"line {line} does not end within {RECORD_BYTES_MAX >> 20} MiB: this is no"
+                    " accounting as text, or it is damaged there"
+                )
+        if cut == 0:
+            held += data
+            continue
+        block = _block((held, memoryview(data)[:cut]), delimiter, header, line)
+        line += held.count(b"\n") + data.count(b"\n", 0, cut)
+        held = data[cut:]
+        yield block
+    if held:
+        yield _block((held,), delimiter, header, line)
 
 
 def _cut(text: bytes, delimiter: bytes, width: int) -> int:
-    """Where the last whole record begins: what follows may belong to it."""
+    """Where the last whole record begins: what follows may belong to it. 0: there is none."""
     end = text.rfind(b"\n") + 1
     while end > 0:
         begin = text.rfind(b"\n", 0, end - 1) + 1
@@ -77,35 +79,51 @@ def _cut(text: bytes, delimiter: bytes, width: int) -> int:
     return 0
 
 
-def _block(text: bytes, delimiter: bytes, header: Header, first: int) -> Block:
+def _block(
+    parts: tuple[bytes | memoryview, ...], delimiter: bytes, header: Header, first: int
+) -> Block:
+    separator = delimiter
+    if len(delimiter) > 1:
+        text = b"".join(parts)
+        separator = _unused(text)
+        parts = (text.replace(delimiter, separator),)
+    names = _names(separator, header.width)
+    text = b"".join((names, *parts))
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
     if not text.endswith(b"\n"):
         text = text.removesuffix(b"\r") + b"\n"
-    separator = delimiter
-    if len(delimiter) > 1:
-        separator = _unused(text)
-        text = text.replace(delimiter, separator)
-    data = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(data == NEWLINE)
-    stops = np.flatnonzero(data == separator[0])
+    ends, fields = _fields(np.frombuffer(text, np.uint8, offset=len(names)), separator[0])
     lines = first + np.arange(ends.size, dtype=np.int64)
-    repaired, torn = 0, []
-    if not _regular(ends, stops, header.width):
-        fields = np.diff(np.searchsorted(stops, ends), prepend=0) + 1
-        text, lines, repaired, torn, separator = _repair(
-            text, separator, header, lines, ends, fields, delimiter.decode()
+    mended_count, torn = 0, []
+    if not (fields == header.width).all():
+        text, lines, mended_count, torn, separator = _repair(
+            text[len(names) :], separator, header, lines, ends, fields, delimiter.decode()
         )
+        text = _names(separator, header.width) + text
     text, garbled = _utf8(text)
-    return Block(text, separator, lines, repaired, garbled, torn)
+    return Block(text, separator, delimiter, lines, mended_count, garbled, torn)
 
 
-def _regular(ends: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], width: int) -> bool:
-    """Whether every line has as many fields as the header."""
-    each = width - 1
-    if stops.size != ends.size * each:
-        return False
-    return bool((stops[each - 1 :: each] < ends).all() and (stops[::each][1:] > ends[:-1]).all())
+def _names(separator: bytes, width: int) -> bytes:
+    return separator.join(str(i).encode() for i in range(width)) + b"\n"
+
+
+def _fields(
+    data: npt.NDArray[np.uint8], separator: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each line ends, and how many fields it has. In pieces that fit into a cache."""
+    ends: list[npt.NDArray[np.int64]] = []
+    before: list[npt.NDArray[np.int64]] = []
+    stops_before = 0
+    for at in range(0, data.size, PIECE_BYTES):
+        piece = data[at : at + PIECE_BYTES]
+        found, stops = np.flatnonzero(piece == NEWLINE), np.flatnonzero(piece == separator)
+        ends.append(found + at)
+        before.append(np.searchsorted(stops, found) + stops_before)
+        stops_before += stops.size
+    stops_to = np.concatenate([np.zeros(1, np.int64), *before])
+    return np.concatenate(ends), stops_to[1:] - stops_to[:-1] + 1
 
 
 def _repair(

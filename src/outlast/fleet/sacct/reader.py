@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -133,12 +132,10 @@ def _part(
 
 def _table(block: lines.Block, top: Header) -> pl.DataFrame:
     """The columns that we read, as text; null where nothing stands."""
-    separator = block.separator
-    names = separator.join(str(i).encode() for i in range(top.width))
     wanted = {str(i): ours for ours, i in top.at.items()}
     table = pl.read_csv(
-        io.BytesIO(names + b"\n" + block.text), separator=separator.decode(), quote_char=None,
-        infer_schema=False, columns=list(wanted),
+        block.text, separator=block.separator.decode(), quote_char=None, infer_schema=False,
+        columns=list(wanted),
     )  # fmt: skip
     assert table.height == block.lines.size
     return table.rename(wanted)

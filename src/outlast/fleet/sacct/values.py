@@ -26,7 +26,7 @@ _ALSO = {  # sacct's short forms, and what Slurm says of a job beside how it end
     "SPECIAL_EXIT": "REQUEUED", "REQUEUE_HOLD": "REQUEUED", "REQUEUE_FED": "REQUEUED",
     "RESIZING": "REQUEUED", "RS": "REQUEUED", "CANCELED": "CANCELLED",
 }  # fmt: skip
-_STATES = dict.fromkeys(JOB_STATES, "") | _ALSO
+STATES = dict.fromkeys(JOB_STATES, "") | _ALSO
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SPAN = re.compile(r"(-?)(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _EXCLUDES = re.compile(r"--exclude(?:[= ]|$)|\s-x")
@@ -54,9 +54,9 @@ def state(text: str) -> str | None:
     word, _, _ = text.strip().upper().partition(" ")
     cut = word.endswith("+")
     word = word.removesuffix("+")
-    if word in _STATES:
-        return _STATES[word] or word
-    found = {_STATES[name] or name for name in _STATES if cut and word and name.startswith(word)}
+    if word in STATES and not cut:
+        return STATES[word] or word
+    found = {STATES[name] or name for name in STATES if cut and word and name.startswith(word)}
     return found.pop() if len(found) == 1 else None
 
 
