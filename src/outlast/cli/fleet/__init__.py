@@ -17,6 +17,7 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the lake is as it was
 """
 COMMANDS: dict[str, tuple[str, str]] = {
+    "synth": ("synth:synth", "Make the logs of a cluster whose truth is known."),
     "fit": ("fit:fit", "Measure failure rates, shares and repairs for `outlast plan --rates`."),
     "ingest": ("ingest:ingest", "Read logs into a lake, from which the other commands answer."),
     "lemons": ("lemons:lemons", "Which nodes fail more often than chance explains."),

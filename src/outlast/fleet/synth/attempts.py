@@ -17,7 +17,8 @@ class Attempts(NamedTuple):
     """By start time. Seconds count from the window's begin."""
 
     job: np.ndarray  # from 0 on, by the first submit time
-    attempt: np.ndarray  # from 0 on
+    attempt: np.ndarray  # from 0 on, of those that are told
+    restarts: np.ndarray  # as the scheduler counts them, from the job's first on
     submit_s: np.ndarray
     eligible_s: np.ndarray
     start_s: np.ndarray
@@ -71,7 +72,7 @@ def attempts(ran: Ran, small: Small) -> Attempts:
     large_rows = np.flatnonzero(merged_serial >= 0)
     at[merged_serial[large_rows]] = large_rows
     return Attempts(
-        job, attempt, submit_s, eligible_s, start_s, end_s, state.astype(int),
+        job, attempt, attempt, submit_s, eligible_s, start_s, end_s, state.astype(int),
         failure.astype(int), at[by.astype(int)], gpus.astype(int), nodes.astype(int),
         first.astype(int), qos.astype(int), large.astype(int), _runs(job, large.astype(int), ran),
     )  # fmt: skip

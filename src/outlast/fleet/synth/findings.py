@@ -14,13 +14,12 @@ from outlast.fleet.synth.workload import CODE
 from outlast.fleet.tables import schema
 from outlast.records import CheckAdded, Finding, NodeSeen, Outage, Record, Repair, Symptom
 
-_GPU_CODES = {"nvlink": "XID 74", "gpu-unavailable": "XID 79"}
 _WARNINGS: tuple[tuple[Symptom, str], ...] = (
     ("thermal", "thermal"), ("disk", "disk"), ("clock", "clock_skew"),
     ("gpu-memory", "xid"),
 )  # fmt: skip
 _DETAILS = {
-    "xid": "NVRM: Xid ({device}): {code}", "mounts": "/checkpoint does not answer",
+    "xid": "NVRM: Xid (PCI:{device}): {code}", "mounts": "/checkpoint does not answer",
     "ib_link": "port {device} is down", "pcie": "AER: uncorrected error",
     "ipmi_sel": "Critical Interrupt #0x90 | Bus Fatal Error | Asserted",
 }  # fmt: skip
@@ -77,7 +76,8 @@ def said(
         symptom, check = _WARNINGS[rng.integers(len(_WARNINGS))]
         code = "XID 63" if check == "xid" else ""
         node, t_s = int(rng.integers(shape.nodes)), float(rng.uniform(0, days * 86400))
-        found.append(Said(t_s, node, check, symptom, "warn", code, ""))
+        device = f"0000:{rng.integers(8):02x}:00.0" if code else ""
+        found.append(Said(t_s, node, check, symptom, "warn", code, device))
     return sorted(one for one in found if 0 <= one.t_s < days * 86400)
 
 
@@ -86,8 +86,8 @@ def _said(
 ) -> list[Said]:
     symptom, check, _, codes = shape.causes[cause]
     code = codes[rng.integers(len(codes))] if codes else ""
-    device = f"0000:{rng.integers(8):02x}:00.0" if check in ("xid", "pcie") else ""
-    device = f"mlx5_{rng.integers(8)}" if check == "ib_link" else device
+    gpu, port = f"0000:{rng.integers(8):02x}:00.0", f"mlx5_{rng.integers(8)}"
+    device = {"xid": gpu, "nvlink": gpu, "pcie": gpu, "ib_link": port}.get(check, "")
     found = [Said(t_s, node, check, symptom, severity, code, device)]
     if symptom == "pcie":
         if (drawn := rng.random()) < shape.pcie_xid_share:
@@ -95,7 +95,7 @@ def _said(
         if drawn < shape.pcie_ipmi_share:
             found.append(Said(t_s + 5, node, "ipmi_sel", "pcie", severity, "", ""))
     if symptom == "ib-link" and rng.random() < shape.ib_gpu_share:
-        found.append(Said(t_s + 1, node, "xid", "gpu-unavailable", severity, "XID 79", ""))
+        found.append(Said(t_s + 1, node, "xid", "gpu-unavailable", severity, "XID 79", gpu))
     return found
 
 
@@ -117,11 +117,11 @@ def others(
     end_s = days * 86400.0
 
     def ns(t_s: float) -> int:
-        return since_ns + round(t_s * 1e9)
+        return since_ns + round(t_s * 1000) * 10**6
 
     findings = [
         (ns(one.t_s), shape.name, named[one.node], one.check, one.symptom, one.severity, one.code,
-         one.device, _DETAILS.get(one.check, "").format(device=one.device, code=one.code))
+         one.device, _DETAILS.get(one.check, "").format(device=one.device, code=one.code[4:]))
         for one in found
     ]  # fmt: skip
     outages, repairs = [], []

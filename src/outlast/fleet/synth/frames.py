@@ -73,7 +73,7 @@ def jobs_table(
         "hosts": host_lists(named, ran.held, made.first, made.nodes),
         "excluded": texts(lists, at[made.large]),
         "failed_node": texts([*named, ""], failed_node),
-        "priority": np.array(_PRIORITY)[made.qos] + of(trial) % 100, "restarts": made.attempt,
+        "priority": np.array(_PRIORITY)[made.qos] + of(trial) % 100, "restarts": made.restarts,
     })  # fmt: skip
     frame = frame.with_columns(pl.col("t_ns").clip(upper_bound=until_ns))
     types = schema(JobEnded)

@@ -65,8 +65,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     all_rate: float  # as r_f, of all nodes at work
     all_node_days: float
     causes_per_gpu_hour: dict[str, float]  # jobs of whole nodes; a symptom of the shape's causes
-    lemons: dict[str, float]  # times the shape's rate
-    node_rates: tuple[float, float]  # the lowest and the highest, per node-day
+    lemons: dict[str, float]  # times `r_f_asked`
+    plain_rate: float  # of a node that is no lemon
     first_order_gpu_hours: float
     second_order_gpu_hours: float
     second_order_share: float
@@ -110,7 +110,7 @@ def truth(
             for cause in shape.causes
         },
         lemons={named[node]: factor for node, factor in lemons.items()},
-        node_rates=(float(pace.rates.min() * DAY_S), float(pace.rates.max() * DAY_S)),
+        plain_rate=float(pace.rates.min() * DAY_S),
         first_order_gpu_hours=first_hours, second_order_gpu_hours=second_hours,
         second_order_share=second_hours / max(1e-9, first_hours + second_hours),
         checkpoint_s=shape.checkpoint_s, restart_s=shape.restart_s,

@@ -1,0 +1,107 @@
+"""`outlast fleet synth`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from outlast.cli.stream import Printer, as_json, say, tell
+from outlast.drafts import refuse_existing
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from outlast.fleet.synth import Truth, cluster
+from outlast.fleet.synth.files import write
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What `--json` prints: the lists of the truth are in truth.json."""
+
+    directory: str
+    files: list[str]
+    jobs: int
+    findings: int
+    truth: dict[str, float | int | str | None]
+
+
+def synth(
+    directory: Path,
+    /,
+    *,
+    shape: str = "rsc1",
+    days: float = 28.0,
+    seed: int = 0,
+    nodes: int | None = None,
+    json: bool = False,
+) -> int:
+    """Make the logs of a cluster whose truth is known, and write the truth beside them.
+
+    sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
+    `outlast fleet ingest` as those of a real site; mappings are beside them.
+    truth.json says what an analysis should find.
+
+    Parameters
+    ----------
+    directory
+        A new one, which appears whole or not at all.
+    shape
+        rsc1 (2,048 nodes) or rsc2 (1,024), the clusters of Kokolis et al. 2025.
+    days
+        How long.
+    seed
+        The same seed gives the same cluster.
+    nodes
+        As many nodes, with jobs in proportion.
+    json
+        One JSON object instead of text.
+    """
+    refuse_existing(directory)
+    try:
+        with _progress() as show:
+            tables, truth = cluster(shape, days, seed, nodes, lambda share: show("running", share))
+            files = write(tables, truth, directory, lambda share: show("writing", share))
+    except KeyboardInterrupt:
+        tell(f"outlast: interrupted: nothing was written to {directory}")
+        return EXIT_INTERRUPTED
+    jobs, findings = tables.jobs.collect().height, tables.findings.collect().height
+    _show(Made(str(directory), files, jobs, findings, _short(truth)), json=json)
+    return EXIT_DONE
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    console = Printer(stderr=True)
+    if not console.is_terminal:
+        yield lambda _what, _share: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def _short(truth: Truth) -> dict[str, float | int | str | None]:
+    found = msgspec.to_builtins(truth)
+    counts = {name: len(each) for name, each in found.items() if isinstance(each, list | dict)}
+    return {name: counts.get(name, each) for name, each in found.items()}
+
+
+def _show(made: Made, *, json: bool) -> None:
+    if json:
+        as_json(made)
+        return
+    truth = made.truth
+    say(f"{made.directory}: {', '.join(made.files)}")
+    say(f"{made.jobs:,} attempts of jobs, {made.findings:,} findings")
+    rate, counted, node_days = truth["r_f"], truth["failures_counted"], truth["node_days"]
+    say(
+        f"true failure rate of jobs above 128 GPUs: {1000 * float(rate or 0):.2f} per 1000"
+        f" node-days ({counted} failures that can be counted in {float(node_days or 0):,.0f})"
+    )
+    say(
+        f"{truth['lemons']} lemons; {truth['failures']} attempts that hardware ended;"
+        f" {100 * float(truth['second_order_share'] or 0):.1f} % of the lost goodput is of jobs"
+        " that made room for others"
+    )
