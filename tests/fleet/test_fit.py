@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
 
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.fleet import synth
-from outlast.fleet.fit import fit
+from outlast.fleet.fit import Cause, Fit, fit
 from outlast.fleet.intervals import share
 from outlast.fleet.lake import Lake
 from outlast.fleet.rates_file import Source, put, text
@@ -65,7 +69,7 @@ def test_what_failures_took_follows_from_outages() -> None:
             *(outage(f"n{nth}", at=72, hours=None) for nth in range(1, 17)),
         )
     )
-    assert found.rate.basis == "all jobs on GPUs" and "fewer than 10" in found.notes[0]
+    assert found.rate.basis == "all jobs on GPUs" and "fewer than 10: more" in found.notes[0]
     assert found.measured["transient"].count == found.measured["fatal"].count == 1
     assert found.measured["transient"].value == pytest.approx(1.5 / 4)
     assert found.scenario["repair"] == f"{round((10 + 20 + 16 * 168) / 2 * 3600)}s"
@@ -96,6 +100,23 @@ def test_nothing_is_nothing_to_measure() -> None:
         fit(cluster())
     with pytest.raises(LakeError, match="nothing to measure"):
         fit(cluster(job(gpus=0), finding()))
+
+
+@cache
+def one_outage() -> Fit:
+    return fit(cluster(job("1", hours=30, end=60), outage("n1", at=2, hours=1)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(st.characters(exclude_characters="/\0"), max_size=20))
+def test_whatever_a_lake_is_called_its_file_can_be_read(name: str) -> None:
+    odd = Cause(name, 1, 1.0)
+    told = msgspec.structs.replace(one_outage(), causes=[odd], notes=[name])
+    read = tomllib.loads(text(told, Source(f"dir/{name}\udcff", "d")))
+    printed = name.encode(errors="replace").decode()
+    assert read["name"] == f"{printed}?" and read["causes"] == {printed: 1.0}
+    assert read["provenance"]["notes"] == printed
+    assert read["failures"]["failures"] == 1
 
 
 def test_a_share_is_never_certain() -> None:
@@ -134,7 +155,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = json.loads(capsys.readouterr().out)
     assert told["rate"]["failures"] == 1
     assert main(["plan", "ettr", "--gpus", "1024", "--rates", str(out), "--json"]) == 0
-    assert str(lake) in json.loads(capsys.readouterr().out)["failures"]
+    assert "lake: 1 failures in" in json.loads(capsys.readouterr().out)["failures"]
     provenance = tomllib.loads(out.read_text())["provenance"]
     assert len(provenance["digest"]) == 32 and provenance["lake"] == str(lake)
     assert main(["fleet", "fit", str(lake)]) == 0
@@ -158,3 +179,18 @@ def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
         window(opened, "2020-01-01", "2020-02-01")
     with pytest.raises(UsageError, match="is not before"):
         window(opened, "2024-05-03", "2024-05-02")
+
+
+def test_the_loop_on_400_real_servers(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a trace of faults to a plan: 584 outages, each known to its hour."""
+    log, made, out = traces / "infinitehbd" / "fault_trace.json", tmp_path / "l", tmp_path / "r"
+    asked = ["--nodes", "400", "--gpus-per-node", "8", "--epoch", "2024-03-30"]
+    assert main(["fleet", "ingest", str(made), str(log), *asked]) == 0
+    assert main(["fleet", "fit", str(made), "--out", str(out)]) == 0
+    assert "4.28 failures in 1000 node-days: 584" in capsys.readouterr().out
+    told = scenario_of({"gpus": "3200", "rates": str(out)})
+    assert told.failures.per_gpu_s == pytest.approx(4.283e-3 / 8 / 86_400, rel=1e-3)
+    assert told.failures.weight_failures == pytest.approx(584 / 3.44, rel=0.02)
+    assert 4 < told.repair_s / 86_400 < 7 and "transient" in told.assumed

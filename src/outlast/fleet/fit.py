@@ -100,11 +100,11 @@ def _rate(
     size of the jobs above which it is."""
     for above in (above_gpus, 0):
         one = failure_rate(tables, found, above_gpus=above)
-        if one.node_days and (one.failures >= ENOUGH or not above):
+        if one.failures >= ENOUGH or not above:
             break
         notes.append(
             f"jobs above {above:,} GPUs had {one.failures} failures in {one.node_days:,.0f}"
-            f" node-days, fewer than {ENOUGH}: the rate is of all jobs on GPUs"
+            f" node-days, fewer than {ENOUGH}: more than these were looked at"
         )
     if one.node_days and (one.failures or not _count(tables.outages)):
         basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"

@@ -37,7 +37,7 @@ def text(found: Fit, source: Source) -> str:
     return "\n".join([
         "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
         "# [scenario], and what is said to it goes before them. The rest is for people.",
-        *_lines({"format": FORMAT, "version": VERSION, "name": source.lake}),
+        *_lines({"format": FORMAT, "version": VERSION, "name": Path(source.lake).name or "here"}),
         *_table("failures", _failures(found, span)),
         *_table("scenario", found.scenario),
         *(
@@ -108,7 +108,8 @@ def _value(value: Value) -> str:
 
 def _quoted(value: str) -> str:
     """A basic string of TOML, which is JSON's but for one character."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    printed = value.encode(errors="replace").decode()  # a path may hold what no text does
+    return json.dumps(printed, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def digest(lake: Path) -> str:

@@ -42,10 +42,15 @@ def moment(flag: str, text: str) -> int:
 
 
 def _known(lake: Lake) -> tuple[int, int]:
-    """What a node was called when it was bought says nothing of when jobs are known."""
-    parts = lake.manifest.parts
-    for kinds in (("jobs",), ("outages", "findings", "repairs"), ("nodes", "checks")):
-        found = [part for part in parts if part.kind in kinds]
-        if found:
-            return min(one.first_ns for one in found), max(one.last_ns for one in found) + 1
-    return lake.since_ns, lake.until_ns
+    """Of jobs, from the first end of one on: that a node was bought earlier says nothing of when
+    jobs are known. Of other events, all the time that the logs speak of which have them."""
+    jobs = [part for part in lake.manifest.parts if part.kind == "jobs"]
+    if jobs:
+        return min(one.first_ns for one in jobs), max(one.last_ns for one in jobs) + 1
+    begun = [
+        source.since_ns
+        for source in lake.manifest.sources
+        if source.since_ns is not None
+        and any(source.records.get(kind) for kind in ("outages", "findings", "repairs"))
+    ]
+    return min(begun, default=lake.since_ns), lake.until_ns

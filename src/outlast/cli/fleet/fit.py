@@ -66,7 +66,7 @@ def _show(found: Fit, out: Path) -> None:
     gpu_hours = 3600 * rate.per_gpu_second
     say(
         f"{rate.per_1000_node_days:.2f} failures in 1000 node-days: {rate.failures:,} in"
-        f" {rate.node_days:,.0f} of {rate.basis}"
+        f" {rate.node_days:,.4g} node-days of {rate.basis}"
     )
     say(
         f"{gpu_hours:.3g} a GPU-hour, {3600 * rate.low_per_gpu_second:.3g} to"
