@@ -128,7 +128,8 @@ def remembered(
     rule: Rule,
 ) -> Memory:
     """`counts`: value, and whether it is one of a link's events. `events`: the findings of events
-    that are new. A reboot ends what was held, but for what links did."""
+    that are new; a healthy one ends what was held of the same thing. A reboot ends all that was
+    held, but not what links did."""
     held = {
         key: one
         for key, one in (memory.held if boot == memory.boot else {}).items()
@@ -137,6 +138,9 @@ def remembered(
     for one in events:
         key = key_of(one)
         before = held.get(key)
+        if one.severity == "healthy":
+            held.pop(key, None)
+            continue
         last = max(one.t_ns, before.last_ns) if before else one.t_ns
         held[key] = Held(one, before.first_ns if before else one.t_ns, last)
     flaps = dict(memory.flaps)

@@ -78,7 +78,7 @@ def _one(taken: Taken, check: AnyCheck, about: About, found: Judged) -> str:
         mine = [_unknown(taken, check, about, "the check said nothing of its sample")]
     found.findings.extend(mine)
     if check.lasting:
-        found.events.extend(each for each in mine if each.severity in {"now", "drain", "warn"})
+        found.events.extend(each for each in mine if each.severity != "unknown")
     found.counts.update({each.key: (each.value, each.flaps) for each in check.counts(sample)})
     return getattr(sample, "boot", "")
 

@@ -1,0 +1,22 @@
+"""What tests of checks share: real traces, where they are, and a way to get at the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """Real samples of health tools."""
+    place = Path(
+        os.environ.get("OUTLAST_TRACES", str(Path(__file__).parents[3] / "shared" / "traces"))
+    )
+    if not (place / "health_fixtures").is_dir():
+        pytest.skip("the traces are not on this machine")
+    return place / "health_fixtures"

@@ -1,0 +1,80 @@
+"""The state directory: whole or not at all, for one check at a time, and never a crash."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast.errors import StorageError
+from outlast.health import keeping
+from outlast.health.memory import Memory, Stuck
+
+COUNT = """
+import sys
+from pathlib import Path
+from msgspec.structs import replace
+from outlast.health import keeping
+
+place = Path(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    with keeping.locked(place, 60):
+        memory = keeping.read(place).memory
+        points = memory.counters.get("k", ())
+        keeping.write(place, replace(memory, counters={"k": (*points, (len(points), 1))}))
+"""
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "state"
+    memory = Memory(boot="b", stuck={"a|b": Stuck(1, 2, 3)})
+    with keeping.locked(place, 1):
+        assert "not there yet" in keeping.read(place).note
+        keeping.write(place, memory)
+        assert keeping.read(place) == keeping.Kept(memory)
+    assert sorted(each.name for each in place.iterdir()) == [keeping.FILE, keeping.LOCK]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[]", b'{"version": "x"}', b"\xff\xfe", b"[" * 100_000, b'{"counters": {"k": 1}}'],
+)
+def test_a_damaged_file_begins_anew_and_says_so(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / keeping.FILE).write_bytes(damage)
+    kept = keeping.read(tmp_path)
+    assert kept.memory == Memory() and "damaged" in kept.note
+
+
+def test_a_file_of_a_later_version_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / keeping.FILE).write_bytes(b'{"version": 7, "boot": "b"}')
+    kept = keeping.read(tmp_path)
+    assert kept.memory == Memory() and "version 7" in kept.note
+
+
+def test_two_at_once_lose_nothing(tmp_path: Path) -> None:
+    both = [subprocess.Popen([sys.executable, "-c", COUNT, str(tmp_path), "40"]) for _ in range(2)]
+    assert [each.wait(timeout=60) for each in both] == [0, 0]
+    assert len(keeping.read(tmp_path).memory.counters["k"]) == 80
+
+
+def test_a_lock_that_is_held_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    late = pytest.raises(StorageError, match="another check has had")
+    with keeping.locked(tmp_path, 1), late, keeping.locked(tmp_path, 0.05):
+        pytest.fail("two have it")
+    with keeping.locked(tmp_path, 0.05):
+        pass
+
+
+def test_a_place_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = pytest.raises(StorageError, match="cannot be used")
+    with said, keeping.locked(tmp_path / "file" / "state", 1):
+        pytest.fail("there is no such place")
+    (tmp_path / keeping.FILE).mkdir()
+    with pytest.raises(StorageError, match="it is as it was"):
+        keeping.write(tmp_path, Memory())
+    with pytest.raises(StorageError):
+        keeping.read(tmp_path)
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []

@@ -1,0 +1,113 @@
+"""The kernel's log since a mark: what is new, what was lost, what is ignored, what holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from judging import SECOND_NS, T0_NS, about, after, found, said, severities
+
+from outlast.health.checks.kernel import CHECK, Log
+from outlast.health.memory import Memory
+from outlast.symptoms.policy import shipped
+from outlast.symptoms.storms import times
+
+BOOT_NS = T0_NS - 10_000 * SECOND_NS
+XID79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+OOM = "Out of memory: Killed process 77 (python) total-vm:1kB"
+
+
+def log(*messages: tuple[float, str], first: int = 0, boot: str = "b") -> Log:
+    """Messages at seconds after T0, as /dev/kmsg has them."""
+    lines = tuple(
+        (first + k, f"3,{first + k},{round((t_s + 10_000) * 1e6)},-;{text}")
+        for k, (t_s, text) in enumerate(messages)
+    )
+    return Log(
+        boot=boot, boot_ns=BOOT_NS, source="kmsg", first=first, last=first + len(lines) - 1,
+        lines=lines,
+    )  # fmt: skip
+
+
+def test_an_xid_is_a_finding_with_its_code_and_device_and_time() -> None:
+    (one,) = found(CHECK, log((-5, "quiet"), (-2, XID79)), about())
+    assert (one.severity, one.code, one.device) == ("now", "XID 79", "0000:3b:00.0")
+    assert one.check == "kernel.xid" and one.node == "n1" and one.cluster == "c"
+    assert one.t_ns == T0_NS - 2 * SECOND_NS
+
+
+def test_without_a_mark_only_the_last_hour_counts() -> None:
+    assert severities(CHECK, log((-3601, XID79)), about()) == ["healthy"]
+    assert severities(CHECK, log((-3599, XID79)), about()) == ["now"]
+    assert severities(CHECK, log((-99, XID79)), about(kernel={"window_s": 60})) == ["healthy"]
+
+
+def test_what_was_read_is_not_read_again_and_a_boot_begins_anew() -> None:
+    first = log((-2, XID79))
+    memory = after(CHECK, first, about(Memory()), boot="b")
+    later = log((-2, XID79), (30, "quiet"))
+    assert severities(CHECK, later, about(memory, 60)) == ["healthy"]
+    more = log((-2, XID79), (30, OOM))
+    assert severities(CHECK, more, about(memory, 60)) == ["warn"]
+    rebooted = log((40, XID79), boot="another")
+    assert severities(CHECK, rebooted, about(memory, 60)) == ["now"]
+
+
+def test_lines_that_the_kernel_overwrote_are_said() -> None:
+    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(Memory()), boot="b")
+    lost = log((30, "quiet"), first=7)
+    assert said(CHECK, lost, about(memory, 60))[0] == (
+        "unknown", "", "the kernel overwrote 5 lines before they were read",
+    )  # fmt: skip
+
+
+def test_a_server_that_answers_again_is_no_longer_a_fault() -> None:
+    gone, back = "nfs: server fs1 not responding, timed out", "nfs: server fs1 OK"
+    assert severities(CHECK, log((-9, gone)), about()) == ["now"]
+    assert severities(CHECK, log((-9, gone), (-5, back)), about()) == ["healthy", "healthy"]
+    assert severities(CHECK, log((-9, back), (-5, gone)), about()) == ["now"]
+
+
+def test_a_link_that_came_up_again_still_went_down() -> None:
+    down, up = "mlx5_core 0000:5e:00.0 ib0: Link down", "mlx5_core 0000:5e:00.0 ib0: Link up"
+    assert severities(CHECK, log((-9, down), (-5, up)), about()) == ["now"]
+
+
+def test_a_storm_is_one_finding() -> None:
+    (one,) = found(CHECK, log(*[(-60 + k / 100, XID79) for k in range(5000)]), about())
+    assert times(one) == 5000
+
+
+def test_ignored_checks_and_codes_are_not_said() -> None:
+    both = log((-3, XID79), (-2, OOM))
+    assert severities(CHECK, both, about(kernel={"ignore": ["XID 79", "kernel.oom"]})) == [
+        "healthy"
+    ]
+
+
+def test_another_policy_decides() -> None:
+    policy = shipped()
+    mild = msgspec.structs.replace(
+        policy, xid={79: msgspec.structs.replace(policy.xid[79], severity="warn")}
+    )
+    assert severities(CHECK, log((-2, XID79)), about()._replace(policy=mild)) == ["warn"]
+
+
+def test_a_line_that_cannot_be_placed_is_unknown() -> None:
+    odd = Log(
+        boot="b", boot_ns=BOOT_NS, source="kmsg", first=0, last=0,
+        lines=((0, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),),
+    )  # fmt: skip
+    (one, _) = found(CHECK, odd, about())
+    assert one.severity == "unknown" and "no time on the line" in one.detail
+
+
+def test_a_real_log(fixtures: Path) -> None:
+    """Lines of a machine with XID 119: seconds since boot, long before."""
+    text = (fixtures / "dmesg-with-xid-119.log").read_text("utf-8", "replace").splitlines()
+    sample = Log(
+        boot="b", boot_ns=BOOT_NS, source="kmsg", first=0, last=len(text) - 1,
+        lines=tuple(enumerate(text)),
+    )  # fmt: skip
+    all_of_it = about(kernel={"window_s": 1e8})
+    assert {one.code for one in found(CHECK, sample, all_of_it) if one.code} >= {"XID 119"}

@@ -1,0 +1,136 @@
+"""Links from a tree of files as the kernel makes it: state, rate, errors in time, flaps."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+from judging import about, after, found, said, severities
+
+from outlast.health.checks.links import CHECK, Links, Port
+from outlast.health.memory import Memory
+from outlast.health.probes.links import take
+
+
+def write(root: Path, files: dict[str, str | int]) -> None:
+    for name, value in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+
+def tree(root: Path) -> Path:
+    """One InfiniBand port, one Ethernet interface of hardware, and a loopback."""
+    port = "sys/class/infiniband/mlx5_0/ports/1"
+    net = "sys/class/net"
+    write(
+        root,
+        {
+            f"{port}/state": "4: ACTIVE", f"{port}/phys_state": "5: LinkUp",
+            f"{port}/rate": "400 Gb/sec (4X NDR)", f"{port}/counters/link_downed": 0,
+            f"{port}/counters/symbol_error": 12, f"{port}/counters/port_rcv_data": 99,
+            f"{net}/eth0/device/vendor": "0x15b3", f"{net}/eth0/type": 1,
+            f"{net}/eth0/operstate": "up", f"{net}/eth0/carrier": 1, f"{net}/eth0/speed": 100_000,
+            f"{net}/eth0/flags": "0x1003", f"{net}/eth0/carrier_down_count": 1,
+            f"{net}/eth0/statistics/rx_errors": 0, f"{net}/lo/type": 772,
+            f"{net}/docker0/type": 1, f"{net}/docker0/operstate": "down",
+        },
+    )  # fmt: skip
+    return root
+
+
+def ib(
+    state: str = "ACTIVE", physical: str = "LinkUp", rate: float | None = 400.0, **n: int
+) -> Links:
+    port = Port(
+        name="mlx5_0/1", kind="ib", state=state, physical=physical, rate_gbps=rate, counters=n
+    )
+    return Links(ports=(port,))
+
+
+EXPECTED = {"expected": {"mlx5_0/1": {"rate_gbps": 400.0}}}
+
+
+def test_ports_are_read_from_the_kernels_files(tmp_path: Path) -> None:
+    port, eth = take(tree(tmp_path)).ports
+    assert (port.name, port.kind, port.state, port.physical) == (
+        "mlx5_0/1",
+        "ib",
+        "ACTIVE",
+        "LinkUp",
+    )
+    assert port.rate_gbps == 400.0 and port.counters == {"link_downed": 0, "symbol_error": 12}
+    assert (eth.name, eth.state, eth.rate_gbps, eth.enabled) == ("eth0", "up", 100.0, True)
+    assert eth.counters == {"carrier_down_count": 1, "rx_errors": 0}
+
+
+def test_files_that_are_not_there_are_no_crash(tmp_path: Path) -> None:
+    assert take(tmp_path).ports == ()
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
+    (port,) = take(tmp_path).ports
+    assert port.state == "unreadable" and port.rate_gbps is None and port.counters == {}
+
+
+def test_a_link_as_expected_is_healthy() -> None:
+    (one,) = found(CHECK, ib(), about(links=EXPECTED))
+    assert (one.severity, one.symptom, one.device) == ("healthy", "ib-link", "mlx5_0/1")
+
+
+def test_a_link_that_is_down_missing_or_slow_where_it_is_expected() -> None:
+    wanted = about(links=EXPECTED)
+    assert said(CHECK, ib("DOWN", "Disabled"), wanted) == [
+        ("now", "mlx5_0/1", "is DOWN (Disabled)")
+    ]
+    assert said(CHECK, ib(rate=200.0), wanted) == [
+        ("drain", "mlx5_0/1", "200 Gb/s, and 400 are expected")
+    ]
+    assert severities(CHECK, ib(rate=None), wanted) == ["unknown"]
+    assert said(CHECK, Links(ports=()), wanted) == [("now", "mlx5_0/1", "is not there")]
+
+
+def test_a_port_that_nobody_named_is_not_missed() -> None:
+    assert severities(CHECK, ib("DOWN", "Polling"), about()) == ["healthy"]
+    assert severities(CHECK, ib("INIT", "LinkUp"), about()) == ["warn"], "no subnet manager?"
+    assert severities(CHECK, ib("DOWN"), about(links={"ignore": ["mlx5_0/1"]})) == []
+
+
+def test_a_node_without_any_link_is_not_healthy() -> None:
+    assert severities(CHECK, Links(ports=()), about()) == ["unknown"]
+
+
+def test_errors_count_by_the_hour_not_since_boot() -> None:
+    many = ib(symbol_error=1_000_000)
+    assert severities(CHECK, many, about(Memory())) == ["healthy"], "of any age"
+    memory = after(CHECK, many, about(Memory()))
+    assert severities(CHECK, ib(symbol_error=1_000_100), about(memory, 60)) == ["healthy"]
+    assert said(CHECK, ib(symbol_error=1_000_101), about(memory, 60)) == [
+        ("warn", "mlx5_0/1", "symbol_error rose by 101 within the hour, at most 100")
+    ]
+
+
+def test_a_flap_has_memory() -> None:
+    """Down three times in an hour: drain, and until it was quiet for half an hour."""
+    memory, seen = Memory(), []
+    for t_s, downs in ((0, 5), (300, 6), (600, 7), (900, 8), (1200, 8), (2699, 8), (2700, 8)):
+        at = about(memory, t_s)
+        sample = ib(link_downed=downs)
+        seen.append(severities(CHECK, sample, at))
+        memory = after(CHECK, sample, at)
+    assert seen == [["healthy"], ["warn"], ["warn"], ["drain"], ["drain"], ["drain"], ["warn"]]
+    assert severities(CHECK, ib(link_downed=8), about(memory, 900 + 3601)) == ["healthy"]
+
+
+def test_the_links_of_a_real_node(fixtures: Path, tmp_path: Path) -> None:
+    with tarfile.open(fixtures / "gpud_sys-class-infiniband-h100.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    place = tmp_path / "sys/class"
+    place.mkdir(parents=True)
+    (tmp_path / "testdata/sys-class-infiniband-h100.0").rename(place / "infiniband")
+    sample = take(tmp_path)
+    assert len(sample.ports) == 9
+    up = {port.name: port.rate_gbps for port in sample.ports if port.state == "ACTIVE"}
+    assert up["mlx5_4/1"] == 400.0
+    wanted = about(links={"expected": {name: {"rate_gbps": rate} for name, rate in up.items()}})
+    by_port = {one.device: one.severity for one in found(CHECK, sample, wanted)}
+    assert by_port.keys() == {port.name for port in sample.ports}
+    assert all(by_port[name] == "healthy" for name in up)
