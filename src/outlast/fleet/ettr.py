@@ -53,8 +53,7 @@ def ettr(
     chosen = tables.jobs
     if qos is not None:
         chosen = chosen.filter(pl.col("qos").is_in(list(qos)))
-    if across_s is None:
-        chosen = _long(chosen, least_s)
+    chosen = _long(chosen, least_s, None if across_s is None else infra)
     found = job_runs.attempts(tables._replace(jobs=chosen), infra, across_s=across_s)
     runs = job_runs.runs_of(found).join(
         _productive(found, interval_s, init_s), on="run", maintain_order="left"
@@ -122,14 +121,26 @@ def t_95(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _long(jobs: pl.LazyFrame, least_s: float) -> pl.LazyFrame:
-    """Attempts of ids that held nodes for `least_s` in all: the few that are worth sorting."""
+def _long(jobs: pl.LazyFrame, least_s: float, infra: pl.LazyFrame | None) -> pl.LazyFrame:
+    """The few attempts that are worth sorting: those of ids that held nodes for `least_s` in all
+    and, with `infra`, those that may belong together with one that it ended."""
     held_ns = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=0).fill_null(0)
-    identity = pl.struct("cluster", "job").hash()
     least_ns = least_s * job_runs.SECOND_NS * (1 - 1e-9)
-    long = jobs.group_by(id=identity).agg(held_ns.sum().alias("held_ns"))
+    marked = jobs.with_columns(id=pl.struct("cluster", "job").hash())
+    long = marked.group_by("id").agg(held_ns.sum().alias("held_ns"))
     long = long.filter(pl.col("held_ns") >= least_ns).select("id")
-    return jobs.with_columns(id=identity).join(long, on="id", how="semi").drop("id")
+    if infra is None:
+        return marked.join(long, on="id", how="semi").drop("id")
+    same = pl.struct(job_runs.SAME).hash()
+    failed = jobs.join(infra.select(job_runs.KEY).unique(), on=job_runs.KEY, how="semi")
+    yes = pl.lit(value=True)
+    return (
+        marked.with_columns(same=same)
+        .join(long.with_columns(long=yes), on="id", how="left")
+        .join(failed.select(same=same).unique().with_columns(near=yes), on="same", how="left")
+        .filter(pl.col("long").is_not_null() | pl.col("near").is_not_null())
+        .drop("id", "same", "long", "near")
+    )
 
 
 def _productive(found: pl.DataFrame, interval_s: float, init_s: float) -> pl.DataFrame:

@@ -42,11 +42,13 @@ def instigated(
     jobs = tables.jobs.select(*SEEN, "state").filter(
         pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     )
-    asked = jobs.join(starters.select(KEY).unique(), on=KEY, how="semi")
-    slots = _started(asked, slot_ns).select("cluster", "slot").unique().collect().lazy()
-    ended = _ended(jobs.filter(pl.col("state") == "PREEMPTED"), slot_ns, before_s, after_s)
-    near = ended.join(slots, on=["cluster", "slot"], how="semi").collect().lazy()
-    pairs = _pairs(near, _started(asked, slot_ns), before_s, after_s, qos_rank)
+    asked = jobs.join(starters.select(KEY).unique(), on=KEY, how="semi").drop("state")
+    started = _started(asked, slot_ns).collect().lazy()
+    slots = started.select("cluster", "slot").unique()
+    preempted = jobs.filter(pl.col("state") == "PREEMPTED")
+    ended = _ended(preempted, slot_ns, before_s, after_s).collect().lazy()
+    near = ended.join(slots, on=["cluster", "slot"], how="semi")
+    pairs = _pairs(near, started, before_s, after_s, qos_rank)
     touched = pairs.select(KEY).unique().collect().lazy()
     ended = ended.join(touched, on=KEY, how="semi").collect().lazy()  # in all their slots
     slots = ended.select("cluster", "slot").unique()
