@@ -43,6 +43,10 @@ def test_a_failed_job_is_infrastructures_where_its_node_lost_it(more: dict, coun
     assert len(failed(job(state="FAILED"), finding(**more))) == counts
 
 
+def test_accounting_may_not_know_its_cluster() -> None:
+    assert len(failed(job(state="FAILED", cluster=""), finding())) == 1
+
+
 def test_what_the_scheduler_says_needs_no_finding() -> None:
     found = failed(
         job("1", state="NODE_FAIL"),
