@@ -175,6 +175,8 @@ def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
     half = fit(window(opened, "2024-05-02", "2024-05-03T10:00"))
     assert half.rate.failures == 1
     assert half.rate.node_days == pytest.approx(32 * 30 / 24)
+    first = window(opened, "2024-05-01", "2024-05-02")  # nothing of the second day began in it
+    assert first.jobs.collect()["state"].to_list() == ["COMPLETED"]
     with pytest.raises(LakeError, match="has nothing from"):
         window(opened, "2020-01-01", "2020-02-01")
     with pytest.raises(UsageError, match="is not before"):

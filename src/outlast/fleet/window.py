@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 
+import polars as pl
+
 from outlast.errors import UsageError
 from outlast.fleet.lake import Lake
 from outlast.fleet.tables import DAY_NS, Tables
@@ -15,17 +17,20 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     """Records from `since` up to, not including, `until` (dates or times, UTC where they say no
     zone); by default the time that jobs are known of, or where there are none, other events.
 
-    Jobs that end up to LONGEST_DAYS after the window are there as well: they ran in it, and time
-    in which nothing failed counts (`exposure.attempts`). Raises UsageError, LakeError.
+    Jobs that began in the window and ended up to LONGEST_DAYS after it are there as well: time in
+    which nothing failed counts (`exposure.attempts`); and what was found within an hour after it,
+    which tells of failures at its end. Raises UsageError, LakeError.
     """
     first, last = _known(lake)
     since_ns = first if since is None else moment("--since", since)
     until_ns = last if until is None else moment("--until", until)
     if since_ns >= until_ns:
         raise UsageError(f"--since {since} is not before --until {until}: no time is between them")
-    longer = until_ns + LONGEST_DAYS * DAY_NS
+    near = lake.tables(since_ns, until_ns + 3600 * 10**9)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
-    return lake.tables(since_ns, longer)._replace(until_ns=until_ns)
+    longer = lake.tables(since_ns, until_ns + LONGEST_DAYS * DAY_NS).jobs
+    began = (pl.col("t_ns") < until_ns) | (pl.col("start_ns") < until_ns)
+    return near._replace(jobs=longer.filter(began), until_ns=until_ns)
 
 
 def moment(flag: str, text: str) -> int:
