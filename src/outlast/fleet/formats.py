@@ -69,16 +69,17 @@ def format_of(path: Path, asked: Asked) -> Format:
         return found
     if asked.format is not None:
         return asked.format
-    if asked.mapping is not None:
-        _head(path)
-        return "jobs" if mapping.load(asked.mapping).rows == "jobs" else "events"
     head = _head(path)
-    for format_, fits in _FITS.items():
-        if fits(head):
-            return format_
+    if asked.mapping is None:
+        for format_, fits in _FITS.items():
+            if fits(head):
+                return format_
+    if said := _mapping_of(path, asked):
+        return "jobs" if mapping.load(said).rows == "jobs" else "events"
     raise SourceError(
         f"{path} is nothing that is known: it begins with {head[:60]!r}; nothing was read. Say what"
-        f" it is with --as ({', '.join(FORMATS)}), or describe its columns in a file for --mapping"
+        f" it is with --as ({', '.join(FORMATS)}), or which column is what with --mapping, or in"
+        f" {path.stem}.toml beside it"
     )
 
 
@@ -128,14 +129,21 @@ def _moment(flag: str, text: str, asked: Asked) -> int:
     return round(known.timestamp()) * 10**9
 
 
+def _mapping_of(path: Path, asked: Asked) -> Path | None:
+    """The one that was said, or that lies beside a log under its name."""
+    beside = path.with_suffix(".toml")
+    return asked.mapping or (beside if beside.is_file() and beside != path else None)
+
+
 def _mapped(path: Path, asked: Asked) -> Reading:
-    if asked.mapping is None:
+    file = _mapping_of(path, asked)
+    if file is None:
         raise UsageError(
             f"{path}: which column is what? A file for --mapping says it, as docs/fleet.md shows"
         )
-    said = mapping.load(asked.mapping)
+    said = mapping.load(file)
     if asked.format in ("events", "jobs") and (said.rows == "jobs") != (asked.format == "jobs"):
-        raise UsageError(f"--as {asked.format}: {asked.mapping} says rows = {said.rows!r}")
+        raise UsageError(f"--as {asked.format}: {file} says rows = {said.rows!r}")
     zone = asked.zone_info.key if asked.zone else ""
     taken_ns = _moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns
     return mapped.read(path, said, mapped.Given(zone, asked.cluster, taken_ns))

@@ -41,18 +41,24 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
     source = str(path)
 
     def parts(totals: Totals) -> Iterator[Part]:
-        if not (mapping.times.zone or given.zone):
-            totals.notes.append("times without a zone were taken for UTC: --zone says another")
+        naive = 0
         for some in rows(path, mapping, totals.notes):
             totals.rows += len(some.lines) + len(some.torn)
-            yield _part(source, some, mapping, given, totals)
+            work = _Work(_frame(some), mapping, given)
+            yield _part(source, some, work, mapping, totals)
+            naive += work.naive
+        if naive and not (mapping.times.zone or given.zone):
+            totals.notes.append("times without a zone were taken for UTC: --zone says another")
 
     return Reading(source, mapping.rows, parts)
 
 
-def _part(source: str, some: Rows, mapping: Mapping, given: Given, totals: Totals) -> Part:
+def _frame(some: Rows) -> pl.DataFrame:
     frame = pl.DataFrame(some.columns, schema=dict.fromkeys(some.columns, pl.String))
-    work = _Work(frame.with_columns(pl.all().fill_null("").str.strip_chars()), mapping, given)
+    return frame.with_columns(pl.all().str.strip_chars())
+
+
+def _part(source: str, some: Rows, work: _Work, mapping: Mapping, totals: Totals) -> Part:
     found = {field: work.column(name) for name, field in ours(mapping.kind).items()}
     if mapping.rows == "jobs":
         found = work.whole_jobs(found, totals)
@@ -83,6 +89,7 @@ class _Work:
         self._words = choices(mapping.kind)
         self._wrong: list[tuple[str, pl.Series]] = []
         self.twice = 0
+        self.naive = 0
 
     def column(self, name: str) -> pl.Series:
         """What a mapping calls so, as the record has it."""
@@ -140,6 +147,7 @@ class _Work:
         times = self._mapping.times
         found = moments(texts, times.zone or self._given.zone or "UTC", times.format)
         self.twice += found.twice
+        self.naive += found.naive
         self._note(f"no time between 2000 and 2100: {name}", found.wrong)
         if name == "time":
             self._note("no time", texts == "")

@@ -18,11 +18,12 @@ UNITS = {"unix": 9, "unix-ms": 6, "unix-us": 3, "unix-ns": 0}
 
 class Moments(NamedTuple):
     """`ns`: null where a text is empty or no time. `wrong`: no time, though not empty. `twice`: the
-    zone's clocks showed it twice, and the first was taken."""
+    zone's clocks showed it twice, and the first was taken. `naive`: without an offset."""
 
     ns: pl.Series
     wrong: pl.Series
     twice: int
+    naive: int
 
 
 def moments(texts: pl.Series, zone: str, format_: str | None = None) -> Moments:
@@ -42,7 +43,12 @@ def moments(texts: pl.Series, zone: str, format_: str | None = None) -> Moments:
     ns, twice = _placed(found["ns"], found["local"], zone)
     inside = (ns >= EARLIEST_S * 10**9) & (ns < LATEST_S * 10**9)
     ns = ns.set(~inside.fill_null(value=True), None)
-    return Moments(ns, ns.is_null() & (frame["text"] != "").fill_null(value=False), twice)
+    return Moments(
+        ns,
+        ns.is_null() & (frame["text"] != "").fill_null(value=False),
+        twice,
+        found["local"].count(),
+    )
 
 
 def _number(text: pl.Expr, digits: int) -> pl.Expr:

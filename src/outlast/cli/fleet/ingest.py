@@ -9,7 +9,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from outlast.cli.stream import Printer, as_json, say, tell
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
@@ -53,7 +52,8 @@ def ingest(
     as_
         What the logs are, where their content does not tell.
     mapping
-        A TOML file that says which column is what, for CSV and JSON lines of any shape.
+        A TOML file that says which column is what, for CSV and JSON of any shape; else log.toml
+        beside log.csv.
     cluster
         The name of the cluster, where a log does not say it.
     zone
@@ -124,7 +124,7 @@ def _show(found: Summary) -> None:
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
         say(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
     holds = ", ".join(f"{rows:,} {kind}" for kind, rows in found.rows.items()) or "nothing"
-    say(Text(f"{found.lake} holds {holds}", "bold"))
+    say(f"{found.lake} holds {holds}")
     if found.since_ns is not None and found.until_ns is not None:
         say(f"  from {said(found.since_ns)} until {said(found.until_ns)}")
 
@@ -134,7 +134,7 @@ def _show_one(one: Read) -> None:
     if one.before:
         say(f"{source.name}: read before, on {said(source.read_ns)}: nothing to do")
         return
-    say(Text(f"{source.name}: {source.format}", "bold"))
+    say(f"{source.name}: {source.format}")
     records = ", ".join(f"{count:,} {kind}" for kind, count in source.records.items())
     say(f"  {source.rows:,} rows: {records or 'no records'}")
     if source.since_ns is not None and source.until_ns is not None:
@@ -146,7 +146,7 @@ def _show_one(one: Read) -> None:
     for reason, rows in source.rejects.items():
         say(f"  {rows:,} rejected: {reason}")
         for each in (each for each in one.examples if each.reason == reason):
-            say(Text(f"    line {each.line}: {each.text[:100]}", "dim"))
+            say(f"    line {each.line}: {each.text[:100]}")
     if source.rejects:
         say(f"  all of them are in rejects/{source.id}.jsonl")
     for note in source.notes:
