@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fleet.attempts import T0_NS, at_ns, attempt, failed, of
 
 from outlast.errors import UsageError
+from outlast.fleet import goodput
+from outlast.fleet.instigators import instigated
 from outlast.fleet.job_runs import node_fails
-from outlast.fleet.loops import loops
+from outlast.fleet.loops import begun_again, loops
 from outlast.records import JobEnded
 
 
@@ -43,6 +46,24 @@ def test_a_loop_and_what_it_took_from_others() -> None:
     assert (loop["preempted"], loop["preempted_gpus"]) == (70, 560)
     assert loop["preempted_gpu_s"] == 560 * 1800
     assert loop["lost_gpu_s"] == pytest.approx(35 * 360 * 1024)
+
+
+def test_who_preempted_whom_is_asked_once_for_both() -> None:
+    ends = [10 + 0.5 * n for n in range(6)]
+    made = of(
+        *failing("big", ends, hosts="n1", priority=100),
+        attempt("once", 0, 30, hosts="n5", priority=100, state="NODE_FAIL"),
+        attempt("once", 30.1, 40, hosts="n2", priority=100, attempt=1),
+        *(attempt(f"v{end}", 0, end + 0.39, hosts="n1", priority=1, state="PREEMPTED")
+          for end in ends[:-1]),
+        attempt("w", 0, 30.05, hosts="n2", priority=1, state="PREEMPTED"),
+    )  # fmt: skip
+    infra = failed(("big", 0), ("once", 0))
+    both = pl.concat([begun_again(made, infra), goodput.begun_again(made, infra)])
+    shared = instigated(made, both)
+    assert len(shared) == 6
+    assert loops(made, infra, preempted=shared).equals(loops(made, infra))
+    assert goodput.lost(made, infra, preempted=shared).equals(goodput.lost(made, infra))
 
 
 def test_too_few_or_too_slow_is_no_loop() -> None:

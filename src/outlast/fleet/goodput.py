@@ -40,12 +40,14 @@ def lost(
     before_s: float = instigators.BEFORE_S,
     after_s: float = instigators.AFTER_S,
     qos_rank: Mapping[str, int] | None = None,
+    preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Each attempt that lost work to a failure: min(runtime, `interval_s`/2) x GPUs.
 
     `order` 1: infrastructure ended it (`infra`: cluster, job, attempt); 2: it was preempted when
     such a job began again (`instigators.instigated`, which takes the other parameters), and
-    `by_job` and `by_attempt` say which. `bucket`: its own size.
+    `by_job` and `by_attempt` say which. `bucket`: its own size. `preempted`: what `instigated` gave
+    for `begun_again` and perhaps others, where somebody has asked already.
     """
     positive("interval_s", interval_s)
     first = (
@@ -54,14 +56,17 @@ def lost(
                 by_attempt=pl.lit(None, pl.Int64), order=pl.lit(FIRST, pl.Int64))
         .collect()
     )  # fmt: skip
-    second = (
-        instigators.instigated(
-            tables, begun_again(tables, infra), before_s=before_s, after_s=after_s,
-            qos_rank=qos_rank,
+    again = begun_again(tables, infra)
+    if preempted is None:
+        preempted = instigators.instigated(
+            tables, again, before_s=before_s, after_s=after_s, qos_rank=qos_rank
         )
+    ours = again.select("cluster", by_job="job", by_attempt="attempt").collect()
+    second = (
+        preempted.join(ours, on=["cluster", "by_job", "by_attempt"], how="semi")
         .join(first, on=KEY, how="anti")
         .with_columns(order=pl.lit(SECOND, pl.Int64))
-    )  # fmt: skip
+    )
     return (
         pl.concat([first, second.select(first.columns)])
         .with_columns(

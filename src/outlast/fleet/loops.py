@@ -32,6 +32,7 @@ def loops(
     before_s: float = instigators.BEFORE_S,
     after_s: float = instigators.AFTER_S,
     qos_rank: Mapping[str, int] | None = None,
+    preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Each stretch in which a job failed and began again at least `times` times, any `times` of
     these failures within `window_s` of each other.
@@ -41,19 +42,18 @@ def loops(
     `until_ns`, first to last; `lost_gpu_s`, min(runtime, `interval_s`/2) x GPUs of each, as in
     `goodput`. What the starts after them cost others (`instigators.instigated`, which takes the
     other parameters): `preempted` attempts, `preempted_gpus`, `preempted_gpu_s` by the same rule.
-    The most failures first.
+    The most failures first. `preempted`: what `instigated` gave for `begun_again` and perhaps
+    others, where somebody has asked already.
     """
-    if times < 2:
-        raise UsageError(f"times must be 2 or more, not {times!r}: one failure is no loop")
-    positive("window_s", window_s)
     positive("interval_s", interval_s)
     failures = _failures(tables, infra, times, window_s)
     starters = failures.select(*JOB, attempt=pl.col("next_attempt"), loop="loop")
-    cost = (
-        instigators.instigated(
+    if preempted is None:
+        preempted = instigators.instigated(
             tables, starters.lazy(), before_s=before_s, after_s=after_s, qos_rank=qos_rank
         )
-        .join(
+    cost = (
+        preempted.join(
             starters.rename({"job": "by_job", "attempt": "by_attempt"}),
             on=["cluster", "by_job", "by_attempt"],
         )
@@ -81,8 +81,19 @@ def loops(
     )
 
 
+def begun_again(
+    tables: Tables, infra: pl.LazyFrame, *, times: int = TIMES, window_s: float = WINDOW_S
+) -> pl.LazyFrame:
+    """KEY of the attempts that began after a failure of a loop."""
+    found = _failures(tables, infra, times, window_s)
+    return found.lazy().select(*JOB, attempt="next_attempt")
+
+
 def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) -> pl.DataFrame:
     """Failures that are in a loop, with the number of the loop."""
+    if times < 2:
+        raise UsageError(f"times must be 2 or more, not {times!r}: one failure is no loop")
+    positive("window_s", window_s)
     window_ns = round(window_s * SECOND_NS)
     broken = pl.col("state").is_in(BROKEN)
     often = tables.jobs.filter(broken).group_by(JOB).len().filter(pl.col("len") >= times)
