@@ -13,12 +13,12 @@ T0_NS = 1_763_000_000 * 10**9
 SECOND_NS = 10**9
 
 
-def about(memory: Memory | None = None, t_s: float = 0.0, **settings: Any) -> About:
+def about(before: Memory | None = None, /, t_s: float = 0.0, **settings: Any) -> About:
     """`t_s`: seconds after T0. `settings`: as in the file."""
     return About(
         cluster="c", node="n1", t_ns=T0_NS + round(t_s * SECOND_NS),
-        settings=settled(settings, "test"), memory=memory or Memory(),
-        remembers=memory is not None,
+        settings=settled(settings, "test"), memory=before or Memory(),
+        remembers=before is not None,
     )  # fmt: skip
 
 

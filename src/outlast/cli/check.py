@@ -10,12 +10,13 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from outlast.cli.stream import as_json, say
-from outlast.errors import OutlastError, UsageError
+from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.health import recording
 from outlast.health import settings as settings_of
 from outlast.health.drain import drain as drained
 from outlast.health.examine import Examined, Subject, again, examine
-from outlast.health.profiles import chosen, known
+from outlast.health.learn import learn as learn_settings
+from outlast.health.profiles import SHIPPED, chosen, known
 from outlast.health.report import Report, lines
 from outlast.health.settings import Profile, Settings
 from outlast.health.verdict import exit_code, nagios
@@ -35,6 +36,7 @@ def check(
     record: Path | None = None,
     replay: Path | None = None,
     drain: bool = False,
+    learn: Path | None = None,
     format: Format = "text",  # noqa: A002 - the flag's name
     json: bool = False,
 ) -> int:
@@ -63,12 +65,16 @@ def check(
         Drain this node through scontrol where something costs a job: not where it is away already,
         not in a prolog or an epilog, and never more of the fleet than the settings say (2 % an
         hour). Nodes are never resumed.
+    learn
+        Write a new file of settings from what this node has now, and check nothing.
     format
         text, json or nagios.
     json
         The same as --format json.
     """
     form: Format = "json" if json else format
+    if learn is not None:
+        return _learnt(learn, form)
     asked = Asked(profile, settings, state, only, record, replay, drain, form)
     if form != "nagios":
         return _checked(asked)
@@ -119,6 +125,18 @@ def _refuse_both(asked: Asked) -> None:
             f"--drain cannot be used in a {asked.profile}: Slurm forbids scontrol there, and drains"
             " the node itself by the exit code; nothing was checked"
         )
+
+
+def _learnt(path: Path, form: Format) -> int:
+    text = learn_settings(path, SHIPPED)
+    if form == "json":
+        as_json({"version": 1, "settings": str(path), "text": text})
+    else:
+        say(f"{path}: written; look at it before it is used")
+        for line in text.splitlines():
+            if line.startswith("# not learnt"):
+                say(line.removeprefix("# "))
+    return EXIT_DONE
 
 
 def _subject(profile: Profile, settings: Settings) -> Subject:

@@ -94,7 +94,7 @@ def _slot(shared: Path, name: str, settings: Drain, most: int, now_ns: int) -> S
     (taken,) = take_all(
         [Asked(check, Probe("", ask, settings.deadline_s))], within_s=settings.deadline_s
     )
-    if taken.sample is None:
+    if taken.failed or taken.late:
         return taken.failed or taken.late
     return msgspec.json.decode(taken.sample, type=Slot)
 

@@ -28,6 +28,9 @@ FDS_MAX = 1 << 16
 SAMPLE, ABSENT, FAILED = b"s", b"a", b"f"
 
 
+NOTHING = msgspec.Raw(b"null")
+
+
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one probe. One of `sample` (JSON), `absent`, `failed` and `late` says it."""
 
@@ -35,7 +38,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     t_ns: int
     took_s: float
-    sample: msgspec.Raw | None = None
+    sample: msgspec.Raw = NOTHING
     absent: str = ""
     failed: str = ""
     late: str = ""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from outlast.health.contract import About, AnyCheck, Sample
 from outlast.health.memory import Held, Memory, Rule, Stuck, remembered, still
-from outlast.health.probing import Taken
+from outlast.health.probing import NOTHING, Taken
 from outlast.records import Finding, Severity
 
 WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy")
@@ -85,7 +85,7 @@ def _one(taken: Taken, check: AnyCheck, about: About, found: Judged) -> str:
 
 def _sample(taken: Taken, check: AnyCheck) -> Sample | str:
     """The sample, or why there is none."""
-    if taken.sample is None:
+    if bytes(taken.sample) == bytes(NOTHING):
         return taken.late or taken.failed or "nothing was recorded"
     try:
         return msgspec.json.decode(taken.sample, type=check.sample)

@@ -12,7 +12,18 @@ from outlast.errors import OutlastError
 from outlast.health.breaker import Drained, is_ours
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-AWAY = {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAINT", "FUTURE", "ERROR"}
+AWAY = {
+    "DRAIN",
+    "DRAINED",
+    "DRAINING",
+    "DOWN",
+    "FAIL",
+    "FAILING",
+    "MAINT",
+    "MAINTENANCE",
+    "FUTURE",
+    "ERROR",
+}
 UNREGISTERED = {"UNKNOWN", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_UP", "FUTURE"}
 TEXT_MAX = 64 << 20
 

@@ -1,0 +1,140 @@
+"""Settings learnt from this node as it is now: what is well here is what is expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.drafts import draft_of, refuse_existing
+from outlast.errors import StorageError
+from outlast.health.checks.clock import Clock
+from outlast.health.checks.disks import Drives
+from outlast.health.checks.gpus import Gpus
+from outlast.health.checks.links import Links, is_up
+from outlast.health.checks.memory import GIB, Ram
+from outlast.health.checks.mounts import Mounted, of_servers
+from outlast.health.contract import AnyCheck, Sample
+from outlast.health.probing import NOTHING, Asked, Taken, take_all
+from outlast.health.settings import Settings
+
+CHECKS = ("gpu", "link", "mount", "memory", "disk", "clock")
+WITHIN_S = 60.0
+Table = dict[str, Any]
+
+
+def learn(path: Path, checks: Sequence[AnyCheck]) -> str:
+    """Write what this node has to a new file of settings, and return its text. Raises UsageError
+    where there is such a file, StorageError where it cannot be written."""
+    refuse_existing(path)
+    wanted = [check for check in checks if check.name in CHECKS]
+    asked = [Asked(check, probe) for check in wanted for probe in check.probes(Settings())]
+    text = written(take_all(asked, within_s=WITHIN_S), {check.name: check for check in wanted})
+    draft = draft_of(path)
+    try:
+        try:
+            draft.write_text(text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path} could not be written: {error.strerror}") from error
+    return text
+
+
+def written(taken: Iterable[Taken], checks: dict[str, AnyCheck]) -> str:
+    """The file's text. What could not be seen is a comment, so that nobody takes it for seen."""
+    samples: list[Sample] = []
+    notes: list[str] = []
+    for one in taken:
+        if bytes(one.sample) == bytes(NOTHING):
+            why = one.absent or one.late or one.failed
+            notes.append(f"{one.check} {one.device}".strip() + f": {why}")
+        else:
+            samples.append(msgspec.json.decode(one.sample, type=checks[one.check].sample))
+    found, more = learnt(samples)
+    head = ["# What this node had when it was learnt: look at it before it is used.", "version = 1"]
+    head += [f"# not learnt: {_line(note)}" for note in [*notes, *more]]
+    return "\n".join([*head, *_toml(found)]) + "\n"
+
+
+def learnt(samples: Iterable[Sample]) -> tuple[Table, list[str]]:
+    """Pure. The tables of the file, and what was seen and not taken over."""
+    found: Table = {}
+    notes: list[str] = []
+    mounts: Table = {}
+    for one in samples:
+        if isinstance(one, Gpus):
+            found["gpus"] = _gpus(one, notes)
+        elif isinstance(one, Links):
+            found["links"] = {"expected": dict(_links(one, notes))}
+        elif isinstance(one, Mounted):
+            if one.trouble:
+                notes.append(f"mount {one.path}: {one.trouble}")
+            elif of_servers(one.type):
+                mounts[one.path] = {"type": one.type, "writable": "ro" not in one.options}
+        elif isinstance(one, Ram) and one.total_bytes:
+            found["memory"] = {"total_gib": round(one.total_bytes / GIB, 1)}
+            if one.hugepages:
+                found["memory"]["hugepages"] = one.hugepages
+        elif isinstance(one, Drives):
+            found["disks"] = {"count": len(one.drives)}
+        elif isinstance(one, Clock) and one.source:
+            found["clock"] = {"source": one.source}
+    if mounts:
+        found["mounts"] = {"expected": mounts}
+    return found, notes
+
+
+def _gpus(sample: Gpus, notes: list[str]) -> Table:
+    if sample.trouble:
+        notes.append(f"gpu: {sample.trouble}")
+        return {"count": sample.on_bus}
+    found: Table = {"count": len(sample.gpus), "driver": sample.driver}
+    names = {gpu.name for gpu in sample.gpus}
+    if len(names) == 1:
+        found["name"] = names.pop()
+    links = {sum(link.active for link in gpu.nvlinks) for gpu in sample.gpus}
+    if len(links) == 1:
+        found["nvlinks"] = links.pop()
+    else:
+        notes.append(f"gpu: NVLinks that are up differ between GPUs: {sorted(links)}")
+    return found
+
+
+def _links(sample: Links, notes: list[str]) -> Iterator[tuple[str, Table]]:
+    for port in sample.ports:
+        if not is_up(port):
+            notes.append(f"link {port.name}: {port.state} {port.physical}".rstrip())
+        elif port.rate_gbps is None:
+            yield port.name, {"up": True}
+        else:
+            yield port.name, {"rate_gbps": port.rate_gbps}
+
+
+def _toml(tables: Table, above: str = "") -> Iterator[str]:
+    """Tables of plain values and of tables."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            name = f"{above}{_key(key)}"
+            plain = {k: v for k, v in value.items() if not isinstance(v, dict)}
+            if plain:
+                yield f"\n[{name}]"
+                yield from (f"{_key(k)} = {_value(v)}" for k, v in plain.items())
+            yield from _toml({k: v for k, v in value.items() if isinstance(v, dict)}, f"{name}.")
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
+def _value(value: object) -> str:
+    """JSON's texts, truths and numbers are TOML's, but for one character."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,187 @@
+"""`outlast check` for real, on this machine: reports, exit codes, state, recordings, Nagios."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outlast.cli.main import main
+from outlast.health.report import WORST_FIRST, Report, worst
+from outlast.health.verdict import exit_code, nagios
+from outlast.records import SEVERITIES, Finding, Severity
+
+OWN = """
+from outlast.health.contract import Check, Probe, Said, Sample
+
+class Weather(Sample, frozen=True):
+    said: str
+
+def take():
+    return Weather(said=SAID)
+
+def judge(sample, about):
+    yield Said(sample.said, "as told")
+
+CHECK = Check("weather", "other", Weather, lambda _: [Probe("", take)], judge)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A check of one's own that finds what it is told to."""
+
+    def settings(severity: str, **more: object) -> list[str]:
+        name = f"weather_{severity}_of_test"
+        (tmp_path / f"{name}.py").write_text(OWN.replace("SAID", repr(severity)))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        path = tmp_path / "check.toml"
+        lines = [f'own = ["{name}:CHECK"]', 'node = "n7"']
+        lines += [f"{key} = {json.dumps(value)}" for key, value in more.items()]
+        path.write_text("\n".join(lines))
+        return ["check", "--only", "weather", "--settings", str(path)]
+
+    return settings
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it lacks: every check of the profile has said something, and nothing is healthy
+    that was not seen."""
+    code = main(["check", "--profile", "periodic", "--state", str(tmp_path), "--json"])
+    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    assert code == exit_code(report, unknown_passes=False)
+    heard = {one.check.partition(".")[0] for one in report.findings}
+    heard |= {one.check for one in report.not_applicable}
+    assert heard >= {
+        "kernel", "mount", "memory", "link", "gpu", "disk", "smart", "clock", "service",
+    }  # fmt: skip
+    assert "healthy" in {one.severity for one in report.findings if one.check == "memory"}
+    assert (tmp_path / "check.json").exists()
+    main(["check", "--profile", "periodic", "--state", str(tmp_path), "--json"])
+    again = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    assert any("not there yet" in note for note in report.notes) and again.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("severity", "code", "critical"),
+    [("now", 1, 2), ("drain", 1, 2), ("unknown", 3, 3), ("warn", 0, 1), ("healthy", 0, 0)],
+)
+def test_exit_codes(
+    own: Any, severity: str, code: int, critical: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(own(severity)) == code
+    text = capsys.readouterr().out
+    assert text.startswith(f"n7: {severity}")
+    assert main([*own(severity), "--format", "nagios"]) == critical
+    line = capsys.readouterr().out
+    words = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+    assert line.startswith(f"{words[critical]} - n7: ") and line.count("\n") == 1
+    assert f"{severity}=1" in line.partition("|")[2]
+
+
+def test_unknown_passes_only_where_the_settings_say_so(
+    own: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(own("unknown", unknown_passes=True)) == 0
+    assert main(own("drain", unknown_passes=True)) == 1
+    assert "unknown" in capsys.readouterr().out
+
+
+def test_a_recording_is_judged_the_same_again(
+    own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.jsonl"
+    assert main([*own("drain"), "--json", "--record", str(record)]) == 1
+    first = json.loads(capsys.readouterr().out)
+    assert main(["check", "--replay", str(record), "--json"]) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert again["findings"] == first["findings"] and again["node"] == "n7"
+    assert again["notes"] == ["replayed"]
+
+
+def test_a_recording_of_this_machine_is_judged_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, state = tmp_path / "record.jsonl", str(tmp_path / "state")
+    main(["check", "--json", "--state", state])
+    capsys.readouterr()
+    code = main(["check", "--json", "--state", state, "--record", str(record)])
+    first = json.loads(capsys.readouterr().out)
+    assert main(["check", "--json", "--replay", str(record)]) == code
+    again = json.loads(capsys.readouterr().out)
+    assert again["findings"] == first["findings"]
+    assert again["not_applicable"] == first["not_applicable"]
+
+
+def test_a_recording_by_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, settings = tmp_path / "record.jsonl", tmp_path / "s.toml"
+    main(["check", "--only", "memory", "--record", str(record)])
+    settings.write_text("[memory]\ntotal_gib = 1e6\n")
+    assert main(["check", "--replay", str(record), "--settings", str(settings)]) == 1
+    assert "1e+06 are expected" in capsys.readouterr().out
+
+
+def test_damaged_samples_are_unknown_and_damaged_recordings_refused(
+    own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.jsonl"
+    main([*own("healthy"), "--record", str(record)])
+    good = record.read_text()
+    record.write_text(good.replace('{"said":"healthy"}', '{"said":7}'))
+    capsys.readouterr()
+    assert main(["check", "--replay", str(record)]) == 3
+    assert "cannot be read" in capsys.readouterr().out
+    for damage in ("", "{}\n", good[:-20], good.replace('"version":1', '"version":9', 1)):
+        record.write_text(damage)
+        assert main(["check", "--replay", str(record)]) == 1
+        assert "record.jsonl" in capsys.readouterr().err
+
+
+def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--only", "gpus"]) == 2
+    assert "did you mean gpu?" in capsys.readouterr().err
+    assert main(["check", "--profile", "prolog", "--drain"]) == 2
+    assert main(["check", "--replay", "x", "--state", str(tmp_path)]) == 2
+    assert main(["check", "--settings", str(tmp_path / "none")]) == 2
+    capsys.readouterr()
+    assert main(["check", "--settings", str(tmp_path / "none"), "--format", "nagios"]) == 3
+    assert capsys.readouterr().out.startswith("UNKNOWN - nothing was checked")
+
+
+def test_nothing_checked_is_unknown() -> None:
+    report = Report(
+        cluster="", node="n", profile="prolog", t_ns=0, took_s=0.0, severity=worst([]),
+        findings=(), not_applicable=(),
+    )  # fmt: skip
+    assert exit_code(report, unknown_passes=True) == 3
+    assert nagios(report)[0] == 3
+
+
+def test_the_worst_counts_and_unknown_is_above_a_warning() -> None:
+    def finding(severity: Severity) -> Finding:
+        return Finding(
+            t_ns=0, cluster="", node="", check="", symptom="other", severity=severity, code="",
+            device="", detail="",
+        )  # fmt: skip
+
+    assert set(WORST_FIRST) == set(SEVERITIES)
+    for k, severity in enumerate(WORST_FIRST):
+        assert worst(map(finding, WORST_FIRST[k:])) == severity
+
+
+@pytest.mark.process
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys\nfrom outlast.cli.main import main\nmain(['check', '--profile', 'prolog'])\n"
+        "heavy = {'torch', 'numpy', 'polars', 'pynvml', 'scipy', 'ctypes'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

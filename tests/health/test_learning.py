@@ -1,0 +1,74 @@
+"""Settings learnt from a node: read back, they find it healthy, and what it then lacks missing."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judging import about, severities
+from test_gpus_check import H100
+from test_links_check import ib
+
+from outlast.cli.main import main
+from outlast.health.checks import gpus, links, mounts
+from outlast.health.checks.clock import Clock
+from outlast.health.checks.gpus import Gpus
+from outlast.health.checks.links import Links
+from outlast.health.checks.mounts import Mounted
+from outlast.health.learn import _toml, learnt
+from outlast.health.settings import read, settled
+
+
+def back(*samples: object) -> dict[str, object]:
+    """What is learnt, as a file that was written and read."""
+    tables, _ = learnt(samples)  # type: ignore[arg-type]
+    return tomllib.loads("\n".join(_toml(tables)))
+
+
+def test_what_was_learnt_is_expected() -> None:
+    eight = Gpus(on_bus=8, driver="550", gpus=(H100,) * 8)
+    home = Mounted(path="/home of all", type="nfs4", options=("rw",), size_bytes=9, free_bytes=9)
+    told = back(eight, ib(), home, Clock(source="tsc", available=("tsc",)))
+    wanted = about(**told)
+    assert severities(gpus.CHECK, eight, wanted) == ["healthy"] * 8
+    assert (
+        severities(gpus.CHECK, Gpus(on_bus=7, driver="550", gpus=(H100,) * 7), wanted)[0] == "now"
+    )
+    assert severities(links.CHECK, ib(), wanted) == ["healthy"]
+    assert severities(links.CHECK, ib(rate=100.0), wanted) == ["drain"]
+    assert severities(links.CHECK, Links(ports=()), wanted) == ["now"]
+    assert severities(mounts.CHECK, msgspec.structs.replace(home, type=""), wanted) == ["now"]
+
+
+def test_what_is_broken_is_not_learnt() -> None:
+    tables, notes = learnt([ib("DOWN", "Polling"), Gpus(on_bus=8, trouble="Driver Not Loaded")])
+    assert tables == {"links": {"expected": {}}, "gpus": {"count": 8}}
+    assert notes == ["link mlx5_0/1: DOWN Polling", "gpu: Driver Not Loaded"]
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1), st.dictionaries(st.text(min_size=1), st.text() | st.booleans()),
+        max_size=4,
+    )
+)  # fmt: skip
+@settings(max_examples=60)
+def test_any_names_are_written_as_they_are(tables: dict[str, dict[str, object]]) -> None:
+    kept = {key: value for key, value in tables.items() if value}
+    assert tomllib.loads("\n".join(_toml(tables))) == kept
+
+
+def test_this_machine_is_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "check.toml"
+    assert main(["check", "--learn", str(path)]) == 0
+    assert "look at it before it is used" in capsys.readouterr().out
+    assert read(path) == settled(tomllib.loads(path.read_text()), "t")
+    asked = ["check", "--settings", str(path), "--only", "memory", "disk"]
+    assert main(asked) == 0, capsys.readouterr().out
+    before = path.read_text()
+    assert main(["check", "--learn", str(path)]) == 2
+    assert "nothing was overwritten" in capsys.readouterr().err and path.read_text() == before
