@@ -14,7 +14,7 @@ from outlast.errors import UsageError
 from outlast.fleet.synth import RSC1, RSC2, cluster
 from outlast.fleet.synth.hosts import host_lists, names
 from outlast.fleet.synth.pace import Pace
-from outlast.fleet.synth.shapes import Episode
+from outlast.fleet.synth.shapes import EVENTFUL, Episode
 
 GPU_HOURS = pl.col("gpus") * (pl.col("t_ns") - pl.col("start_ns")) / 3.6e12
 
@@ -143,6 +143,19 @@ def test_a_new_check_sees_nothing_before_it_is_there(whole: Seen) -> None:
     assert not any(one.seen for one in before)
     hidden = [one for one in before if one.state == "FAILED"]
     assert not any(one.counted for one in hidden)
+
+
+def test_causes_ebb_and_flow() -> None:
+    shape = structs.replace(EVENTFUL, r_f=0.2, lemon_share=0.0)
+    truth = cluster(shape, 20, 0, nodes=256)[1]
+    links = [
+        (one.t_ns - truth.since_ns) / 86400e9 for one in truth.failed if one.cause == "ib-link"
+    ]
+    spike = sum(15 <= day < 17 for day in links)
+    assert spike > 2 * (len(links) - spike) / 9  # two days of twenty, six times as many
+    mounts = [one for one in truth.failed if one.cause == "filesystem"]
+    assert {one.seen for one in mounts if one.t_ns < truth.since_ns + 7 * 86400e9} == {False}
+    assert {one.seen for one in mounts if one.t_ns > truth.since_ns + 7 * 86400e9} == {True}
 
 
 def test_cascades_are_preemptions_by_what_failed_before(whole: Seen) -> None:

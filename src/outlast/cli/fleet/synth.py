@@ -47,7 +47,8 @@ def synth(
     directory
         A new one, which appears whole or not at all.
     shape
-        rsc1 (2,048 nodes) or rsc2 (1,024), the clusters of Kokolis et al. 2025.
+        rsc1 (2,048 nodes) or rsc2 (1,024), the clusters of Kokolis et al. 2025, or
+        rsc1-eventful, where causes ebb and flow.
     days
         How long.
     seed
