@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from outlast.cli.fleet.asking import Flags
 from outlast.cli.stream import Printer, as_json, say, tell
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.fleet.formats import Asked, Format
 from outlast.fleet.ingest import Read, Summary
 from outlast.fleet.ingest import ingest as ingested
 from outlast.fleet.lake import said
@@ -22,18 +20,7 @@ def ingest(
     lake: Path,
     /,
     *source: Path,
-    as_: Annotated[Format | None, Parameter(name="--as")] = None,
-    mapping: Path | None = None,
-    cluster: str | None = None,
-    zone: str | None = None,
-    node: str | None = None,
-    at: str | None = None,
-    boot: str | None = None,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    epoch: str | None = None,
-    delimiter: str | None = None,
-    columns: str | None = None,
+    flags: Flags | None = None,
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -49,31 +36,6 @@ def ingest(
         The directory, which is made where there is none.
     source
         Logs of any kinds, and directories of `outlast run`.
-    as_
-        What the logs are, where their content does not tell.
-    mapping
-        A TOML file that says which column is what, for CSV and JSON of any shape; else log.toml
-        beside log.csv.
-    cluster
-        The name of the cluster, where a log does not say it.
-    zone
-        The time zone of times that have none, as in Europe/Paris; else UTC.
-    node
-        The node that a log is of, where it does not say so.
-    at
-        When the logs were taken, as in 2024-05-17T10:00; else as old as their files are.
-    boot
-        When the node was booted, for lines of a kernel that count seconds since then.
-    nodes
-        How many nodes the cluster has, for a trace of faults, which names those that had one.
-    gpus_per_node
-        How many GPUs a node has, for a trace of faults.
-    epoch
-        Day 0 of a trace of faults, as in 2024-03-30.
-    delimiter
-        What separates the fields of accounting, where its header does not show it.
-    columns
-        The columns of accounting without a header, as in JobID,State,Start,End.
     anonymize
         Replace the names of people, jobs, hosts and clusters by means of the key in this file,
         which is made where there is none. Keep it for later readings, and to yourself.
@@ -82,10 +44,7 @@ def ingest(
     """
     if not source:
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
-    asked = Asked(
-        as_, mapping, cluster or "", zone or "", node or "", nodes, gpus_per_node, epoch or "",
-        at or "", boot or "", delimiter or "", columns or "",
-    )  # fmt: skip
+    asked = (flags or Flags()).asked()
     names = None
     if anonymize:
         from outlast.fleet.anonymous import names_of
