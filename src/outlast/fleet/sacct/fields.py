@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Set
 from typing import NamedTuple
@@ -18,7 +17,6 @@ NO_HOSTS = "a list of nodes that is none: left out"
 NO_GPUS = "a number of GPUs that is none: taken as none"
 
 _INTEGER = pl.Int64()
-_SHAPE = re.compile(hosts.SHAPE)
 _TEXTS = ("cluster", "name", "user", "account", "partition", "qos", "failed_node")
 _MOMENTS = ("start", "end", "submit", "eligible")
 
@@ -40,8 +38,8 @@ def typed(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -> Typed
     moments, forms = _moments(rows, span, zone, odd)
     new = [*moments, span.alias("span_s"), *_sizes(rows, known, odd), _hosts(rows, odd)]
     new.append(_excluded(rows["line"]))
-    for name, of in (("exit_code", values.exit_code), ("signal", values.signal)):
-        new.append(values.mapped(rows["exit"], of, _INTEGER).fill_null(0).alias(name))
+    ended = values.mapped(rows["exit"], values.exit_and_signal, _INTEGER).fill_null(0)
+    new += [(ended // values.SIGNALS).alias("exit_code"), (ended % values.SIGNALS).alias("signal")]
     new += [_counts(rows[name]).fill_null(0) for name in ("priority", "restarts")]
     texts = [pl.col(name).fill_null(cluster if name == "cluster" else "") for name in _TEXTS]
     nobody = pl.col("failed_node").replace(dict.fromkeys(values.NOTHING, ""))
@@ -112,9 +110,11 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> pl.Series:
     several = lists.str.contains(r"[,\[\]\s]")
     if not several.any():
         return lists
-    wrong = values.mapped(lists.set(~several, None), _is_none, pl.Boolean())
+    wrong = ~lists.filter(several).str.contains(hosts.SHAPE)
+    if not wrong.any():
+        return lists
     _count(odd, NO_HOSTS, wrong)
-    return lists.set(wrong.fill_null(value=False), "")
+    return lists.scatter(several.arg_true().filter(wrong), "")
 
 
 def _excluded(lines: pl.Series) -> pl.Series:
@@ -122,10 +122,6 @@ def _excluded(lines: pl.Series) -> pl.Series:
     some = lines.str.contains(r"\s-x|--exclude").fill_null(value=False)
     found = values.mapped(lines.set(~some, None), values.excluded, pl.String())
     return found.fill_null("").alias("excluded")
-
-
-def _is_none(text: str) -> bool:
-    return _SHAPE.match(text) is None
 
 
 def _hosts_in(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -61,7 +62,7 @@ def read(path: Path, options: Options | None = None) -> Reading:
         raise SourceError(f"{source} is empty")
     if is_json(head):
         documents.refuse_others(source, head)
-        return Reading(source, "sacct-json", lambda totals: _json_parts(path, options, totals))
+        return Reading(source, "sacct-json", lambda totals: documents.parts(path, options, totals))
     start = _start(source, head, options)
     return Reading(source, "sacct", lambda totals: _text_parts(path, start, options, totals))
 
@@ -108,11 +109,20 @@ def _text_parts(path: Path, start: _Start, options: Options, totals: Totals) -> 
     try:
         with _opened(path) as file:
             file.seek(start.offset)
-            for block in lines.blocks(file, top, start.line, options.block_bytes):
+            for block in _ahead(lines.blocks(file, top, start.line, options.block_bytes)):
                 yield _part(block, top, source, converter, totals)
     except (OSError, EOFError) as error:
         raise SourceError(f"{source} cannot be read to its end: {error}") from error
     yield converter.last()
+
+
+def _ahead(blocks: Iterator[lines.Block]) -> Iterator[lines.Block]:
+    """The same, while the next one is already being made."""
+    with ThreadPoolExecutor(1, "outlast-sacct") as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
 
 
 def _part(
@@ -139,10 +149,6 @@ def _table(block: lines.Block, top: Header) -> pl.DataFrame:
     )  # fmt: skip
     assert table.height == block.lines.size
     return table.rename(wanted)
-
-
-def _json_parts(path: Path, options: Options, totals: Totals) -> Iterator[Part]:
-    yield from documents.parts(path, options, totals)
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -41,9 +41,9 @@ def read(column: pl.Series, zone: str) -> Times:
         stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
         local = local.zip_with(local.is_not_null(), stripped)
         rest = local.is_null() & others.is_not_null()
-    s, late_s, gone = _localised(local, zone)
+    s, late_ns, gone = _localised(local, zone)
     forms = {NAIVE: len(local) - local.null_count()}
-    wrong = _none(column)
+    wrong = none = _none(column)
     if rest.any():
         others = others.filter(rest)
         epoch = others.cast(pl.Int64, strict=False)
@@ -55,16 +55,17 @@ def read(column: pl.Series, zone: str) -> Times:
         found = epoch.zip_with(epoch.is_not_null(), zoned.to_physical() // 1_000_000)
         s = s.scatter(rest.arg_true(), found)
         wrong = rest & s.is_null()
-    early = (s < EARLIEST_S).fill_null(value=False)
-    late = (s > LATEST_S).fill_null(value=False)
-    if (odd := early | late).any():
-        s, wrong = s.set(odd, None), wrong | late
+    early = none
+    if not s.is_between(EARLIEST_S, LATEST_S).all():
+        early = (s < EARLIEST_S).fill_null(value=False)
+        late = (s > LATEST_S).fill_null(value=False)
+        s, wrong = s.set(early | late, None), wrong | late
     used = {form: count for form, count in forms.items() if count}
-    return Times(s * SECOND_NS, late_s * SECOND_NS, wrong, gone, early, used)
+    return Times(s * SECOND_NS, late_ns, wrong, gone, early, used)
 
 
 def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Seconds, the later seconds where there are two readings, and which times are none."""
+    """Seconds, the later nanoseconds where there are two readings, and which times are none."""
     if zone == "UTC":
         never = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(local))
         return local.to_physical() // 1_000_000, never, _none(local)
@@ -73,7 +74,8 @@ def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Se
         // 1_000_000
         for which in ("earliest", "latest")
     )
-    return first, last.set(first == last, None), local.is_not_null() & first.is_null()
+    last_ns = last.set(first == last, None) * SECOND_NS
+    return first, last_ns, local.is_not_null() & first.is_null()
 
 
 def _none(column: pl.Series) -> pl.Series:

@@ -14,6 +14,7 @@ import polars as pl
 from outlast.records import JOB_STATES
 
 PENDING = "PENDING"
+SIGNALS = 1000
 NOTHING = ("Unknown", "None", "N/A", "None assigned", "INVALID", "(null)", "-")
 
 _ALSO = {  # sacct's short forms, and what Slurm says of a job beside how it ends
@@ -87,15 +88,10 @@ def whole(text: str) -> int | None:
     return int(found[1]) * _UNITS.get(found[2], 1) if found else None
 
 
-def exit_code(text: str) -> int | None:
-    """Of `code:signal`; None for what is neither."""
-    found = re.fullmatch(r"(\d{1,9})(?::\d{1,9})?", text.strip())
-    return int(found[1]) if found else None
-
-
-def signal(text: str) -> int | None:
-    found = re.fullmatch(r"\d{1,9}(?::(\d{1,9}))?", text.strip())
-    return int(found[1] or 0) if found else None
+def exit_and_signal(text: str) -> int | None:
+    """`code:signal` as one number: the code times SIGNALS, and the signal."""
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,3}))?", text.strip())
+    return int(found[1]) * SIGNALS + int(found[2] or 0) if found else None
 
 
 def span_s(text: str) -> int | None:
