@@ -25,7 +25,7 @@ ROOMS = {
     "plan": 5,
     "launch": 5,
     "worker": 5,
-    "testing": 5,
+    "testing": 6,
 }
 FLOORS = {**BASE, **ROOMS, "cli": 6, "__main__": 7}
 TORCH_ROOMS = {"worker", "data", "checkpoint", "generators"}

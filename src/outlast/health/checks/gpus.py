@@ -90,14 +90,19 @@ class Leftovers(Sample, frozen=True):
 def counts(sample: Gpus) -> Iterable[Count]:
     for gpu in sample.gpus:
         if gpu.uncorrected_ever is not None:
-            yield Count(f"gpu|{gpu.uuid}|uncorrected", gpu.uncorrected_ever)
+            yield Count(_key(gpu, "uncorrected"), gpu.uncorrected_ever)
         for link in gpu.nvlinks:
             if link.errors is not None:
                 yield _link_count(gpu, link)
 
 
 def _link_count(gpu: Gpu, link: NvLink) -> Count:
-    return Count(f"gpu|{gpu.uuid}|nvlink {link.number}", link.errors or 0)
+    return Count(_key(gpu, f"nvlink {link.number}"), link.errors or 0)
+
+
+def _key(gpu: Gpu, counter: str) -> str:
+    """By what stays with the card, where the driver says it."""
+    return f"gpu|{gpu.uuid or gpu.pci or gpu.index}|{counter}"
 
 
 def judge(sample: Gpus, about: About) -> Iterator[Said]:
@@ -153,7 +158,7 @@ def _memory(gpu: Gpu, about: About) -> Iterator[Said]:
         text = f"{gpu.uncorrected} uncorrected errors since the driver was loaded"
         yield Said("drain", text, symptom=symptom)
     if gpu.uncorrected_ever is not None:
-        count = Count(f"gpu|{gpu.uuid}|uncorrected", gpu.uncorrected_ever)
+        count = Count(_key(gpu, "uncorrected"), gpu.uncorrected_ever)
         new = about.since(count, about.settings.flaps.window_s)
         if new and not gpu.uncorrected:
             yield Said("drain", f"{new} new uncorrected errors", symptom=symptom)
