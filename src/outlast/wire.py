@@ -152,6 +152,12 @@ class Finished(Body, frozen=True):
     step: int = 0
 
 
+class Traced(Body, frozen=True):
+    """The answer to Trace, for the agent: the file is there, or why it is not."""
+
+    error: str = ""
+
+
 # --- the controller speaks -------------------------------------------------------------------
 
 
@@ -284,6 +290,15 @@ class Lost(Body, frozen=True):
     step: int = 0
 
 
+class Trace(Body, frozen=True):
+    """To a worker: write what the flight recorder has to `folder` of the run directory, as
+    `rank_SEAT@HOST.json`, unless `until_ns` (CLOCK_MONOTONIC) has passed."""
+
+    folder: str
+    host: str
+    until_ns: int
+
+
 class Suspect(Body, frozen=True):
     """The agent's watch judged this worker hung or stopped; the controller will have it killed."""
 
@@ -304,11 +319,12 @@ WorkerBody = (
     | Checkpointed
     | SaveFailed
     | Finished
+    | Traced
 )
 ControllerBody = (
     Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | SaveEvery | Stop
 )
-AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect
+AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect | Trace
 AnyBody = WorkerBody | ControllerBody | AgentBody
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.cli.stream import Printer, as_json, say
+from outlast.cli.traced import traced
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.events import Scheduled
 from outlast.observe.alive import life_of
@@ -55,6 +56,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         say(saves(scheduled))
     if found:
         tell(found, Printer(), life_of(run_dir, events))
+        for line in traced(run_dir, found):
+            say(line)
     else:
         say(f"{run_dir}: nothing broke.")
     return EXIT_DONE

@@ -12,6 +12,7 @@ from outlast.errors import ConfigError
 from outlast.events import Fault
 from outlast.launch.crew import Crew, Post, Worker, fault_of
 from outlast.launch.link import Link
+from outlast.launch.traces import Traces
 from outlast.launch.watch import Watch
 
 RENEW_S = 0.5  # beats are shown to people: never rarer than this
@@ -45,7 +46,8 @@ class Agent:
         self._lost: deque[wire.Lost] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watch = Watch(crew, self._say)
+        self._watch = Watch(crew, self._suspect)
+        self._traces = Traces(crew, self._ask)
         self._ours = asyncio.Event()  # the script has called `init()`
         self._done = False
 
@@ -114,6 +116,9 @@ class Agent:
             for spawn in self._held:
                 self._spawn(spawn)
             self._held.clear()
+        if isinstance(frame.body, wire.Traced):
+            self._traces.answered(worker.name, frame.body)
+            return
         # A worker speaks for itself only, whatever its envelope says.
         self._link.send(self._envelope(worker.name, frame.seq, frame.body))
 
@@ -139,6 +144,28 @@ class Agent:
             worker.channel.send(frame)
             if isinstance(body, wire.Seat):
                 self._seat(worker, body.seat)
+
+    def _ask(self, worker: Worker, body: wire.Trace) -> None:
+        worker.channel.send(self._envelope(worker.name, 0, body))
+
+    def _suspect(self, suspect: wire.Suspect) -> None:
+        """What follows is a kill, or at least a sever: whatever tells why must be asked for now."""
+        task = asyncio.create_task(self._trace(suspect))
+        self._tasks.add(task)
+        task.add_done_callback(self._buried)
+
+    async def _trace(self, suspect: wire.Suspect) -> None:
+        moved_ns = self._moved_ns(suspect)
+        told = await self._traces.told(suspect)
+        if self._moved_ns(suspect) == moved_ns:  # else a Close has woken it meanwhile
+            self._say(told)
+
+    def _moved_ns(self, suspect: wire.Suspect) -> int:
+        """When one that is said to be hung last moved; 0 where that is not the question."""
+        worker = self._crew.workers.get(suspect.worker)
+        if suspect.fault.kind != "hung" or worker is None or worker.burial is not None:
+            return 0
+        return worker.page.read().t_ns
 
     # --- workers --------------------------------------------------------------------------
 

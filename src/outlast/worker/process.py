@@ -35,6 +35,7 @@ from outlast.errors import (
 from outlast.events import Fault, FaultKind
 from outlast.observe.store import Clock, EventWriter
 from outlast.page import Page
+from outlast.worker import recorder
 from outlast.worker.device import device_of
 from outlast.worker.faults import Faults
 from outlast.worker.fingerprint import fingerprint
@@ -326,6 +327,9 @@ class Worker:
                 self.groups.deliver(body.generation, body.key, body.value)
             case wire.SharedIs() | wire.SharedMake():
                 self._shared.put(body)
+            case wire.Trace() if self._settings is not None:
+                run_dir, seat = Path(self._settings.run_dir), self.healer.seat
+                recorder.answer(body, run_dir, seat, self.groups.members(), self.link.try_send)
             case wire.SaveEvery():
                 self.saver.proposal = Intervals(body.memory, body.disk)
             case wire.Seat() | wire.Decide() | wire.Connect() | wire.Open() | wire.Stop():

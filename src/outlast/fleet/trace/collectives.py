@@ -142,7 +142,7 @@ def _silent(site: _Site, lasts: Mapping[int, int]) -> Stuck | None:
         return None
     unknown = [rank for rank in group.members if rank not in lasts]
     without = [rank for rank in unknown if rank not in group.tracks]
-    said = f"{site.called} is the last that {named(lasts)} entered"
+    said = f"the last that {named(lasts)} entered is {site.called}"
     if without:
         said += f"; {named(without)} left no dump that can be read, and may not have entered it"
         waits = any(ops[rank].progress in UNDER_WAY for rank in inside)

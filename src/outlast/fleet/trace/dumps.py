@@ -41,6 +41,7 @@ class Entry(Struct, frozen=True):
     collective_seq_id: Whole
     record_id: Whole
     state: str
+    pg_id: Whole = 0  # of the backend in its process: another one is another life of the group
     p2p_seq_id: Whole = 0
     process_group: tuple[str, str] = ("", "")
     is_p2p: bool = False
@@ -52,6 +53,16 @@ class Entry(Struct, frozen=True):
     input_dtypes: tuple[str, ...] = ()
     output_dtypes: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """nccl, gloo; a group with both counts in each."""
+        return self.profiling_name.partition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        """all_reduce, coalesced, send 0->1."""
+        return self.profiling_name.partition(":")[2] or self.profiling_name
 
 
 class GroupConfig(Struct, frozen=True):

@@ -15,24 +15,34 @@ _RANKS_MAX = 1 << 20
 
 
 class Group(NamedTuple):
-    """One group. `members`: in the group's own order. `known`: a dump says who they are; if not,
-    they are those who used it."""
+    """One group, on one backend. `members`: in the group's own order. `known`: a dump says who they
+    are; if not, they are those who used it."""
 
     name: str
     desc: str
+    backend: str
     members: tuple[int, ...]
     known: bool
     tracks: dict[int, Track]  # of the members that left a dump
 
     @property
     def called(self) -> str:
+        if self.name.startswith("group "):  # as `outlast run` calls those of the script
+            return self.name
         said = [one for one in (self.name, self.desc) if one and one != "undefined"]
         return (
             f"group {said[0]} ({said[1]})" if len(said) == 2 else f"group {''.join(said)}".strip()
         )
 
 
-_Key = tuple[str, str, tuple[int, ...]]
+def named(entry: Entry) -> tuple[str, str]:
+    """Its group's name and description. One without a name is told from others by its number,
+    which is alike on all ranks as long as they make their groups in one order."""
+    name, desc = entry.process_group
+    return (name, desc) if name or desc else (f"without a name, number {entry.pg_id}", "")
+
+
+_Key = tuple[str, str, str, tuple[int, ...]]
 
 
 def world_of(dumps: Mapping[int, Dump]) -> int | None:
@@ -54,26 +64,23 @@ def groups(dumps: Mapping[int, Dump], world: int) -> list[Group]:
         # gloo's are all called "", so that one takes the others' place and says nothing.
         configs = {name: _ranks(config) for name, config in dump.pg_config.items() if name}
         for entry in dump.entries:
-            name, desc = entry.process_group
-            key = (name, desc, configs.get(name, ()))
+            name, desc = named(entry)
+            key = (name, desc, entry.backend, configs.get(name, ()))
             used.setdefault(key, {}).setdefault(rank, []).append(entry)
-    for dump in dumps.values():  # a member that never used its group is told by the others only
-        for name, config in dump.pg_config.items():
-            if name and (ranks := _ranks(config)):
-                used.setdefault((name, config.desc, ranks), {})
     return [_group(key, found, dumps, world) for key, found in used.items()]
 
 
 def _group(
     key: _Key, found: Mapping[int, Sequence[Entry]], dumps: Mapping[int, Dump], world: int
 ) -> Group:
-    name, desc, ranks = key
-    if not ranks and (desc == DEFAULT or (name, desc) == ("", "")):
+    name, desc, backend, ranks = key
+    if not ranks and desc == DEFAULT:
         ranks = tuple(range(world))
     members = ranks or tuple(sorted(found))
     return Group(
         name=name,
         desc=desc,
+        backend=backend,
         members=members,
         known=bool(ranks),
         tracks={

@@ -73,17 +73,20 @@ def whole(dump: Dump) -> bool:
 def track(rank: int, dump: Dump, entries: Iterable[Entry]) -> Track:
     """What a rank did in the group that these entries of it belong to.
 
-    Where numbers begin again, the group was made anew under its name: the last one counts.
+    Where numbers begin again, or another backend has them, the group was made anew under its name:
+    its last life counts.
     """
     ops: dict[int, list[Entry]] = {}
     pairs: dict[int, list[Entry]] = {}
+    life: int | None = None
     for entry in entries:
         numbered, seq = (
             (pairs, entry.p2p_seq_id) if entry.is_p2p else (ops, entry.collective_seq_id)
         )
-        if numbered and seq < next(reversed(numbered)):
+        if life not in (None, entry.pg_id) or (numbered and seq < next(reversed(numbered))):
             ops, pairs = {}, {}
             numbered = pairs if entry.is_p2p else ops
+        life = entry.pg_id
         numbered.setdefault(seq, []).append(entry)
     return Track(
         rank=rank,
@@ -100,10 +103,10 @@ def numbers(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
 
 def _op(seq: int, entries: list[Entry]) -> Op:
     """Entries under one number are one batch; the one that says so has its state."""
-    parts = [entry for entry in entries if _kind(entry) != _BATCH] or entries
+    parts = [entry for entry in entries if entry.kind != _BATCH] or entries
     return Op(
         seq=seq,
-        kind=" + ".join(map(_kind, parts[:8])),
+        kind=" + ".join(part.kind for part in parts[:8]),
         sizes=(
             numbers(size for part in parts for size in part.input_sizes),
             numbers(size for part in parts for size in part.output_sizes),
@@ -120,7 +123,7 @@ def _op(seq: int, entries: list[Entry]) -> Op:
 
 def _pairs(entries: list[Entry]) -> Iterable[Op]:
     for entry in entries:
-        match = _PAIR.fullmatch(_kind(entry))
+        match = _PAIR.fullmatch(entry.kind)
         if match is None:
             continue
         first, second = int(match[2]), int(match[4])
@@ -130,7 +133,7 @@ def _pairs(entries: list[Entry]) -> Iterable[Op]:
             kind=match[1],
             sizes=(numbers(entry.input_sizes), numbers(entry.output_sizes)),
             dtypes=tuple(sorted({*entry.input_dtypes, *entry.output_dtypes})),
-            progress=_progress(entries[-1] if _kind(entries[-1]) == _BATCH else entry),
+            progress=_progress(entries[-1] if entries[-1].kind == _BATCH else entry),
             t_ns=entry.time_created_ns,
             at=entry.record_id,
             where=frame_of(entry),
@@ -139,12 +142,8 @@ def _pairs(entries: list[Entry]) -> Iterable[Op]:
         )
 
 
-def _kind(entry: Entry) -> str:
-    return entry.profiling_name.partition(":")[2] or entry.profiling_name
-
-
 def _progress(entry: Entry) -> Progress:
-    if entry.profiling_name.partition(":")[0] in _UNFOLLOWED:
+    if entry.backend in _UNFOLLOWED:
         return "ended" if entry.retired else "inside"
     if entry.time_discovered_completed_ns:
         return "left"

@@ -10,6 +10,7 @@ from outlast.fleet.trace import collectives, pairs
 from outlast.fleet.trace.dumps import Dump, Entry
 from outlast.fleet.trace.files import Read, Unread
 from outlast.fleet.trace.groups import Group, groups, world_of
+from outlast.fleet.trace.groups import named as named_of
 from outlast.fleet.trace.near import Around, Near, near
 from outlast.fleet.trace.ops import frame_of, whole
 from outlast.fleet.trace.root import ordered
@@ -111,7 +112,7 @@ def _last(dump: Dump | None) -> LastSeen | None:
         return None
     entry = dump.entries[-1]
     return LastSeen(
-        op=entry.profiling_name.partition(":")[2] or entry.profiling_name,
+        op=entry.kind,
         seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
         group=_group_of(entry),
         t_ns=entry.time_created_ns,
@@ -120,7 +121,7 @@ def _last(dump: Dump | None) -> LastSeen | None:
 
 
 def _group_of(entry: Entry) -> str:
-    return Group(*entry.process_group, members=(), known=False, tracks={}).called
+    return Group(*named_of(entry), backend="", members=(), known=False, tracks={}).called
 
 
 def _did(root: Stuck | None, last: Mapping[int, LastSeen]) -> str:

@@ -64,6 +64,8 @@ class InnerGroup:
             self._store.extend(timeout_s)
             self.group._register_backend(torch.device("cuda"), kind.NCCL, self._nccl)  # noqa: SLF001
         self.group._set_default_backend(kind.GLOO if self._nccl is None else kind.NCCL)  # noqa: SLF001
+        # The flight recorder tells groups by it. (A new type in torch's stubs only.)
+        self.group._set_group_name(name)  # noqa: SLF001 # pyright: ignore[reportArgumentType]
         self._aborting: threading.Thread | None = None
 
     def set_timeout(self, timeout: timedelta) -> None:

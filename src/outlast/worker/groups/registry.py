@@ -310,6 +310,11 @@ class Groups:
         self._works.add(op, given, on_cpu=on_cpu)
         return given
 
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of all groups, by the names under which torch records what they do."""
+        groups = {group.meeting: group.ranks for group in self._stable}
+        return {"control": tuple(range(self.world)), **groups}
+
     # --- inside ---
 
     @contextmanager
