@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import polars as pl
 
 from outlast.errors import UsageError
+from outlast.fleet.away import up, went_away
 from outlast.fleet.blame import NODE, SAME_S, blamed, events
 from outlast.fleet.signals import SIGNALS, exposure, signals, within
 from outlast.fleet.tables import DAY_NS, Tables
@@ -26,6 +27,10 @@ TIMES_MIN = 4.0
 NAMED_MIN = 2
 ROUNDS_MAX = 8
 PRIOR_FAILURES = 2.0  # by which a kind of node is taken to fail as the fleet does
+
+
+By = Literal["jobs", "outages"]
+PAST = "|past"  # of columns, until they have their names
 
 
 class Score(NamedTuple):
@@ -50,6 +55,7 @@ def lemons(
     fdr: float = FDR,
     times_min: float = TIMES_MIN,
     same_s: float = SAME_S,
+    by: By = "jobs",
 ) -> pl.DataFrame:
     """All nodes that ran jobs in the last `days`, the likeliest lemon first.
 
@@ -64,6 +70,9 @@ def lemons(
     A `lemon` has q of at most `fdr`, at least `times_min` as many failures as expected, and at
     least two events that are certainly its own, one of them in the last `days`. Rates are computed
     again without the lemons until none is new. Columns besides: the signals of the last `days`.
+
+    `by` outages: for a cluster of which no job is known, failures are the outages that began, and
+    node-days those that a node was there and not away.
     """
     positive("days", days)
     not_negative("times_min", times_min)
@@ -75,11 +84,13 @@ def lemons(
         within(tables, max(tables.since_ns, tables.until_ns - round(d * DAY_NS)), tables.until_ns)
         for d in (days, history_days)
     )
-    blame = blamed(past, infra)
+    blame = blamed(past, infra) if by == "jobs" else went_away(past)
     found = (
         signals(now, infra)
-        .join(_counts(now, blame, same_s, ""), on=NODE, how="left")
-        .join(_counts(past, blame, same_s, "past_"), on=NODE, how="left")
+        .drop("node_days")
+        .join(_counts(now, blame, same_s, by), on=NODE, how="left")
+        .join(_counts(past, blame, same_s, by), on=NODE, how="left", suffix=PAST)
+        .rename(lambda name: "past_" + name.removesuffix(PAST) if name.endswith(PAST) else name)
         .with_columns(pl.col("^(past_)?(failures|named|node_days)$").fill_null(0))
         .filter(pl.col("node_days") > 0)
     )
@@ -121,23 +132,19 @@ def adjusted(p: Sequence[float]) -> list[float]:
     return q
 
 
-def _counts(window: Tables, blame: pl.LazyFrame, same_s: float, prefix: str) -> pl.DataFrame:
+def _counts(window: Tables, blame: pl.LazyFrame, same_s: float, by: By) -> pl.DataFrame:
     inside = pl.col("t_ns").is_between(window.since_ns, window.until_ns, closed="left")
     counted = (
         events(blame.filter(inside), same_s)
         .group_by(NODE)
-        .agg(failures=pl.col("weight").sum(), named=pl.col("named").sum().cast(pl.Int64),
-             last_ns=pl.col("t_ns").max())
-    )  # fmt: skip
-    if not prefix:
-        return counted.collect()
-    return (
-        exposure(window)
-        .drop("alone")
-        .join(counted.drop("last_ns"), on=NODE, how="full", coalesce=True)
-        .rename({name: prefix + name for name in ("node_days", "failures", "named")})
-        .collect()
+        .agg(
+            failures=pl.col("weight").sum(),
+            named=pl.col("named").sum().cast(pl.Int64),
+            last_ns=pl.col("t_ns").max(),
+        )
     )
+    held = exposure(window).drop("alone") if by == "jobs" else up(window)
+    return held.join(counted, on=NODE, how="full", coalesce=True).collect()
 
 
 def _called(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:

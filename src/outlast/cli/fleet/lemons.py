@@ -32,6 +32,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     since_ns: int
     until_ns: int
+    by: str  # jobs, or outages where no job is known
     nodes: int
     lemons: int
     failures: int
@@ -58,8 +59,9 @@ def lemons(
 ) -> int:
     """Which nodes fail more often than chance explains.
 
-    Failures are those that `outlast fleet` attributes to infrastructure, blamed on
-    the node where something was found, or that the scheduler names.
+    Failures are those of jobs that are attributed to infrastructure, blamed on the
+    node where something was found, or that the scheduler names. Where no job is
+    known, they are the times that a node went away.
 
     Parameters
     ----------
@@ -102,6 +104,8 @@ def _asked(
     path: Path, days: float, history_days: float, until: str | None, fdr: float, times: float,
     share_max: float,
 ) -> tuple[Found, Drain]:  # fmt: skip
+    import polars as pl
+
     from outlast.fleet.attribution import attribute
     from outlast.fleet.blame import at_fault, blamed
     from outlast.fleet.drain_list import drain_list
@@ -117,18 +121,20 @@ def _asked(
     end_ns = opened.until_ns if until is None else _end_ns(until)
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
     tables = opened.tables(since_ns, end_ns)
+    ran = bool(tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item())
+    by = "jobs" if ran else "outages"
     with progress("lemons") as tell:
         tell(0, 2)
         infra = at_fault(attribute(tables)).collect().lazy()
         tell(1, 2)
         ranking = ranked(
-            tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times
+            tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times, by=by
         )
     named = blamed(tables, infra).filter("named").select("cluster", "job", "attempt").unique()
     failures = infra.select("cluster", "job", "attempt").unique().collect().height
     listed = drain_list(ranking, share_max=share_max)
     return Found(
-        since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns,
+        since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns, by=by,
         nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
         without_node=failures - named.collect().height, ranking=ranking.to_dicts(),
         drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
@@ -147,10 +153,11 @@ def _end_ns(text: str) -> int:
 def _show(found: Found, top: int) -> None:
     from outlast.fleet.lake import said
 
-    say(Text(f"{found.lemons} lemons among {found.nodes:,} nodes that ran jobs", "bold"))
+    said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job is known"
+    say(Text(f"{found.lemons} lemons among {found.nodes:,} {said_of}", "bold"))
     say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
     if not found.nodes:
-        say("no job ran then: nothing is known of any node")
+        say("no job ran then and no node went away: nothing is known of any node")
         return
     suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
