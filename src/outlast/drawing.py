@@ -6,6 +6,7 @@ Needs matplotlib (extra `figures`); nothing imports this module at load.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,13 @@ def save(path: Path, fill: Callable[[Figure], None], height_inch: float = HEIGHT
 
 
 def svg(fill: Callable[[Figure], None], name: str, height_inch: float = HEIGHT_INCH) -> str:
-    """The same as an element to stand in a page, where `name` keeps its identifiers apart from
-    those of others."""
+    """The same as an element to stand in a page, its texts as texts; `name` keeps its identifiers
+    apart from those of others."""
     text = io.StringIO()
-    with mpl.rc_context({**RC, "svg.hashsalt": name, "svg.id": name}):
+    with mpl.rc_context({**RC, "svg.fonttype": "none"}):
         _filled(fill, height_inch).savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    _, tag, rest = text.getvalue().partition("<svg")
+    return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", tag + rest)
 
 
 def _filled(fill: Callable[[Figure], None], height_inch: float) -> Figure:

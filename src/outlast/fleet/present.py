@@ -14,7 +14,7 @@ def present(tables: Tables) -> pl.DataFrame:
     itself; nodes of which no record says anything are missing then, and rates come out too high.
     """
     seen = tables.nodes.filter(pl.col("t_ns") < tables.until_ns).select("cluster", "node", "t_ns")
-    begun = pl.lit(tables.since_ns).alias("t_ns")
+    begun = pl.lit(tables.since_ns, dtype=pl.Int64).alias("t_ns")
     named = [
         each.select("cluster", "node").unique().with_columns(begun)
         for each in (tables.outages, tables.findings, tables.repairs)

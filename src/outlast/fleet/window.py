@@ -7,7 +7,7 @@ import datetime as dt
 import polars as pl
 
 from outlast.errors import UsageError
-from outlast.fleet.lake import Lake
+from outlast.fleet.lake import Lake, said
 from outlast.fleet.tables import DAY_NS, Tables
 
 LONGEST_DAYS = 30  # of a job: one that ends so long after the window may have run in it
@@ -25,7 +25,8 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     since_ns = first if since is None else moment("--since", since)
     until_ns = last if until is None else moment("--until", until)
     if since_ns >= until_ns:
-        raise UsageError(f"--since {since} is not before --until {until}: no time is between them")
+        begin, end = since or said(since_ns), until or said(until_ns)
+        raise UsageError(f"--since {begin} is not before --until {end}: no time is between them")
     near = lake.tables(since_ns, until_ns + 3600 * 10**9)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
     longer = lake.tables(since_ns, until_ns + LONGEST_DAYS * DAY_NS).jobs

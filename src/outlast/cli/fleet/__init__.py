@@ -21,5 +21,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("fit:fit", "Measure failure rates, shares and repairs for `outlast plan --rates`."),
     "ingest": ("ingest:ingest", "Read logs into a lake, from which the other commands answer."),
     "lemons": ("lemons:lemons", "Which nodes fail more often than chance explains."),
+    "report": ("report:report", "Everything that a lake answers, as one page with figures."),
     "trace": ("trace:trace", "Find the root cause of a hang: who did not enter which collective."),
 }

@@ -1,0 +1,114 @@
+"""`outlast fleet report`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from outlast.cli.plan.running import progress
+from outlast.cli.stream import as_json, say
+from outlast.drafts import draft_of, refuse_existing
+from outlast.errors import EXIT_DONE, StorageError, UsageError
+from outlast.fleet.lake import Lake
+from outlast.fleet.window import window
+
+if TYPE_CHECKING:
+    from outlast.fleet.report.whole import Report, Whole
+
+
+def report(
+    lake: Path,
+    /,
+    *,
+    out: Path | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    json: bool = False,
+) -> int:
+    """Everything that a lake answers, as one page with figures.
+
+    The page stands alone: it fetches nothing and runs nothing, and can be sent.
+
+    Parameters
+    ----------
+    lake
+        What `outlast fleet ingest` made.
+    out
+        The page to write (.html); there must be none yet.
+    since
+        From this day or time on, as in 2024-05-01; UTC where it has no zone.
+    until
+        Up to, not including, this day or time.
+    json
+        The same as one JSON object to stdout; --out is not needed then.
+    """
+    from outlast.fleet.report.whole import report as reported
+
+    if out is None and not json:
+        raise UsageError("say --out report.html, or --json")
+    if out is not None:
+        _free(out)
+    opened = Lake.open(lake)
+    notes = [f"{one.name}: {note}" for one in opened.manifest.sources for note in one.notes]
+    rejected = sum(sum(one.rejects.values()) for one in opened.manifest.sources)
+    if rejected:
+        notes.append(
+            f"{rejected:,} rows of the logs could not be read: {lake / 'rejects'} has them"
+        )
+    with progress("analyses") as tell:
+        found = reported(window(opened, since, until), str(lake), notes=notes, on_progress=tell)
+    if out is not None:
+        _write(found, out)
+    if json:
+        as_json(found.report)
+    elif out is not None:
+        _show(found.report, out)
+    return EXIT_DONE
+
+
+def _free(out: Path) -> None:
+    """Known before an hour's work: can it be drawn, and written there?"""
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {out}: a page ends in .html; figures alone are in it as SVG")
+    refuse_existing(out)
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {out.absolute().parent}")
+
+
+def _write(found: Whole, out: Path) -> None:
+    from outlast import drawing
+    from outlast.fleet.report.page import page
+
+    with progress("figures") as tell:
+        figures: dict[str, str] = {}
+        for done, one in enumerate(found.told):
+            tell(done, len(found.told))
+            if one.draw:
+                figures[one.section.key] = drawing.svg(one.draw, one.section.key)
+    draft = draft_of(out)
+    try:
+        draft.write_text(page(found, figures), encoding="utf-8")
+        draft.replace(out)
+    except OSError as error:
+        raise StorageError(
+            f"--out {out} could not be written: {error.strerror or error}"
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _show(found: Report, out: Path) -> None:
+    for one in found.headlines:
+        say(
+            Text.assemble(
+                (f"{one.figure:>12}", "bold"), f"  {one.said}", (f"  ({one.rests_on})", "dim")
+            )
+        )
+    for note in found.notes:
+        say(Text(f"note: {note}", "yellow"))
+    say(f"written to {out}")

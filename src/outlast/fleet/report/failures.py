@@ -1,0 +1,162 @@
+"""The sections about failures: how jobs end, of what, how often, after how long."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import polars as pl
+
+from outlast.fleet import attribution, mttf, outages, rates, sizes, states, swaps
+from outlast.fleet.report import pictures
+from outlast.fleet.report.sections import Column, Facts, Told, section
+from outlast.fleet.tables import DAY_NS
+
+FEW = 10  # failures: with fewer, a rate is a guess
+PER = "a GPU-hour, in millionths"
+
+
+def how_jobs_end(facts: Facts) -> Told:
+    """Figure 3 of the paper."""
+    found = states.states(facts.tables, facts.found).with_columns(
+        of=pl.when("hw").then(pl.lit("infrastructure")).otherwise(pl.lit("other"))
+    )
+    columns = [
+        Column("state", "state"), Column("of", "ended by"), Column("jobs", "attempts", "count"),
+        Column("jobs_share", "of attempts", "share"),
+        Column("gpu_hours", "GPU time", "GPU hours"),
+        Column("gpu_hours_share", "of GPU time", "share"),
+    ]  # fmt: skip
+    backwards = int(found["backwards"].sum())
+    notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
+    said = (
+        "Attempts by the state that the scheduler gave them. Infrastructure ended those in"
+        " NODE_FAIL or BOOT_FAIL, and others on whose nodes a check that takes the job away fired"
+        f" within {attribution.BEFORE_S / 60:g} minutes before the end or"
+        f" {attribution.AFTER_S / 60:g} after it."
+    )
+    told = section("states", "How jobs end", said, columns, found, notes)
+    return Told(told, partial(pictures.states, found) if len(found) else None)
+
+
+def of_what(facts: Facts) -> Told:
+    """Figure 4 of the paper."""
+    found = rates.by_cause(facts.tables, facts.found).with_columns(pl.col("^per_gpu_hour.*$") * 1e6)
+    columns = [
+        Column("cause", "cause"), Column("failures", "failures", "count"),
+        Column("share", "share", "share"), Column("per_gpu_hour", PER, "rate"),
+        Column("per_gpu_hour_low", "90 % from", "rate"),
+        Column("per_gpu_hour_high", "to", "rate"),
+    ]  # fmt: skip
+    said = (
+        "What was found on the nodes of attempts that infrastructure ended. One with several causes"
+        " counts for each of them, and in the shares by parts. Intervals are those of independent"
+        " failures (Gamma)."
+    )
+    alone = found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum()
+    notes = [f"for {alone:,} failures nothing was found on the nodes"] if alone else []
+    told = section("causes", "What failures are of", said, columns, found, notes)
+    return Told(told, partial(pictures.causes, found) if len(found) > 1 else None)
+
+
+def together(facts: Facts) -> Told:
+    """Causes that come in pairs."""
+    found = attribution.cooccurring(facts.found).sort("together", descending=True)
+    columns = [
+        Column("cause", "cause"), Column("other", "with"), Column("together", "both", "count"),
+        Column("failures", "of failures", "count"), Column("share", "share", "share"),
+    ]  # fmt: skip
+    said = "Symptoms that were found for the same failure: two names, perhaps one fault."
+    return Told(section("together", "What is found together", said, columns, found))
+
+
+def over_time(facts: Facts) -> Told:
+    """Figure 5 of the paper."""
+    whole_days = (facts.tables.until_ns - facts.tables.since_ns) // DAY_NS
+    days = int(min(rates.ROLLING_DAYS, max(1, whole_days // 4)))
+    found = rates.rolling(facts.tables, facts.found, days=days)
+    new = rates.introduced(facts.tables, facts.found, days=days)
+    columns = [
+        Column("check", "new check"), Column("symptom", "finds"), Column("day", "since", "day"),
+        Column("before", "before", "rate"), Column("after", "after", "rate"),
+    ]  # fmt: skip
+    swing = rates.swing(found)
+    said = (
+        f"Failures in 1000 node-days of all jobs, over the {days} days up to each day. A new check"
+        " makes failures visible that were there before: the table has what it finds, before and"
+        " after it came."
+    )
+    notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
+    told = section("rolling", "How rates change", said, columns, new, notes)
+    return Told(told, partial(pictures.rolling, found, new) if len(found) > 1 else None)
+
+
+def how_large(facts: Facts) -> Told:
+    """Figure 6 of the paper."""
+    found = sizes.sizes(facts.tables)
+    columns = [
+        Column("gpus", "GPUs, up to", "count"), Column("jobs", "attempts", "count"),
+        Column("jobs_share", "of attempts", "share"),
+        Column("gpu_hours", "GPU time", "GPU hours"),
+        Column("gpu_hours_share", "of GPU time", "share"),
+        Column("gpu_hours_from", "of that so large or larger", "share"),
+    ]  # fmt: skip
+    said = "Attempts that started, by GPUs rounded up to a power of two."
+    told = section("sizes", "How large jobs are", said, columns, found)
+    return Told(told, partial(pictures.sizes, found) if len(found) else None)
+
+
+def how_long(facts: Facts) -> Told:
+    """Figure 7 of the paper."""
+    found = mttf.mttf(facts.tables, facts.found)
+    columns = [
+        Column("gpus", "GPUs, up to", "count"), Column("attempts", "attempts", "count"),
+        Column("failures", "failures", "count"), Column("mttf_h", "MTTF", "hours"),
+        Column("low_h", "90 % from", "hours"), Column("high_h", "to", "hours"),
+        Column("boot_low_h", "resampled from", "hours"), Column("boot_high_h", "to", "hours"),
+        Column("dispersion", "dispersion", "times"),
+        Column("projected_h", "1/N says", "hours"),
+    ]  # fmt: skip
+    rate = facts.rate
+    said = (
+        "Running time over failures by infrastructure, by size in whole nodes. Two 90 % intervals:"
+        " of independent failures (Gamma, failures + 1/2), and by drawing days or job runs anew,"
+        " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
+        f" failure rate of jobs above {rate.above_gpus:,} GPUs says of each size."
+    )
+    notes = []
+    if rate.failures < FEW:
+        notes.append(
+            f"{rate.failures} failures of jobs above {rate.above_gpus:,} GPUs are too few to"
+            " project from"
+        )
+    told = section("mttf", "How long jobs run", said, columns, found, notes)
+    drawn = found.filter(pl.col("failures") > 0)
+    return Told(told, partial(pictures.mttf, found, rate) if len(drawn) else None)
+
+
+def away(facts: Facts) -> Told:
+    """Nodes that no job could have, and parts that were exchanged."""
+    out, back = outages.outage_rate(facts.tables), outages.repair_time(facts.tables)
+    swapped = swaps.swaps(facts.tables)
+    notes = []
+    if out.outages:
+        if out.per_1000_node_days is not None:
+            notes.append(
+                f"{out.outages:,} outages on {out.nodes:,} nodes: {out.per_1000_node_days:.2f} in"
+                f" 1000 node-days ({out.low:.2f} to {out.high:.2f} with 90 %, if they were"
+                " independent)"
+            )
+        if out.per_node_variance is not None:
+            notes.append(
+                f"variance over mean of outages by node: {out.per_node_variance:.2f} (1 if every"
+                " node were as likely)"
+            )
+        if back.mean_s is not None:
+            notes.append(f"a node is away for {back.mean_s / 3600:.1f} hours on the average")
+    columns = [
+        Column("part", "part"), Column("swaps", "exchanged", "count"),
+        Column("nodes", "on nodes", "count"),
+        Column("per_1000_node_days", "in 1000 node-days", "rate"),
+    ]  # fmt: skip
+    said = "Times in which no job could have a node, and parts that were exchanged."
+    return Told(section("repairs", "Nodes away, parts exchanged", said, columns, swapped, notes))
