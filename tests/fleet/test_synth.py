@@ -14,7 +14,7 @@ from outlast.errors import UsageError
 from outlast.fleet.synth import RSC1, RSC2, cluster
 from outlast.fleet.synth.hosts import host_lists, names
 from outlast.fleet.synth.pace import Pace
-from outlast.fleet.synth.shapes import EVENTFUL, Episode
+from outlast.fleet.synth.shapes import EVENTFUL, Episode, Size
 
 GPU_HOURS = pl.col("gpus") * (pl.col("t_ns") - pl.col("start_ns")) / 3.6e12
 
@@ -47,6 +47,15 @@ def test_any_small_cluster_is_possible(nodes, days, seed, shape, crowded) -> Non
     one = seen(cluster(shape, days, seed, nodes=nodes))
     if len(one.jobs):
         assert problems(one) == []
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 64])
+def test_a_shape_may_have_jobs_of_one_size_and_no_failure(gpus: int) -> None:
+    shape = structs.replace(RSC1, sizes=(Size(gpus, 1.0, 1.0),), r_f=0.0, drains_per_day=0.0)
+    one = seen(cluster(shape, 1, 0, nodes=16))
+    assert problems(one) == []
+    assert set(one.jobs["gpus"]) == {gpus}
+    assert len(one.outages) == len(one.truth.failed) == one.truth.r_f == 0
 
 
 def test_the_same_seed_gives_the_same_cluster(small: Seen) -> None:
@@ -265,3 +274,5 @@ def test_host_lists_are_read_back(lists: list[list[int]]) -> None:
 def test_what_cannot_be_is_refused(shape: str, days: float, nodes: int | None) -> None:
     with pytest.raises(UsageError):
         cluster(shape, days, 0, nodes)
+    with pytest.raises(UsageError, match="utilization"):
+        cluster(structs.replace(RSC1, utilization=2.0), 1)

@@ -32,7 +32,7 @@ from outlast.fleet.synth.frames import jobs_table
 from outlast.fleet.synth.hosts import names
 from outlast.fleet.synth.pace import Pace, lemons
 from outlast.fleet.synth.schedule import Scheduler
-from outlast.fleet.synth.shapes import RSC1, RSC2, SHAPES, Shape, resized
+from outlast.fleet.synth.shapes import RSC1, RSC2, SHAPES, Shape, checked, resized
 from outlast.fleet.synth.shared import small_jobs
 from outlast.fleet.synth.truth import Truth, truth
 from outlast.fleet.synth.workload import whole_node_jobs
@@ -85,7 +85,7 @@ def _shape(shape: str | Shape, days: float, seed: int, nodes: int | None) -> Sha
     if seed < 0:
         raise UsageError(f"seed {seed}: 0 or more")
     if nodes is None:
-        return shape
+        return checked(shape)
     if not NODES_MIN <= nodes <= NODES_MAX:
         raise UsageError(f"{nodes} nodes: from {NODES_MIN} to {NODES_MAX:,}")
-    return resized(shape, nodes)
+    return checked(resized(shape, nodes))

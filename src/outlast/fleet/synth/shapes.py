@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from outlast.errors import UsageError
 from outlast.records import Symptom
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -129,8 +130,7 @@ SHAPES = {shape.name: shape for shape in (RSC1, RSC2, EVENTFUL)}
 
 def resized(shape: Shape, nodes: int) -> Shape:
     """The same cluster with other `nodes`: jobs a day in proportion, none larger than a quarter of
-    it (a half, of a cluster below 256 nodes). Raises ValidationError of msgspec where that cannot
-    be."""
+    it (a half, of a cluster below 256 nodes)."""
     most = GPUS * max(1, nodes // (4 if nodes >= 256 else 2))
     kept = [size for size in shape.sizes if size.gpus <= most]
     jobs, gpu_time = sum(size.jobs for size in kept), sum(size.gpu_time for size in kept)
@@ -138,5 +138,12 @@ def resized(shape: Shape, nodes: int) -> Shape:
         size._replace(jobs=size.jobs / jobs, gpu_time=size.gpu_time / gpu_time) for size in kept
     )
     per_node = shape.jobs_a_day / shape.nodes
-    changed = msgspec.structs.replace(shape, nodes=nodes, jobs_a_day=per_node * nodes, sizes=sizes)
-    return msgspec.convert(msgspec.structs.asdict(changed), Shape)
+    return msgspec.structs.replace(shape, nodes=nodes, jobs_a_day=per_node * nodes, sizes=sizes)
+
+
+def checked(shape: Shape) -> Shape:
+    """The same. Raises UsageError for a value that cannot be."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(shape), Shape)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"shape {shape.name}: {error}") from error

@@ -41,7 +41,9 @@ class Small(NamedTuple):
 
 def small_jobs(shape: Shape, ran: Ran, rng: np.random.Generator) -> Small:
     """All of them, by width, then by lane."""
-    parts: list[Small] = []
+    none = np.zeros(0)
+    parts = [Small(none.astype(int), none, none, none, none.astype(int), none.astype(int),
+                   none.astype(bool), none.astype(int))]  # fmt: skip
     jobs = 0
     for size in shape.sizes:
         if size.gpus >= GPUS:

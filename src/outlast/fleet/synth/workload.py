@@ -96,7 +96,7 @@ def whole_node_jobs(
             rng.random(many) < shape.requeued, rng.random(many) < shape.excluding,
         ))  # fmt: skip
         parts.append(part)
-    columns = np.concatenate(parts, axis=1)
+    columns = np.concatenate([np.zeros((7, 0)), *parts], axis=1)
     order = np.argsort(columns[0], kind="stable")
     jobs = []
     for number, row in enumerate(columns.T[order].tolist()):
