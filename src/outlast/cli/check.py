@@ -11,11 +11,8 @@ from msgspec.structs import replace
 
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
-from outlast.health import recording
 from outlast.health import settings as settings_of
-from outlast.health.drain import drain as drained
 from outlast.health.examine import Examined, Subject, again, examine
-from outlast.health.learn import learn as learn_settings
 from outlast.health.profiles import SHIPPED, chosen, known
 from outlast.health.report import Report, lines
 from outlast.health.settings import Profile, Settings
@@ -111,6 +108,10 @@ def _checked(asked: Asked) -> int:
         _recorded(asked.record, subject, done)
     report = done.report
     if asked.drain:
+        from outlast.health.drain import (
+            drain as drained,
+        )  # rarely needed, and a prolog is waited for
+
         outcome = drained(report, used.drain)
         word = "drained" if outcome.drained else "not drained"
         report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
@@ -128,6 +129,8 @@ def _refuse_both(asked: Asked) -> None:
 
 
 def _learnt(path: Path, form: Format) -> int:
+    from outlast.health.learn import learn as learn_settings
+
     text = learn_settings(path, SHIPPED)
     if form == "json":
         as_json({"version": 1, "settings": str(path), "text": text})
@@ -146,6 +149,8 @@ def _subject(profile: Profile, settings: Settings) -> Subject:
 
 
 def _recorded(path: Path, subject: Subject, done: Examined) -> None:
+    from outlast.health import recording
+
     head = recording.Head(
         cluster=subject.cluster, node=subject.node, profile=subject.profile,
         t_ns=done.report.t_ns, settings=subject.settings, memory=done.before,
@@ -154,6 +159,8 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
 
 
 def _replayed(path: Path, settings: Settings | None) -> tuple[Report, Settings]:
+    from outlast.health import recording
+
     head, taken = recording.read(path)
     used = settings or head.settings
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
