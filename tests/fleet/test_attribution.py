@@ -97,6 +97,15 @@ def test_where_the_failed_node_is_known_others_do_not_count() -> None:
     assert attribute(cluster(*records)).causes["node"].to_list() == ["n2"]
 
 
+def test_what_the_next_job_on_the_node_died_of_is_its_own() -> None:
+    first, second = job("1", state="FAILED"), job("2", end=2.06, hours=0.05, state="FAILED")
+    assert failed(first, second, finding(after_s=120))["job"].to_list() == ["2"]
+    assert failed(first, finding(after_s=120))["job"].to_list() == ["1"]
+    # two jobs that shared the node die of one failure
+    beside = job("3", end=2.05, hours=0.5, state="FAILED")
+    assert failed(first, beside, finding(after_s=120))["job"].to_list() == ["1", "3"]
+
+
 def test_what_is_found_together() -> None:
     found = attribute(
         cluster(

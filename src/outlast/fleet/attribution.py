@@ -44,7 +44,8 @@ def attribute(
     of severity `now` (the paper's own rule) that is not only ever a user's, as OOM is. REQUEUED
     counts as FAILED does, or where the scheduler named a failed node: a health check that begins a
     job anew leaves that state, and so does a user. Where the failed node is known and something was
-    found on it, nothing of other nodes counts.
+    found on it, nothing of other nodes counts. What was found while a later job held the node, and
+    failed on it, is that job's alone (the paper counts it for both).
 
     `causes`: KEY, node, check, symptom, code, severity; first_s, the first of `many` like it, in
     seconds after the end; rank from 1 on, by severity, then time. `failures`: KEY, state, t_ns,
@@ -134,7 +135,7 @@ def _failed(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> p
             pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left"),
             pl.col("state").is_in(BY_NODE) | (pl.col("state").is_in(PERHAPS) & near),
         )
-        .select(*KEY, "state", "t_ns", "nodes", "gpus", "hosts", "failed_node")
+        .select(*KEY, "state", "start_ns", "t_ns", "nodes", "gpus", "hosts", "failed_node")
         .collect()
     )
 
@@ -146,7 +147,7 @@ def _causes(
     outside of the window are left out: no row meets more than two slots."""
     slot_ns = before_ns + after_ns
     held = (
-        expanded(failed.lazy().select(*KEY, "t_ns", "failed_node", "hosts"))
+        expanded(failed.lazy().select(*KEY, "start_ns", "t_ns", "failed_node", "hosts"))
         .unique([*KEY, "node"])
         .join(signs.lazy().select("node").unique(), on="node", how="semi")
         .with_columns(
@@ -161,9 +162,13 @@ def _causes(
     told = (ours == theirs) | (ours == "") | (theirs == "")  # "": its log does not say which
     on_failed = pl.col("node") == pl.col("failed_node")
     worst = pl.col("severity").to_physical()
+    while_held = pl.col("at_ns").is_between(pl.col("start_ns"), pl.col("t_ns"))
+    same = ("node", "at_ns", "check", "symptom", "code", "severity", "cluster_right")
+    next_began = pl.when(while_held).then("start_ns").max().over(same)
     return (
         held.join(signs.lazy(), on=["node", "slot"])
         .filter(offset.is_between(-before_ns, after_ns), told)
+        .filter((next_began < pl.col("t_ns")).fill_null(value=True))
         .filter(on_failed | ~on_failed.any().over(KEY))
         .group_by(*KEY, "node", "check", "symptom", "code", "severity")
         .agg(first_s=offset.min() / SECOND_NS, many=pl.len().cast(pl.Int64))
