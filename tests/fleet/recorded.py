@@ -23,6 +23,7 @@ def entry(
         "process_group": ("0", "default_pg"), "state": "completed", "retired": True,
         "input_sizes": ((4,),), "output_sizes": ((4,),), "input_dtypes": ("Float",),
         "output_dtypes": ("Float",), "time_created_ns": T_NS + record * STEP_NS,
+        "time_discovered_started_ns": T_NS if name.startswith("nccl") else None,
     }  # fmt: skip
     numbers = {"p2p_seq_id": seq, "collective_seq_id": 0} if p2p else {"collective_seq_id": seq}
     return Entry(profiling_name=name, record_id=record, is_p2p=p2p, **{**values, **numbers, **more})

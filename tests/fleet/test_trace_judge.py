@@ -134,6 +134,40 @@ def test_who_has_only_queued_it_is_held_up_before_it() -> None:
     assert (report.stuck[0].kind, report.ranks) == ("unfinished", (1,))
 
 
+def test_where_starts_are_not_followed_nobody_is_said_to_be_before_it() -> None:
+    """As NCCL records without TORCH_NCCL_ENABLE_TIMING: scheduled, then completed."""
+    untimed: dict[str, Any] = {"time_discovered_started_ns": None}
+    ended = entry(seq=1, record=0, **untimed)
+    inside = _entered(state="scheduled", **untimed)
+    report = _report(*[dump(ended, inside, groups=ALL3)] * 3)
+    assert (report.stuck[0].kind, report.ranks, report.confidence) == ("unfinished", (), "likely")
+    assert "network" in report.verdict
+
+
+def test_records_that_were_reset_begin_anew_and_numbers_go_on() -> None:
+    one, two = entry(seq=8, record=0), entry(seq=9, record=1, state="started", retired=False)
+    report = _report(dump(one, two, groups=ALL3), dump(one, two, groups=ALL3), dump(groups=ALL3))
+    assert (report.stuck[0].seq, report.ranks) == (8, (2,))
+
+
+def test_a_batch_that_differs_in_one_of_its_sizes() -> None:
+    """As an uneven all-gather of ranks that disagree about its parts."""
+
+    def batch(last: int) -> Dump:
+        sizes: dict[str, Any] = {"state": "scheduled", "retired": False, "output_sizes": ((last,),)}
+        parts = [
+            entry("nccl:_broadcast_oop", 2, 1, state="scheduled"),
+            entry("nccl:_broadcast_oop", 2, 2, **sizes),
+        ]
+        end = entry(
+            "nccl:ALLGATHER_coalesced", 2, 3, state="started", input_sizes=(), output_sizes=()
+        )
+        return dump(entry(), *parts, end, groups=ALL3)
+
+    report = _report(batch(4), batch(4), batch(5))
+    assert (report.stuck[0].kind, report.ranks) == ("mismatch", (2,))
+
+
 def test_who_did_not_leave_what_others_left_is_looked_at() -> None:
     report = _three(_entered(), _entered(state="completed"), _entered(state="completed"))
     assert (report.stuck[0].kind, report.ranks) == ("unfinished", (0,))

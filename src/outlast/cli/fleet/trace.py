@@ -84,7 +84,7 @@ def _print(report: Report) -> None:
     for rank in report.ranks[:_OTHERS]:
         if host := report.hosts.get(rank):
             say(f"  rank {rank} ran on {host}")
-    for one in report.health[1:]:
+    for one in report.health[1:_OTHERS]:
         say(f"  {health(one)}")
     others = () if report.circle else report.stuck[1:]
     if others:

@@ -1,8 +1,8 @@
 """Where the collectives of one group stop: pure, from its ranks' records side by side.
 
 A group's collectives are numbered alike on all its ranks. The culprit is the first number at which
-they part: with `last(r)` the last number that rank r entered, the first one that somebody did not
-enter is `min(last) + 1`, if anybody did; before it, all entered, and the first that differs or was
+they part: with `last(r)` the last number that rank r entered, the first one above `min(last)` was
+not entered by somebody, if anybody did; up to there all entered, and the first that differs or was
 not left counts.
 """
 
@@ -52,16 +52,18 @@ class _Site(NamedTuple):
 
 def judge(group: Group) -> Stuck | None:
     """What holds this group's collectives up, if anything does."""
-    lasts = {rank: last for rank, track in group.tracks.items() if (last := track.last) is not None}
+    lasts = {rank: track.last for rank, track in group.tracks.items() if track.last is not None}
     met = min(lasts.values(), default=0)
     highest = max(lasts.values(), default=0)
-    seqs = {seq for track in group.tracks.values() for seq in track.ops if seq <= met}
+    seqs = {seq for track in group.tracks.values() for seq in track.ops}
     blind = len(lasts) < len(group.members)  # then it is not known that all entered
-    for seq in sorted(seqs):
+    left_to = min((track.left_to for track in group.tracks.values()), default=-1)
+    for seq in sorted(seq for seq in seqs if left_to < seq <= met):
         if found := _met(_site(group, seq), blind=blind):
             return found
     if met < highest:
-        return _absent(_site(group, met + 1), lasts)
+        # Not met + 1: records begin anew when torch is told to reset them, and numbers go on.
+        return _absent(_site(group, min(seq for seq in seqs if seq > met)), lasts)
     return _silent(_site(group, met), lasts) if blind and highest else None
 
 
@@ -73,8 +75,8 @@ def _site(group: Group, seq: int) -> _Site:
 def _through(group: Group, rank: int, seq: int) -> bool:
     """Whether a rank is through it: it is known to be, or it has ended and the rank went on."""
     track = group.tracks[rank]
-    went_on = track.ops[seq].progress == "ended" and max(track.ops) > seq
-    return went_on or track.has_left(seq)
+    went_on = track.ops[seq].progress == "ended" and (track.last or 0) > seq
+    return went_on or track.left_to >= seq
 
 
 def _met(site: _Site, *, blind: bool) -> Stuck | None:
@@ -126,7 +128,7 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stuck:
     confidence: Confidence = "sure" if group.known else "likely"
     never = "never entered" if lasts[absent[0]] else "entered nothing, and so not"
     said = f"{named(absent)} {never} {site.called}, which {named(entered)} entered"
-    if all(group.tracks[rank].has_left(site.seq) for rank in entered):
+    if all(group.tracks[rank].left_to >= site.seq for rank in entered):
         said += " and left: these dumps may be of different moments"
         confidence = "unsure"
     if others:
@@ -137,7 +139,7 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stuck:
 def _silent(site: _Site, lasts: Mapping[int, int]) -> Stuck | None:
     """Nobody is behind of those who can be judged; others cannot be."""
     group, ops = site.group, site.ops
-    inside = [rank for rank in ops if not group.tracks[rank].has_left(site.seq)]
+    inside = [rank for rank in ops if group.tracks[rank].left_to < site.seq]
     if not inside:
         return None
     unknown = [rank for rank in group.members if rank not in lasts]

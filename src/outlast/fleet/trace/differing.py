@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
-from outlast.fleet.trace.ops import Op
+from outlast.fleet.trace.ops import BATCHED, Op
 from outlast.fleet.trace.stuck import named
 
 # What must be equal on all ranks: elements going in, coming out. Others are judged by kind only.
@@ -57,7 +57,7 @@ def _kind(op: Op) -> str:
 
 
 def _size(op: Op) -> Hashable:
-    if op.kind in _BOTH:
+    if all(kind in _BOTH for kind in op.kind.split(BATCHED)):
         return op.sizes
     if op.kind in _IN:
         return op.sizes[0]

@@ -47,6 +47,7 @@ class Entry(Struct, frozen=True):
     is_p2p: bool = False
     retired: bool = False
     time_created_ns: Whole = 0
+    time_discovered_started_ns: Whole | None = None
     time_discovered_completed_ns: Whole | None = None
     input_sizes: Sizes = ()
     output_sizes: Sizes = ()

@@ -60,12 +60,17 @@ def groups(dumps: Mapping[int, Dump], world: int) -> list[Group]:
     """All groups that any rank has a record of. Groups of one name with other members are other
     groups."""
     used: dict[_Key, dict[int, list[Entry]]] = {}
+    members = {rank: _configured(dump) for rank, dump in dumps.items()}
+    told: dict[str, set[tuple[int, ...]]] = {}
+    for configured in members.values():
+        for name, ranks in configured.items():
+            told.setdefault(name, set()).add(ranks)
     for rank, dump in dumps.items():
-        # gloo's are all called "", so that one takes the others' place and says nothing.
-        configs = {name: _ranks(config) for name, config in dump.pg_config.items() if name}
         for entry in dump.entries:
             name, desc = named(entry)
-            key = (name, desc, entry.backend, configs.get(name, ()))
+            others = (ranks for ranks in told.get(name, ()) if rank in ranks)
+            ranks = members[rank].get(name) or next(others, ())
+            key = (name, desc, entry.backend, ranks)
             used.setdefault(key, {}).setdefault(rank, []).append(entry)
     return [_group(key, found, dumps, world) for key, found in used.items()]
 
@@ -87,6 +92,13 @@ def _group(
             rank: track(rank, dumps[rank], found.get(rank, ())) for rank in members if rank in dumps
         },
     )
+
+
+def _configured(dump: Dump) -> dict[str, tuple[int, ...]]:
+    """Members by name. gloo's groups are all called "", so that one takes the others' place, and
+    says nothing."""
+    found = {name: _ranks(config) for name, config in dump.pg_config.items() if name}
+    return {name: ranks for name, ranks in found.items() if ranks}
 
 
 def _ranks(config: GroupConfig) -> tuple[int, ...]:

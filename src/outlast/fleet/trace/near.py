@@ -3,7 +3,7 @@ failures (section II-D)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from outlast.records import SEVERITIES, Finding
 
 BEFORE_S = 600
 AFTER_S = 300
-SHOWN = 4  # of one rank
+SHOWN = 4  # of one node
 _LINE_MAX = 1 << 20
 
 
@@ -30,10 +30,10 @@ class Around(NamedTuple):
 
 
 class Near(Struct, frozen=True, kw_only=True):
-    """A finding on a rank's node. `before_s`: seconds before the others began to wait; negative:
-    after that."""
+    """A finding on the node of ranks. `before_s`: seconds before the others began to wait;
+    negative: after that."""
 
-    rank: int
+    ranks: tuple[int, ...]
     node: str
     before_s: float
     check: str
@@ -105,26 +105,34 @@ def near(
     """What was said of these ranks' nodes, worst first, then what came closest to `t_ns`.
 
     A host is a node by its whole name, or by the first part of it (node17 is node17.site.org)."""
-    by_host: dict[str, list[Near]] = {}
+    by_host: dict[str, list[int]] = {}
     for rank in ranks:
         if host := hosts.get(rank):
-            by_host.setdefault(host, []).extend(_of(findings, rank, host, t_ns))
-    return [one for found in by_host.values() for one in found]
+            by_host.setdefault(host, []).append(rank)
+    found = [
+        (one, there)
+        for host, there in by_host.items()
+        for one in sorted(_of(findings, host), key=lambda one: _order(one, t_ns))[:SHOWN]
+    ]
+    found.sort(key=lambda pair: _order(pair[0], t_ns))
+    return [
+        Near(
+            ranks=tuple(there), node=one.node, before_s=(t_ns - one.t_ns) / 1e9, check=one.check,
+            symptom=one.symptom, severity=one.severity, code=one.code, device=one.device,
+            detail=one.detail,
+        )
+        for one, there in found
+    ]  # fmt: skip
 
 
-def _of(findings: pl.DataFrame, rank: int, host: str, t_ns: int) -> Iterable[Near]:
+def _of(findings: pl.DataFrame, host: str) -> Iterator[Finding]:
     short = host.partition(".")[0]
     node = pl.col("node")
     same = (node == host) | (
         (node.str.split(".").list.first() == short) & ((node == short) | pl.lit(host == short))
     )
-    found = [Finding(**row) for row in findings.filter(same).iter_rows(named=True)]
-    found.sort(key=lambda one: (SEVERITIES.index(one.severity), abs(one.t_ns - t_ns)))
-    return [
-        Near(
-            rank=rank, node=one.node, before_s=(t_ns - one.t_ns) / 1e9, check=one.check,
-            symptom=one.symptom, severity=one.severity, code=one.code, device=one.device,
-            detail=one.detail,
-        )
-        for one in found[:SHOWN]
-    ]  # fmt: skip
+    return (Finding(**row) for row in findings.filter(same).iter_rows(named=True))
+
+
+def _order(finding: Finding, t_ns: int) -> tuple[int, int]:
+    return SEVERITIES.index(finding.severity), abs(finding.t_ns - t_ns)

@@ -1,15 +1,16 @@
 """What one rank did in one group: collectives by their number, and sends and receives by peer.
 
-A state is only as good as who wrote it. NCCL's watchdog follows each operation on its stream
-(`scheduled`, `started`, `completed`); gloo writes `scheduled` for ever and says, by `retired`, that
-the operation has ended somehow: well, or with an error.
+A state is only as good as who wrote it. NCCL's watchdog follows each operation on its stream until
+it is `completed`; that it has `started` it knows only where TORCH_NCCL_ENABLE_TIMING is set. gloo
+writes `scheduled` for ever and says, by `retired`, that the operation has ended somehow: well, or
+with an error.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from outlast.fleet.trace.dumps import Dump, Entry
@@ -17,7 +18,7 @@ from outlast.fleet.trace.dumps import Dump, Entry
 Progress = Literal[
     "queued",  # entered; its stream has not come to it (NCCL)
     "running",  # its kernel waits for the others, or for the network (NCCL)
-    "inside",  # entered and not left; no more is known (gloo)
+    "inside",  # entered and not left; no more is known
     "ended",  # well or with an error, nobody says (gloo)
     "left",  # completed
 ]
@@ -26,7 +27,8 @@ _FOLLOWED: dict[str, Progress] = {
     "scheduled": "queued", "started": "running", "completed": "left",
 }  # fmt: skip
 _UNFOLLOWED = {"gloo", "mpi", "ucc"}
-_BATCH = "coalesced"
+_ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
+BATCHED = " + "
 _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
 
@@ -46,31 +48,24 @@ class Op(NamedTuple):
 
 
 class Track(NamedTuple):
-    """One rank in one group. `whole`: nothing of the rank's records has been written over."""
+    """One rank in one group. `last`: the number of the last collective that it entered, 0 for none,
+    None where its record may be lost. `left_to`: up to there it is certainly through, since one
+    stream runs its operations in order; -1 for nothing. `whole`: no record has been written over.
+    """
 
     rank: int
     ops: dict[int, Op]
     pairs: list[Op]  # sends and receives
     whole: bool
-
-    @property
-    def last(self) -> int | None:
-        """The number of the last collective that it entered, 0 for none, None where its record
-        may be lost."""
-        if self.ops:
-            return max(self.ops)
-        return 0 if self.whole else None
-
-    def has_left(self, seq: int) -> bool:
-        """Whether it is certainly through: one stream runs its operations in order."""
-        return any(op.progress == "left" for at, op in self.ops.items() if at >= seq)
+    last: int | None
+    left_to: int
 
 
 def whole(dump: Dump) -> bool:
     return not dump.entries or dump.entries[0].record_id == 0
 
 
-def track(rank: int, dump: Dump, entries: Iterable[Entry]) -> Track:
+def track(rank: int, dump: Dump, entries: Sequence[Entry]) -> Track:
     """What a rank did in the group that these entries of it belong to.
 
     Where numbers begin again, or another backend has them, the group was made anew under its name:
@@ -88,11 +83,16 @@ def track(rank: int, dump: Dump, entries: Iterable[Entry]) -> Track:
             numbered = pairs if entry.is_p2p else ops
         life = entry.pg_id
         numbered.setdefault(seq, []).append(entry)
+    timed = any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries)
+    found = {seq: _op(seq, those, timed=timed) for seq, those in ops.items()}
+    all_there = whole(dump)
     return Track(
         rank=rank,
-        ops={seq: _op(seq, found) for seq, found in ops.items()},
-        pairs=[op for found in pairs.values() for op in _pairs(found)],
-        whole=whole(dump),
+        ops=found,
+        pairs=[op for those in pairs.values() for op in _pairs(those, timed=timed)],
+        whole=all_there,
+        last=max(found, default=0 if all_there else None),
+        left_to=max((seq for seq, op in found.items() if op.progress == "left"), default=-1),
     )
 
 
@@ -101,12 +101,12 @@ def numbers(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
     return tuple(math.prod(size) for size in sizes)
 
 
-def _op(seq: int, entries: list[Entry]) -> Op:
+def _op(seq: int, entries: list[Entry], *, timed: bool) -> Op:
     """Entries under one number are one batch; the one that says so has its state."""
-    parts = [entry for entry in entries if entry.kind != _BATCH] or entries
+    parts = [entry for entry in entries if entry.kind not in _ENDS] or entries
     return Op(
         seq=seq,
-        kind=" + ".join(part.kind for part in parts[:8]),
+        kind=BATCHED.join(part.kind for part in parts[:8]),
         sizes=(
             numbers(size for part in parts for size in part.input_sizes),
             numbers(size for part in parts for size in part.output_sizes),
@@ -114,14 +114,14 @@ def _op(seq: int, entries: list[Entry]) -> Op:
         dtypes=tuple(
             sorted({name for part in parts for name in (*part.input_dtypes, *part.output_dtypes)})
         ),
-        progress=_progress(entries[-1]),
+        progress=_progress(entries[-1], timed=timed),
         t_ns=entries[0].time_created_ns,
         at=entries[-1].record_id,
         where=frame_of(entries[0]),
     )
 
 
-def _pairs(entries: list[Entry]) -> Iterable[Op]:
+def _pairs(entries: list[Entry], *, timed: bool) -> Iterable[Op]:
     for entry in entries:
         match = _PAIR.fullmatch(entry.kind)
         if match is None:
@@ -133,7 +133,7 @@ def _pairs(entries: list[Entry]) -> Iterable[Op]:
             kind=match[1],
             sizes=(numbers(entry.input_sizes), numbers(entry.output_sizes)),
             dtypes=tuple(sorted({*entry.input_dtypes, *entry.output_dtypes})),
-            progress=_progress(entries[-1] if entries[-1].kind == _BATCH else entry),
+            progress=_progress(entries[-1] if entries[-1].kind in _ENDS else entry, timed=timed),
             t_ns=entry.time_created_ns,
             at=entry.record_id,
             where=frame_of(entry),
@@ -142,12 +142,13 @@ def _pairs(entries: list[Entry]) -> Iterable[Op]:
         )
 
 
-def _progress(entry: Entry) -> Progress:
+def _progress(entry: Entry, *, timed: bool) -> Progress:
     if entry.backend in _UNFOLLOWED:
         return "ended" if entry.retired else "inside"
     if entry.time_discovered_completed_ns:
         return "left"
-    return _FOLLOWED.get(entry.state, "queued")
+    found = _FOLLOWED.get(entry.state, "inside")
+    return "inside" if found == "queued" and not timed else found
 
 
 def frame_of(entry: Entry) -> str:

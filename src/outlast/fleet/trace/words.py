@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from outlast.fleet.trace.near import Near
-from outlast.fleet.trace.stuck import Stuck
+from outlast.fleet.trace.stuck import Stuck, named
 
 SURE = {
     "sure": "the dumps leave no other reading",
@@ -41,11 +41,13 @@ def verdict(found: Sequence[Stuck], *, circle: bool, last: str, near: Sequence[N
 
 
 def health(near: Near) -> str:
-    """Its node node17 had XID 79 (gpu-unavailable) 4.0 s before."""
+    """The node of rank 2, node17, had XID 79 (gpu-unavailable) 4.0 seconds before."""
     what = near.code or near.check
     detail = f"{near.symptom}, {near.device}" if near.device else near.symptom
     side = "before" if near.before_s >= 0 else "after"
-    return f"The node of rank {near.rank}, {near.node}, had {what} ({detail}) {_span(near)} {side}."
+    return (
+        f"The node of {named(near.ranks)}, {near.node}, had {what} ({detail}) {_span(near)} {side}."
+    )
 
 
 def sentence(text: str) -> str:
