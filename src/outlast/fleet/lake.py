@@ -150,10 +150,19 @@ class Lake:
 
 def numbered(jobs: pl.LazyFrame) -> pl.LazyFrame:
     """With `attempt` counted anew: a source that tells of one attempt alone calls it the first."""
-    began = pl.coalesce("start_ns", "submit_ns", "t_ns")
-    several = pl.struct("cluster", "job").is_duplicated()
-    order = began.rank("ordinal").over("cluster", "job").cast(pl.Int64) - 1
-    return jobs.with_columns(attempt=pl.when(several).then(order).otherwise(pl.lit(0, pl.Int64)))
+    job = pl.struct("cluster", "job", began=pl.coalesce("start_ns", "submit_ns", "t_ns"))
+    return jobs.with_columns(attempt=job.map_batches(_counted, return_dtype=pl.Int64))
+
+
+def _counted(jobs: pl.Series) -> pl.Series:
+    """Few jobs have several attempts, and only those are sorted."""
+    key = pl.struct("cluster", "job").hash()
+    every = jobs.struct.unnest().select(key.alias("key"), "began").with_row_index("at")
+    several = every.filter(pl.col("key").is_duplicated()).sort("key", "began", "at")
+    place = pl.int_range(pl.len())
+    first = pl.when(pl.col("key") != pl.col("key").shift()).then(place).forward_fill().fill_null(0)
+    found = several.select("at", attempt=place - first)
+    return pl.zeros(len(jobs), pl.Int64, eager=True).scatter(found["at"], found["attempt"])
 
 
 def scan(path: Path, parts: Iterable[Part], kind: Name) -> pl.LazyFrame:
