@@ -168,6 +168,25 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sorted(one.name for one in tmp_path.iterdir()) == ["lake", "rates.toml", "sacct.txt"]
 
 
+def test_what_a_site_would_have_says_the_same_as_the_tables_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the text of accounting and health logs to a rate, and straight from memory."""
+    made, lake = tmp_path / "made", tmp_path / "lake"
+    shape = ["--shape", "rsc1", "--days", "8", "--seed", "1", "--nodes", "256"]
+    assert main(["fleet", "synth", str(made), *shape]) == 0
+    logs = [str(made / name) for name in ("sacct.txt", "health.jsonl", "nodes.csv", "outages.csv")]
+    assert main(["fleet", "ingest", str(lake), *logs]) == 0
+    capsys.readouterr()
+    assert main(["fleet", "fit", str(lake), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    direct = fit(synth.cluster("rsc1", 8, seed=1, nodes=256)[0])
+    assert told["rate"]["failures"] == direct.rate.failures > 0
+    assert told["rate"]["node_days"] == pytest.approx(direct.rate.node_days, rel=1e-3)
+    assert told["causes"] == msgspec.to_builtins(direct.causes)
+    assert told["scenario"]["repair"] == direct.scenario["repair"]
+
+
 def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
     opened = Lake.open(lake)
     whole = fit(window(opened))
@@ -183,16 +202,19 @@ def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
         window(opened, "2024-05-03", "2024-05-02")
 
 
-def test_the_loop_on_400_real_servers(
-    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_trace_of_faults_counts_from_its_day_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a trace of faults to a plan: 584 outages, each known to its hour."""
-    log, made, out = traces / "infinitehbd" / "fault_trace.json", tmp_path / "l", tmp_path / "r"
-    asked = ["--nodes", "400", "--gpus-per-node", "8", "--epoch", "2024-03-30"]
+    """Not from its first fault on: nothing failed before that."""
+    log, made, out = tmp_path / "faults.json", tmp_path / "lake", tmp_path / "rates.toml"
+    times = [("n1", 4.0, "fault_start"), ("n1", 5.0, "fault_end"), ("n2", 9.0, "fault_start"),
+             ("n2", 10.0, "fault_end")]  # fmt: skip
+    events = [{"node_id": n, "event_time": t, "event_type": kind} for n, t, kind in times]
+    log.write_text(json.dumps(events))
+    asked = ["--nodes", "4", "--gpus-per-node", "8", "--epoch", "2024-03-30"]
     assert main(["fleet", "ingest", str(made), str(log), *asked]) == 0
     assert main(["fleet", "fit", str(made), "--out", str(out)]) == 0
-    assert "4.28 failures in 1000 node-days: 584" in capsys.readouterr().out
+    assert "2 in 38 node-days of outages" in capsys.readouterr().out
     told = scenario_of({"gpus": "3200", "rates": str(out)})
-    assert told.failures.per_gpu_s == pytest.approx(4.283e-3 / 8 / 86_400, rel=1e-3)
-    assert told.failures.weight_failures == pytest.approx(584 / 3.44, rel=0.02)
-    assert 4 < told.repair_s / 86_400 < 7 and "transient" in told.assumed
+    assert told.failures.per_gpu_s == pytest.approx(2 / 38 / 8 / 86_400, rel=1e-6)
+    assert told.repair_s == 86_400 and "transient" in told.assumed

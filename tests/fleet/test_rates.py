@@ -15,6 +15,7 @@ from outlast.fleet import faults
 from outlast.fleet.attribution import attribute
 from outlast.fleet.daily import jobs_by_day
 from outlast.fleet.exposure import attempts
+from outlast.fleet.fit import fit
 from outlast.fleet.outages import by_day, down_times, outage_rate, repair_time, rolling
 from outlast.fleet.rates import ALL, by_cause, introduced, swing
 from outlast.fleet.rates import rolling as by_time
@@ -169,3 +170,6 @@ def test_the_faults_of_400_real_servers(traces: Path) -> None:
     assert told.swing and 11 < told.swing < 12
     assert len(rolling(by_day(found))) == 320
     assert repair_time(found).median_s == pytest.approx(0.85 * 86_400, rel=0.01)
+    rate = fit(found).rate
+    assert rate.basis == "outages" and rate.per_1000_node_days == told.per_1000_node_days
+    assert rate.weight_failures == pytest.approx(584 / 3.44, rel=0.01)
