@@ -11,6 +11,7 @@ import pytest
 from tests.fleet.recorded import STEP_NS, T_NS, Job, played, write
 
 from outlast.cli.fleet.trace import trace
+from outlast.cli.main import main
 from outlast.errors import CorruptionError, StorageError, UsageError
 from outlast.fleet.trace.report import Report
 from outlast.records import Finding, Severity
@@ -18,6 +19,11 @@ from outlast.records import Finding, Severity
 Say = Callable[..., str]
 JOB = Job(world=3, groups=((0, 1, 2),), calls=(0,) * 6)
 WAIT_NS = T_NS + 3 * STEP_NS  # ranks 0 and 1 enter the fourth then
+KERNEL = """\
+2023-11-14T22:10:00.000000+00:00 n3 kernel: Linux version 6.8.0
+2023-11-14T22:13:19.000000+00:00 n3 kernel: NVRM: Xid (PCI:0000:1b:00): 79, GPU is off the bus
+2023-11-14T22:13:20.000000+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python
+"""
 NODES = "0 n1\n1 n2.site\n# rank 2\n2 n3.site\n"
 
 
@@ -87,6 +93,16 @@ def test_a_rank_with_two_dumps_and_two_moments(dumps: Path, tmp_path: Path, run:
         trace(tmp_path / "all")
 
 
+def test_a_run_directory_names_its_traces(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="no traces"):
+        trace(tmp_path)
+    for name in ("2026-01-02T00-00-00.000Z", "2026-01-01T00-00-00.000Z"):
+        (tmp_path / "traces" / name).mkdir(parents=True)
+    with pytest.raises(UsageError, match="name .*/traces/2026-01-02T00-00-00.000Z"):
+        trace(tmp_path)
+
+
 def test_folders_name_hosts(dumps: Path, tmp_path: Path, run: Say) -> None:
     for rank in range(3):
         node = tmp_path / "nodes" / f"node{rank}"
@@ -144,6 +160,25 @@ def test_its_node_was_ill(dumps: Path, hosts: Path, tmp_path: Path, run: Say) ->
     report = _report(run(dumps, findings=path, hosts=hosts, json=True))
     assert [one.code for one in report.health] == ["XID 79", "XID 13", "XID 63"]
     assert "1 line(s) are no findings" in " ".join(report.notes)
+
+
+def test_kernel_logs_in_a_lake_say_what_its_node_had(
+    dumps: Path, hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, lake = tmp_path / "kernel.log", tmp_path / "lake"
+    log.write_text(KERNEL)
+    assert main(["fleet", "ingest", str(lake), str(log)]) == 0
+    capsys.readouterr()
+    asked = ["fleet", "trace", str(dumps), "--lake", str(lake), "--hosts", str(hosts)]
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Rank 2 never entered all_reduce 4" in said
+    assert "The node of rank 2, n3, had XID 79" in said
+    assert "4.0 seconds before." in said
+    for path in dumps.iterdir():  # a year later, of which the lake knows nothing
+        path.write_text(path.read_text().replace(":170000000", ":173000000"))
+    assert main(asked) == 0
+    assert "says nothing of that time" in capsys.readouterr().out
 
 
 def test_a_host_that_is_not_known_was_not_looked_at(

@@ -85,6 +85,8 @@ def _found(path: Path) -> Iterator[Named]:
         return
     if not path.is_dir():
         raise UsageError(f"{path}: no such file or directory")
+    if (path / "run.json").is_file():  # of `outlast run`
+        raise _many(path)
     folders = []
     for entry in _listed(path):
         if entry.is_file(follow_symlinks=False):
@@ -96,6 +98,17 @@ def _found(path: Path) -> Iterator[Named]:
             if entry.is_file(follow_symlinks=False):
                 one = named(Path(entry.path))
                 yield one if one.host else one._replace(host=folder.name)
+
+
+def _many(run_dir: Path) -> UsageError:
+    room = run_dir / "traces"
+    times = [entry.name for entry in _listed(room)] if room.is_dir() else []
+    if not times:
+        return UsageError(f"{run_dir} is a run directory, and has no traces: nothing hung in it")
+    return UsageError(
+        f"{run_dir} is a run directory with traces of {', '.join(times[-8:])}: name one, as in"
+        f" {room / times[-1]}"
+    )
 
 
 def _listed(path: Path) -> list[os.DirEntry[str]]:
