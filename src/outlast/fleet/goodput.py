@@ -56,12 +56,12 @@ def lost(
                 by_attempt=pl.lit(None, pl.Int64), order=pl.lit(FIRST, pl.Int64))
         .collect()
     )  # fmt: skip
-    again = begun_again(tables, infra)
+    again = begun_again(tables, infra).collect()
     if preempted is None:
         preempted = instigators.instigated(
-            tables, again, before_s=before_s, after_s=after_s, qos_rank=qos_rank
+            tables, again.lazy(), before_s=before_s, after_s=after_s, qos_rank=qos_rank
         )
-    ours = again.select("cluster", by_job="job", by_attempt="attempt").collect()
+    ours = again.select("cluster", by_job="job", by_attempt="attempt")
     second = (
         preempted.join(ours, on=["cluster", "by_job", "by_attempt"], how="semi")
         .join(first, on=KEY, how="anti")

@@ -13,6 +13,7 @@ from outlast.theory.checks import not_negative
 
 BEFORE_S, AFTER_S = 300.0, 60.0
 SEEN = [*KEY, "qos", "priority", "start_ns", "t_ns", "gpus", "hosts"]
+BY = ["by_job", "by_attempt"]
 ORDER = {"shared": True, "apart_ns": False, "by_priority": True, "by_job": False,
          "by_attempt": False}  # fmt: skip
 
@@ -39,27 +40,31 @@ def instigated(
     not_negative("before_s", before_s)
     not_negative("after_s", after_s)
     slot_ns = max(1, round((before_s + after_s) * SECOND_NS))
+    wanted = starters.select(KEY).unique().collect().lazy()
     jobs = tables.jobs.select(*SEEN, "state").filter(
         pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     )
-    asked = jobs.join(starters.select(KEY).unique(), on=KEY, how="semi").drop("state")
+    asked = jobs.join(wanted, on=KEY, how="semi").drop("state")
     started = _started(asked, slot_ns).collect().lazy()
     slots = started.select("cluster", "slot").unique()
     preempted = jobs.filter(pl.col("state") == "PREEMPTED")
     ended = _ended(preempted, slot_ns, before_s, after_s).collect().lazy()
     near = ended.join(slots, on=["cluster", "slot"], how="semi")
-    pairs = _pairs(near, started, before_s, after_s, qos_rank)
-    touched = pairs.select(KEY).unique().collect().lazy()
+    ours = _pairs(near, started, before_s, after_s, qos_rank).collect().lazy()
+    touched = ours.select(KEY).unique().collect().lazy()
     ended = ended.join(touched, on=KEY, how="semi").collect().lazy()  # in all their slots
     slots = ended.select("cluster", "slot").unique()
-    rivals = _started(jobs, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
+    rivals = (
+        _started(jobs, slot_ns)
+        .join(slots, on=["cluster", "slot"], how="semi")
+        .join(started, on=["cluster", *BY], how="anti")
+    )
     chosen = (
-        _pairs(ended, rivals, before_s, after_s, qos_rank)
+        pl.concat([ours, _pairs(ended, rivals, before_s, after_s, qos_rank)])
         .sort(*KEY, *ORDER, descending=[False] * len(KEY) + list(ORDER.values()))
         .unique(KEY, keep="first", maintain_order=True)
     )
-    ours = starters.select("cluster", by_job="job", by_attempt="attempt").unique()
-    found = chosen.join(ours, on=["cluster", "by_job", "by_attempt"], how="semi")
+    found = chosen.join(started, on=["cluster", *BY], how="semi")
     return found.drop("apart_ns", "by_priority").sort(KEY).collect()
 
 
@@ -97,12 +102,11 @@ def _pairs(
     ahead_ns = pl.col("start_ns") - pl.col("t_ns")
     other = (pl.col("by_job") != pl.col("job")) | (pl.col("by_attempt") != pl.col("attempt"))
     victim = [*KEY, "gpus", "t_ns", "runtime_s"]
-    by = ["by_job", "by_attempt", "by_priority"]
     return (
         expanded(ended)
         .join(expanded(started), on=["cluster", "slot", "node"])
         .filter(other & ahead_ns.is_between(-after_ns, before_ns) & _above(qos_rank))
-        .group_by(*victim, *by)
+        .group_by(*victim, *BY, "by_priority")
         .agg(shared=pl.col("node").n_unique().cast(pl.Int64), apart_ns=ahead_ns.abs().min())
     )
 
