@@ -6,10 +6,22 @@ import pytest
 from test_gpus_check import H100, ONE_DOWN, gpu, node
 from test_kernel_log_check import OOM, XID79, log
 from test_links_check import ib
+from test_matmul_check import one
 from test_mounts_check import HOME, mounted
 from test_node_parts import RAM, TSC
 
-from outlast.health.checks import clock, disks, gpus, kernel, links, memory, mounts, services
+from outlast.health.checks import (
+    clock,
+    compute,
+    disks,
+    gpus,
+    kernel,
+    links,
+    memory,
+    mounts,
+    services,
+)
+from outlast.health.checks.compute import Products
 from outlast.health.checks.disks import Drive, Drives, Smart
 from outlast.health.checks.gpus import Gpus, Leftovers, Process
 from outlast.health.checks.links import Links
@@ -37,6 +49,7 @@ CASES: list[tuple[AnyCheck, list[Sample]]] = [
         node(H100, gpu(nvlinks=ONE_DOWN, pci="b", uuid="GPU-2")), node(gpu(lost=True)),
         Gpus(on_bus=8, trouble="no driver"),
     ]),
+    (compute.CHECK, [one(), one(wrong=1), Products(devices=())]),
     (gpus.LEFTOVER, [Leftovers(on={}), Leftovers(on={"a": (Process(pid=1, name="x"),)})]),
 ]  # fmt: skip
 

@@ -11,13 +11,24 @@ from importlib import import_module
 from typing import NamedTuple
 
 from outlast.errors import ConfigError
-from outlast.health.checks import clock, disks, gpus, kernel, links, memory, mounts, services
+from outlast.health.checks import (
+    clock,
+    compute,
+    disks,
+    gpus,
+    kernel,
+    links,
+    memory,
+    mounts,
+    services,
+)
 from outlast.health.contract import AnyCheck, Check
 from outlast.health.settings import Profile, Settings
 
 SHIPPED: tuple[AnyCheck, ...] = (
     kernel.CHECK, mounts.CHECK, disks.CHECK, disks.SMART, memory.CHECK, links.CHECK, clock.CHECK,
     services.CHECK, gpus.CHECK, gpus.LEFTOVER,
+    compute.CHECK,
 )  # fmt: skip
 
 
@@ -33,7 +44,7 @@ PROFILES: dict[Profile, Plan] = {
     "prolog": Plan(QUICK, 10.0),
     "periodic": Plan((*QUICK, "disk", "smart", "clock", "service"), 40.0),
     "epilog": Plan((*QUICK, "leftover"), 20.0),
-    "preflight": Plan((*QUICK, "disk", "smart", "clock", "service", "leftover"), 300.0),
+    "preflight": Plan((*QUICK, "disk", "smart", "clock", "service", "leftover", "matmul"), 300.0),
 }
 
 

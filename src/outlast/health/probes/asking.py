@@ -41,12 +41,14 @@ def names(path: Path) -> list[str]:
         return []
 
 
-def said(command: list[str], *, codes: tuple[int, ...] | None = (0,)) -> str:
+def said(
+    command: list[str], *, codes: tuple[int, ...] | None = (0,), within_s: float = TOOL_S
+) -> str:
     """What a tool writes to stdout. `codes`: the exit codes that are none of a failure; None: all.
     Raises AbsentError where it is not installed, ToolError where it failed."""
     try:
         done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=TOOL_S, check=False,
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
             env=child_environment({"LC_ALL": "C", "TZ": "UTC"}),
         )  # fmt: skip
     except FileNotFoundError as error:

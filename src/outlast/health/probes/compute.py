@@ -1,0 +1,82 @@
+"""Products of small whole numbers, which float32 and TF32 hold exactly, by torch.
+
+torch is imported by its name, and only in an interpreter that this starts for it: a process that
+was forked from one with torch in it may hang at its first product.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from outlast.config import python_executable
+from outlast.health.checks.compute import DEADLINE_S, Device, Products
+from outlast.health.contract import AbsentError
+from outlast.health.probes.asking import said
+
+SIZE = {"cpu": 512, "cuda": 8192}
+ROUNDS = {"cpu": 4, "cuda": 10}
+LARGEST = 8  # of an entry: 8 x 8 x 8192 is far below the 2^24 that float32 counts exactly
+
+
+def take(device: str) -> Products:
+    """`device`: auto, cpu or cuda. Raises AbsentError where torch is not installed."""
+    if find_spec("torch") is None:
+        raise AbsentError("torch is not installed")
+    alone = [python_executable(), "-m", "outlast.health.probes.compute", device]
+    return msgspec.json.decode(said(alone, within_s=DEADLINE_S), type=Products)
+
+
+def computed(device: str) -> Products:
+    """In this process."""
+    torch = import_module("torch")
+    has_cuda = device != "cpu" and torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        return Products(devices=())
+    places = [f"cuda:{k}" for k in range(torch.cuda.device_count())] if has_cuda else ["cpu"]
+    torch.set_float32_matmul_precision("high")  # TF32, where the device has it
+    return Products(devices=tuple(_tried(torch, place) for place in places))
+
+
+def _tried(torch: Any, place: str) -> Device:
+    kind = place.partition(":")[0]
+    n, rounds = SIZE[kind], ROUNDS[kind]
+    random = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randint(-LARGEST, LARGEST + 1, (n, n), generator=random).to(place, torch.float32)
+        for _ in range(2)
+    )
+    wrong, best_s = 0, float("inf")
+    for _ in range(rounds):
+        _wait(torch, kind)
+        began = time.perf_counter()
+        c = a @ b
+        _wait(torch, kind)
+        best_s = min(best_s, time.perf_counter() - began)
+        wrong += not product_is_right(torch, a, b, c, random)
+    return Device(name=place, products=rounds, wrong=wrong, tflops=2 * n**3 / best_s / 1e12)
+
+
+def product_is_right(torch: Any, a: Any, b: Any, c: Any, random: Any) -> bool:
+    """Freivalds: c x = a (b x) for a random x, in whole numbers on the CPU. A wrong entry is missed
+    only where x is 0 there: once in 2^31."""
+    x = torch.randint(-(2**30), 2**30, (b.shape[1],), generator=random, dtype=torch.int64)
+    a, b, c = (each.to("cpu", torch.float64) for each in (a, b, c))
+    if not bool(torch.equal(c, c.round())):  # NaN and infinity are not equal to themselves either
+        return False
+    a, b, c = (each.to(torch.int64) for each in (a, b, c))
+    return bool(torch.equal((c * x).sum(1), (a * (b * x).sum(1)).sum(1)))
+
+
+def _wait(torch: Any, kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(computed(sys.argv[1])))
