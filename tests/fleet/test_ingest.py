@@ -191,30 +191,61 @@ def test_a_log_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "lake").exists()
 
 
+def started(lake: Path, log: Path) -> subprocess.Popen[str]:
+    """A reading that is in its middle: the log is long enough."""
+    log.write_text("node,time\n" + "n1,2024-05-17\n" * 1_000_000)
+    mapping = 'rows = "nodes"\n[columns]\nnode = "node"\ntime = "time"\n'
+    written(log.with_suffix(".toml"), mapping)
+    words = [sys.executable, "-m", "outlast", "fleet", "ingest", lake, log]
+    reading = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (lake / READING).exists() and time.monotonic() < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            reading.wait(0.02)
+            break
+    return reading
+
+
 @pytest.mark.process
-def test_ctrl_c_leaves_the_lake_whole(tmp_path: Path) -> None:
-    """The log is long enough to be in the middle of when the signal comes."""
-    lake, log = tmp_path / "lake", tmp_path / "nodes.csv"
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_reading_that_is_ended_leaves_the_lake_whole(tmp_path: Path, how: signal.Signals) -> None:
+    lake = tmp_path / "lake"
     good = HEADER + row("1", "COMPLETED", "2024-05-17T10:00:00")
     assert ingest(lake, written(tmp_path / "good", good)) == 0
     before = files(lake)
-    log.write_text("node,time\n" + "n1,2024-05-17\n" * 1_000_000)
-    written(tmp_path / "nodes.toml", 'rows = "nodes"\n[columns]\nnode = "node"\ntime = "time"\n')
-    words = [sys.executable, "-m", "outlast", "fleet", "ingest", lake, log]
-    reading = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    reading = started(lake, tmp_path / "nodes.csv")
     try:
-        until = time.monotonic() + 60
-        while not (lake / READING).exists() and time.monotonic() < until:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                reading.wait(0.02)
-                break
-        reading.send_signal(signal.SIGINT)
+        reading.send_signal(how)
         _, said = reading.communicate(timeout=60)
     finally:
         reading.kill()
-    assert reading.returncode == 4 and "is whole" in said
-    assert files(lake) == before
+    if how == signal.SIGINT:
+        assert reading.returncode == 4 and "is whole" in said
+        assert files(lake) == before
     assert Lake.open(lake).tables().jobs.collect().height == 1
+    assert ingest(lake, tmp_path / "good") == 0
+    assert files(lake) == before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", ["2024-05-18T00:00:00", "no time"])
+def test_a_disk_that_takes_no_more_is_said_and_the_lake_is_as_it_was(
+    tmp_path: Path, end: str
+) -> None:
+    lake, log = tmp_path / "lake", tmp_path / "log"
+    good = HEADER + row("1", "COMPLETED", "2024-05-17T10:00:00")
+    assert ingest(lake, written(tmp_path / "good", good)) == 0
+    before = files(lake)
+    rows = (row(str(n), "FAILED", end) for n in range(5_000))
+    log.write_text(HEADER + row("0", "FAILED", "2024-05-18T00:00:00") + "".join(rows))
+    limited = (
+        "import resource, sys; from outlast.cli.main import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", limited, "fleet", "ingest", lake, log]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "cannot be written" in done.stderr, done.stderr
+    assert files(lake) == before
 
 
 def test_a_synthetic_cluster_comes_back(tmp_path: Path) -> None:

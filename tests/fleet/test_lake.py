@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import LakeError, StorageError, UsageError
+from outlast.fleet.doubles import Double
 from outlast.fleet.lake import MANIFEST, VERSION, Lake, read_manifest
 from outlast.fleet.tables import DAY_NS, KIND_OF, NAMES, schema, table
 from outlast.fleet.writing import READING, Added, Writer, writing
@@ -287,6 +288,21 @@ def test_lake_json_names_what_is_there(tmp_path: Path) -> None:
     assert raw["version"] == VERSION
 
 
+def test_a_node_in_two_places_is_found(tmp_path: Path) -> None:
+    whole = job("1", start=0, ended=4 * HOUR)
+    after = job("2", start=4 * HOUR, ended=6 * HOUR)
+    beside = msgspec.structs.replace(job("3", start=5 * HOUR, ended=7 * HOUR), gpus=2)
+    elsewhere = job("4", start=0, ended=4 * HOUR, cluster="d")
+    with writing(tmp_path) as writer:
+        add(writer, whole, after, elsewhere)
+        writer.commit([], "")
+        assert writer.doubles == []
+    with writing(tmp_path) as writer:
+        add(writer, beside)
+        writer.commit([], "")
+        assert writer.doubles == [Double("c", "n1", DAY + 5 * HOUR, 10, 8)]
+
+
 STATES: st.SearchStrategy[JobState] = st.sampled_from(["RUNNING", "COMPLETED", "NODE_FAIL"])
 ATTEMPTS = st.lists(
     st.builds(
@@ -299,7 +315,7 @@ ATTEMPTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(ATTEMPTS, ATTEMPTS)
 def test_every_attempt_is_known_as_well_as_any_reading_knew_it(
     tmp_path_factory: pytest.TempPathFactory, first: list[JobEnded], second: list[JobEnded]

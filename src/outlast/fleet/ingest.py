@@ -14,9 +14,10 @@ import xxhash
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.anonymous import Names
+from outlast.fleet.doubles import Double
 from outlast.fleet.formats import Asked, Format, format_of, opened, refuse_strangers
-from outlast.fleet.lake import Source
-from outlast.fleet.readings import Part, Reading, Reject
+from outlast.fleet.lake import Source, said
+from outlast.fleet.readings import Reading, Reject
 from outlast.fleet.tables import Name
 from outlast.fleet.writing import Added, Writer, writing
 
@@ -33,7 +34,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a reading. `parts` is what the lake holds now."""
+    """What came of a reading; `rows`, `since_ns` and `until_ns` are of the lake as it is now."""
 
     lake: str
     read: tuple[Read, ...]
@@ -41,6 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[Name, int]
     since_ns: int | None
     until_ns: int | None
+    odd: tuple[str, ...] = ()
 
 
 class _Log(NamedTuple):
@@ -78,15 +80,27 @@ def ingest(
         new = [one.source for one in found if not one.before]
         anonymous = names.mark if names else ""
         added = writer.commit(new, anonymous) if new else {}
-        parts = writer.manifest.parts
+        parts, twice = writer.manifest.parts, writer.doubles
     rows: Counter[Name] = Counter()
     for part in parts:
         rows[part.kind] += part.rows
     return Summary(
         lake=str(lake), read=tuple(found), added=added, rows=dict(rows),
         since_ns=min((part.first_ns for part in parts), default=None),
-        until_ns=max((part.last_ns for part in parts), default=None),
+        until_ns=max((part.last_ns for part in parts), default=None), odd=_twice(twice),
     )  # fmt: skip
+
+
+def _twice(found: list[Double]) -> tuple[str, ...]:
+    nodes = {(one.cluster, one.node) for one in found}
+    if not nodes:
+        return ()
+    one = found[0]
+    return (
+        f"{len(nodes):,} nodes seem to be in two places at once, as {one.node}: at"
+        f" {said(one.t_ns)} its jobs had {one.gpus} GPUs, of which no job ever had over {one.most};"
+        " do clocks disagree, or are two clusters under one name?",
+    )
 
 
 def _log(path: Path, asked: Asked, names: Names | None) -> _Log:
@@ -130,7 +144,7 @@ def _read(
         for kind, records in kept.tables.items():
             window.see(records)
             writer.add(kind, records)
-        _append(writer.rejects(identity), kept)
+        writer.reject(identity, kept.rejects)
         on_progress(name, reading.totals.rows)
     _refuse_unreadable(log, reading, examples)
     totals = reading.totals
@@ -164,12 +178,6 @@ class _Window:
         if most > self.now_ns:
             ahead = times.filter(times > self.now_ns).len()
             self.odd["records of a time that is still to come: is the zone right?"] += ahead
-
-
-def _append(file: Path, part: Part) -> None:
-    if part.rejects:
-        with file.open("ab") as out:
-            out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in part.rejects))
 
 
 def _refuse_unreadable(log: _Log, reading: Reading, examples: dict[str, list[Reject]]) -> None:

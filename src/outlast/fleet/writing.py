@@ -19,7 +19,9 @@ import polars as pl
 from outlast.drafts import sync
 from outlast.errors import LakeError, StorageError, UsageError
 from outlast.fleet import merging
+from outlast.fleet.doubles import Double, doubles
 from outlast.fleet.lake import MANIFEST, Manifest, Part, Source, day_of, read_manifest
+from outlast.fleet.readings import Reject
 from outlast.fleet.tables import DAY_NS, KIND_OF, Name
 
 READING = ".reading"
@@ -50,6 +52,7 @@ class Writer:
         self._rows_held: dict[Name, int] = {}
         self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
         self._files = 0
+        self.doubles: list[Double] = []  # among jobs of one day, of the days that were merged
 
     def add(self, kind: Name, records: pl.DataFrame) -> None:
         """Records with the columns of their kind. Raises StorageError."""
@@ -59,9 +62,11 @@ class Writer:
             with _io(self.path):
                 self._stage(kind)
 
-    def rejects(self, identity: str) -> Path:
-        """Where the rejected rows of a source go, one JSON object a line."""
-        return self.path / READING / f"{identity}.jsonl"
+    def reject(self, identity: str, rows: list[Reject]) -> None:
+        """Rows of the source with this identity, one JSON object a line. Raises StorageError."""
+        if rows:
+            with _io(self.path), self._rejects(identity).open("ab") as out:
+                out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
 
     def commit(self, sources: list[Source], anonymous: str) -> dict[Name, Added]:
         """All that was added is in the lake, or nothing. Raises StorageError."""
@@ -112,6 +117,8 @@ class Writer:
             records += counted.records
             again += counted.again
             replaced += counted.replaced
+            if kind == "jobs":
+                self.doubles += doubles(frame)
             if frame.height:
                 old[day] = self._write(kind, day, frame)
         others = [part for part in parts if part.kind != kind]
@@ -130,11 +137,14 @@ class Writer:
 
     def _place_rejects(self, sources: list[Source]) -> None:
         for source in sources:
-            draft = self.rejects(source.id)
+            draft = self._rejects(source.id)
             if draft.exists():
                 sync(draft)
                 (self.path / REJECTS).mkdir(exist_ok=True)
                 draft.rename(self.path / REJECTS / draft.name)
+
+    def _rejects(self, identity: str) -> Path:
+        return self.path / READING / f"{identity}.jsonl"
 
     def _publish(self, manifest: Manifest) -> None:
         draft = self.path / READING / MANIFEST

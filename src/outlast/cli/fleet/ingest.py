@@ -82,6 +82,8 @@ def _show(found: Summary) -> None:
         more = [f"{added.again:,} of them the lake had"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
         say(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
+    for each in found.odd:
+        say(f"odd: {each}")
     holds = ", ".join(f"{rows:,} {kind}" for kind, rows in found.rows.items()) or "nothing"
     say(f"{found.lake} holds {holds}")
     if found.since_ns is not None and found.until_ns is not None:

@@ -1,0 +1,58 @@
+"""Nodes that accounting has in two places at once: clocks that disagree, two clusters under one
+name, or a node that was exchanged under its old name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import polars as pl
+
+from outlast.errors import UsageError
+from outlast.fleet import hosts
+
+SLACK_NS = 60 * 10**9  # by which jobs on a node may seem to overlap: cleaning up, and rounding
+
+
+class Double(NamedTuple):
+    """At `t_ns` the jobs on a node had more of its GPUs than any one has ever had."""
+
+    cluster: str
+    node: str
+    t_ns: int
+    gpus: int
+    most: int
+
+
+def doubles(jobs: pl.DataFrame) -> list[Double]:
+    """Each node of these jobs that had too much at once, with the first time. What a node has is
+    the most that one job had of it; jobs with unequal shares of their nodes are passed over, and so
+    are lists that name no hosts."""
+    held = jobs.lazy().filter(
+        pl.col("start_ns").is_not_null(),
+        pl.col("start_ns") + SLACK_NS < pl.col("t_ns"),
+        pl.col("gpus") > 0,
+        pl.col("nodes") > 0,
+        pl.col("gpus") % pl.col("nodes") == 0,
+    )
+    try:
+        each = hosts.expanded(held.with_columns(each=pl.col("gpus") // pl.col("nodes"))).select(
+            "cluster", "node", "each", "start_ns", until=pl.col("t_ns") - SLACK_NS
+        )
+        begun = each.select("cluster", "node", "each", t_ns="start_ns", change="each")
+        ended = each.select("cluster", "node", "each", t_ns="until", change=-pl.col("each"))
+        # What ends makes room for what begins at the same moment.
+        steps = pl.concat([begun, ended]).sort("t_ns", "change")
+        where = ("cluster", "node")
+        most, at_once = pl.col("each").max().over(where), pl.col("change").cum_sum().over(where)
+        found = (
+            steps.with_columns(most=most, at_once=at_once)
+            .filter(pl.col("at_once") > pl.col("most"))
+            .group_by(where, maintain_order=True)
+            .first()
+            .select("cluster", "node", "t_ns", "at_once", "most")
+            .sort("t_ns", "node")
+            .collect()
+        )
+    except UsageError:
+        return []
+    return [Double(*row) for row in found.iter_rows()]
