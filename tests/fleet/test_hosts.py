@@ -32,6 +32,7 @@ def test_expands(text: str, names: list[str]) -> None:
     assert hosts.expand(text) == names
     assert hosts.count(text) == len(names)
     assert _by_columns([text]) == {(text, name) for name in names}
+    assert not hosts.unreadable(pl.Series([text])).any()
 
 
 @pytest.mark.parametrize(
@@ -46,15 +47,28 @@ def test_refuses_what_is_no_list(text: str) -> None:
         hosts.count(text)
     with pytest.raises(UsageError, match="is no host list"):
         hosts.named(pl.Series([text]))
+    assert hosts.unreadable(pl.Series(["a", text, "", text])).to_list() == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["n[0-999999999999]", "n[1-9999][1-9999]", "a[1-140000],b[1-140000]"]
+    "text",
+    [
+        "n[0-999999999999]",
+        "n[" + ",".join(["0-999999999999999998"] * 19) + "]",
+        "n[1-9999][1-9999]",
+        "a[1-140000],b[1-140000]",
+    ],
 )
 def test_refuses_more_hosts_than_any_cluster_has(text: str) -> None:
     for asked in (hosts.expand, hosts.count, lambda one: hosts.named(pl.Series([one]))):
         with pytest.raises(UsageError, match="over 262,144 hosts"):
             asked(text)
+    assert hosts.unreadable(pl.Series([text])).all()
 
 
 names = st.from_regex(r"[a-z]([a-z0-9.-]{0,4}[a-z-])?[0-9]{0,3}", fullmatch=True)

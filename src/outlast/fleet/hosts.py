@@ -22,6 +22,10 @@ _PIECE = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})")
 
+_SEVERAL = r"\][^,]*\["  # brackets in one item: their sizes multiply
+_SIZES = (pl.col("size").min().alias("least"), pl.col("size").sum().alias("hosts_in"))
+_WRONG = (pl.col("least") < 1) | (pl.col("hosts_in") > HOSTS_MAX)
+
 # What a record says in the place of a list when a job had no hosts.
 NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
 # Lists that `expand` takes, up to ranges that run backwards or are too large.
@@ -88,25 +92,53 @@ def named(lists: pl.Series) -> pl.DataFrame:
     return _nodes(pl.DataFrame({"hosts": lists}))
 
 
+def unreadable(lists: pl.Series) -> pl.Series:
+    """Which lists `expand` refuses."""
+    table = pl.DataFrame({"list": lists.unique()})
+    one = pl.col("list")
+    shaped = table.filter(one.str.contains(r"[,\[\]\s]") & one.str.contains(SHAPE))
+    several = one.str.contains(_SEVERAL)
+    sizes = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES)
+    wrong = sizes.filter(_WRONG)["list"].to_list()
+    wrong += [text for text in shaped.filter(several)["list"] if _refused(text)]
+    broken = table.filter(one.str.contains(r"[,\[\]\s]") & ~one.str.contains(SHAPE))["list"]
+    return lists.is_in(pl.concat([broken, pl.Series(wrong, dtype=pl.String)]).implode())
+
+
 def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
     """As `expanded` says: by columns where a list has at most one bracket an item."""
     (column,) = lists.columns
     one = pl.col(column)
     single = lists.filter(~one.str.contains(r"[,\[\]\s]")).with_columns(one.alias("node"))
     several = lists.filter(one.str.contains(r"[,\[\]\s]"))
-    odd = one.str.contains(r"\][^,]*\[") | ~one.str.contains(SHAPE)
+    odd = one.str.contains(_SEVERAL) | ~one.str.contains(SHAPE)
     spelled = [(text, expand(text)) for text in several.filter(odd)[column]]
-    slow = pl.DataFrame(
-        spelled, schema={column: pl.String, "node": pl.List(pl.String)}, orient="row"
-    )
-    plain = several.filter(~odd)
-    return pl.concat([single, _ranges(plain, column), slow.explode("node", empty_as_null=False)])
+    shape = {column: pl.String, "node": pl.List(pl.String)}
+    slow = pl.DataFrame(spelled, schema=shape, orient="row").explode("node")
+    return pl.concat([single, _ranges(several.filter(~odd), column), slow])
 
 
 def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
     """The same of lists in SHAPE with at most one bracket an item."""
+    found = _parts(lists, column)
+    wrong = found.group_by(column).agg(*_SIZES).filter(_WRONG)
+    for text in wrong[column]:
+        expand(text)  # raises, and says why
+    assert wrong.is_empty()
+    number = pl.col("number").cast(pl.String).str.zfill(pl.col("first").str.len_bytes())
+    bracket = pl.concat_str("front", number, "rear")
+    return (
+        found.with_columns(number=pl.int_ranges("first_n", pl.col("last_n") + 1))
+        .explode("number")
+        .select(column, node=pl.when(pl.col("number").is_null()).then("item").otherwise(bracket))
+    )
+
+
+def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
+    """A row for each single name, and for each range in a bracket of such lists; how many hosts
+    it is."""
     item, part = pl.col("item"), pl.col("part")
-    found = (
+    return (
         lists.with_columns(pl.col(column).str.extract_all(_ITEM.pattern).alias("item"))
         .explode("item")
         .with_columns(
@@ -120,22 +152,16 @@ def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
         )
         .with_columns(pl.col("first", "last").cast(pl.Int64).name.suffix("_n"))
         .with_columns(size=(pl.col("last_n") - pl.col("first_n") + 1).fill_null(1))
+        .with_columns(pl.col("size").clip(upper_bound=HOSTS_MAX + 1))  # a sum that stays a number
     )
-    wrong = found.group_by(column).agg(pl.col("size").min().alias("least"), pl.col("size").sum())
-    wrong = wrong.filter((pl.col("least") < 1) | (pl.col("size") > HOSTS_MAX))
-    for text in wrong[column]:
-        expand(text)  # raises, and says why
-    assert wrong.is_empty()
-    number = pl.col("number").cast(pl.String).str.zfill(pl.col("first").str.len_bytes())
-    bracket = pl.concat_str("front", number, "rear")
-    return (
-        found.with_columns(number=pl.int_ranges("first_n", pl.col("last_n") + 1))
-        .explode("number")
-        .select(
-            column,
-            pl.when(pl.col("number").is_null()).then("item").otherwise(bracket).alias("node"),
-        )
-    )
+
+
+def _refused(text: str) -> bool:
+    try:
+        count(text)
+    except UsageError:
+        return True
+    return False
 
 
 def _items(text: str) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> pl.Series:
     several = lists.str.contains(r"[,\[\]\s]")
     if not several.any():
         return lists
-    wrong = ~lists.filter(several).str.contains(hosts.SHAPE)
+    wrong = hosts.unreadable(lists.filter(several))
     if not wrong.any():
         return lists
     _count(odd, NO_HOSTS, wrong)

@@ -19,6 +19,7 @@ from outlast.records import JobEnded
 
 SCHEMA = schema(JobEnded)
 UNFINISHED = ("RUNNING", "SUSPENDED")
+HOUR_NS = 3600 * SECOND_NS
 SLACK_NS = 60 * SECOND_NS  # that what a job elapsed may differ from its end less its start
 
 STEP, QUEUED, HEADER = "step of a job", "job that held nothing yet", "header again"
@@ -33,6 +34,7 @@ NO_START = "a job that runs and did not start"
 ENDS_FIRST = "a job that ends before it starts"
 
 MISMATCH = "end less start is not what elapsed: suspended, or clocks disagree"
+HOUR_OFF = "end less start is an hour off what elapsed: these times may be of another zone"
 BACKWARDS = "a job that started before it was submitted: clocks disagree"
 NEGATIVE = "a negative elapsed time: not used"
 UNNAMED = "a job that ran on nodes that it does not name"
@@ -176,8 +178,11 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
 def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
     """Records that are kept in spite of something."""
     start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
+    off = (end - start - span).abs()
+    hour = (off - HOUR_NS).abs() <= 2 * SECOND_NS
     odd = rows.select(
-        ((end - start - span).abs() > SLACK_NS).sum().alias(MISMATCH),
+        ((off > SLACK_NS) & ~hour).sum().alias(MISMATCH),
+        hour.sum().alias(HOUR_OFF),
         (start < pl.col("submit_ns")).sum().alias(BACKWARDS),
         (pl.col("span_s") < 0).sum().alias(NEGATIVE),
         (pl.lit(named) & (pl.col("hosts") == "") & (pl.col("nodes") > 0)).sum().alias(UNNAMED),
