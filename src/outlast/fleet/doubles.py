@@ -14,7 +14,7 @@ SLACK_NS = 60 * 10**9  # by which jobs on a node may seem to overlap: cleaning u
 
 
 class Double(NamedTuple):
-    """At `t_ns` the jobs on a node had more of its GPUs than any one has ever had."""
+    """At `t_ns` the jobs on a node had more GPUs than any job had of any node of its cluster."""
 
     cluster: str
     node: str
@@ -24,9 +24,9 @@ class Double(NamedTuple):
 
 
 def doubles(jobs: pl.DataFrame) -> list[Double]:
-    """Each node of these jobs that had too much at once, with the first time. What a node has is
-    the most that one job had of it; jobs with unequal shares of their nodes are passed over, and so
-    are lists that name no hosts."""
+    """Each node of these jobs that had too much at once, with the first time. What a node can have
+    is taken for the most that a job had of one; jobs with unequal shares of their nodes are passed
+    over, and so are lists that name no hosts."""
     held = jobs.lazy().filter(
         pl.col("start_ns").is_not_null(),
         pl.col("start_ns") + SLACK_NS < pl.col("t_ns"),
@@ -43,7 +43,8 @@ def doubles(jobs: pl.DataFrame) -> list[Double]:
         # What ends makes room for what begins at the same moment.
         steps = pl.concat([begun, ended]).sort("t_ns", "change")
         where = ("cluster", "node")
-        most, at_once = pl.col("each").max().over(where), pl.col("change").cum_sum().over(where)
+        most = pl.col("each").max().over("cluster")
+        at_once = pl.col("change").cum_sum().over(where)
         found = (
             steps.with_columns(most=most, at_once=at_once)
             .filter(pl.col("at_once") > pl.col("most"))

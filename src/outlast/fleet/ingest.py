@@ -98,7 +98,7 @@ def _twice(found: list[Double]) -> tuple[str, ...]:
     one = found[0]
     return (
         f"{len(nodes):,} nodes seem to be in two places at once, as {one.node}: at"
-        f" {said(one.t_ns)} its jobs had {one.gpus} GPUs, of which no job ever had over {one.most};"
+        f" {said(one.t_ns)} its jobs had {one.gpus} GPUs, and none had over {one.most} of a node;"
         " do clocks disagree, or are two clusters under one name?",
     )
 
