@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,9 @@ from outlast.fleet.lake import Lake
 from outlast.fleet.window import window
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from outlast.fleet.report.sections import Told
     from outlast.fleet.report.whole import Report, Whole
 
 
@@ -58,10 +63,17 @@ def report(
         notes.append(
             f"{rejected:,} rows of the logs could not be read: {lake / 'rejects'} has them"
         )
-    with progress("analyses") as tell:
-        found = reported(window(opened, since, until), str(lake), notes=notes, on_progress=tell)
+    with progress("analyses") as tell, _Drawer() as drawer:
+        found = reported(
+            window(opened, since, until),
+            str(lake),
+            notes=notes,
+            on_progress=tell,
+            on_told=drawer.take if out else lambda _: None,
+        )
+        figures = drawer.drawn()
     if out is not None:
-        _write(found, out)
+        _write(found, figures, out)
     if json:
         as_json(found.report)
     elif out is not None:
@@ -80,16 +92,37 @@ def _free(out: Path) -> None:
         raise UsageError(f"--out {out}: there is no directory {out.absolute().parent}")
 
 
-def _write(found: Whole, out: Path) -> None:
+class _Drawer:
+    """Draws what is told while the next analysis runs, in one thread: matplotlib has no room for
+    two."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._figures: dict[str, Future[str]] = {}
+
+    def __enter__(self) -> _Drawer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def take(self, told: Told) -> None:
+        if told.draw:
+            self._figures[told.section.key] = self._thread.submit(_svg, told.draw, told.section.key)
+
+    def drawn(self) -> dict[str, str]:
+        return {key: figure.result() for key, figure in self._figures.items()}
+
+
+def _svg(draw: Callable[[Figure], None], key: str) -> str:
     from outlast import drawing
+
+    return drawing.svg(draw, key)
+
+
+def _write(found: Whole, figures: dict[str, str], out: Path) -> None:
     from outlast.fleet.report.page import page
 
-    with progress("figures") as tell:
-        figures: dict[str, str] = {}
-        for done, one in enumerate(found.told):
-            tell(done, len(found.told))
-            if one.draw:
-                figures[one.section.key] = drawing.svg(one.draw, one.section.key)
     draft = draft_of(out)
     try:
         draft.write_text(page(found, figures), encoding="utf-8")

@@ -53,7 +53,7 @@ def _otherwise(facts: Facts, sizes: pl.DataFrame) -> Told:
 
 def lost(facts: Facts) -> Told:
     """Figure 8 of the paper."""
-    each = goodput.lost(facts.tables, facts.infra)
+    each = goodput.lost(facts.tables, facts.infra, preempted=facts.preempted)
     summed = goodput.summary(facts.tables, each)
     found = goodput.by_size(each).with_columns(pl.col("first_gpu_s", "second_gpu_s") / GPU_HOUR)
     columns = [
@@ -82,7 +82,7 @@ def lost(facts: Facts) -> Told:
 
 def again_and_again(facts: Facts) -> Told:
     """Crash loops."""
-    found = loops.loops(facts.tables, facts.infra).with_columns(
+    found = loops.loops(facts.tables, facts.infra, preempted=facts.preempted).with_columns(
         pl.col("lost_gpu_s", "preempted_gpu_s") / GPU_HOUR,
         day=pl.from_epoch("since_ns", time_unit="ns").dt.date(),
     )

@@ -41,12 +41,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 class Facts(NamedTuple):
     """What several sections need, worked out once. `infra`: KEY and node of attempts that
-    infrastructure ended."""
+    infrastructure ended; `preempted`: for jobs that began again after that, or in a crash loop."""
 
     tables: Tables
     found: Attributed
     infra: pl.LazyFrame
     rate: FailureRate
+    preempted: pl.DataFrame
 
     @property
     def node_rate_per_s(self) -> float:

@@ -10,7 +10,8 @@ import msgspec
 import polars as pl
 
 from outlast import __version__
-from outlast.fleet import attribution, blame, mttf
+from outlast.fleet import attribution, blame, goodput, instigators, loops, mttf
+from outlast.fleet.exposure import KEY
 from outlast.fleet.report import costs, failures, nodes
 from outlast.fleet.report.sections import Facts, Section, Told
 from outlast.fleet.tables import DAY_NS, Tables
@@ -53,9 +54,11 @@ def report(
     *,
     notes: list[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+    on_told: Callable[[Told], object] = lambda _: None,
 ) -> Whole:
-    """`source`: what to call where `tables` are from; `notes`: what is known of it besides. All
-    records are read into memory once."""
+    """`source`: what to call where `tables` are from; `notes`: what is known of it besides.
+    `on_told` is given each section as soon as it is there. All records are read into memory once.
+    """
     tables = _in_memory(tables)
     facts = _facts(tables)
     asked: list[Callable[[], tuple[Told, ...]]] = [
@@ -74,7 +77,9 @@ def report(
     told: list[Told] = []
     for done, each in enumerate(asked):
         on_progress(done, len(asked))
-        told += each()
+        for one in each():
+            told.append(one)
+            on_told(one)
     on_progress(len(asked), len(asked))
     records = {
         name: int(frame.select(pl.len()).collect().item())
@@ -103,7 +108,9 @@ def _in_memory(tables: Tables) -> Tables:
 def _facts(tables: Tables) -> Facts:
     found = attribution.attribute(tables)
     infra = blame.at_fault(found).collect().lazy()
-    return Facts(tables, found, infra, mttf.failure_rate(tables, found))
+    again = [one.begun_again(tables, infra).select(KEY) for one in (goodput, loops)]
+    preempted = instigators.instigated(tables, pl.concat(again).unique())
+    return Facts(tables, found, infra, mttf.failure_rate(tables, found), preempted)
 
 
 def _headlines(facts: Facts, told: list[Told]) -> list[Headline]:
