@@ -2,7 +2,7 @@
 
 Text of `--records` jobs (4 million are the 1.4 GB of eleven months of a 16k-GPU cluster) is made,
 then both read it in turn; medians. `--odd` puts a line break into so many records of a million,
-which pandas cannot read: then only we do. See benchmarks/README.md.
+which pandas cannot read: then only we do.
 """
 
 from __future__ import annotations

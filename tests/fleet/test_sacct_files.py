@@ -12,6 +12,7 @@ from tests.fleet.accounts import HEADER, ROW, read, row
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet import sacct
+from outlast.fleet.readings import Totals
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,23 @@ def test_gzip_is_undone(tmp_path: Path) -> None:
     assert part.tables["jobs"].height == 1
     with pytest.raises(SourceError, match="cannot be read to its end"):
         read(tmp_path, gzip.compress(f"{HEADER}\n{ROW}\n".encode() * 9000)[:-9])
+
+
+def test_a_whole_reading_counts_attempts_over_all_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "sacct.txt"
+    day = "2024-05-17T1"
+    rows = [row(start=f"{day}{hour}:00:00", end=f"{day}{hour}:00:10") for hour in (3, 1, 2)]
+    path.write_text("\n".join([HEADER, *rows]))
+    reading = sacct.read(path, sacct.Options(block_bytes=len(ROW)))
+    assert reading.whole().tables["jobs"]["attempt"].to_list() == [2, 0, 1]
+    assert len(list(sacct.read(path, sacct.Options(block_bytes=len(ROW))))) > 2
+
+
+def test_rows_that_are_nowhere_are_a_fault_of_the_reader() -> None:
+    totals = Totals(rows=3)
+    totals.records["jobs"] = 2
+    with pytest.raises(AssertionError, match="3 rows were read, but 2 are accounted for"):
+        totals.check()
 
 
 def test_a_message_above_the_header_is_a_reject(tmp_path: Path) -> None:
