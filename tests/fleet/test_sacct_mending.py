@@ -84,7 +84,7 @@ wild = st.text(st.sampled_from("ab |\n"), max_size=8).map(str.strip)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(wild, min_size=1, max_size=6), st.integers(90, 900))
+@given(st.lists(wild, min_size=1, max_size=6), st.integers(200, 900))
 def test_wild_comments_never_lose_a_job(
     tmp_path_factory: pytest.TempPathFactory, comments: list[str], block_bytes: int
 ) -> None:
