@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ LOCK = ".lock"
 REJECTS = "rejects"
 WAIT_S = 5.0
 _POLL_S = 0.1
+_SYNCS = 16
 _ROWS_HELD = 250_000  # of one kind, before they go to disk
 _OURS = re.compile(r"[0-9a-f]{16}\.(parquet|jsonl)")
 
@@ -52,6 +54,7 @@ class Writer:
         self._rows_held: dict[Name, int] = {}
         self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
         self._files = 0
+        self._unsynced: set[Path] = set()
         self.doubles: list[Double] = []  # among jobs of one day, of the days that were merged
 
     def add(self, kind: Name, records: pl.DataFrame) -> None:
@@ -85,8 +88,8 @@ class Writer:
         manifest = Manifest(
             anonymous=anonymous, sources=(*self.manifest.sources, *sources), parts=tuple(parts)
         )
-        for kind in {part.kind for part in parts}:
-            sync(self.path / kind)
+        with ThreadPoolExecutor(_SYNCS) as pool:  # a file system writes many as fast as one
+            list(pool.map(sync, self._unsynced))
         self._publish(manifest)
         self.manifest = manifest
         clean(self.path, manifest)
@@ -129,19 +132,19 @@ class Writer:
         target = self.path / part.file
         draft = self.path / READING / f"{part.id}.parquet"
         frame.write_parquet(draft, compression="zstd", compression_level=3)
-        sync(draft)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.rename(target)
-        sync(target.parent)
+        self._unsynced |= {target, target.parent, target.parent.parent}
         return part
 
     def _place_rejects(self, sources: list[Source]) -> None:
         for source in sources:
             draft = self._rejects(source.id)
             if draft.exists():
-                sync(draft)
-                (self.path / REJECTS).mkdir(exist_ok=True)
-                draft.rename(self.path / REJECTS / draft.name)
+                target = self.path / REJECTS / draft.name
+                target.parent.mkdir(exist_ok=True)
+                draft.rename(target)
+                self._unsynced |= {target, target.parent}
 
     def _rejects(self, identity: str) -> Path:
         return self.path / READING / f"{identity}.jsonl"
