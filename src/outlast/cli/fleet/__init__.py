@@ -17,10 +17,10 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the lake is as it was
 """
 COMMANDS: dict[str, tuple[str, str]] = {
-    "synth": ("synth:synth", "Make the logs of a cluster whose truth is known."),
-    "fit": ("fit:fit", "Measure failure rates, shares and repairs for `outlast plan --rates`."),
     "ingest": ("ingest:ingest", "Read logs into a lake, from which the other commands answer."),
-    "lemons": ("lemons:lemons", "Which nodes fail more often than chance explains."),
     "report": ("report:report", "Everything that a lake answers, as one page with figures."),
-    "trace": ("trace:trace", "Find the root cause of a hang: who did not enter which collective."),
+    "lemons": ("lemons:lemons", "Which nodes fail more often than chance explains."),
+    "fit": ("fit:fit", "Measure rates of failure and repair for `outlast plan --rates`."),
+    "trace": ("trace:trace", "Find the root cause of a hang: who did not enter what."),
+    "synth": ("synth:synth", "Make the logs of a cluster whose truth is known."),
 }

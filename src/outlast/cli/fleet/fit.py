@@ -26,7 +26,7 @@ def fit(
     until: str | None = None,
     json: bool = False,
 ) -> int:
-    """Measure failure rates, shares and repairs for `outlast plan --rates`.
+    """Measure rates of failure and repair for `outlast plan --rates`.
 
     Each figure has its 90 % interval, what it was counted from, and where it is
     from. Without --out the file goes to stdout.

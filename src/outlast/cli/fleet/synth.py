@@ -36,11 +36,11 @@ def synth(
     nodes: int | None = None,
     json: bool = False,
 ) -> int:
-    """Make the logs of a cluster whose truth is known, and write the truth beside them.
+    """Make the logs of a cluster whose truth is known.
 
     sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
-    `outlast fleet ingest` as those of a real site; mappings are beside them.
-    truth.json says what an analysis should find.
+    `outlast fleet ingest` as those of a real site; mappings are beside them, and
+    so is truth.json, which says what an analysis should find.
 
     Parameters
     ----------

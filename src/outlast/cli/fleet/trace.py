@@ -26,7 +26,7 @@ def trace(
     world: int | None = None,
     json: bool = False,
 ) -> int:
-    """Find the root cause of a hang: who did not enter which collective.
+    """Find the root cause of a hang: who did not enter what.
 
     Reads torch's flight-recorder dumps, JSON or pickle. Pickles are never loaded:
     only plain values are read from them.
