@@ -19,6 +19,7 @@ from outlast.health.checks import (
     links,
     memory,
     mounts,
+    neighbours,
     services,
 )
 from outlast.health.checks.compute import Products
@@ -26,6 +27,7 @@ from outlast.health.checks.disks import Drive, Drives, Smart
 from outlast.health.checks.gpus import Gpus, Leftovers, Process
 from outlast.health.checks.links import Links
 from outlast.health.checks.memory import Controller, Ram
+from outlast.health.checks.neighbours import Pairs
 from outlast.health.checks.services import Services
 from outlast.health.contract import AnyCheck, Sample
 from outlast.health.profiles import SHIPPED
@@ -50,6 +52,10 @@ CASES: list[tuple[AnyCheck, list[Sample]]] = [
         Gpus(on_bus=8, trouble="no driver"),
     ]),
     (compute.CHECK, [one(), one(wrong=1), Products(devices=())]),
+    (neighbours.CHECK, [
+        Pairs(rank=0, names=("a", "b", "c"), pairs=((0, 1, 4e9), (1, 2, 4e9), (0, 2, 1e9))),
+        Pairs(rank=1, names=("a", "b"), pairs=()), Pairs(rank=0, names=(), pairs=()),
+    ]),
     (gpus.LEFTOVER, [Leftovers(on={}), Leftovers(on={"a": (Process(pid=1, name="x"),)})]),
 ]  # fmt: skip
 

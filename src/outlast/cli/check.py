@@ -15,7 +15,7 @@ from outlast.health import settings as settings_of
 from outlast.health.examine import Examined, Subject, again, examine
 from outlast.health.profiles import SHIPPED, chosen, known
 from outlast.health.report import Report, lines
-from outlast.health.settings import Profile, Settings
+from outlast.health.settings import Profile, Ring, Settings
 from outlast.health.verdict import exit_code, nagios
 from outlast.symptoms import policy as policies
 
@@ -34,6 +34,9 @@ def check(
     replay: Path | None = None,
     drain: bool = False,
     learn: Path | None = None,
+    ring: str = "",
+    rank: int = 0,
+    world: int = 0,
     format: Format = "text",  # noqa: A002 - the flag's name
     json: bool = False,
 ) -> int:
@@ -64,6 +67,13 @@ def check(
         hour). Nodes are never resumed.
     learn
         Write a new file of settings from what this node has now, and check nothing.
+    ring
+        host:port of the first of several nodes that run this at once, to measure all-reduces
+        between neighbours; with --profile preflight, or --only neighbour.
+    rank
+        This node's among them, from 0 on.
+    world
+        How many they are.
     format
         text, json or nagios.
     json
@@ -72,7 +82,8 @@ def check(
     form: Format = "json" if json else format
     if learn is not None:
         return _learnt(learn, form)
-    asked = Asked(profile, settings, state, only, record, replay, drain, form)
+    meet = Ring(address=ring, rank=rank, world=world)
+    asked = Asked(profile, settings, state, only, record, replay, drain, form, meet)
     if form != "nagios":
         return _checked(asked)
     try:
@@ -92,6 +103,7 @@ class Asked(NamedTuple):
     replay: Path | None
     drain: bool
     form: Format
+    ring: Ring
 
 
 def _checked(asked: Asked) -> int:
@@ -100,7 +112,7 @@ def _checked(asked: Asked) -> int:
     if asked.replay is not None:
         report, used = _replayed(asked.replay, said)
         return _shown(report, used, asked.form)
-    used = said or Settings()
+    used = _with_ring(said or Settings(), asked.ring)
     subject = _subject(asked.profile, used)
     checks = known(used)
     done = examine(subject, chosen(asked.profile, used, checks, asked.only), asked.state, checks)
@@ -116,6 +128,22 @@ def _checked(asked: Asked) -> int:
         word = "drained" if outcome.drained else "not drained"
         report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
     return _shown(report, used, asked.form)
+
+
+def _with_ring(settings: Settings, ring: Ring) -> Settings:
+    """Raises UsageError."""
+    if not ring.address:
+        return settings
+    host, _, port = ring.address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--ring {ring.address}: it is host:port, as in node1:29500")
+    if ring.world < 2 or not 0 <= ring.rank < ring.world:
+        raise UsageError(
+            f"--rank {ring.rank} --world {ring.world}: of two or more nodes each has a rank, from 0"
+            " on; nothing was checked"
+        )
+    own = {name: getattr(ring, name) for name in ("address", "rank", "world")}
+    return replace(settings, ring=replace(settings.ring, **own))
 
 
 def _refuse_both(asked: Asked) -> None:

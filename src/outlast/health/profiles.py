@@ -20,6 +20,7 @@ from outlast.health.checks import (
     links,
     memory,
     mounts,
+    neighbours,
     services,
 )
 from outlast.health.contract import AnyCheck, Check
@@ -27,8 +28,7 @@ from outlast.health.settings import Profile, Settings
 
 SHIPPED: tuple[AnyCheck, ...] = (
     kernel.CHECK, mounts.CHECK, disks.CHECK, disks.SMART, memory.CHECK, links.CHECK, clock.CHECK,
-    services.CHECK, gpus.CHECK, gpus.LEFTOVER,
-    compute.CHECK,
+    services.CHECK, gpus.CHECK, gpus.LEFTOVER, compute.CHECK, neighbours.CHECK,
 )  # fmt: skip
 
 
@@ -44,7 +44,9 @@ PROFILES: dict[Profile, Plan] = {
     "prolog": Plan(QUICK, 10.0),
     "periodic": Plan((*QUICK, "disk", "smart", "clock", "service"), 40.0),
     "epilog": Plan((*QUICK, "leftover"), 20.0),
-    "preflight": Plan((*QUICK, "disk", "smart", "clock", "service", "leftover", "matmul"), 300.0),
+    "preflight": Plan(
+        (*QUICK, "disk", "smart", "clock", "service", "leftover", "matmul", "neighbour"), 300.0
+    ),
 }
 
 

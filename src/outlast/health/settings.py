@@ -116,6 +116,19 @@ class Compute(Part, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+class Ring(Part, frozen=True):
+    """All-reduces between neighbours. `address`: of the first node, as in host:29500; it, the rank
+    and their number come from the command line."""
+
+    address: str = ""
+    rank: int = 0
+    world: int = 1
+    mbytes: int = 64
+    gbytes_min: float | None = None  # a second; None: of what others do
+    step_s: float = 20.0
+    within_s: float = 240.0
+
+
 class Profiles(Part, frozen=True):
     """Which checks; None: those that are shipped with the profile."""
 
@@ -150,6 +163,7 @@ class Settings(Part, frozen=True):
     kernel: KernelLog = KernelLog()
     flaps: Flaps = Flaps()
     compute: Compute = Compute()
+    ring: Ring = Ring()
     profiles: Profiles = Profiles()
     drain: Drain = Drain()
 
@@ -157,6 +171,7 @@ class Settings(Part, frozen=True):
 ABOVE_ZERO = (
     "flaps.times", "flaps.window_s", "flaps.recovery_s", "kernel.window_s", "mounts.deadline_s",
     "gpus.deadline_s", "drain.percent", "drain.window_s", "drain.deadline_s", "clock.skew_s",
+    "ring.mbytes", "ring.step_s", "ring.within_s",
 )  # fmt: skip
 
 
