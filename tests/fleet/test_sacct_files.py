@@ -48,11 +48,13 @@ def test_gzip_is_undone(tmp_path: Path) -> None:
 def test_a_whole_reading_counts_attempts_over_all_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "sacct.txt"
     day = "2024-05-17T1"
-    rows = [row(start=f"{day}{hour}:00:00", end=f"{day}{hour}:00:10") for hour in (3, 1, 2)]
+    rows = [
+        row(start=f"{day}{hour}:00:00", end=f"{day}{hour}:00:10") for hour in (3, 1, 2, 6, 5, 4)
+    ]
     path.write_text("\n".join([HEADER, *rows]))
-    reading = sacct.read(path, sacct.Options(block_bytes=2 * len(ROW)))
-    assert reading.whole().tables["jobs"]["attempt"].to_list() == [2, 0, 1]
-    assert len(list(sacct.read(path, sacct.Options(block_bytes=2 * len(ROW))))) > 2
+    reading = sacct.read(path, sacct.Options(block_bytes=3 * len(ROW)))
+    assert reading.whole().tables["jobs"]["attempt"].to_list() == [2, 0, 1, 5, 4, 3]
+    assert len(list(sacct.read(path, sacct.Options(block_bytes=3 * len(ROW))))) > 2
 
 
 def test_rows_that_are_nowhere_are_a_fault_of_the_reader() -> None:
