@@ -281,7 +281,10 @@ def test_real_logs(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["rows"]["jobs"] == 306 + 8 + 2
     assert ingest(lake, sacct / "sample-sinfo-output.txt") == 1
     assert "is nothing that is known" in capsys.readouterr().err
-    machines = [health / "dmesg-with-xid-119.log", health / "DCGMIDiag_r3_results.json"]
+    machines = [
+        health / "dmesg-with-xid-119.log", health / "DCGMIDiag_r3_results.json",
+        health / "DCGMIHealthCheckResults.json",
+    ]  # fmt: skip
     found = summary(capsys, lake, *machines, "--node", "n1", "--cluster", "real")
-    assert [one["source"]["format"] for one in found["read"]] == ["kernel", "dcgm"]
-    assert found["rows"]["findings"] == 7
+    assert [one["source"]["format"] for one in found["read"]] == ["kernel", "dcgm", "dcgm"]
+    assert found["rows"]["findings"] == 8

@@ -178,7 +178,7 @@ def _is_kernel(head: str) -> bool:
 
 _FITS: dict[Format, Callable[[str], bool]] = {
     "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
-    "dcgm": lambda head: any(f'"{root}"' in head for root in dcgm.ROOTS),
+    "dcgm": lambda head: any(f'"{each}"' in head for each in (*dcgm.ROOTS, "Overall Health")),
     "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
     "ipmi": lambda head: bool(_SEL.match(head)),
     "kernel": _is_kernel,
