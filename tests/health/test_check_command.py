@@ -153,6 +153,53 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("UNKNOWN - nothing was checked")
 
 
+BROKEN = """
+from outlast.health.contract import Check, Probe, Sample
+
+def fails(*_):
+    raise RuntimeError("a mistake in it")
+
+def one(_):
+    return [Probe("", Sample)]
+
+CHECKS = (
+    Check("judges-badly", "other", Sample, one, fails),
+    Check("counts-badly", "other", Sample, one, lambda _s, _a: (), fails),
+    Check("probes-badly", "other", Sample, fails, lambda _s, _a: ()),
+    Check("says-nothing", "other", Sample, one, lambda _s, _a: ()),
+)
+"""
+
+
+def test_a_mistake_in_a_check_of_ones_own_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_checks_of_test.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = tmp_path / "check.toml"
+    settings.write_text('own = ["broken_checks_of_test:CHECKS"]\n[profiles]\nprolog = ["memory"]\n')
+    names = ["judges-badly", "counts-badly", "probes-badly", "says-nothing", "memory"]
+    assert main(["check", "--json", "--settings", str(settings), "--only", *names]) == 3
+    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    told = {one.check: (one.severity, one.detail) for one in report.findings}
+    assert told.keys() == set(names) and told["memory"][0] == "healthy"
+    assert {told[name][0] for name in names[:4]} == {"unknown"}
+    assert all("a mistake in it" in told[name][1] for name in names[:3])
+
+
+def test_a_state_directory_that_cannot_be_used_ends_nothing(
+    own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    state = ["--state", str(tmp_path / "file" / "state"), "--json"]
+    assert main([*own("healthy"), *state]) == 3
+    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    assert [(one.check, one.severity) for one in report.findings] == [
+        ("state", "unknown"), ("weather", "healthy"),
+    ]  # fmt: skip
+    assert main([*own("drain"), *state]) == 1
+
+
 def test_nothing_checked_is_unknown() -> None:
     report = Report(
         cluster="", node="n", profile="prolog", t_ns=0, took_s=0.0, severity=worst([]),

@@ -146,3 +146,9 @@ def test_memory_is_bounded() -> None:
     rule = RULE._replace(recovery_s=1e8)
     memory = remembered(memory, boot="", counts={}, events=events, now_ns=at(1e4), rule=rule)
     assert len(memory.held) == KEYS_MAX and finding(0).device not in memory.held
+
+
+def test_a_clock_that_was_set_back_keeps_no_flap_for_ever() -> None:
+    ahead = seen(seen(Memory(), 1e8, 0), 1e8 + 60, 3)
+    assert ahead.flaps["k"].flapping
+    assert not flap_after(ahead, "k", 3, at(60), RULE).flapping

@@ -71,16 +71,33 @@ def test_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tmp_path / "mounts"
     listed.write_text(
         "proc /proc proc rw 0 0\n/dev/sda1 / ext4 rw 0 0\n/dev/sda1 /etc/hosts ext4 rw 0 0\n"
-        "fs:/h /home nfs4 rw 0 0\nscratch /scratch lustre rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n"
+        "fs:/h /home nfs4 rw 0 0\nscratch /scratch lustre rw 0 0\ntmpfs /run tmpfs rw 0 0\n"
+        "tmpfs /dev/shm tmpfs rw 0 0\noverlay /var/lib/x overlay rw 0 0\n"
     )
     monkeypatch.setattr(mounts, "TABLE", listed)
     asked = settled(
-        {"mounts": {"expected": {"/data": {}, "/tmp": {}}, "ignore": ["/scratch"]}}, "t"
+        {"mounts": {"expected": {"/data": {}, "/run": {}}, "ignore": ["/scratch"]}}, "t"
     )
-    assert {probe.device for probe in probes(asked)} == {"/", "/home", "/data", "/tmp"}
+    assert {probe.device for probe in probes(asked)} == {
+        "/", "/home", "/data", "/run", "/dev/shm", "/var/lib/x",
+    }  # fmt: skip
     answers = {probe.device: probe for probe in probes(asked)}
     assert answers["/data"].take() == Mounted(path="/data")
-    assert {probe.device for probe in probes(Settings())} == {"/", "/home", "/scratch"}
+    assert {probe.device for probe in probes(Settings())} == {
+        "/", "/home", "/scratch", "/dev/shm", "/var/lib/x",
+    }  # fmt: skip
+
+
+def test_what_is_mounted_by_being_asked_is_judged_as_what_it_then_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table shows autofs until somebody looks."""
+    listed, place = tmp_path / "mounts", tmp_path / "home"
+    place.mkdir()
+    listed.write_text(f"auto {place} autofs rw 0 0\nfs:/h {place} nfs4 ro 0 0\n")
+    monkeypatch.setattr(mounts, "TABLE", listed)
+    sample = take(str(place), Line("auto", str(place), "autofs", ("rw",)))
+    assert (sample.type, sample.source, sample.options) == ("nfs4", "fs:/h", ("ro",))
 
 
 def test_the_root_of_this_machine_answers() -> None:

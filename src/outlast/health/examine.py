@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from outlast.errors import StorageError
 from outlast.health import keeping
-from outlast.health.contract import About, AnyCheck
+from outlast.health.contract import About, AnyCheck, Probe, Sample
 from outlast.health.memory import Memory
 from outlast.health.probing import Asked, Taken, lateness, take_all
 from outlast.health.profiles import PROFILES
 from outlast.health.report import Judged, Report, judged, memory_after, sorted_by_severity, worst
 from outlast.health.settings import Profile, Settings
+from outlast.records import Finding
 from outlast.symptoms.policy import Policy
 
 LOCK_S = 5.0
-NO_STATE = "no --state DIR: what counters did, flaps and earlier events were not judged"
+NO_STATE = "no memory (--state DIR): what counters did, flaps and earlier events were not judged"
 
 
 class Examined(NamedTuple):
@@ -39,28 +42,57 @@ class Subject(NamedTuple):
 def examine(
     subject: Subject, checks: Sequence[AnyCheck], state: Path | None, own: dict[str, AnyCheck]
 ) -> Examined:
-    """Raises StorageError where the state directory cannot be used; what it held is as it was."""
+    """A state directory that cannot be used makes the report unknown, and ends nothing."""
     began = time.monotonic()
-    before = keeping.read(state).memory if state else Memory()
-    asked = [Asked(check, probe) for check in checks for probe in check.probes(subject.settings)]
+    before, trouble = _remembered(state)
+    asked = [one for check in checks for one in _asked(check, subject.settings)]
+    keys = {one.key for one in asked}
     taken = take_all(asked, within_s=PROFILES[subject.profile].within_s, stuck=before.stuck)
     t_ns = time.time_ns()
-    if state is None:
-        about = _about(subject, t_ns, Memory(), remembers=False)
-        found = judged(taken, own, about)
-        return Examined(_report(subject, found, about, began, [NO_STATE]), taken, Memory())
-    with keeping.locked(state, LOCK_S):
-        kept = keeping.read(state)  # again: another check may have written meanwhile
-        about = _about(subject, t_ns, kept.memory, remembers=True)
-        found = judged(taken, own, about)
-        stuck = {key: one for key, one in kept.memory.stuck.items() if key not in _keys(asked)}
-        keeping.write(state, memory_after(kept.memory, found, about, stuck | lateness(taken)))
-    notes = [kept.note] if kept.note else []
-    return Examined(_report(subject, found, about, began, notes), taken, kept.memory)
+    if state and not trouble:
+        try:
+            with keeping.locked(state, LOCK_S):
+                kept = keeping.read(state)  # again: another check may have written meanwhile
+                about = _about(subject, t_ns, kept.memory, remembers=True)
+                found = judged(taken, own, about)
+                stuck = {key: one for key, one in kept.memory.stuck.items() if key not in keys}
+                after = memory_after(kept.memory, found, about, stuck | lateness(taken))
+                keeping.write(state, after)
+            notes = [kept.note] if kept.note else []
+            return Examined(_report(subject, found, about, began, notes), taken, kept.memory)
+        except StorageError as error:
+            trouble = str(error)
+    about = _about(subject, t_ns, Memory(), remembers=False)
+    found = judged(taken, own, about)
+    if trouble:
+        found.findings.append(_unusable(about, trouble))
+    return Examined(_report(subject, found, about, began, [NO_STATE]), taken, Memory())
 
 
-def _keys(asked: Iterable[Asked]) -> set[str]:
-    return {one.key for one in asked}
+def _asked(check: AnyCheck, settings: Settings) -> list[Asked]:
+    try:
+        return [Asked(check, probe) for probe in check.probes(settings)]
+    except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
+        return [Asked(check, Probe("", partial(_raise, error)))]
+
+
+def _raise(error: Exception) -> Sample:
+    raise error
+
+
+def _remembered(state: Path | None) -> tuple[Memory, str]:
+    """And why not, where there is a state directory that cannot be read."""
+    try:
+        return (keeping.read(state).memory if state else Memory()), ""
+    except StorageError as error:
+        return Memory(), str(error)
+
+
+def _unusable(about: About, trouble: str) -> Finding:
+    return Finding(
+        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check="state", symptom="disk",
+        severity="unknown", code="", device="", detail=trouble,
+    )  # fmt: skip
 
 
 def again(

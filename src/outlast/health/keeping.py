@@ -38,8 +38,7 @@ def locked(directory: Path, within_s: float) -> Iterator[None]:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageError(
-            f"the state directory {directory} cannot be used: {error.strerror}; nothing was"
-            " checked; name another one, or none"
+            f"the state directory {directory} cannot be used: {error.strerror}; name another one"
         ) from error
     until = time.monotonic() + within_s
     try:

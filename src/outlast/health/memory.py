@@ -92,7 +92,8 @@ def flap_after(memory: Memory, key: str, value: int, now_ns: int, rule: Rule) ->
 
 def _flap(flap: Flap, new: int, now_ns: int, rule: Rule) -> Flap:
     begin = now_ns - round(rule.window_s * SECOND_NS)
-    events = (*flap.events, *[now_ns] * min(new, EVENTS_MAX))[-EVENTS_MAX:]
+    past = [t_ns for t_ns in flap.events if t_ns <= now_ns]  # the clock may have been set back
+    events = (*past, *[now_ns] * min(new, EVENTS_MAX))[-EVENTS_MAX:]
     flapping = flap.flapping or sum(t_ns > begin for t_ns in events) >= rule.times
     quiet = not events or now_ns - events[-1] >= round(rule.recovery_s * SECOND_NS)
     if flapping and quiet:

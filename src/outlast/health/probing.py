@@ -77,29 +77,47 @@ def take_all(
             since_s = (time.time_ns() - left.since_ns) / 1e9
             late = f"the probe of {since_s:.0f} s ago (process {left.pid}) is still stuck"
             done[one.key] = _taken(one, 0.0, late=late, stuck=left)
-        else:
+            continue
+        try:
             waiting.append(_begun(one, until))
-    while waiting:
-        waiting = [child for child in waiting if not _settled(child, done)]
-        if waiting:
-            pause_s = max(0.0, min(child.deadline for child in waiting) - time.monotonic())
-            poll = select.poll()
-            for child in waiting:
-                poll.register(child.out, select.POLLIN)
-            poll.poll(min(pause_s, 1.0) * 1000 + 1)
+        except OSError as error:
+            done[one.key] = _taken(one, 0.0, failed=f"no process for the probe: {error.strerror}")
+    try:
+        while waiting := [child for child in waiting if not _settled(child, done)]:
+            _wait(waiting)
+    except BaseException:
+        for child in waiting:
+            if child.asked.key not in done:
+                _ended(child)
+        raise
     return [done[key] for key in order]
 
 
+def _wait(children: list[_Child]) -> None:
+    """Until one of them answers, or is late."""
+    pause_s = max(0.0, min(child.deadline for child in children) - time.monotonic())
+    poll = select.poll()
+    for child in children:
+        poll.register(child.out, select.POLLIN)
+    poll.poll(min(pause_s, 1.0) * 1000 + 1)
+
+
 def _begun(one: Asked, until: float) -> _Child:
+    """Raises OSError where there can be no more processes or files."""
     began = time.monotonic()
     deadline = min(began + one.probe.deadline_s, until)
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
-    with warnings.catch_warnings():
-        # Python 3.12 warns where the caller has threads: whatever one of them holds in the
-        # child, the deadline ends it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns where the caller has threads: whatever one of them holds in the
+            # child, the deadline ends it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError:
+        os.close(ours)
+        os.close(theirs)
+        raise
     if pid == 0:
         _answer(one.probe, theirs, deadline - began + GRACE_S)
     os.close(theirs)

@@ -73,13 +73,19 @@ def _one(taken: Taken, check: AnyCheck, about: About, found: Judged) -> str:
     if isinstance(sample, str):
         found.findings.append(_unknown(taken, check, about, sample))
         return ""
-    mine = list(check.findings(sample, about))
+    try:
+        mine = list(check.findings(sample, about))
+        counts = {each.key: (each.value, each.flaps) for each in check.counts(sample)}
+    except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
+        why = f"the check failed: {type(error).__name__}: {error}"
+        found.findings.append(_unknown(taken, check, about, why))
+        return ""
     if not mine:
         mine = [_unknown(taken, check, about, "the check said nothing of its sample")]
     found.findings.extend(mine)
     if check.lasting:
         found.events.extend(each for each in mine if each.severity != "unknown")
-    found.counts.update({each.key: (each.value, each.flaps) for each in check.counts(sample)})
+    found.counts.update(counts)
     return getattr(sample, "boot", "")
 
 

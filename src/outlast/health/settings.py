@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -195,6 +196,7 @@ def read(path: Path) -> Settings:
 def settled(found: dict[str, Any], where: str) -> Settings:
     """Raises ConfigError."""
     _known(found, Settings, where, "")
+    _numbers(found, where, "")
     try:
         settings = msgspec.convert(found, Settings)
     except msgspec.ValidationError as error:
@@ -213,6 +215,16 @@ def settled(found: dict[str, Any], where: str) -> Settings:
         if not re.fullmatch(r"[\w@.:\\-]+", unit) or unit.startswith("-"):
             raise ConfigError(f"{where}: services.active: {unit!r} is no name of a service")
     return settings
+
+
+def _numbers(found: dict[str, Any], where: str, above: str) -> None:
+    """None of the numbers may be below zero; and nothing is ever less than one that is not a
+    number, so that a check would pass for ever. Raises ConfigError."""
+    for key, value in found.items():
+        if isinstance(value, dict):
+            _numbers(value, where, f"{above}{key}.")
+        elif isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise ConfigError(f"{where}: {above}{key} must be a number from zero on, not {value}")
 
 
 def _known(found: dict[str, Any], kind: type[Part], where: str, above: str) -> None:

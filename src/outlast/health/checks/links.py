@@ -21,15 +21,14 @@ SYMPTOMS: dict[str, Symptom] = {"ib": "ib-link", "ethernet": "ethlink"}
 
 
 class Port(Sample, frozen=True):
-    """`enabled`: somebody wants it up. `state`: ACTIVE or up; `physical`: LinkUp, or the carrier.
-    `counters`: of errors, and of times that the link went down."""
+    """`state`: ACTIVE or up; `physical`: LinkUp, or the carrier. `counters`: of errors, and of
+    times that the link went down."""
 
     name: str
     kind: Literal["ib", "ethernet"]
     state: str
     physical: str = ""
     rate_gbps: float | None = None
-    enabled: bool = True
     counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 

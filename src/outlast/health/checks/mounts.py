@@ -12,7 +12,8 @@ SERVERS = (
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb3", "9p", "glusterfs",
     "pvfs2", "afs", "fuse.",
 )  # fmt: skip
-LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay")
+IN_MEMORY = ("/dev/shm", "/tmp")  # noqa: S108 - what jobs share there must fit
 
 
 class Mounted(Sample, frozen=True):

@@ -17,7 +17,6 @@ NET_COUNTERS = (
     "rx_errors", "tx_errors", "rx_crc_errors", "rx_dropped", "tx_dropped", "rx_missed_errors",
 )  # fmt: skip
 PORTS_MAX = 512
-IFF_UP = 1
 
 
 def take(root: Path = Path("/")) -> Links:
@@ -64,6 +63,5 @@ def _net(place: Path) -> Iterator[Port]:
             name=name, kind="ethernet", state=text(at / "operstate") or "unreadable",
             physical=text(at / "carrier") or "",
             rate_gbps=speed / 1000 if speed is not None and speed > 0 else None,
-            enabled=bool((number(at / "flags") or 0) & IFF_UP),
             counters={each: value for each, value in counters.items() if value is not None},
         )  # fmt: skip

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.health.checks.mounts import LOCAL, Mounted, of_servers
+from outlast.health.checks.mounts import IN_MEMORY, LOCAL, Mounted, of_servers
 from outlast.health.contract import Probe
 from outlast.health.settings import Settings
 
@@ -44,31 +44,38 @@ def probes(settings: Settings) -> Iterable[Probe[Mounted]]:
     for line in sorted(lines, key=lambda line: len(line.path)):
         if of_servers(line.type) or line.type in LOCAL:
             by_source.setdefault(line.source, line)
+        elif line.type == "tmpfs" and line.path in IN_MEMORY:
+            by_source[line.path] = line
     wanted = settings.mounts
     paths = dict.fromkeys([*wanted.expected, *(line.path for line in by_source.values())])
-    newest = {line.path: line for line in lines}  # the one mounted last covers the others
     kept = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
     for path in kept:
-        line = newest.get(path) or newest.get(path.rstrip("/"))
-        yield Probe(path, partial(take, path, line), wanted.deadline_s)
+        yield Probe(path, partial(take, path, _newest(lines, path)), wanted.deadline_s)
+
+
+def _newest(lines: list[Line], path: str) -> Line | None:
+    """The one that was mounted last covers the others."""
+    place = path.rstrip("/") or "/"
+    return next((line for line in reversed(lines) if line.path == place), None)
 
 
 def take(path: str, line: Line | None) -> Mounted:
     """Asks the file system twice: for its figures, which may be cached, and for its root."""
     if line is None:
         return Mounted(path=path)
-    here = Mounted(path=path, source=line.source, type=line.type, options=line.options)
     try:
         figures = os.statvfs(path)
         Path(path).stat()
+        if line.type == "autofs":  # it is mounted by being asked
+            line = _newest(table(TABLE.read_text("utf-8", "surrogateescape")), path) or line
     except OSError as error:
         return Mounted(
-            path=path, source=here.source, type=here.type, options=here.options,
+            path=path, source=line.source, type=line.type, options=line.options,
             trouble=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})",
             denied=error.errno in {errno.EACCES, errno.EPERM},
         )  # fmt: skip
     return Mounted(
-        path=path, source=here.source, type=here.type, options=here.options,
+        path=path, source=line.source, type=line.type, options=line.options,
         size_bytes=figures.f_frsize * (figures.f_blocks - figures.f_bfree + figures.f_bavail),
         free_bytes=figures.f_frsize * figures.f_bavail,
         inodes=figures.f_files, inodes_free=figures.f_favail,
