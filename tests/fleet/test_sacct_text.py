@@ -117,6 +117,7 @@ def test_running_jobs_run_until_the_log_ends(tmp_path: Path) -> None:
         ({"start": "yesterday"}, "a time that cannot be read"),
         ({"jobid": "train"}, "no job id"),
         ({"jobid": ""}, "no job id"),
+        ({"jobid": "-7"}, "no job id"),
         ({"state": "RUNNING", "start": "Unknown"}, "runs and did not start"),
         ({"jobid": "7_[1-3]"}, "range of array tasks"),
     ],

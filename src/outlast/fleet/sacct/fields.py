@@ -119,7 +119,7 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> pl.Series:
 
 def _excluded(lines: pl.Series) -> pl.Series:
     """Host lists out of the few submit lines that have one."""
-    some = lines.str.contains(r"\s-x|--exclude").fill_null(value=False)
+    some = lines.str.contains(" -x|--exclude").fill_null(value=False)
     found = values.mapped(lines.set(~some, None), values.excluded, pl.String())
     return found.fill_null("").alias("excluded")
 

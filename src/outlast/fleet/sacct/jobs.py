@@ -118,14 +118,15 @@ class Converter:
         """Rows of jobs that held something, with `state` in our words; the others are counted by
         what they are."""
         job, state = pl.col("job"), pl.col("state")
-        if rows["job"].cast(pl.Int64, strict=False).null_count():
+        odd = rows["job"].cast(pl.Int64, strict=False).null_count()
+        if odd:
             named = job.str.to_lowercase().is_in(COLUMNS["job"])
             rows = self._without(rows, named & (state.str.to_lowercase() == "state"), HEADER)
             rows = self._without(rows, job.str.contains(_STEP), STEP)
         rows = rows.with_columns(values.mapped(rows["state"], values.state, pl.String()))
         idle = pl.col("start").is_null() | pl.col("start").is_in(values.NOTHING)
-        queued = (state == values.PENDING) | (job.str.contains(_RANGE) & idle)
-        return self._without(rows, queued, QUEUED)
+        rows = self._without(rows, (state == values.PENDING), QUEUED)
+        return self._without(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
 
     def _without(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
         mask = rows.select(which.fill_null(value=False).alias("which"))["which"]
@@ -160,9 +161,13 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     """With the `reason` why a row is no record; null for a record."""
     job, start = pl.col("job"), pl.col("start_ns")
     no_time = pl.col("t_ns").is_null()
-    reasons = {
+    odd_names = {
         NO_TASK: job.str.contains(_RANGE),
         NO_JOB: ~job.str.contains(_JOB).fill_null(value=False),
+    }
+    number = rows["job"].cast(pl.Int64, strict=False)
+    all_plain = not number.null_count() and not (number < 0).any()
+    reasons = ({} if all_plain else odd_names) | {
         NO_STATE: pl.col("state").is_null(),
         NO_TIME: pl.col("wrong"),
         GONE: pl.col("gone"),

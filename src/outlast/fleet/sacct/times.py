@@ -9,8 +9,8 @@ import polars as pl
 from outlast.fleet.sacct.values import NOTHING
 
 SECOND_NS = 10**9
-EARLIEST_S = 946_684_800  # 2000-01-01: before Slurm; 1970 is how some versions say "never"
-LATEST_S = 4_102_444_800  # 2100-01-01: what lies behind it is no time
+EARLIEST_US = 946_684_800_000_000  # 2000-01-01: before Slurm; 1970 is how some versions say "never"
+LATEST_US = 4_102_444_800_000_000  # 2100-01-01: what lies behind it is no time
 
 LOCAL = "%Y-%m-%dT%H:%M:%S"
 NAIVE, ZONED, EPOCH = "without a zone", "with a zone", "as seconds"
@@ -33,49 +33,48 @@ class Times(NamedTuple):
 def read(column: pl.Series, zone: str) -> Times:
     """Of a column of texts; words such as Unknown are no time."""
     local = column.str.to_datetime(LOCAL, strict=False, time_unit="us")
-    others = column
-    rest = local.is_null() & column.is_not_null()
-    if rest.any():  # words, other forms, or blanks around a time
-        others = column.set(~rest, None).str.strip_chars()
+    rest = (local.is_null() & column.is_not_null()).arg_true()
+    others = column.gather(rest).str.strip_chars()
+    if len(rest):  # words, other forms, or blanks around a time
         others = others.set(others.is_in(NOTHING), None)
         stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
-        local = local.zip_with(local.is_not_null(), stripped)
-        rest = local.is_null() & others.is_not_null()
-    s, late_ns, gone = _localised(local, zone)
+        local = local.scatter(rest, stripped)
+        others = others.set(stripped.is_not_null(), None)
+    us, late_us, gone = _localised(local, zone)
     forms = {NAIVE: len(local) - local.null_count()}
     wrong = none = _none(column)
-    if rest.any():
-        others = others.filter(rest)
-        epoch = others.cast(pl.Int64, strict=False)
+    if others.null_count() < len(others):
+        epoch_us = (
+            others.cast(pl.Int64, strict=False).clip(-1, LATEST_US // 1_000_000 + 1) * 1_000_000
+        )
         offsets = others.str.replace("Z$", "+00:00").str.replace(r"([+-]\d\d):?(\d\d)$", "$1:$2")
         zoned = offsets.str.to_datetime(
             LOCAL + "%:z", strict=False, time_unit="us", time_zone="UTC"
         )
-        forms |= {EPOCH: len(epoch) - epoch.null_count(), ZONED: len(zoned) - zoned.null_count()}
-        found = epoch.zip_with(epoch.is_not_null(), zoned.to_physical() // 1_000_000)
-        s = s.scatter(rest.arg_true(), found)
-        wrong = rest & s.is_null()
+        found = epoch_us.zip_with(epoch_us.is_not_null(), zoned.to_physical())
+        for form, some in ((EPOCH, epoch_us), (ZONED, zoned)):
+            forms[form] = len(some) - some.null_count()
+        told = others.is_not_null()
+        us = us.scatter(rest.filter(told), found.filter(told))
+        wrong = none.scatter(rest.filter(told & found.is_null()), True)
     early = none
-    if not s.is_between(EARLIEST_S, LATEST_S).all():
-        early = (s < EARLIEST_S).fill_null(value=False)
-        late = (s > LATEST_S).fill_null(value=False)
-        s, wrong = s.set(early | late, None), wrong | late
+    if not us.is_between(EARLIEST_US, LATEST_US).all():
+        early = (us < EARLIEST_US).fill_null(value=False)
+        late = (us > LATEST_US).fill_null(value=False)
+        us, wrong = us.set(early | late, None), wrong | late
     used = {form: count for form, count in forms.items() if count}
-    return Times(s * SECOND_NS, late_ns, wrong, gone, early, used)
+    return Times(us * 1000, late_us * 1000, wrong, gone, early, used)
 
 
 def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Seconds, the later nanoseconds where there are two readings, and which times are none."""
+    """Microseconds, the later ones where there are two readings, and which times are none."""
     if zone == "UTC":
-        never = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(local))
-        return local.to_physical() // 1_000_000, never, _none(local)
+        return local.to_physical(), _none(local).cast(pl.Int64).clear(len(local)), _none(local)
     first, last = (
         local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").to_physical()
-        // 1_000_000
         for which in ("earliest", "latest")
     )
-    last_ns = last.set(first == last, None) * SECOND_NS
-    return first, last_ns, local.is_not_null() & first.is_null()
+    return first, last.set(first == last, None), local.is_not_null() & first.is_null()
 
 
 def _none(column: pl.Series) -> pl.Series:
