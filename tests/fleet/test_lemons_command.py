@@ -43,7 +43,8 @@ def test_the_lemon_and_its_evidence(lake: Path, capsys: pytest.CaptureFixture[st
     assert "1 lemons among 60 nodes" in out
     (line,) = [line for line in out.splitlines() if " lemon " in line]
     assert line.split()[:3] == ["n7", "lemon", "10"]
-    assert "excluded by 28 jobs" in line and "10 single-node failures" in line
+    (besides,) = [line for line in out.splitlines() if line.startswith("n7: ")]
+    assert "excluded by 28 jobs" in besides and "10 single-node failures" in besides
     assert "of 14 failures 1 cannot be blamed on one node" in " ".join(out.split())
     assert "scontrol" not in out
 

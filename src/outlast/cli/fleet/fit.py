@@ -15,6 +15,9 @@ from outlast.fleet.fit import fit as fitted
 from outlast.fleet.lake import Lake
 from outlast.fleet.rates_file import Source, digest, put, text
 from outlast.fleet.window import window
+from outlast.observe.words import duration
+
+SECONDS = ("repair", "queue")  # of what is measured
 
 
 def fit(
@@ -61,12 +64,16 @@ def fit(
     return EXIT_DONE
 
 
+def _plain(value: float) -> str:
+    return f"{value:.3g}"
+
+
 def _show(found: Fit, out: Path) -> None:
     rate = found.rate
     gpu_hours = 3600 * rate.per_gpu_second
     say(
         f"{rate.per_1000_node_days:.2f} failures in 1000 node-days: {rate.failures:,} in"
-        f" {rate.node_days:,.4g} node-days of {rate.basis}"
+        f" {rate.node_days:,.0f} node-days of {rate.basis}"
     )
     say(
         f"{gpu_hours:.3g} a GPU-hour, {3600 * rate.low_per_gpu_second:.3g} to"
@@ -75,10 +82,13 @@ def _show(found: Fit, out: Path) -> None:
     )
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("", "figure", "90 %", "of", ""):
-        table.add_column(name, justify="left" if name == "" else "right")
+        table.add_column(name, justify="left" if name == "" else "right", no_wrap=name != "")
     for key, one in found.measured.items():
-        band = "" if one.low is None or one.high is None else f"{one.low:.3g} to {one.high:.3g}"
-        table.add_row(key, f"{one.value:.4g}", band, f"{one.count:,}", one.said)
+        as_said = duration if key in SECONDS else _plain
+        band = ""
+        if one.low is not None and one.high is not None:
+            band = f"{as_said(one.low)} to {as_said(one.high)}"
+        table.add_row(key, as_said(one.value), band, f"{one.count:,}", one.said)
     if found.measured:
         say(table)
     for note in found.notes:

@@ -162,15 +162,17 @@ def _show(found: Found, top: int) -> None:
     suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("node", "", "failures", "expected", "times", "by chance", "node-days"):
-        shown.add_column(name, justify="left" if name in ("node", "") else "right")
-    shown.add_column("besides")
+        shown.add_column(name, justify="left" if name in ("node", "") else "right", no_wrap=True)
     for one in suspects:
         shown.add_row(
             one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
             f"{one['expected']:.2g}", f"{one['times']:.3g}", f"{one['p']:.1g}",
-            f"{one['node_days']:.1f}", _besides(one),
+            f"{one['node_days']:.1f}",
         )  # fmt: skip
     say(shown)
+    for one in suspects:
+        if one["lemon"] and (besides := _besides(one)):
+            say(f"{one['node']}: {besides}")
     if found.without_node:
         say(
             f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"

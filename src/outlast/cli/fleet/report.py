@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.padding import Padding
 from rich.text import Text
 
 from outlast.cli.plan.running import progress
@@ -137,11 +138,8 @@ def _write(found: Whole, figures: dict[str, str], out: Path) -> None:
 
 def _show(found: Report, out: Path) -> None:
     for one in found.headlines:
-        say(
-            Text.assemble(
-                (f"{one.figure:>12}", "bold"), f"  {one.said}", (f"  ({one.rests_on})", "dim")
-            )
-        )
+        say(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.said}"))
+        say(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
     for note in found.notes:
         say(Text(f"note: {note}", "yellow"))
     say(f"written to {out}")
