@@ -35,7 +35,7 @@ def node(*gpus: Gpu, on_bus: int | None = None) -> Gpus:
 
 def test_a_sound_gpu_is_healthy() -> None:
     assert said(CHECK, node(H100), about(gpus={"count": 1})) == [
-        ("healthy", "0000:3b:00.0", "NVIDIA H100 80GB HBM3, 41 C, 18 NVLinks")
+        ("healthy", "0000:3b:00.0", "NVIDIA H100 80GB HBM3, 41 C, 70 of 700 W, 18 NVLinks")
     ]
 
 

@@ -68,9 +68,13 @@ def test_a_server_that_answers_again_is_no_longer_a_fault() -> None:
     assert severities(CHECK, log((-9, back), (-5, gone)), about()) == ["now"]
 
 
-def test_a_link_that_came_up_again_still_went_down() -> None:
+def test_a_link_that_came_up_again_is_a_warning_that_it_went_down() -> None:
     down, up = "mlx5_core 0000:5e:00.0 ib0: Link down", "mlx5_core 0000:5e:00.0 ib0: Link up"
-    assert severities(CHECK, log((-9, down), (-5, up)), about()) == ["now"]
+    assert severities(CHECK, log((-9, down)), about()) == ["now"]
+    assert severities(CHECK, log((-9, down), (-5, up)), about()) == ["warn"]
+    assert severities(CHECK, log((-9, down), (-5, up), (-4, down)), about()) == ["now"]
+    assert severities(CHECK, log((-9, up)), about()) == ["healthy", "healthy"]
+    assert severities(CHECK, log((-9, down)), about(links={"ignore": ["ib0"]})) == ["healthy"]
 
 
 def test_a_storm_is_one_finding() -> None:

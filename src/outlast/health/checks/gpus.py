@@ -223,6 +223,8 @@ def _nvlinks(gpu: Gpu, about: About, expected: int) -> Iterator[Said]:
 
 def _well(gpu: Gpu) -> str:
     heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c} C"
+    if gpu.power_w is not None and gpu.power_limit_w is not None:
+        heat += f", {gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"
     links = sum(link.active for link in gpu.nvlinks)
     return f"{gpu.name}{heat}" + (f", {links} NVLinks" if links else "")
 

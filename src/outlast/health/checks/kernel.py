@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from outlast.health.contract import SECOND_NS, About, Check, Count, Probe, Said, Sample
 from outlast.health.memory import key_of
 from outlast.health.settings import Settings
@@ -12,8 +14,9 @@ from outlast.symptoms.kernel_log import findings
 from outlast.symptoms.storms import fold
 from outlast.symptoms.unread import Unread
 
-ENDS = {"filesystem", "thermal"}
-"""Of these the word that it is well again ends it. Of links it does not: that is a flap."""
+LINKS = {"ib-link", "ethlink"}
+"""Of these the word that it is up again leaves a warning: whether it flaps, counters say better
+than a log, which has every link go down and up while a machine boots."""
 
 
 class Log(Sample, frozen=True):
@@ -59,34 +62,46 @@ def _read(
     lines: Iterable[str], sample: Log, about: About, begin_ns: int
 ) -> tuple[list[Finding], list[Unread]]:
     """The last word on each thing: its worst, or that it is well again."""
-    ignored = set(about.settings.kernel.ignore)
-    last: dict[str, Finding] = {}
-    unread: list[Unread] = []
     readings = findings(
         lines, cluster=about.cluster, node=about.node, boot_ns=sample.boot_ns, read_ns=about.t_ns,
         policy=about.policy,
     )  # fmt: skip
-    recent = (one for one in readings if isinstance(one, Unread) or one.t_ns >= begin_ns)
-    for one in fold(recent, about.settings.kernel.window_s):
+    kept: list[Finding] = []
+    unread: list[Unread] = []
+    for one in readings:
         if isinstance(one, Unread):
             unread.append(one)
-        elif one.check not in ignored and one.code not in ignored:
-            _fold_in(last, one)
-    return list(last.values()), unread
+        elif one.t_ns >= begin_ns and not _is_ignored(one, about):
+            kept.append(one)
+    words = {key_of(one): one for one in kept}  # the last of each
+    worst: dict[str, Finding] = {}
+    for one in fold(kept, about.settings.kernel.window_s):
+        if isinstance(one, Finding) and one.severity != "healthy":
+            key = key_of(one)
+            worst[key] = min(worst.get(key, one), one, key=_rank)
+    return [_ended(worst.get(key), word) for key, word in words.items()], unread
 
 
-def _fold_in(last: dict[str, Finding], one: Finding) -> None:
-    key = key_of(one)
-    before = last.get(key)
-    if one.severity == "healthy" and one.symptom not in ENDS:
-        return
-    ends = "healthy" in {one.severity, before.severity if before else ""}
-    if before is None or (one.t_ns >= before.t_ns if ends else _worse(one, before)):
-        last[key] = one
+def _rank(one: Finding) -> int:
+    return SEVERITIES.index(one.severity)
 
 
-def _worse(one: Finding, before: Finding) -> bool:
-    return SEVERITIES.index(one.severity) < SEVERITIES.index(before.severity)
+def _ended(worst: Finding | None, word: Finding) -> Finding:
+    """At the time of the last word: from then on it has been quiet."""
+    if worst is None:
+        return word
+    if word.severity != "healthy":
+        return replace(worst, t_ns=word.t_ns)
+    if word.symptom in LINKS:
+        return replace(worst, severity="warn", detail=f"{worst.detail}; up again")
+    return word
+
+
+def _is_ignored(one: Finding, about: About) -> bool:
+    ignored = {*about.settings.kernel.ignore}
+    if ignored & {one.check, one.code}:
+        return True
+    return one.symptom in LINKS and one.device in about.settings.links.ignore
 
 
 def _probes(_: Settings) -> Iterable[Probe[Log]]:
