@@ -7,7 +7,7 @@ from typing import NamedTuple
 import polars as pl
 
 from outlast.fleet.attribution import AFTER_S, BEFORE_S, CAUSES, Attributed
-from outlast.fleet.blame import at_fault, blamed
+from outlast.fleet.blame import NODE, at_fault, blamed
 from outlast.fleet.exposure import KEY, SECOND_NS
 from outlast.fleet.hosts import expanded
 from outlast.fleet.tables import Tables
@@ -31,13 +31,13 @@ def aftermath(tables: Tables, found: Attributed, *, above_gpus: int) -> Aftermat
     chosen = Attributed(large, found.causes)
     wide = _wide(tables, chosen)
     away = tables.outages.select(
-        "node", begun_ns="t_ns", back_ns=pl.col("until_ns").fill_null(2**62)
+        *NODE, begun_ns="t_ns", back_ns=pl.col("until_ns").fill_null(2**62)
     )
     after = pl.col("begun_ns") - pl.col("t_ns")
     there = (after <= TAKEN_S * SECOND_NS) & (pl.col("back_ns") > pl.col("t_ns"))
     taken = (
         blamed(tables, at_fault(chosen))
-        .join(away, on="node")
+        .join(away, on=NODE)
         .filter(there)
         .select(KEY)
         .unique()
@@ -59,7 +59,7 @@ def _wide(tables: Tables, found: Attributed) -> pl.DataFrame:
     failed = tables.jobs.join(found.failures.lazy().select(KEY), on=KEY, how="semi")
     away = (
         expanded(failed.select(*KEY, "t_ns", "hosts"))
-        .join(tables.outages.select("node", begun_ns="t_ns"), on="node")
+        .join(tables.outages.select(*NODE, begun_ns="t_ns"), on=NODE)
         .filter(near)
         .select(*KEY, "node")
     )

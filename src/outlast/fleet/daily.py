@@ -28,6 +28,12 @@ def spent(held: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
     return days.with_columns(spent=(so_far - so_far.shift(1, fill_value=0.0)).clip(lower_bound=0))
 
 
+def whole_days(calendar: pl.DataFrame, tables: Tables) -> pl.DataFrame:
+    """Those days of a calendar of which the window has all."""
+    begun, over = pl.col("day") * DAY_NS, (pl.col("day") + 1) * DAY_NS
+    return calendar.filter(begun >= tables.since_ns, over <= tables.until_ns)
+
+
 def per_1000(failures: str, node_days: str) -> pl.Expr:
     """Null where next to no time was spent."""
     spent_days = pl.col(node_days)

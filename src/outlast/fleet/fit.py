@@ -112,7 +112,7 @@ def _rate(
         told = _told(basis, one.failures, one.node_days, gpu_days, one.dispersion, one.sure_as)
         return told, above
     away = outage_rate(tables)
-    if not away.node_days or not away.outages:
+    if away.per_1000_node_days is None or not away.outages:
         raise LakeError("no job ran on GPUs and no node went away in that time: nothing to measure")
     notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
     widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)

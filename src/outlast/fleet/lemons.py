@@ -26,6 +26,7 @@ FDR = 0.05
 TIMES_MIN = 4.0
 NAMED_MIN = 2
 ROUNDS_MAX = 8
+HALF = 0.5  # of a failure: where only lemons failed, the others' rate is below this, and not 0
 PRIOR_FAILURES = 2.0  # by which a kind of node is taken to fail as the fleet does
 
 
@@ -61,7 +62,8 @@ def lemons(
 
     `failures` x of a node: the weights of its events (`blame.events`) of `infra`; `expected` m: its
     node-days of running times the rate of nodes of its `kind`, lemons left out, which is the
-    fleet's where a kind has hardly failed (Gamma with the weight of 2 failures). `p` is Poisson's
+    fleet's where a kind has hardly failed (Gamma with the weight of 2 failures), and that of half a
+    failure where none but lemons failed. `p` is Poisson's
     tail P(N >= x; m), for shares of failures continued as the regularised gamma function P(x, m).
     The same of the last `history_days`, where there are more of them (`past_`): p is then twice the
     smaller. `q`: p as Benjamini and Hochberg (1995) adjust it: among nodes up to a q, that share
@@ -177,7 +179,12 @@ def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
         pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
         for name in ("failures", "node_days")
     )
-    fleet = failures.sum() / pl.when(days.sum() > 0).then(days.sum())
+    others = (
+        pl.when(pl.col("lemon").any())
+        .then(failures.sum().clip(lower_bound=HALF))
+        .otherwise(failures.sum())
+    )
+    fleet = others / pl.when(days.sum() > 0).then(days.sum())
     kind = ["cluster", "kind"]
     weight = PRIOR_FAILURES + failures.sum().over(kind)
     rate = weight / (PRIOR_FAILURES / fleet + days.sum().over(kind))

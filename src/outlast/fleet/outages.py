@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from outlast.fleet.daily import per_1000, spent
+from outlast.fleet.daily import per_1000, spent, whole_days
 from outlast.fleet.exposure import SECOND_NS
 from outlast.fleet.intervals import jeffreys
 from outlast.fleet.present import present
@@ -17,8 +17,8 @@ ROLLING_DAYS = 30
 class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
     """Outages that began in the window, in 1000 days of a node being up. `low` to `high`: 90 %, of
     Gamma(outages + 1/2, node_days), for independent ones. Variance over mean, of outages by node
-    and by day (1: independent); `swing`: the highest rate of 30 days over the lowest, None where
-    there are no two such stretches or one is without any."""
+    and by whole day (1: independent); `swing`: the highest rate of 30 days over the lowest, None
+    where there are no two such stretches or one is without any."""
 
     outages: int
     nodes: int
@@ -40,6 +40,7 @@ class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
 def outage_rate(tables: Tables) -> OutageRate:
     """Outages by node-days up: those of all nodes (`present.present`), less what outages took."""
     nodes, calendar = present(tables), by_day(tables)
+    days = whole_days(calendar, tables)
     begun = int(calendar["outages"].sum())
     up, down = float(calendar["node_days"].sum()), float(calendar["down_days"].sum())
     of_nodes = nodes.join(
@@ -47,7 +48,7 @@ def outage_rate(tables: Tables) -> OutageRate:
         on=["cluster", "node"],
         how="left",
     )["begun"].fill_null(0)
-    per = 1000 / up if up else None
+    per = 1000 / up if up > 1e-6 else None
     low, high = jeffreys(begun)
     return OutageRate(
         outages=begun,
@@ -58,8 +59,8 @@ def outage_rate(tables: Tables) -> OutageRate:
         low=per and low * per,
         high=per and high * per,
         per_node_variance=_over_mean(of_nodes),
-        per_day_variance=_over_mean(calendar["outages"]),
-        swing=_swing(rolling(calendar)),
+        per_day_variance=_over_mean(days["outages"]),
+        swing=_swing(rolling(days)),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import polars as pl
 
 from outlast.fleet.attribution import Attributed, By, labelled
-from outlast.fleet.daily import jobs_by_day, per_1000
+from outlast.fleet.daily import jobs_by_day, per_1000, whole_days
 from outlast.fleet.exposure import on_gpus
 from outlast.fleet.intervals import with_rates
 from outlast.fleet.tables import DAY_NS, Tables
@@ -38,9 +38,9 @@ def rolling(
     tables: Tables, found: Attributed, by: By = "symptom", *, days: int = ROLLING_DAYS
 ) -> pl.DataFrame:
     """Failures per 1000 node-days in the `days` up to and with each day, by cause and for ALL:
-    `day` (a date), `cause`, `failures`, `node_days`, `per_1000_node_days`. The first whole stretch
-    is the first row: a rate of fewer days would swing more."""
-    calendar = jobs_by_day(tables)
+    `day` (a date), `cause`, `failures`, `node_days`, `per_1000_node_days`. Whole days only, and the
+    first whole stretch is the first row: a rate of less time would swing more."""
+    calendar = whole_days(jobs_by_day(tables), tables)
     causes = labelled(found, by).select("cause", day=pl.col("t_ns") // DAY_NS)
     whole = found.failures.select(cause=pl.lit(ALL), day=pl.col("t_ns") // DAY_NS)
     counts = pl.concat([causes, whole]).group_by("cause", "day").agg(failures=pl.len())

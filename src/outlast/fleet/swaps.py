@@ -21,7 +21,10 @@ def swaps(tables: Tables) -> pl.DataFrame:
             pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left"),
         )
         .group_by(part=pl.col("part").str.to_lowercase())
-        .agg(swaps=pl.len().cast(pl.Int64), nodes=pl.col("node").n_unique().cast(pl.Int64))
+        .agg(
+            swaps=pl.len().cast(pl.Int64),
+            nodes=pl.struct("cluster", "node").n_unique().cast(pl.Int64),
+        )
         .sort(["swaps", "part"], descending=[True, False])
         .collect()
     )

@@ -8,9 +8,10 @@ import polars as pl
 
 from outlast.errors import UsageError
 from outlast.fleet.lake import Lake, said
-from outlast.fleet.tables import DAY_NS, Tables
+from outlast.fleet.tables import DAY_NS, NAMES, Tables
 
 LONGEST_DAYS = 30  # of a job: one that ends so long after the window may have run in it
+NEAR_NS = 3600 * 10**9  # so long around a window is what tells of a failure at either end of it
 
 
 def window(lake: Lake, since: str | None = None, until: str | None = None) -> Tables:
@@ -18,8 +19,9 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     zone); by default the time that jobs are known of, or where there are none, other events.
 
     Jobs that began in the window and ended up to LONGEST_DAYS after it are there as well: time in
-    which nothing failed counts (`exposure.attempts`); and what was found within an hour after it,
-    which tells of failures at its end. Raises UsageError, LakeError.
+    which nothing failed counts (`exposure.attempts`); and what was found within an hour around it,
+    which tells of failures at its ends. Where only one cluster has a name, it is that of records
+    whose source names none. Raises UsageError, LakeError.
     """
     first, last = _known(lake)
     since_ns = first if since is None else moment("--since", since)
@@ -27,11 +29,12 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     if since_ns >= until_ns:
         begin, end = since or said(since_ns), until or said(until_ns)
         raise UsageError(f"--since {begin} is not before --until {end}: no time is between them")
-    near = lake.tables(since_ns, until_ns + 3600 * 10**9)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
+    near = lake.tables(since_ns - NEAR_NS, until_ns + NEAR_NS)
     longer = lake.tables(since_ns, until_ns + LONGEST_DAYS * DAY_NS).jobs
     began = (pl.col("t_ns") < until_ns) | (pl.col("start_ns") < until_ns)
-    return near._replace(jobs=longer.filter(began), until_ns=until_ns)
+    chosen = near._replace(jobs=longer.filter(began), since_ns=since_ns, until_ns=until_ns)
+    return _of_one_cluster(chosen)
 
 
 def moment(flag: str, text: str) -> int:
@@ -45,6 +48,28 @@ def moment(flag: str, text: str) -> int:
             f"{flag} {text}: say a date or a time, as in 2024-05-01 or 2024-05-01T12:00+02:00"
         ) from error
     return since_1970 // dt.timedelta(microseconds=1) * 1000
+
+
+def _of_one_cluster(tables: Tables) -> Tables:
+    """With the name of the only cluster that has one in place of "", so that what several sources
+    say of a node is said of one node. Not in jobs of which some have the name: the same ones may
+    have been read with it and without."""
+    clusters = {
+        name: set(getattr(tables, name).select(pl.col("cluster").unique()).collect()["cluster"])
+        for name in NAMES.values()
+    }
+    known = set[str]().union(*clusters.values()) - {""}
+    if len(known) != 1:
+        return tables
+    (one,) = known
+    named = pl.when(pl.col("cluster") != "").then(pl.col("cluster")).otherwise(pl.lit(one))
+    return tables._replace(
+        **{
+            name: getattr(tables, name).with_columns(cluster=named)
+            for name, said in clusters.items()
+            if "" in said and (name != "jobs" or said == {""})
+        }
+    )
 
 
 def _known(lake: Lake) -> tuple[int, int]:

@@ -74,7 +74,7 @@ def lost(facts: Facts) -> Told:
         whole = summed.first_gpu_s + summed.second_gpu_s
         notes = [
             f"{whole / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
-            f" {100 * summed.second_share:.2g} % of them second order"
+            f" {100 * summed.second_share:.3g} % of them second order"
         ]
     told = section("goodput", "What failures cost", said, columns, found, notes)
     return Told(told, partial(pictures.goodput, found) if len(found) else None)

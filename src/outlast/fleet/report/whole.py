@@ -12,8 +12,10 @@ import polars as pl
 from outlast import __version__
 from outlast.fleet import attribution, blame, goodput, instigators, loops, mttf
 from outlast.fleet.exposure import KEY
+from outlast.fleet.intervals import garwood
 from outlast.fleet.report import costs, failures, nodes
 from outlast.fleet.report.sections import Facts, Section, Told
+from outlast.fleet.signals import within
 from outlast.fleet.tables import DAY_NS, Tables
 
 SHORT_DAYS = 7
@@ -81,9 +83,10 @@ def report(
             told.append(one)
             on_told(one)
     on_progress(len(asked), len(asked))
+    in_window = within(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
-        for name, frame in tables._asdict().items() if isinstance(frame, pl.LazyFrame)
+        for name, frame in in_window._asdict().items() if isinstance(frame, pl.LazyFrame)
     }  # fmt: skip
     whole = Report(
         version=__version__, source=source, since_ns=tables.since_ns, until_ns=tables.until_ns,
@@ -117,14 +120,14 @@ def _headlines(facts: Facts, told: list[Told]) -> list[Headline]:
     rows = {one.section.key: one.section.rows for one in told}
     rate, found = facts.rate, []
     if rate.per_1000_node_days is not None:
-        found.append(
-            Headline(
-                figure=f"{rate.per_1000_node_days:.2f}",
-                said="failures in 1000 node-days (r_f)",
-                rests_on=f"{rate.low:.2f} to {rate.high:.2f} with 90 %; {rate.failures:,} failures"
-                f" of jobs above {rate.above_gpus:,} GPUs",
-            )
-        )
+        figure = f"{rate.per_1000_node_days:.2f}"
+        rests_on = f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
+        if not rate.failures:  # its interval begins above 0
+            figure = f"below {1000 * garwood(0)[1] / rate.node_days:.2f}"
+            rests_on = f"with 95 %, after {rate.node_days:,.0f} node-days; "
+        rests_on += f"{rate.failures:,} failures of jobs above {rate.above_gpus:,} GPUs"
+        said = "failures in 1000 node-days (r_f)"
+        found.append(Headline(figure=figure, said=said, rests_on=rests_on))
     ended = [one for one in rows["states"] if one["of"] == "infrastructure"]
     if rows["states"]:
         share = sum(one["gpu_hours_share"] or 0.0 for one in ended)
@@ -133,7 +136,7 @@ def _headlines(facts: Facts, told: list[Told]) -> list[Headline]:
             Headline(
                 figure=f"{100 * share:.3g} %",
                 said="of GPU time was in attempts that infrastructure ended",
-                rests_on=f"{100 * jobs:.2g} % of attempts",
+                rests_on=f"{100 * jobs:.3g} % of attempts",
             )
         )
     if rows["ettr"]:
@@ -154,8 +157,10 @@ def _headlines(facts: Facts, told: list[Told]) -> list[Headline]:
             Headline(
                 figure=f"{first + second:,.0f}",
                 said="GPU hours of work lost to failures",
-                rests_on=f"{100 * second / (first + second):.2g} % of it by preemptions that"
-                " they caused",
+                rests_on=f"{100 * second / (first + second):.3g} % of it by preemptions that"
+                " they caused"
+                if first + second
+                else "the attempts that they ended held no GPUs",
             )
         )
     lemons = [one for one in rows["lemons"] if one["called"]]

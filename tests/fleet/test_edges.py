@@ -1,0 +1,224 @@
+"""Where there is little, or nothing to divide by, or two of the same name: no figure from nothing,
+and nothing of one cluster is said of another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pytest
+from tests.fleet.attempts import put
+from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
+
+from outlast.errors import LakeError
+from outlast.fleet import synth
+from outlast.fleet.aftermath import aftermath
+from outlast.fleet.attribution import attribute
+from outlast.fleet.blame import at_fault
+from outlast.fleet.fit import fit
+from outlast.fleet.lake import Lake
+from outlast.fleet.lemons import lemons
+from outlast.fleet.outages import outage_rate
+from outlast.fleet.present import present
+from outlast.fleet.rates import rolling
+from outlast.fleet.report.whole import Report, report
+from outlast.fleet.swaps import swaps
+from outlast.fleet.tables import NAMES, Tables
+from outlast.fleet.window import window
+from outlast.records import NodeSeen, Outage, Repair
+
+
+def said(found: Tables) -> Report:
+    """A report, of which every figure is a number or none."""
+    whole = report(found, "x").report
+    assert not list(_not_finite(msgspec.to_builtins(whole)))
+    return whole
+
+
+def _not_finite(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _not_finite(one)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield value
+
+
+def outage(node: str, at: float, hours: float | None, name: str = "c") -> Outage:
+    begun = T0 + round(at * HOUR)
+    until = None if hours is None else begun + round(hours * HOUR)
+    return Outage(t_ns=begun, cluster=name, node=node, until_ns=until, symptom="other", detail="")
+
+
+def rows(of: Report, key: str) -> list[dict[str, Any]]:
+    (section,) = (one for one in of.sections if one.key == key)
+    return section.rows
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gpus": 0},
+        {"hours": 0.0},
+        {"hours": -3.0},
+        {"start_ns": None},
+        {"start_ns": None, "hosts": "", "nodes": 0, "gpus": 0},
+    ],
+    ids=str,
+)
+def test_failures_that_cost_no_gpu_time(more: dict[str, Any]) -> None:
+    found = cluster(job(state="NODE_FAIL", **more))
+    (cost,) = [one for one in said(found).headlines if "lost to failures" in one.said]
+    assert (cost.figure, cost.rests_on) == ("0", "the attempts that they ended held no GPUs")
+
+
+def test_without_a_failure_a_rate_is_below_something() -> None:
+    found = said(cluster(job(end=100, hours=100, gpus=256, nodes=32, hosts="n[1-32]")))
+    rate = found.headlines[0]
+    below = 1000 * -math.log(0.05) / (32 * 100 / 24)
+    assert rate.figure == f"below {below:.2f}" and "after 133 node-days" in rate.rests_on
+
+
+def test_only_what_lies_in_the_window_is_counted_as_read() -> None:
+    found = cluster(
+        job(end=24), job("2", end=260, hours=200), job("3", end=250, hours=1),
+        finding(at=-0.1), finding(at=1), finding(at=240.1),
+        outage("n1", -5, 1), outage("n1", -5, 6), outage("n1", 300, 1),
+    )  # fmt: skip
+    assert said(found).records == {
+        "jobs": 2, "findings": 1, "outages": 1, "repairs": 0, "nodes": 0, "checks": 0,
+    }  # fmt: skip
+
+
+def test_where_only_a_lemon_failed_its_odds_are_not_infinite() -> None:
+    bad = [
+        job(str(nth), end=20 * nth + 10, hours=9, hosts="bad", state="NODE_FAIL")
+        for nth in range(6)
+    ]
+    good = [job(f"g{nth}", end=200, hours=200, hosts=f"n{nth}") for nth in range(60)]
+    found = cluster(*bad, *good)
+    ranking = lemons(found, at_fault(attribute(found)), history_days=28)
+    first = ranking.row(0, named=True)
+    assert (first["node"], first["lemon"]) == ("bad", True)
+    fleet = 0.5 / (60 * 200)
+    expected = 6 * 9 * 2 / (2 / fleet + 60 * 200)  # of a kind that never failed
+    assert first["expected"] == pytest.approx(expected)
+    assert first["p"] == pytest.approx(expected**6 / math.factorial(6), rel=0.01)
+    assert rows(said(found), "lemons")[0]["times"] == pytest.approx(6 / expected)
+
+
+def test_a_node_that_was_never_up_has_no_rate() -> None:
+    found = cluster(outage("n1", 0, None))
+    assert outage_rate(found).per_1000_node_days is None
+    almost = cluster(outage("n1", 0, None), outage("n1", 1, 1))._replace(since_ns=T0 - 1000)
+    assert outage_rate(almost).per_1000_node_days is None
+    with pytest.raises(LakeError, match="nothing to measure"):
+        fit(almost)
+
+
+def test_a_rolling_rate_is_of_whole_days() -> None:
+    """Of four, and half of one on either side, on which a failure would weigh eight times."""
+    jobs = [job(f"{at}", end=at, hours=1, state="NODE_FAIL") for at in (-11.9, 36, 96.1)]
+    found = cluster(*jobs, job("long", end=200, hours=300), outage("n2", 97, 1))
+    found = found._replace(since_ns=T0 - DAY_NS // 2, until_ns=T0 + 4 * DAY_NS + DAY_NS // 2)
+    told = rolling(found, attribute(found), days=1).filter(pl.col("cause") == "all")
+    assert told["failures"].to_list() == [0, 1, 0, 0]
+    assert told["node_days"].to_list() == pytest.approx([1, 1 + 1 / 24, 1, 1 + 0.9 / 24])
+    assert outage_rate(found).per_day_variance is None  # no whole day has one
+    assert outage_rate(found).outages == 1
+
+
+def both(records: list[Any]) -> list[Any]:
+    """And the same of another cluster."""
+    return [*records, *(msgspec.structs.replace(one, cluster="d") for one in records)]
+
+
+def test_what_other_clusters_nodes_do_is_not_said_of_ours() -> None:
+    """Nodes have the same names in both."""
+    ours = job(end=24, hours=24, nodes=4, hosts="n[1-4]", state="NODE_FAIL", failed_node="n1")
+    theirs = [outage(f"n{nth}", 24, 5, "d") for nth in range(1, 5)]
+    found = cluster(ours, *theirs)
+    left = aftermath(found, attribute(found), above_gpus=0)
+    assert (left.failures, left.went_on, left.wide) == (1, 1, 0)
+    mine = cluster(ours, *(msgspec.structs.replace(one, cluster="c") for one in theirs))
+    assert aftermath(mine, attribute(mine), above_gpus=0).wide == 1
+    one = cluster(ours, outage("n1", 24.1, 5))
+    assert aftermath(one, attribute(one), above_gpus=0).went_on == 0
+    part = Repair(t_ns=T0 + 1, cluster="c", node="n1", kind="swap", part="gpu", detail="")
+    (told,) = swaps(cluster(*both([part]))).to_dicts()
+    assert (told["swaps"], told["nodes"]) == (2, 2)
+
+
+def test_two_clusters_of_the_same_names_and_numbers_are_twice_one() -> None:
+    one, _ = synth.cluster("rsc1-eventful", 10, seed=3, nodes=128)
+    doubled = {
+        name: pl.concat(
+            [getattr(one, name), getattr(one, name).with_columns(cluster=pl.lit("other"))]
+        )
+        for name in NAMES.values()
+    }
+    single, double = said(one), said(one._replace(**doubled))
+    counts = {
+        "states": ("jobs", "gpu_hours"),
+        "causes": ("failures",),
+        "sizes": ("jobs", "gpu_hours"),
+        "mttf": ("attempts", "failures"),
+        "goodput": ("first_attempts", "first_gpu_s", "second_attempts", "second_gpu_s"),
+        "ettr": ("runs",),
+    }
+    same = {
+        "causes": ("share", "per_gpu_hour"),
+        "mttf": ("mttf_h", "projected_h"),
+        "ettr": ("ettr", "expected", "exact"),
+        "states": ("gpu_hours_share",),
+    }
+    for key, columns in (*counts.items(), *same.items()):
+        times = 2 if counts.get(key) is columns else 1
+        assert len(rows(single, key)) == len(rows(double, key)) > 0
+        for mine, theirs in zip(rows(single, key), rows(double, key), strict=True):
+            for name in columns:
+                wanted = None if mine[name] is None else pytest.approx(times * mine[name])
+                assert theirs[name] == wanted, (key, name)
+    assert sum(one["first_attempts"] for one in rows(single, "goodput")) > 2
+
+
+def test_what_was_found_before_a_window_tells_of_its_first_failures(tmp_path: Path) -> None:
+    put(
+        tmp_path / "lake",
+        cluster(
+            job(end=1), job("2", end=48.05, state="FAILED"), finding(at=47.95), job("3", end=90)
+        ),
+    )
+    begin = T0 + 2 * DAY_NS
+    day = str(pl.Series([begin]).cast(pl.Datetime("ns")).dt.date()[0])
+    found = window(Lake.open(tmp_path / "lake"), since=day)
+    assert found.since_ns == begin
+    assert attribute(found).failures["job"].to_list() == ["2"]
+    assert said(found).records["findings"] == 0
+
+
+def test_a_source_that_names_no_cluster_speaks_of_the_only_one(tmp_path: Path) -> None:
+    """Of one node, not of two; where there are two clusters nobody knows of which."""
+    seen = NodeSeen(t_ns=T0, cluster="c", node="n1", kind="", gpus=8, rack="", pod="")
+    nameless = [
+        finding(at=24, cluster="", code="XID 79"), outage("n1", 24, 3, ""),
+        Repair(t_ns=T0 + 25 * HOUR, cluster="", node="n1", kind="ticket", part="", detail=""),
+    ]  # fmt: skip
+    ran = [job(end=24, hours=20, state="NODE_FAIL"), job("2", end=200)]
+    put(tmp_path / "one", cluster(*ran, seen, *nameless))
+    found = window(Lake.open(tmp_path / "one"))
+    assert present(found)["cluster"].to_list() == ["c"]
+    (node,) = rows(said(found), "lemons")
+    assert (node["xid_cnt"], node["tickets"], node["out_count"]) == (1, 1, 1)
+    put(tmp_path / "two", cluster(*both(ran), seen, *nameless))
+    found = window(Lake.open(tmp_path / "two"))
+    assert set(found.findings.collect()["cluster"]) == {""}
+    put(tmp_path / "twice", cluster(*ran, msgspec.structs.replace(ran[0], cluster=""), *nameless))
+    found = window(Lake.open(tmp_path / "twice"))
+    assert sorted(found.jobs.collect()["cluster"]) == ["", "c", "c"]
+    assert set(found.outages.collect()["cluster"]) == {"c"}
