@@ -48,6 +48,13 @@ def test_another_of_its_kind_begins_the_time_anew() -> None:
     assert ("now", "XID 79") not in told(found)
 
 
+def test_a_code_that_nobody_describes_holds_as_well() -> None:
+    odd = "NVRM: Xid (PCI:0000:3b:00): 99999, pid=1, name=x, something new"
+    _, memory = looked(Memory(boot="b"), 0, log((-2, odd)))
+    found, _ = looked(memory, 300, log((-2, odd)))
+    assert ("unknown", "XID 99999") in told(found)
+
+
 def test_what_cannot_be_read_now_was_read_before() -> None:
     _, memory = looked(Memory(boot="b"), 0, log((-2, XID79)))
     found, memory = looked(memory, 60, None)

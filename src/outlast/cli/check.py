@@ -49,7 +49,7 @@ def check(
     Parameters
     ----------
     profile
-        Which checks, and how long they may take together: prolog 10 s, periodic 40 s, epilog 20 s,
+        Which checks, and how long they may take together: prolog 10 s, periodic 30 s, epilog 20 s,
         preflight 300 s.
     settings
         A TOML file that says what this node should have (see docs/check.md).

@@ -16,6 +16,7 @@ from outlast.records import Finding
 
 SECOND_NS = 10**9
 POINTS_MAX = 96  # of a counter
+KEEP_S = 7200.0  # at least: errors are counted by the hour
 KEYS_MAX = 4096  # of each kind; the stalest go first
 EVENTS_MAX = 256  # of a link
 RESET = 0  # what a counter begins from when it is reset
@@ -146,7 +147,7 @@ def remembered(
         held[key] = Held(one, before.first_ns if before else one.t_ns, last)
     flaps = dict(memory.flaps)
     counters = dict(memory.counters)
-    keep_ns = round((rule.window_s + rule.recovery_s) * SECOND_NS)
+    keep_ns = round(max(rule.window_s + rule.recovery_s, KEEP_S) * SECOND_NS)
     for key, (value, is_event) in counts.items():
         if is_event:
             flaps[key] = flap_after(memory, key, value, now_ns, rule)

@@ -1,6 +1,7 @@
 """Which checks there are, and which of them when: before a job, now and then, after it, at length.
 
-Slurm waits for a prolog with a job in its hands, and kills a HealthCheckProgram after 60 s.
+Slurm waits for a prolog with a job in its hands, and kills a HealthCheckProgram after 60 s, in
+which it must also have found the state directory free, and spoken with Slurm where it drains.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
 QUICK = ("kernel", "mount", "memory", "link", "gpu")
 PROFILES: dict[Profile, Plan] = {
     "prolog": Plan(QUICK, 10.0),
-    "periodic": Plan((*QUICK, "disk", "smart", "clock", "service"), 40.0),
+    "periodic": Plan((*QUICK, "disk", "smart", "clock", "service"), 30.0),
     "epilog": Plan((*QUICK, "leftover"), 20.0),
     "preflight": Plan(
         (*QUICK, "disk", "smart", "clock", "service", "leftover", "matmul", "neighbour"), 300.0

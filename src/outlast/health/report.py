@@ -84,7 +84,7 @@ def _one(taken: Taken, check: AnyCheck, about: About, found: Judged) -> str:
         mine = [_unknown(taken, check, about, "the check said nothing of its sample")]
     found.findings.extend(mine)
     if check.lasting:
-        found.events.extend(each for each in mine if each.severity != "unknown")
+        found.events.extend(mine)
     found.counts.update(counts)
     return getattr(sample, "boot", "")
 
