@@ -155,6 +155,33 @@ def test_nobody_is_blamed_while_the_last_one_still_moves() -> None:
     assert judge(120, look(0, 100), look(1, 119)) == Verdict()
 
 
+@pytest.mark.parametrize("heals", [True, False])
+def test_who_waited_for_the_culprit_is_given_the_floor_to_be_woken(heals: bool) -> None:
+    """Its generation is closed; under load one survivor still stands where it stood for long."""
+    culprit, slow = look(1, 100, collectives=16), look(0, 100, state="voting")
+    memory, verdict = watch(Memory(), [slow, culprit, look(2, 100)], 701 * S, LIMITS)
+    assert [fault.seat for fault in verdict.suspects] == [1]
+    other = [look(2, 702, state="healing")] if heals else []  # or it was the first to die
+    for now_s in (702, 707, 712):
+        memory, verdict = watch(memory, [slow, *other], now_s * S, LIMITS)
+        assert verdict == Verdict()
+    memory, verdict = watch(memory, [slow, *other], 713 * S, LIMITS)
+    assert [fault.seat for fault in verdict.suspects] == [0]  # nothing wakes it
+
+
+def test_a_retry_blames_nobody_who_is_slow_to_hear_of_it() -> None:
+    looks = [look(0, 100, state="voting"), look(1, 100, state="voting")]
+    memory, verdict = watch(Memory(), looks, 120 * S, LIMITS)
+    assert verdict.retry is not None
+    woken = [look(0, 121, state="healing"), looks[1]]
+    assert watch(memory, woken, 121 * S, LIMITS)[1] == Verdict()
+
+
+def test_two_that_hang_at_once_are_blamed_at_once() -> None:
+    looks = [look(0, 100), look(1, 99, collectives=16), look(2, 99, collectives=16)]
+    assert [fault.seat for fault in judge(120, *looks).suspects] == [1, 2]
+
+
 def test_a_stopped_process_is_blamed_directly() -> None:
     memory = Memory()
     stopped = look(1, 100, letter="T", collectives=20)

@@ -6,6 +6,9 @@ in a collective is no suspect; the one that it waits for is, once it has neither
 processor for longer than this run's own phases of that kind allow. When all stand at the same
 place, nobody is blamed and the generation is to be tried again, each time with twice the patience.
 
+Whoever waited for a rank that has died, heals or is given up has been standing for long, and needs
+a moment to be woken: when one is judged no longer, the floor begins anew for the others.
+
 What may take its time has the ceiling: the first phases of every kind, set-up, dry steps,
 checkpoints, the script's own code between phases, and whoever computes.
 """
@@ -54,6 +57,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
     retries: int = 0  # in a row, before the same phase
     retried_n: int = -1
+    judged: tuple[str, ...] = ()  # at the last look
+    left_ns: int | None = None  # when one of them last was judged no longer: dead, or it heals
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,19 +123,23 @@ def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
 
 
 def _remember(memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_ns: int) -> Memory:
-    """Who is stopped since when; who is gone is forgotten, and retries of a phase that is over."""
+    """Who is stopped since when, who left when; who is gone is forgotten, and retries of a phase that
+    is over."""
     stopped = {
         look.worker: memory.stopped.get(look.worker, now_ns)
         for look in looks
         if look.letter in "Tt"
     }
     names = {look.worker for look in looks}
+    judged = tuple(look.worker for look in seated)
     over = bool(seated) and min(look.n for look in seated) != memory.retried_n
     return msgspec.structs.replace(
         memory,
         stopped=stopped,
         said={name: t_ns for name, t_ns in memory.said.items() if name in names},
         retries=0 if over else memory.retries,
+        judged=judged,
+        left_ns=memory.left_ns if set(memory.judged) <= set(judged) else now_ns,
     )
 
 
@@ -174,6 +183,8 @@ def _stuck(
     memory: Memory, seated: list[Look], now_ns: int, limits: Limits
 ) -> tuple[list[Fault], Fault | None]:
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    if memory.left_ns is not None and now_ns - memory.left_ns <= int(limits.hang_floor_s * _S_NS):
+        return [], None
     patience_ns = {look.worker: timeout_ns(look, seated, limits) for look in seated}
     still = [
         look
