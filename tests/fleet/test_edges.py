@@ -14,6 +14,7 @@ import pytest
 from tests.fleet.attempts import put
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 
+from outlast.drawing import svg
 from outlast.errors import LakeError
 from outlast.fleet import synth
 from outlast.fleet.aftermath import aftermath
@@ -25,18 +26,23 @@ from outlast.fleet.lemons import lemons
 from outlast.fleet.outages import outage_rate
 from outlast.fleet.present import present
 from outlast.fleet.rates import rolling
+from outlast.fleet.rates_file import Source, text
 from outlast.fleet.report.whole import Report, report
 from outlast.fleet.swaps import swaps
 from outlast.fleet.tables import NAMES, Tables
 from outlast.fleet.window import window
+from outlast.plan.scenario import scenario_of
 from outlast.records import NodeSeen, Outage, Repair
 
 
-def said(found: Tables) -> Report:
-    """A report, of which every figure is a number or none."""
-    whole = report(found, "x").report
-    assert not list(_not_finite(msgspec.to_builtins(whole)))
-    return whole
+def said(found: Tables, *, drawn: bool = False) -> Report:
+    """A report, of which every figure is a number or none; and that can be drawn."""
+    whole = report(found, "x")
+    assert not list(_not_finite(msgspec.to_builtins(whole.report)))
+    for one in whole.told if drawn else ():
+        if one.draw:
+            assert "<svg" in svg(one.draw, one.section.key)
+    return whole.report
 
 
 def _not_finite(value: Any) -> Iterator[float]:
@@ -73,7 +79,7 @@ def rows(of: Report, key: str) -> list[dict[str, Any]]:
 )
 def test_failures_that_cost_no_gpu_time(more: dict[str, Any]) -> None:
     found = cluster(job(state="NODE_FAIL", **more))
-    (cost,) = [one for one in said(found).headlines if "lost to failures" in one.said]
+    (cost,) = [one for one in said(found, drawn=True).headlines if "lost to failures" in one.said]
     assert (cost.figure, cost.rests_on) == ("0", "the attempts that they ended held no GPUs")
 
 
@@ -82,6 +88,11 @@ def test_without_a_failure_a_rate_is_below_something() -> None:
     rate = found.headlines[0]
     below = 1000 * -math.log(0.05) / (32 * 100 / 24)
     assert rate.figure == f"below {below:.2f}" and "after 133 node-days" in rate.rests_on
+
+
+def test_jobs_without_gpus_are_no_training() -> None:
+    found = cluster(job(end=100, hours=90, gpus=0), job("2", end=200, hours=90, gpus=0))
+    assert rows(said(found, drawn=True), "ettr") == []
 
 
 def test_only_what_lies_in_the_window_is_counted_as_read() -> None:
@@ -110,6 +121,30 @@ def test_where_only_a_lemon_failed_its_odds_are_not_infinite() -> None:
     assert first["expected"] == pytest.approx(expected)
     assert first["p"] == pytest.approx(expected**6 / math.factorial(6), rel=0.01)
     assert rows(said(found), "lemons")[0]["times"] == pytest.approx(6 / expected)
+    told = fit(found)
+    assert "lemon-factor" not in told.scenario
+    assert any("only lemons failed" in note for note in told.notes)
+
+
+def test_a_node_on_which_jobs_die_at_once_makes_no_file_that_plans_refuse(tmp_path: Path) -> None:
+    bad = [
+        job(str(nth), end=nth + 1, hours=1e-4, hosts="bad", state="NODE_FAIL") for nth in range(6)
+    ]
+    good = [
+        job(
+            f"g{nth}",
+            end=200,
+            hours=200,
+            hosts=f"n{nth}",
+            state="NODE_FAIL" if not nth else "FAILED",
+        )
+        for nth in range(40)
+    ]
+    found = fit(cluster(*bad, *good))
+    assert found.scenario["lemon-factor"] == 1e6
+    path = tmp_path / "rates.toml"
+    path.write_text(text(found, Source("x", "d")))
+    assert scenario_of({"gpus": "1024", "rates": str(path)}).gpus_per_node == 8
 
 
 def test_a_node_that_was_never_up_has_no_rate() -> None:

@@ -20,6 +20,7 @@ from outlast.fleet.tables import DAY_NS, Tables
 
 ENOUGH = 10  # failures: below, more jobs are looked at
 WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; plans take no more
 LEMONS_LEAST = 0.05  # by which lemons raise the fleet's rate where they are worth naming
 
 
@@ -76,7 +77,7 @@ def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
     rate, size = _rate(tables, found, above_gpus, node_gpus, notes)
     measured = _repair(tables, notes)
     measured |= _shares(tables, found, size, notes)
-    measured |= _lemons(tables, found)
+    measured |= _lemons(tables, found, notes)
     scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
     for key, one in measured.items():
         scenario[key] = f"{max(1, round(one.value))}s" if key == "repair" else round(one.value, 6)
@@ -189,13 +190,16 @@ def _shares(
     }
 
 
-def _lemons(tables: Tables, found: Attributed) -> dict[str, Measured]:
+def _lemons(tables: Tables, found: Attributed, notes: list[str]) -> dict[str, Measured]:
     """Where some are certain and raise the rate of the fleet by LEMONS_LEAST or more."""
     days = (tables.until_ns - tables.since_ns) / DAY_NS
     if not len(found.failures):
         return {}
     nodes = lemons(tables, at_fault(found), days=days, history_days=days)
     bad = nodes.filter("lemon")
+    if len(bad) and float(nodes["failures"].sum()) - float(bad["failures"].sum()) < 1:
+        notes.append("only lemons failed: how many times as often as others cannot be told")
+        return {}
     failed, expected = float(bad["failures"].sum()), float(bad["expected"].sum())
     if not len(bad) or not expected or len(bad) / len(nodes) * (failed / expected) < LEMONS_LEAST:
         return {}
@@ -207,7 +211,7 @@ def _lemons(tables: Tables, found: Attributed) -> dict[str, Measured]:
             said="share of nodes that fail more often than chance explains",
         ),
         "lemon-factor": Measured(
-            value=failed / expected, low=low, high=high, count=round(failed),
+            value=min(failed / expected, FACTOR_MOST), low=low, high=high, count=round(failed),
             said="how many times as often as the others; those found are the worst ones",
         ),
     }  # fmt: skip

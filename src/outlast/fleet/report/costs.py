@@ -17,6 +17,7 @@ def training(facts: Facts) -> tuple[Told, Told]:
     """Figure 9 of the paper, and what other settings would give."""
     top = ettr.top_qos(facts.tables)
     runs = ettr.ettr(facts.tables, facts.infra, qos=None if top is None else [top])
+    runs = runs.filter(pl.col("gpus") > 0)
     found = ettr.by_size(runs, facts.node_rate_per_s)
     columns = [
         Column("bucket", "GPUs, up to", "count"), Column("runs", "job runs", "count"),
@@ -31,7 +32,7 @@ def training(facts: Facts) -> tuple[Told, Told]:
         " accounting knows neither; every end but the last counts as an interruption. Beside it,"
         " what the failure rate lets expect."
     )
-    notes = [] if len(found) else ["no job run held nodes for a day"]
+    notes = [] if len(found) else ["no job run held GPUs for a day"]
     measured = section("ettr", "How much of it was training", said, columns, found, notes)
     return (
         Told(measured, partial(pictures.ettr, found) if len(found) else None),

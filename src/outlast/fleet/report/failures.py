@@ -54,8 +54,9 @@ def of_what(facts: Facts) -> Told:
     )
     alone = found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum()
     notes = [f"for {alone:,} failures nothing was found on the nodes"] if alone else []
+    drawn = found.drop_nulls("per_gpu_hour")
     told = section("causes", "What failures are of", said, columns, found, notes)
-    return Told(told, partial(pictures.causes, found) if len(found) > 1 else None)
+    return Told(told, partial(pictures.causes, found) if len(drawn) > 1 else None)
 
 
 def together(facts: Facts) -> Told:
@@ -130,7 +131,7 @@ def how_long(facts: Facts) -> Told:
             " project from"
         )
     told = section("mttf", "How long jobs run", said, columns, found, notes)
-    drawn = found.filter(pl.col("failures") > 0)
+    drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
     return Told(told, partial(pictures.mttf, found, rate) if len(drawn) else None)
 
 
