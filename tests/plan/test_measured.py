@@ -84,6 +84,7 @@ def test_what_is_said_goes_before_what_was_measured(rates: Path, tmp_path: Path)
         ("repair =", "repiar =", r"rates.toml: key repiar is not known: did you mean repair"),
         ("transient = 0.31", "transient = 2", r"rates.toml: transient 2"),
         ("[failures]", "", r"rates.toml"),
+        ("[scenario]", "[scenaro]", r"rates.toml: .*unknown field `scenaro`"),
         ("version", "=", r"rates.toml: "),
     ],
 )  # fmt: skip

@@ -30,12 +30,15 @@ class _Failures(msgspec.Struct, frozen=True):
     source: _Text
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["outlast-rates"]
     version: int
     name: _Text
     failures: _Failures
     scenario: dict[str, Any] = {}
+    measured: dict[str, Any] = {}  # this and what follows only people read
+    causes: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
 
 
 def measured(path: Path) -> Measured:
