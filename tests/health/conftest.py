@@ -11,6 +11,12 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are not broken into lines."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 @pytest.fixture
 def fixtures() -> Path:
     """Real samples of health tools."""

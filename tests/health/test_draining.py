@@ -215,6 +215,26 @@ def test_of_many_that_come_at_once_no_more_go_than_may(tmp_path: Path) -> None:
     assert take_slot(tmp_path, "n9", 3, later, 3600).granted, "an hour later there is room again"
 
 
+def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.has(n1=("IDLE", "", "Unknown"))
+    shared, target = tmp_path / "shared", tmp_path / "crontab"
+    shared.mkdir()
+    asked = Drain(shared=str(shared), deadline_s=20)
+    (shared / LEDGER).symlink_to(target)
+    assert "could not be asked" in drain(report(), asked).why
+    assert not target.exists()
+    (shared / LEDGER).unlink()
+    target.write_text("")
+    (shared / LEDGER).hardlink_to(target)
+    assert "no file of its own" in drain(report(), asked).why
+    (shared / LEDGER).unlink()
+    shared.chmod(0o777)
+    assert "everybody can write" in drain(report(), asked).why
+    assert slurm.node("n1")[0] == "IDLE" and target.read_text() == ""
+    shared.chmod(0o755)
+    assert drain(report(), asked).drained
+
+
 def test_the_command_drains_and_says_so(
     slurm: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

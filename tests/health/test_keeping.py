@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,50 @@ def test_a_place_that_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         keeping.read(tmp_path)
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("name", [keeping.FILE, keeping.LOCK])
+def test_a_link_in_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+    place, target = tmp_path / "state", tmp_path / "passwd"
+    place.mkdir(mode=0o700)
+    (place / name).symlink_to(target)
+    with pytest.raises(StorageError), keeping.locked(place, 1):
+        keeping.read(place)
+    assert not target.exists()
+    target.write_bytes(b'{"boot": "theirs"}')
+    with pytest.raises(StorageError), keeping.locked(place, 1):
+        keeping.read(place)
+    assert target.read_bytes() == b'{"boot": "theirs"}'
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / keeping.FILE)
+    with pytest.raises(StorageError, match="is no file"):
+        keeping.read(tmp_path)
+
+
+def test_a_directory_that_others_could_write_to_is_not_used(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    place.mkdir()
+    for mode in (0o777, 0o1777, 0o770):
+        place.chmod(mode)
+        for use in (lambda: keeping.read(place), lambda: keeping.locked(place, 1).__enter__()):
+            with pytest.raises(StorageError, match="can be written by others"):
+                use()
+    place.chmod(0o755)
+    with keeping.locked(place, 1):
+        keeping.write(place, Memory())
+    (tmp_path / "link").symlink_to(place)
+    with pytest.raises(StorageError, match="is a link"):
+        keeping.read(tmp_path / "link")
+    tmp_path.chmod(0o777)
+    with pytest.raises(StorageError, match="everybody can put another"):
+        keeping.read(place)
+    assert sorted(each.name for each in place.iterdir()) == [keeping.FILE, keeping.LOCK]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        keeping.read(tmp_path)

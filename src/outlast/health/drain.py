@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -101,9 +102,16 @@ def _slot(shared: Path, name: str, settings: Drain, most: int, now_ns: int) -> S
 
 def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) -> Slot:
     """One line of the ledger, under a lock that holds over NFS and Lustre too (fcntl's), so that of
-    nodes that come at once no more than `most` go. Raises OSError, StorageError."""
-    file = os.open(shared / LEDGER, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    nodes that come at once no more than `most` go. Raises OSError, StorageError; also for a
+    directory in which everybody could remove the ledger, or lay a link to another file."""
+    if stat.S_IMODE(shared.stat().st_mode) & stat.S_IWOTH:
+        raise StorageError(f"everybody can write to {shared}: chmod o-w")
+    how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(shared / LEDGER, how, 0o600)
     try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise StorageError(f"{shared / LEDGER} is no file of its own")
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

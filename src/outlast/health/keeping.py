@@ -1,10 +1,16 @@
-"""The state directory: one file that is there whole or not at all, also for two checks at once."""
+"""The state directory: one file that is there whole or not at all, also for two checks at once.
+
+Who checks is root as a rule, and what is remembered can drain a node or hide a fault: so nobody
+else may be able to write there, and nothing in it is followed or waited for.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +26,7 @@ FILE = "check.json"
 LOCK = "check.lock"
 FILE_BYTES_MAX = 16 << 20
 TRY_S = 0.02  # between two tries at the lock
+ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Kept(NamedTuple):
@@ -32,10 +39,11 @@ class Kept(NamedTuple):
 @contextlib.contextmanager
 def locked(directory: Path, within_s: float) -> Iterator[None]:
     """Nobody else has the directory meanwhile. Raises StorageError where it cannot be made or
-    locked, or somebody else does not let go of it in time."""
+    locked, others can write to it, or somebody does not let go of it in time."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        refuse_shared(directory)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | ASIDE, 0o600)
     except OSError as error:
         raise StorageError(
             f"the state directory {directory} cannot be used: {error.strerror}; name another one"
@@ -62,7 +70,8 @@ def read(directory: Path) -> Kept:
     """A file that is missing, damaged or of another version begins anew, and says so."""
     path = directory / FILE
     try:
-        with path.open("rb") as file:
+        refuse_shared(directory)
+        with open(path, "rb", opener=_ours) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return Kept(Memory(), f"{path} is not there yet: what comes of counters is known next time")
@@ -77,6 +86,37 @@ def read(directory: Path) -> Kept:
     if memory.version != Memory().version:
         return Kept(Memory(), f"{path} is of version {memory.version}, and begun anew")
     return Kept(memory)
+
+
+def refuse_shared(directory: Path) -> None:
+    """Raises StorageError for a directory that another user could have put there, or can write to;
+    OSError where there is none."""
+    found = directory.lstat()
+    why = ""
+    if stat.S_ISLNK(found.st_mode):
+        why = "is a link: name the directory itself"
+    elif found.st_uid not in {0, os.geteuid()}:
+        why = f"belongs to another user ({found.st_uid})"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = "can be written by others: chmod go-w"
+    elif open_ := [str(each) for each in directory.absolute().parents if _is_open(each)]:
+        why = f"lies in {open_[0]}, where everybody can put another in its place"
+    if why:
+        raise StorageError(f"the state directory {directory} {why}; it was not used")
+
+
+def _is_open(directory: Path) -> bool:
+    mode = directory.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+
+
+def _ours(path: str, _flags: int) -> int:
+    """A file to read, which no link and no pipe is. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | ASIDE)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is no file")
+    return file
 
 
 def write(directory: Path, memory: Memory) -> None:
