@@ -58,15 +58,17 @@ def read(
     where: str,
     stored: Callable[[Any], Any] | None = None,
     opcodes_max: int = sys.maxsize,
+    keys: tuple[type, ...] = (),
 ) -> Any:
     """The value of a pickle (protocols 2 to 5).
 
     `known`: what may be named, and what to make of a call of it (None: it may be named, not
     called). `stored`: what to make of a reference to an object outside of the pickle.
-    `opcodes_max`: one byte may make an object of 200. Raises CodecError for a name that is not
-    known, or too many opcodes, CorruptionError for what is no whole pickle.
+    `opcodes_max`: one byte may make an object of 200. `keys`: all that may be a key or in a set:
+    numbers and tuples can be chosen so that all have one hash. Raises CodecError for a name that is
+    not known, or too many opcodes, CorruptionError for what is no whole pickle.
     """
-    machine = _Machine(known, where, stored)
+    machine = _Machine(known, where, stored, keys)
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if count == opcodes_max:
@@ -102,8 +104,10 @@ class _Machine:
         known: Mapping[str, Builder | None],
         where: str,
         stored: Callable[[Any], Any] | None,
+        keys: tuple[type, ...],
     ) -> None:
         self.stack: list[Any] = []
+        self._keys = keys
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._known = known
@@ -189,13 +193,21 @@ class _Machine:
 
     def set_items(self, pairs: list[Any]) -> None:
         target = _container(self.stack[-1], dict)
-        target.update(zip(map(_key, pairs[::2]), pairs[1::2], strict=True))
+        target.update(zip(map(self.key, pairs[::2]), pairs[1::2], strict=True))
 
     def extend(self, items: list[Any]) -> None:
         _container(self.stack[-1], list).extend(items)
 
     def add(self, items: list[Any]) -> None:
-        _container(self.stack[-1], set).update(map(_key, items))
+        _container(self.stack[-1], set).update(map(self.key, items))
+
+    def freeze(self, _: Any) -> None:
+        self.stack.append(frozenset(map(self.key, self.marked())))
+
+    def key(self, value: Any) -> Any:
+        if self._keys and not isinstance(value, self._keys):
+            raise TypeError(f"a {type(value).__name__} is no key here")
+        return _key(value)
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -243,7 +255,7 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE1": lambda machine, _: machine.push(machine.last(1)),
     "TUPLE2": lambda machine, _: machine.push(machine.last(2)),
     "TUPLE3": lambda machine, _: machine.push(machine.last(3)),
-    "FROZENSET": lambda machine, _: machine.push(flat_set(machine.marked(), frozenset)),
+    "FROZENSET": _Machine.freeze,
     "APPEND": lambda machine, _: machine.extend(list(machine.last(1))),
     "APPENDS": lambda machine, _: machine.extend(machine.marked()),
     "SETITEM": lambda machine, _: machine.set_items(list(machine.last(2))),

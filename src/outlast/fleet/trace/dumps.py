@@ -23,7 +23,9 @@ MAJOR = "2"  # of the recorder's version: 2.0 came with torch 2.4, 2.10 is torch
 _PICKLE = b"\x80"
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Sizes = tuple[tuple[Whole, ...], ...]
+# Bounded, because a pickle can say one value a million times, and each is worked on.
+Sizes = tuple[Annotated[tuple[Whole, ...], Meta(max_length=64)], ...]
+Name = Annotated[str, Meta(max_length=256)]
 
 
 class Frame(Struct, frozen=True):
@@ -37,7 +39,7 @@ class Frame(Struct, frozen=True):
 class Entry(Struct, frozen=True):
     """One record of the ring buffer, as torch writes it."""
 
-    profiling_name: str
+    profiling_name: Name
     collective_seq_id: Whole
     record_id: Whole
     state: str
@@ -97,7 +99,7 @@ def decode(data: bytes, where: str) -> Dump:
         dump = _decoded(data, where)
     except msgspec.ValidationError as error:
         raise CodecError(f"{where}: no flight-recorder dump ({error})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CorruptionError(f"{where}: cut off or damaged ({error})") from error
     if dump.version.partition(".")[0] != MAJOR:
         raise CodecError(
@@ -112,7 +114,7 @@ def _decoded(data: bytes, where: str) -> Dump:
         return msgspec.json.decode(data, type=Dump, strict=False)
     if data[:1] != _PICKLE:
         raise CodecError(f"{where}: neither JSON nor a pickle")
-    value = pickled.read(data, {}, where, opcodes_max=OPCODES_MAX)
+    value = pickled.read(data, {}, where, opcodes_max=OPCODES_MAX, keys=(str,))
     if _written_out(value, {}, 0) > VALUES_MAX:
         raise CodecError(f"{where}: its pickle refers to itself more often than data needs")
     return msgspec.convert(value, type=Dump, strict=False)

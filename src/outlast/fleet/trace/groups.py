@@ -12,6 +12,7 @@ from outlast.fleet.trace.ops import Track, track
 
 DEFAULT = "default_pg"
 _RANKS_MAX = 1 << 20
+_LIST = msgspec.json.Decoder(tuple[int, ...])
 
 
 class Group(NamedTuple):
@@ -102,10 +103,11 @@ def _configured(dump: Dump) -> dict[str, tuple[int, ...]]:
 
 
 def _ranks(config: GroupConfig) -> tuple[int, ...]:
-    """Its members; nobody where the text is no list, as gloo's empty one."""
-    if not isinstance(config.ranks, str):
-        return config.ranks[:_RANKS_MAX]
+    """Its members; nobody where the text is no list of ranks, as gloo's empty one."""
     try:
-        return tuple(msgspec.json.decode(config.ranks, type=list[int]))[:_RANKS_MAX]
-    except msgspec.DecodeError:
+        ranks = config.ranks if isinstance(config.ranks, tuple) else _LIST.decode(config.ranks)
+    except (msgspec.DecodeError, UnicodeError):
         return ()
+    if len(ranks) > _RANKS_MAX or not all(0 <= rank < _RANKS_MAX for rank in ranks):
+        return ()
+    return ranks

@@ -29,6 +29,7 @@ _FOLLOWED: dict[str, Progress] = {
 _UNFOLLOWED = {"gloo", "mpi", "ucc"}
 _ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
 BATCHED = " + "
+_SHOWN = 200  # characters of a name
 _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
 
@@ -155,5 +156,6 @@ def frame_of(entry: Entry) -> str:
     """The script's own line: the innermost frame that is not torch's. Only pickles have any."""
     for frame in entry.frames:
         if "/torch/" not in frame.filename and "/outlast/" not in frame.filename:
-            return f"{frame.filename.rpartition('/')[2]}:{frame.line} in {frame.name}"
+            file = frame.filename[-_SHOWN:].rpartition("/")[2]
+            return f"{file}:{frame.line} in {frame.name[:_SHOWN]}"
     return ""
