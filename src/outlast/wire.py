@@ -153,8 +153,9 @@ class Finished(Body, frozen=True):
 
 
 class Traced(Body, frozen=True):
-    """The answer to Trace, for the agent: the file is there, or why it is not."""
+    """The answer to the Trace of `folder`, for the agent: the file is there, or why it is not."""
 
+    folder: str
     error: str = ""
 
 
@@ -291,7 +292,7 @@ class Lost(Body, frozen=True):
 
 
 class Trace(Body, frozen=True):
-    """To a worker: write what the flight recorder has to `folder` of the run directory, as
+    """To a worker: write what the flight recorder has to `traces/FOLDER` of the run directory, as
     `rank_SEAT@HOST.json`, unless `until_ns` (CLOCK_MONOTONIC) has passed."""
 
     folder: str

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from outlast.worker import recorder
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 200
-# In its fifth phase rank 1 stays away from the second all-reduce of its group, once.
+# In its fifth phase rank 1 stays away from the second all-reduce of its group; when that is done
+# again a survivor does, from the first one of all ranks.
 JOB = """
 import sys, threading
 from pathlib import Path
@@ -29,12 +32,18 @@ from torch import distributed as dist
 import outlast
 session = outlast.init()
 pair = dist.new_group([1, 2])
-marker, calls = Path(sys.argv[1]), 0
-def both():
-    dist.all_reduce(torch.ones(3))
-    if session.rank == 1 and calls == 5 and not marker.exists():
+calls = 0
+def hang(name):
+    marker = Path(sys.argv[1], name)
+    if not marker.exists():
         marker.touch()
         threading.Event().wait()
+def both():
+    if session.rank == 2 and Path(sys.argv[1], "first").exists():
+        hang("second")
+    dist.all_reduce(torch.ones(3))
+    if session.rank == 1 and calls == 5:
+        hang("first")
     if session.rank:
         dist.all_reduce(torch.ones(5, dtype=torch.float64), group=pair)
 for calls in range(1, 7):
@@ -46,40 +55,53 @@ def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(JOB)
     flags = (
-        "--plain", "--nproc-per-node=3", "--spares=1", f"--run-dir={run_dir}",
+        "--plain", "--nproc-per-node=3", "--spares=2", f"--run-dir={run_dir}",
         "--limit=hang_floor_s=2", "--limit=hang_ceiling_s=60",
     )  # fmt: skip
-    command = [sys.executable, "-m", "outlast", "run", *flags, str(script), str(tmp_path / "hung")]
+    command = [sys.executable, "-m", "outlast", "run", *flags, str(script), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = read_events(run_dir)
-    noticed = next(one for one in found if isinstance(one, events.Noticed))
-    folder = min((run_dir / "traces").iterdir())
-    assert (noticed.fault.kind, noticed.fault.seat) == ("hung", 1)
-    assert str(folder) in noticed.fault.detail
-    assert sorted(path.name.partition("@")[0] for path in folder.iterdir()) == [
-        "rank_0", "rank_1", "rank_2",
-    ]  # fmt: skip
-    report = analyse(read([folder]))
-    assert (report.ranks, report.confidence, report.missing) == ((1,), "sure", ())
-    assert (report.stuck[0].members, report.stuck[0].seq) == ((1, 2), 5)
-    assert report.hosts.keys() == {0, 1, 2}
+    hung = [one.fault for one in found if isinstance(one, events.Noticed)]
+    folders = sorted((run_dir / "traces").iterdir())
+    assert [(fault.kind, fault.seat) for fault in hung] == [("hung", 1), ("hung", 2)]
+    first, second = (analyse(read([folder])) for folder in folders)
+    for fault, folder in zip(hung, folders, strict=True):
+        assert str(folder) in fault.detail
+        assert sorted(path.name.partition("@")[0] for path in folder.iterdir()) == [
+            "rank_0", "rank_1", "rank_2",
+        ]  # fmt: skip
+    assert (first.ranks, first.confidence, first.missing) == ((1,), "sure", ())
+    assert (first.stuck[0].members, first.stuck[0].seq) == ((1, 2), 5)
+    assert first.hosts.keys() == {0, 1, 2}
+    assert (second.ranks, second.confidence) == ((2,), "sure"), second.verdict
+    assert (second.stuck[0].members, second.stuck[0].seq) == ((0, 1, 2), 1)
     line = next(traced(run_dir, incidents(found)))
     assert line.startswith("incident 1: Rank 1 never entered all_reduce")
 
 
-def _asked(run_dir: Path, *, left_s: float = 60.0) -> list[wire.Traced]:
+def _asked(
+    run_dir: Path, *, left_s: float = 60.0, folder: str = "now", seat: int = 3
+) -> list[wire.Traced]:
     said: list[wire.Traced] = []
     until_ns = time.monotonic_ns() + int(left_s * 1e9)
-    asked = wire.Trace(folder="traces/now", host="node17", until_ns=until_ns)
-    recorder.answer(asked, run_dir, 3, {"group 0": (1, 3)}, said.append)
+    asked = wire.Trace(folder=folder, host="node17", until_ns=until_ns)
+    recorder.answer(asked, recorder.Place(run_dir, seat), {"group 0 @2": (1, 3)}, said.append)
     return said
+
+
+def _written() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "outlast-trace":
+            thread.join(DEADLINE_S)
 
 
 def test_a_worker_writes_what_torch_recorded_with_the_members_of_its_groups(
     tmp_path: Path,
 ) -> None:
-    assert _asked(tmp_path) == [wire.Traced()]
+    said = _asked(tmp_path)
+    _written()
+    assert said == [wire.Traced(folder="now")]
     (path,) = (tmp_path / "traces" / "now").iterdir()
     assert path.name == "rank_3@node17.json"
     dump = msgspec.json.decode(path.read_bytes())
@@ -90,6 +112,59 @@ def test_a_worker_that_cannot_write_says_why_and_one_that_is_late_says_nothing(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "traces").write_text("a file")
-    assert "Error" in _asked(tmp_path)[0].error
+    full = tmp_path / "full" / "traces" / "now"
+    full.mkdir(parents=True)
+    (full / f"rank_3@node17.{os.getpid()}.tmp").symlink_to("/dev/full")
+    for run_dir in (tmp_path, tmp_path / "full"):
+        said = _asked(run_dir)
+        _written()
+        assert "Error" in said[0].error
+    assert list(full.iterdir()) == []
     assert _asked(tmp_path / "other", left_s=-1.0) == []
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "seat"), [("../..", 3), ("..", 3), ("/a", 3), ("", 3), ("now", -1)]
+)
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, folder: str, seat: int) -> None:
+    said = _asked(tmp_path / "run", folder=folder, seat=seat)
+    _written()
+    assert "UsageError" in said[0].error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_does_not_answer_holds_up_nobody_who_asks(tmp_path: Path) -> None:
+    folder = tmp_path / "traces" / "now"
+    folder.mkdir(parents=True)
+    temporary = folder / f"rank_3@node17.{os.getpid()}.tmp"
+    os.mkfifo(temporary)
+    said = _asked(tmp_path)  # returns, and whoever called it hears of Close
+    assert said == []
+    with temporary.open("rb") as reader:
+        reader.read()
+    _written()
+    assert said == [wire.Traced(folder="now")]
+
+
+def _entry(record: int, group: str) -> dict[str, object]:
+    return {"record_id": record, "process_group": [group, ""], "seq": record}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kept"),
+    [
+        ([(0, "control @1"), (1, "control @2"), (2, "own")], [(0, "control"), (1, "own")]),
+        ([(7, "control @1"), (8, "control @2")], [(0, "control")]),
+        ([(8, "control @2"), (9, "control @2")], [(8, "control"), (9, "control")]),
+    ],
+)
+def test_what_earlier_generations_did_is_left_out(
+    recorded: list[tuple[int, str]], kept: list[tuple[int, str]]
+) -> None:
+    """And says that nothing of this one's was written over, which is written over last."""
+    torchs = msgspec.json.encode({"entries": [_entry(*one) for one in recorded]})
+    dump = msgspec.json.decode(recorder.with_members(torchs, {"control @2": (0, 1)}))
+    found = [(one["record_id"], one["process_group"][0]) for one in dump["entries"]]
+    assert found == kept
+    assert dump["pg_config"] == {"control": {"name": "control", "desc": "", "ranks": "[0, 1]"}}

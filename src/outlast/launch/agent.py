@@ -145,27 +145,30 @@ class Agent:
             if isinstance(body, wire.Seat):
                 self._seat(worker, body.seat)
 
-    def _ask(self, worker: Worker, body: wire.Trace) -> None:
-        worker.channel.send(self._envelope(worker.name, 0, body))
+    def _ask(self, worker: Worker, body: wire.Trace) -> bool:
+        return worker.channel.send(self._envelope(worker.name, 0, body))
 
     def _suspect(self, suspect: wire.Suspect) -> None:
         """What follows is a kill, or at least a sever: whatever tells why must be asked for now."""
-        task = asyncio.create_task(self._trace(suspect))
+        task = asyncio.create_task(self._trace(suspect, self._stands(suspect)))
         self._tasks.add(task)
         task.add_done_callback(self._buried)
 
-    async def _trace(self, suspect: wire.Suspect) -> None:
-        moved_ns = self._moved_ns(suspect)
+    async def _trace(self, suspect: wire.Suspect, stood: dict[str, object]) -> None:
         told = await self._traces.told(suspect)
-        if self._moved_ns(suspect) == moved_ns:  # else a Close has woken it meanwhile
+        if self._stands(suspect) == stood:  # else a Close, or something else, has woken it
             self._say(told)
 
-    def _moved_ns(self, suspect: wire.Suspect) -> int:
-        """When one that is said to be hung last moved; 0 where that is not the question."""
-        worker = self._crew.workers.get(suspect.worker)
-        if suspect.fault.kind != "hung" or worker is None or worker.burial is not None:
-            return 0
-        return worker.page.read().t_ns
+    def _stands(self, suspect: wire.Suspect) -> dict[str, object]:
+        """What the suspicion rests on, by worker: when it, or where nobody is blamed each one that
+        has a seat, moved last; of a stopped one, that it is; a broken contract stays broken."""
+        if suspect.fault.kind == "contract":
+            return {}
+        crew = self._crew.workers.values()
+        of = (one for one in crew if one.burial is None and suspect.worker in (one.name, ""))
+        if suspect.fault.kind == "stopped":
+            return {one.name: one.process.state in "Tt" for one in of}
+        return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}
 
     # --- workers --------------------------------------------------------------------------
 

@@ -21,8 +21,10 @@ COLLECTIONS_MAX = 32  # in a launcher's life: a run that hangs again and again f
 class Traces:
     """Asks this host's workers to write what they recorded, and waits for `PATIENCE_S` at most."""
 
-    def __init__(self, crew: Crew, ask: Callable[[Worker, wire.Trace], None]) -> None:
+    def __init__(self, crew: Crew, ask: Callable[[Worker, wire.Trace], bool]) -> None:
+        """`ask`: whether its frame could still be sent."""
         self._crew, self._ask = crew, ask
+        self._folder = ""  # what is collected now, or was last
         self._left = COLLECTIONS_MAX
         self._waiting: set[str] = set()
         self._written = 0
@@ -42,7 +44,7 @@ class Traces:
 
     def answered(self, worker: str, body: wire.Traced) -> None:
         """A worker has written its part, or says why not."""
-        if worker in self._waiting:
+        if body.folder == self._folder and worker in self._waiting:
             self._waiting.discard(worker)
             self._written += not body.error
             if body.error:
@@ -51,17 +53,19 @@ class Traces:
             self._answered.set()
 
     async def _collect(self) -> str:
-        asked = [worker for worker in self._crew.workers.values() if _can_answer(worker)]
-        if not asked or not self._left:
+        able = [worker for worker in self._crew.workers.values() if _can_answer(worker)]
+        if not able or not self._left:
             return ""
         self._left -= 1
         moment = datetime.fromtimestamp(self._crew.clock.now_ns() / 1e9, tz=UTC)
-        folder = f"{ROOM}/{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}Z"
-        self._waiting, self._written = {worker.name for worker in asked}, 0
+        self._folder = f"{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}Z"
         self._answered.clear()
         until_ns = time.monotonic_ns() + int(PATIENCE_S * 1e9)
-        for worker in asked:
-            self._ask(worker, wire.Trace(folder=folder, host=self._crew.host, until_ns=until_ns))
+        trace = wire.Trace(folder=self._folder, host=self._crew.host, until_ns=until_ns)
+        self._waiting = {worker.name for worker in able if self._ask(worker, trace)}
+        self._written = 0
+        if not self._waiting:
+            return ""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._answered.wait()
@@ -70,7 +74,7 @@ class Traces:
         self._waiting.clear()
         if not self._written:
             return ""
-        path = self._crew.run_dir.path / folder
+        path = self._crew.run_dir.path / ROOM / self._folder
         return f"flight recorders of {self._written} rank(s): {path}"
 
 

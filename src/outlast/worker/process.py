@@ -328,8 +328,8 @@ class Worker:
             case wire.SharedIs() | wire.SharedMake():
                 self._shared.put(body)
             case wire.Trace() if self._settings is not None:
-                run_dir, seat = Path(self._settings.run_dir), self.healer.seat
-                recorder.answer(body, run_dir, seat, self.groups.members(), self.link.try_send)
+                place = recorder.Place(Path(self._settings.run_dir), self.healer.seat)
+                recorder.answer(body, place, self.groups.members(), self.link.try_send)
             case wire.SaveEvery():
                 self.saver.proposal = Intervals(body.memory, body.disk)
             case wire.Seat() | wire.Decide() | wire.Connect() | wire.Open() | wire.Stop():

@@ -1,7 +1,9 @@
 """What torch's flight recorder has of this process, as a file: asked for when somebody hangs.
 
 torch records by itself; nothing of this is on the path of a step. The file is torch's JSON with the
-groups' members, which gloo's lacks: `outlast fleet trace` reads it.
+groups' members, which gloo's lacks, and without what the groups of earlier generations did:
+`outlast fleet trace` reads it. NCCL's own recorder is not asked: torch does that with Python's lock
+held, and the device, which may hang with it, has to answer.
 """
 
 from __future__ import annotations
@@ -11,63 +13,116 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
 from outlast import wire
+from outlast.errors import UsageError
+from outlast.worker.groups.inner import LIFE
 
+ROOM = "traces"
 _MEMBERS_MAX = 4096  # of one group: above, the file would mostly hold these
+_TAKEN_S = 0.2  # to copy the records needs milliseconds
+
+
+class Place(NamedTuple):
+    """Who writes, and where."""
+
+    run_dir: Path
+    seat: int
 
 
 def answer(
     asked: wire.Trace,
-    run_dir: Path,
-    seat: int,
+    place: Place,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[wire.Traced], None],
 ) -> None:
-    """Write what was asked for and say so, within `asked.until_ns` (CLOCK_MONOTONIC).
+    """Write what was asked for and say so, unless `asked.until_ns` (CLOCK_MONOTONIC) has passed.
 
-    On a thread of its own: what does not end, in torch or on a disk, holds nobody up, and the
-    control thread, on which this is called, goes on with what it hears next.
+    On a thread of its own: what does not end, in torch or on a disk, holds nobody up. The control
+    thread, on which this is called, waits until the records are copied, `_TAKEN_S` at most: what
+    it hears next may be Close, which changes them.
     """
-    left_s = (asked.until_ns - time.monotonic_ns()) / 1e9
-    if left_s <= 0:
+    if asked.until_ns <= time.monotonic_ns():
         return  # of a moment that is over: this process stood still
+    taken = threading.Event()
     writer = threading.Thread(
-        target=_write, args=(asked, run_dir, seat, groups, say), name="outlast-trace", daemon=True
+        target=_write, args=(asked, place, groups, say, taken), name="outlast-trace", daemon=True
     )
-    writer.start()
-    writer.join(left_s)
+    try:
+        writer.start()
+    except RuntimeError as error:  # as many threads as this process may have
+        say(wire.Traced(folder=asked.folder, error=str(error)))
+        return
+    taken.wait(_TAKEN_S)
 
 
 def _write(
     asked: wire.Trace,
-    run_dir: Path,
-    seat: int,
+    place: Place,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[wire.Traced], None],
+    taken: threading.Event,
 ) -> None:
     try:
-        path = run_dir / asked.folder / f"rank_{seat}@{asked.host}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(_dump(groups))
-        temporary.replace(path)
-    except (OSError, RuntimeError, AttributeError, msgspec.DecodeError) as error:
-        say(wire.Traced(error=f"{type(error).__name__}: {error}"[:500]))
+        path = _path(asked, place)
+        data = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        taken.set()
+        _put(path, with_members(data, groups))
+    except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever it is
+        say(wire.Traced(folder=asked.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
-        say(wire.Traced())
+        say(wire.Traced(folder=asked.folder))
+    finally:
+        taken.set()
 
 
-def _dump(groups: Mapping[str, tuple[int, ...]]) -> bytes:
-    recorded: bytes = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+def _path(asked: wire.Trace, place: Place) -> Path:
+    """Raises UsageError for names that lead elsewhere, and where there is no seat to name."""
+    for name in (asked.folder, asked.host):
+        if Path(name).name != name or name in ("", ".."):
+            raise UsageError(f"{name!r} is no name for a trace")
+    if place.seat < 0:
+        raise UsageError("a worker without a seat has nothing to trace")
+    return place.run_dir / ROOM / asked.folder / f"rank_{place.seat}@{asked.host}.json"
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def with_members(recorded: bytes, groups: Mapping[str, tuple[int, ...]]) -> bytes:
+    """Torch's JSON with the members of `groups`, which are called NAME @GENERATION. What groups of
+    other generations did is left out, and generations from the names."""
     dump: dict[str, Any] = msgspec.json.decode(recorded)
+    entries = sorted(dump.get("entries", ()), key=lambda entry: entry["record_id"])
+    kept = [entry for entry in entries if _is_of_now(entry["process_group"][0], groups)]
+    if len(kept) < len(entries):  # something older is there: of these, nothing is written over
+        for at, entry in enumerate(kept):
+            entry["record_id"] = at
+    for entry in kept:
+        name, *more = entry["process_group"]
+        if name in groups:
+            entry["process_group"] = [name.rpartition(LIFE)[0], *more]
+    dump["entries"] = kept
     dump["pg_config"] = {
         name: {"name": name, "desc": "", "ranks": str(list(ranks))}
-        for name, ranks in groups.items()
+        for name, ranks in ((name.rpartition(LIFE)[0], ranks) for name, ranks in groups.items())
         if len(ranks) <= _MEMBERS_MAX
     }
     return msgspec.json.encode(dump)
+
+
+def _is_of_now(name: str, groups: Mapping[str, tuple[int, ...]]) -> bool:
+    """Groups that the script made behind our back have no generation."""
+    return name in groups or not name.rpartition(LIFE)[0]

@@ -123,8 +123,8 @@ def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
 
 
 def _remember(memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_ns: int) -> Memory:
-    """Who is stopped since when, who left when; who is gone is forgotten, and retries of a phase that
-    is over."""
+    """Who is stopped since when, and when somebody left; who is gone is forgotten, and retries of
+    a phase that is over."""
     stopped = {
         look.worker: memory.stopped.get(look.worker, now_ns)
         for look in looks

@@ -17,6 +17,8 @@ from outlast.worker.groups.guard import BuildGuard
 from outlast.worker.groups.rendezvous import JoinStore, Mailbox
 from outlast.worker.groups.trouble import is_transport_error
 
+LIFE = " @"  # in what torch records a group is called NAME @GENERATION
+
 
 @functools.cache
 def has_nccl() -> bool:
@@ -64,8 +66,9 @@ class InnerGroup:
             self._store.extend(timeout_s)
             self.group._register_backend(torch.device("cuda"), kind.NCCL, self._nccl)  # noqa: SLF001
         self.group._set_default_backend(kind.GLOO if self._nccl is None else kind.NCCL)  # noqa: SLF001
-        # The flight recorder tells groups by it. (A new type in torch's stubs only.)
-        self.group._set_group_name(name)  # noqa: SLF001 # pyright: ignore[reportArgumentType]
+        # The flight recorder tells groups by it, as it does torch's own, and nothing else does: a
+        # name for each generation, since it keeps what earlier ones did. (A type in stubs only.)
+        self.group._set_group_name(f"{name}{LIFE}{generation}")  # noqa: SLF001 # pyright: ignore[reportArgumentType]
         self._aborting: threading.Thread | None = None
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -20,7 +20,7 @@ from outlast.worker.groups.control import Control
 from outlast.worker.groups.device import Device
 from outlast.worker.groups.graveyard import Graveyard
 from outlast.worker.groups.guard import BuildGuard
-from outlast.worker.groups.inner import InnerGroup, has_nccl
+from outlast.worker.groups.inner import LIFE, InnerGroup, has_nccl
 from outlast.worker.groups.record import Record
 from outlast.worker.groups.rendezvous import JobStore, Mailbox
 from outlast.worker.groups.stable import BACKEND, StableGroup
@@ -311,9 +311,10 @@ class Groups:
         return given
 
     def members(self) -> dict[str, tuple[int, ...]]:
-        """The ranks of all groups, by the names under which torch records what they do."""
-        groups = {group.meeting: group.ranks for group in self._stable}
-        return {"control": tuple(range(self.world)), **groups}
+        """The ranks of this generation's groups, as torch's recorder calls them."""
+        groups = {"control": tuple(range(self.world))}
+        groups.update((group.meeting, group.ranks) for group in self._stable)
+        return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
 
     # --- inside ---
 
