@@ -234,3 +234,19 @@ def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, tex
     for part in found:
         assert part.tables["findings"]["node"].is_in([""]).any() is False
     found.totals.check()
+
+
+def test_numbers_that_nobody_has(tmp_path: Path) -> None:
+    """Of GPUs below 0 or beyond all that there are, and of times longer than a century."""
+    gpus = ["8", "-8", "9000000000000000000", "8", "8", "8"]
+    lasted = ["5", "5", "5", "1e300", "nan", "1e9"]
+    rows = [
+        {"metadata": {"name": str(nth)}, "status": {"phase": "Failed", "start": 1715940000},
+         "spec": {"gpus": many}, "lasted": long}
+        for nth, (many, long) in enumerate(zip(gpus, lasted, strict=True))
+    ]  # fmt: skip
+    part, totals = reading(tmp_path, JOBS, "\n".join(map(json.dumps, rows)))
+    assert part.tables["jobs"]["job"].to_list() == ["0"]
+    said = [one.reason for one in part.rejects]
+    assert said == ["no number: gpus"] * 2 + ["no duration"] * 3
+    totals.check()

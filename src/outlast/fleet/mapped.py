@@ -15,7 +15,7 @@ from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of
 from outlast.fleet.moments import moments
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.rows import Rows, rows
-from outlast.fleet.tables import schema
+from outlast.fleet.tables import DAY_NS, schema
 
 # How other schedulers call what Slurm calls so.
 STATES = {
@@ -25,6 +25,8 @@ STATES = {
     "ACTIVE": "RUNNING", "RUN": "RUNNING",
 }  # fmt: skip
 OPEN = ("RUNNING", "SUSPENDED")
+COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # more than anybody has
+LONGEST_NS = 100 * 366 * DAY_NS
 BACKWARDS = "jobs that end before they start: their time counts as none"
 
 
@@ -156,12 +158,16 @@ class _Work:
     def _duration(self, texts: pl.Series) -> pl.Series:
         each = DURATIONS[self._mapping.times.duration]
         found = texts.cast(pl.Float64, strict=False)
-        self._note("no duration", (found.is_null() & (texts != "")) | (found < 0))
-        return (found.set(~found.is_finite().fill_null(value=False), None) * each).cast(pl.Int64)
+        known = (found >= 0) & (found * each <= LONGEST_NS)
+        self._note("no duration", ~known.fill_null(value=False) & (texts != ""))
+        return (found.set(~known.fill_null(value=False), None) * each).cast(pl.Int64)
 
     def _number(self, name: str, texts: pl.Series) -> pl.Series:
         found = texts.str.strip_suffix(".0").cast(pl.Int64, strict=False)
-        self._note(f"no number: {name}", found.is_null() & (texts != ""))
+        wrong = found.is_null() & (texts != "")
+        if name in COUNTS:
+            wrong |= ~found.is_between(0, COUNT_MAX).fill_null(value=True)
+        self._note(f"no number: {name}", wrong)
         return found.fill_null(0)
 
     def _hosts(self, name: str, texts: pl.Series) -> pl.Series:
