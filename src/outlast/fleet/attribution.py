@@ -165,10 +165,11 @@ def _causes(
     while_held = pl.col("at_ns").is_between(pl.col("start_ns"), pl.col("t_ns"))
     same = ("node", "at_ns", "check", "symptom", "code", "severity", "cluster_right")
     next_began = pl.when(while_held).then("start_ns").max().over(same)
+    own = (next_began < pl.col("t_ns")) | (next_began <= pl.col("start_ns"))  # or one of no length
     return (
         held.join(signs.lazy(), on=["node", "slot"])
         .filter(offset.is_between(-before_ns, after_ns), told)
-        .filter((next_began < pl.col("t_ns")).fill_null(value=True))
+        .filter(own.fill_null(value=True))
         .filter(on_failed | ~on_failed.any().over(KEY))
         .group_by(*KEY, "node", "check", "symptom", "code", "severity")
         .agg(first_s=offset.min() / SECOND_NS, many=pl.len().cast(pl.Int64))

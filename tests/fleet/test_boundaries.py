@@ -1,0 +1,193 @@
+"""Where one thing ends and the next begins: windows, jobs beside each other, clusters, ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from msgspec.structs import replace
+from tests.fleet.attempts import at_ns, attempt, failed, of
+from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
+
+from outlast.fleet import attribution, synth
+from outlast.fleet.attribution import attribute
+from outlast.fleet.blame import at_fault, blamed, events
+from outlast.fleet.bootstrap import spread
+from outlast.fleet.ettr import ettr
+from outlast.fleet.goodput import begun_again, lost
+from outlast.fleet.job_runs import job_runs
+from outlast.fleet.mttf import failure_rate, mttf
+from outlast.fleet.outages import down_times, outage_rate
+from outlast.fleet.present import present
+from outlast.fleet.rates import introduced
+from outlast.fleet.report.whole import report
+from outlast.fleet.sizes import sizes
+from outlast.fleet.states import states
+from outlast.fleet.tables import NAMES, Tables
+from outlast.records import CheckAdded, NodeSeen, Outage
+
+
+def named(found: attribution.Attributed) -> list[str]:
+    return sorted(found.failures["job"].to_list())
+
+
+def test_a_window_has_its_first_moment_and_not_its_last() -> None:
+    ends = {"before": -1 / 3600, "first": 0.0, "last": 24 - 1 / 3600, "after": 24.0}
+    jobs = [job(name, end=end, state="NODE_FAIL") for name, end in ends.items()]
+    found = cluster(*jobs, days=1)
+    infra = attribute(found)
+    assert named(infra) == ["first", "last"]
+    assert states(found, infra).select("hw", "jobs").rows() == [(True, 2)]
+    assert sizes(found)["jobs"].sum() == 2
+    assert failure_rate(found, infra, above_gpus=0).failures == 2
+
+
+def test_a_job_that_died_at_once_keeps_its_own_cause() -> None:
+    """Of no length, or when the next one on the node began; that one is blamed alone."""
+    short = job("short", hours=0, state="FAILED")
+    assert named(attribute(cluster(short, finding()))) == ["short"]
+    first, second = job("1", state="FAILED"), job("2", end=2.05, hours=0.05, state="FAILED")
+    assert named(attribute(cluster(first, second, finding()))) == ["2"]
+    assert named(attribute(cluster(first, short, finding()))) == ["short"]
+
+
+def test_what_comes_before_a_check_is_as_long_as_what_comes_after() -> None:
+    check = CheckAdded(t_ns=T0 + 5 * DAY_NS, cluster="c", check="x", symptom="pcie")
+    days = {1: "too early", 3: "first", 4: "second", 5: "third", 6: "fourth", 7: "too late"}
+    jobs = [job(name, end=24 * day + 2, state="NODE_FAIL") for day, name in days.items()]
+    found = cluster(*jobs, *(finding(at=24 * day + 2) for day in days), check)
+    (told,) = introduced(found, attribute(found), days=2).rows(named=True)
+    assert (told["before_failures"], told["after_failures"]) == (2, 2)
+    assert told["before"] == pytest.approx(1000 * 2 / (2 / 24))
+
+
+def test_a_boot_that_failed_is_no_failure_of_running() -> None:
+    found = cluster(job(end=20, hours=10, state="BOOT_FAIL"), job("2", end=40, state="NODE_FAIL"))
+    infra = attribute(found)
+    assert named(infra) == ["1", "2"]
+    assert failure_rate(found, infra, above_gpus=0).failures == 1
+
+
+def test_what_is_projected_lies_between_its_ends() -> None:
+    large = [
+        job(str(nth), end=24 * nth + 24, hours=24, gpus=256, nodes=32, state="NODE_FAIL")
+        for nth in range(4)
+    ]
+    found = cluster(*large)
+    (row,) = mttf(found, attribute(found)).rows(named=True)
+    assert row["projected_low_h"] < row["projected_h"] == pytest.approx(24)
+    assert row["projected_h"] < row["projected_high_h"]
+    assert row["low_h"] < row["mttf_h"] < row["high_h"]
+
+
+def test_dispersion_by_hand() -> None:
+    """Three failures in one of three like clusters: C/(C - 1) sum (f - r x)^2 / (r sum x)."""
+    found = spread(np.array([3.0, 0, 0]), np.array([10.0, 10, 10]))
+    assert found.dispersion == pytest.approx(3 / 2 * (4 + 1 + 1) / 3)
+
+
+def test_outages_and_nodes_reach_over_a_window() -> None:
+    seen = NodeSeen(t_ns=T0 - DAY_NS, cluster="c", node="n1", kind="", gpus=8, rack="", pod="")
+    out = Outage(
+        t_ns=T0 + 9 * DAY_NS, cluster="c", node="n1", until_ns=T0 + 30 * DAY_NS, symptom="other",
+        detail="",
+    )  # fmt: skip
+    found = cluster(seen, out)
+    assert present(found)["days"].to_list() == [10]
+    assert down_times(found).select(pl.col("end_ns") - pl.col("begin_ns")).item() == DAY_NS
+    assert outage_rate(found).node_days == pytest.approx(9)
+
+
+def test_one_runs_lost_work_is_not_the_next_ones() -> None:
+    """A run of exactly a day counts, and begins with nothing to do again."""
+    found = of(attempt("1", 0, 24.9), attempt("2", 30, 54), attempt("3", 60, 83.9))
+    told = ettr(found, failed()).sort("job")
+    assert told["job"].to_list() == ["1", "2"]
+    assert told["productive_s"].to_list() == pytest.approx([24.9 * 3600 - 300, 24 * 3600 - 300])
+
+
+def test_a_job_waits_from_when_it_could_start() -> None:
+    """Not from when it was submitted, where both are known."""
+    held = replace(attempt("1", 10, 20, eligible_h=9), submit_ns=at_ns(2))
+    assert job_runs(of(held), failed())["wait_s"].to_list() == [3600]
+    queued = replace(held, eligible_ns=None)
+    assert job_runs(of(queued), failed())["wait_s"].to_list() == [8 * 3600]
+
+
+def test_the_next_job_is_not_the_next_attempt() -> None:
+    two = of(attempt("1", 0, 1, state="NODE_FAIL"), attempt("2", 2, 3, state="NODE_FAIL"))
+    assert begun_again(two, failed(("1", 0), ("2", 0))).collect().is_empty()
+
+
+def test_who_failed_and_was_preempted_lost_it_once() -> None:
+    jobs = [
+        attempt("big", 0, 10, priority=9, hosts="n1", state="NODE_FAIL"),
+        attempt("big", 10.1, 20, attempt=1, priority=9, hosts="n1"),
+        attempt("small", 5, 10.1, priority=1, hosts="n1", state="PREEMPTED"),
+    ]
+    assert lost(of(*jobs), failed(("big", 0)))["order"].to_list() == [1, 2]
+    told = lost(of(*jobs), failed(("big", 0), ("small", 0)))
+    assert told["order"].to_list() == [1, 1]
+
+
+def test_failures_ten_minutes_apart_are_one_and_later_ones_another() -> None:
+    jobs = [
+        job(str(at), end=2 + at / 3600, state="NODE_FAIL", failed_node="n1")
+        for at in (0, 600, 1201)
+    ]
+    found = cluster(*jobs)
+    told = events(blamed(found, at_fault(attribute(found)))).collect().sort("t_ns")
+    assert told["t_ns"].to_list() == [T0 + 2 * HOUR, T0 + 2 * HOUR + 1201 * S]
+
+
+def test_the_node_with_the_worst_finding_is_to_blame_alone() -> None:
+    found = cluster(
+        job(hosts="n[1-3]", nodes=3, state="NODE_FAIL"),
+        finding("n2", severity="drain"), finding("n1"), finding("n3", severity="warn"),
+    )  # fmt: skip
+    told = blamed(found, at_fault(attribute(found))).collect()
+    assert told.select("node", "weight", "named").rows() == [("n1", 1.0, True)]
+
+
+def test_two_clusters_are_the_sum_of_both() -> None:
+    """Nodes and jobs of both have the same names, and nothing of one is said of the other."""
+    both: list[Tables] = []
+    for name, seed in (("one", 3), ("two", 8)):
+        made, _ = synth.cluster("rsc1-eventful", 8, seed=seed, nodes=128)
+        told = {
+            kind: getattr(made, kind).with_columns(cluster=pl.lit(name)) for kind in NAMES.values()
+        }
+        both.append(made._replace(**told))
+    merged = {kind: pl.concat([getattr(one, kind) for one in both]) for kind in NAMES.values()}
+    together = both[0]._replace(**merged)
+    for key, by, columns in (
+        ("states", ("state", "of"), ("jobs", "gpu_hours")),
+        ("causes", ("cause",), ("failures",)),
+        ("mttf", ("gpus",), ("attempts", "failures")),
+        ("goodput", ("bucket",), ("first_gpu_s", "second_attempts", "second_gpu_s")),
+    ):
+        sums = [_sums(one, key, by, columns) for one in both]
+        wanted = {
+            name: tuple(sum(one.get(name, (0,) * len(columns))[at] for one in sums)
+                        for at in range(len(columns)))
+            for name in sums[0].keys() | sums[1].keys()
+        }  # fmt: skip
+        found = _sums(together, key, by, columns)
+        assert found.keys() == wanted.keys()
+        for name, row in found.items():
+            assert row == pytest.approx(wanted[name]), (key, name)
+
+
+_TOLD: dict[int, dict[str, list[dict[str, object]]]] = {}
+
+
+def _sums(
+    of_: Tables, key: str, by: tuple[str, ...], columns: tuple[str, ...]
+) -> dict[tuple[object, ...], tuple[float, ...]]:
+    told = _TOLD.setdefault(
+        id(of_), {one.key: one.rows for one in report(of_, "x").report.sections}
+    )
+    return {
+        tuple(row[name] for name in by): tuple(float(str(row[name])) for name in columns)
+        for row in told[key]
+    }
