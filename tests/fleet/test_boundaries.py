@@ -130,6 +130,23 @@ def test_who_failed_and_was_preempted_lost_it_once() -> None:
     assert told["order"].to_list() == [1, 1]
 
 
+def test_a_start_in_another_cluster_preempts_nobody_here() -> None:
+    jobs = [
+        attempt("big", 0, 10, priority=9, hosts="n1", state="NODE_FAIL"),
+        attempt("big", 10.1, 20, attempt=1, priority=9, hosts="n1"),
+        attempt("small", 5, 10.1, priority=1, hosts="n[1-2]", nodes=2, state="PREEMPTED"),
+    ]
+    there = attempt("there", 10.1, 20, priority=50, hosts="n[1-2]", nodes=2)
+    infra = failed(("big", 0))
+    assert lost(of(*jobs, there), infra)["job"].to_list() == ["big"]
+    theirs = [replace(one, cluster="d", hosts="n9") for one in jobs]
+    either = pl.concat([infra, infra.with_columns(cluster=pl.lit("d"))])
+    told = lost(of(*jobs, *theirs, replace(there, cluster="d")), either)
+    assert told.select("cluster", "job", "by_job").rows() == [
+        ("c", "big", None), ("d", "big", None), ("c", "small", "big"), ("d", "small", "big"),
+    ]  # fmt: skip
+
+
 def test_failures_ten_minutes_apart_are_one_and_later_ones_another() -> None:
     jobs = [
         job(str(at), end=2 + at / 3600, state="NODE_FAIL", failed_node="n1")
@@ -153,7 +170,7 @@ def test_two_clusters_are_the_sum_of_both() -> None:
     """Nodes and jobs of both have the same names, and nothing of one is said of the other."""
     both: list[Tables] = []
     for name, seed in (("one", 3), ("two", 8)):
-        made, _ = synth.cluster("rsc1-eventful", 8, seed=seed, nodes=128)
+        made, _ = synth.cluster("rsc1-eventful", 6, seed=seed, nodes=96)
         told = {
             kind: getattr(made, kind).with_columns(cluster=pl.lit(name)) for kind in NAMES.values()
         }

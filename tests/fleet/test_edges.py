@@ -3,6 +3,8 @@ and nothing of one cluster is said of another."""
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,11 @@ import msgspec
 import polars as pl
 import pytest
 from tests.fleet.attempts import put
-from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
+from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 
+from outlast.cli.main import main
 from outlast.drawing import svg
 from outlast.errors import LakeError
-from outlast.fleet import synth
 from outlast.fleet.aftermath import aftermath
 from outlast.fleet.attribution import attribute
 from outlast.fleet.blame import at_fault
@@ -29,10 +31,12 @@ from outlast.fleet.rates import rolling
 from outlast.fleet.rates_file import Source, text
 from outlast.fleet.report.whole import Report, report
 from outlast.fleet.swaps import swaps
-from outlast.fleet.tables import NAMES, Tables
+from outlast.fleet.tables import Tables
 from outlast.fleet.window import window
 from outlast.plan.scenario import scenario_of
 from outlast.records import NodeSeen, Outage, Repair
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def said(found: Tables, *, drawn: bool = False) -> Report:
@@ -189,52 +193,38 @@ def test_what_other_clusters_nodes_do_is_not_said_of_ours() -> None:
     assert (told["swaps"], told["nodes"]) == (2, 2)
 
 
-def test_two_clusters_of_the_same_names_and_numbers_are_twice_one() -> None:
-    one, _ = synth.cluster("rsc1-eventful", 10, seed=3, nodes=128)
-    doubled = {
-        name: pl.concat(
-            [getattr(one, name), getattr(one, name).with_columns(cluster=pl.lit("other"))]
-        )
-        for name in NAMES.values()
-    }
-    single, double = said(one), said(one._replace(**doubled))
-    counts = {
-        "states": ("jobs", "gpu_hours"),
-        "causes": ("failures",),
-        "sizes": ("jobs", "gpu_hours"),
-        "mttf": ("attempts", "failures"),
-        "goodput": ("first_attempts", "first_gpu_s", "second_attempts", "second_gpu_s"),
-        "ettr": ("runs",),
-    }
-    same = {
-        "causes": ("share", "per_gpu_hour"),
-        "mttf": ("mttf_h", "projected_h"),
-        "ettr": ("ettr", "expected", "exact"),
-        "states": ("gpu_hours_share",),
-    }
-    for key, columns in (*counts.items(), *same.items()):
-        times = 2 if counts.get(key) is columns else 1
-        assert len(rows(single, key)) == len(rows(double, key)) > 0
-        for mine, theirs in zip(rows(single, key), rows(double, key), strict=True):
-            for name in columns:
-                wanted = None if mine[name] is None else pytest.approx(times * mine[name])
-                assert theirs[name] == wanted, (key, name)
-    assert sum(one["first_attempts"] for one in rows(single, "goodput")) > 2
-
-
-def test_what_was_found_before_a_window_tells_of_its_first_failures(tmp_path: Path) -> None:
+def test_what_was_found_beside_a_window_tells_of_failures_in_it(tmp_path: Path) -> None:
     put(
         tmp_path / "lake",
         cluster(
-            job(end=1), job("2", end=48.05, state="FAILED"), finding(at=47.95), job("3", end=90)
+            job(end=1), job("2", end=48.05, state="FAILED"), finding(at=47.95),
+            job("3", end=71.99, state="FAILED", hosts="n2"), finding("n2", at=72.01),
+            job("4", end=90, state="FAILED", hosts="n3"), finding("n3", at=90),
         ),
-    )
-    begin = T0 + 2 * DAY_NS
-    day = str(pl.Series([begin]).cast(pl.Datetime("ns")).dt.date()[0])
-    found = window(Lake.open(tmp_path / "lake"), since=day)
-    assert found.since_ns == begin
-    assert attribute(found).failures["job"].to_list() == ["2"]
+    )  # fmt: skip
+    first, last = (f"{EPOCH + dt.timedelta(seconds=T0 // S, days=day):%F}" for day in (2, 3))
+    found = window(Lake.open(tmp_path / "lake"), since=first, until=last)
+    assert (found.since_ns, found.until_ns) == (T0 + 2 * DAY_NS, T0 + 3 * DAY_NS)
+    assert sorted(attribute(found).failures["job"]) == ["2", "3"]
     assert said(found).records["findings"] == 0
+
+
+def test_lemons_are_told_by_jobs_that_ended_later_and_by_nameless_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = job("late", end=30, hours=20)
+    put(
+        tmp_path / "lake",
+        cluster(
+            job(end=5, state="FAILED"), finding(at=5, cluster="", code="XID 79"), late,
+            job("2", end=40, hosts="n2"),
+        ),
+    )  # fmt: skip
+    until = f"{EPOCH + dt.timedelta(seconds=T0 // S, days=1):%F}"
+    assert main(["fleet", "lemons", str(tmp_path / "lake"), "--until", until, "--json"]) == 0
+    (node,) = json.loads(capsys.readouterr().out)["ranking"]
+    assert (node["node"], node["failures"], node["xid_cnt"]) == ("n1", 1, 1)
+    assert node["node_days"] == pytest.approx(14 / 24)  # of the time since the first record
 
 
 def test_a_source_that_names_no_cluster_speaks_of_the_only_one(tmp_path: Path) -> None:

@@ -18,10 +18,7 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     """Records from `since` up to, not including, `until` (dates or times, UTC where they say no
     zone); by default the time that jobs are known of, or where there are none, other events.
 
-    Jobs that began in the window and ended up to LONGEST_DAYS after it are there as well: time in
-    which nothing failed counts (`exposure.attempts`); and what was found within an hour around it,
-    which tells of failures at its ends. Where only one cluster has a name, it is that of records
-    whose source names none. Raises UsageError, LakeError.
+    Raises UsageError, LakeError, and is `between` otherwise.
     """
     first, last = _known(lake)
     since_ns = first if since is None else moment("--since", since)
@@ -29,6 +26,17 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
     if since_ns >= until_ns:
         begin, end = since or said(since_ns), until or said(until_ns)
         raise UsageError(f"--since {begin} is not before --until {end}: no time is between them")
+    return between(lake, since_ns, until_ns)
+
+
+def between(lake: Lake, since_ns: int, until_ns: int) -> Tables:
+    """What happened in that time and what tells of it.
+
+    Jobs that began in the window and ended up to LONGEST_DAYS after it are there as well: time in
+    which nothing failed counts (`exposure.attempts`); and what was found within an hour around it,
+    which tells of failures at its ends. Where only one cluster has a name, it is that of records
+    whose source names none. Raises LakeError.
+    """
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
     near = lake.tables(since_ns - NEAR_NS, until_ns + NEAR_NS)
     longer = lake.tables(since_ns, until_ns + LONGEST_DAYS * DAY_NS).jobs

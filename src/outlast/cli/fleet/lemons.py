@@ -111,6 +111,7 @@ def _asked(
     from outlast.fleet.drain_list import drain_list
     from outlast.fleet.lake import Lake
     from outlast.fleet.lemons import lemons as ranked
+    from outlast.fleet.window import between
 
     if not 0 < days <= history_days < 1e5:
         raise UsageError(
@@ -120,7 +121,7 @@ def _asked(
     opened = Lake.open(path)
     end_ns = opened.until_ns if until is None else _end_ns(until)
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
-    tables = opened.tables(since_ns, end_ns)
+    tables = between(opened, since_ns, end_ns)
     ran = bool(tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item())
     by = "jobs" if ran else "outages"
     with progress("lemons") as tell:
