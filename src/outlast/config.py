@@ -126,6 +126,12 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("LOCAL_RANK", "0"))
 
 
+def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
+    """CUDA_VISIBLE_DEVICES, or None where all are."""
+    said = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(each.strip() for each in said.split(",")) if said.strip() else None
+
+
 def set_rank(seat: int, world: int) -> None:
     """Let libraries that read torchrun's variables see the seat that this worker has taken."""
     os.environ.update(RANK=str(seat), WORLD_SIZE=str(world))

@@ -56,6 +56,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     t_ns: int = 0
 
+    @property
+    def is_wish(self) -> bool:
+        """Nothing broke, and somebody asked something of the whole run; not a move of one seat."""
+        return self.kind in REQUESTS and self.seat < 0
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
     """Base of all events."""
@@ -290,6 +295,25 @@ class Scheduled(Event, frozen=True):
     why: str
 
 
+class Warned(Event, frozen=True):
+    """A node check found something, or, with severity "healthy", does not find it any more."""
+
+    host: str
+    check: str
+    symptom: str  # a records.Symptom
+    severity: str  # a records.Severity
+    code: str  # XID 79; "" where it has none
+    device: str
+    detail: str
+    worker: str = ""  # that has the device; "": nobody, or it is not known
+
+    @property
+    def said(self) -> str:
+        """What is wrong with which part: `gpu: XID 79 on GPU 2`."""
+        where = f" on {self.device}" if self.device else ""
+        return f"{self.check}: {self.code or self.symptom}{where}"
+
+
 class FaultInjected(Event, frozen=True):
     """A `--fault` fired."""
 
@@ -335,6 +359,7 @@ AnyEvent = (
     | Drained
     | DrainFailed
     | Scheduled
+    | Warned
     | FaultInjected
     | RunEnded
 )

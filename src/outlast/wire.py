@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from outlast.errors import WireError
-from outlast.events import Fault
+from outlast.events import Fault, Warned
 
 MAGIC = b"OLW1"
 HEADER = struct.Struct(">4sI16s")
@@ -307,6 +307,15 @@ class Suspect(Body, frozen=True):
     fault: Fault
 
 
+class Checked(Body, frozen=True):
+    """What the agent's newest node check finds that is not healthy, all of it, each with the
+    worker that has the device. `told`: checks that could tell everything; what they found before
+    and do not find now is over."""
+
+    found: tuple[Warned, ...]
+    told: tuple[str, ...] = ()
+
+
 WorkerBody = (
     Hello
     | Protected
@@ -325,7 +334,7 @@ WorkerBody = (
 ControllerBody = (
     Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | SaveEvery | Stop
 )
-AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect | Trace
+AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect | Trace | Checked
 AnyBody = WorkerBody | ControllerBody | AgentBody
 
 

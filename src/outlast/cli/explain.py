@@ -15,6 +15,7 @@ from outlast.observe.explain import explain as tell
 from outlast.observe.explain import saves
 from outlast.observe.incidents import Incident, incidents
 from outlast.observe.store import read_events
+from outlast.observe.warned import lines
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +29,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
     """Tell an incident: what broke, what was decided and why, what it cost.
 
-    And how it was noticed. Before all incidents: when the run saves, where that
-    is its own to choose.
+    And how it was noticed, and what node checks had said by then. Before all
+    incidents: when the run saves, where that is its own to choose.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         say(saves(scheduled))
     if found:
         tell(found, Printer(), life_of(run_dir, events))
-        for line in traced(run_dir, found):
+        for line in (*lines(found, events), *traced(run_dir, found)):
             say(line)
     else:
         say(f"{run_dir}: nothing broke.")

@@ -24,6 +24,10 @@ def run(argv: list[str]) -> int:
     has ended, nothing but its own exit code comes back, whoever still reads what is printed.
     """
     plan = arguments.parse(argv)
+    if plan.check_settings:
+        from outlast.health.settings import read  # a mistake in it is told before anything starts
+
+        read(Path(plan.check_settings))
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
     end, run_dir = launch(plan, lambda path: Detached(display(path, plain=plan.plain, lines=lines)))

@@ -143,6 +143,7 @@ def _situation(turn: Turn, survivors: list[Worker], n: int) -> Situation:
     return Situation(
         cause=recovery.most_telling(same if again and same else state.causes),
         lost=tuple(lost),
+        planned=tuple(fault.seat for fault in state.faults if fault.worker in state.moves),
         stateless=tuple(stateless),
         donors=len(survivors),
         spares=len(state.warm_spares()),

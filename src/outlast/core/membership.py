@@ -4,8 +4,8 @@
 real frames, `outlast.testing` millions of simulated ones. The invariants (a) to (g) are in
 docs/protocol.md. The rooms behind this façade each hold one idea: roster (who is there), incident
 (a failure and its answers), decide (the way on), regroup (from a decision to an open generation),
-exchange (what passes through), saving and pacing (checkpoints on request, and how often), ending,
-resume (a later term), clock (deadlines).
+exchange (what passes through), saving and pacing (checkpoints on request, and how often), moving
+(away from what node checks find), ending, resume (a later term), clock (deadlines).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outlast.core import (
     ending,
     exchange,
     incident,
+    moving,
     pacing,
     regroup,
     restart,
@@ -53,7 +54,7 @@ from outlast.core.contract import (
     Wake,
 )
 from outlast.core.policy import SavePolicy
-from outlast.core.state import Agent, State, Worker
+from outlast.core.state import Agent, MigrateOn, State, Worker
 from outlast.core.turn import Turn
 
 __all__ = [
@@ -65,10 +66,18 @@ __all__ = [
 
 
 def initial(
-    world: int, spares: int, limits: Limits, run: str = "", policy: SavePolicy | None = None
+    world: int,
+    spares: int,
+    limits: Limits,
+    run: str = "",
+    policy: SavePolicy | None = None,
+    migrate_on: MigrateOn = "",
 ) -> State:
     """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
-    return State(world=world, spares=spares, limits=limits, run=run, policy=policy or SavePolicy())
+    policy = policy or SavePolicy()
+    return State(
+        world=world, spares=spares, limits=limits, run=run, policy=policy, migrate_on=migrate_on
+    )
 
 
 def handle(state: State, event: Input) -> tuple[State, list[Action]]:
@@ -126,6 +135,7 @@ def _advance(turn: Turn) -> None:
             regroup.open_when_joined(turn)
         elif state.mode == "open":
             ending.finish_when_finished(turn)
+            moving.move_when_possible(turn)
         elif state.mode == "closing":
             decide.decide_when_answered(turn)
         elif state.mode == "clearing":
@@ -198,6 +208,8 @@ def _from_agent(turn: Turn, envelope: wire.Envelope, agent: Agent) -> None:
                 incident.notice(turn, body.fault, "heartbeat")
             else:
                 turn.drop(envelope, f"{body.worker or 'nobody'} cannot be suspected now")
+        case wire.Checked():
+            moving.checked(turn, agent, body)
         case _:
             turn.drop(envelope, "not for an agent to say")
 

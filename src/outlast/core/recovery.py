@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.events import Fault
 
-Rung = Literal["retry", "replace", "respawn", "rollback", "restart", "stop"]
+Rung = Literal["retry", "migrate", "replace", "respawn", "rollback", "restart", "stop"]
 
 
 FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker begins again
@@ -23,6 +23,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: Fault | None  # the most telling fault so far
     lost: tuple[int, ...] = ()  # seats that nobody holds
+    planned: tuple[int, ...] = ()  # seats that were given up to be moved
     stateless: tuple[int, ...] = ()  # those among them whose own state is gone
     donors: int = 0  # survivors that hold the replicated state
     spares: int = 0  # warm, and fit
@@ -77,6 +78,15 @@ def _retry(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.lost:
         return "", False
     return f"every worker is alive{_because(situation)}: the phase is tried again", True
+
+
+def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
+    lost = situation.lost
+    possible = situation.donors and not situation.stateless and len(lost) <= situation.spares
+    if not lost or not possible or not set(lost) <= set(situation.planned):
+        return "", False
+    to = "a warm spare" if len(lost) == 1 else "warm spares"
+    return f"{_ranks(lost)} moved to {to}{_because(situation)}", True
 
 
 def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
@@ -139,6 +149,7 @@ def _stop(_: Situation, why_not: str) -> tuple[str, bool]:
 LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = (
     ("stop", _give_up),
     ("retry", _retry),
+    ("migrate", _migrate),
     ("replace", _replace),
     ("respawn", _respawn),
     ("rollback", _rollback),
@@ -164,7 +175,13 @@ def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
     ]
     if order:
         return order[0]
-    return min(faults, key=lambda fault: _TELLING.index(fault.kind), default=None)
+    return min(faults, key=_telling, default=None)
+
+
+def _telling(fault: Fault) -> float:
+    """A seat that was moved on purpose explains the connections that its worker's end broke."""
+    moved = fault.kind == "requested" and fault.seat >= 0
+    return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
 
 
 def recurring(faults: tuple[Fault, ...]) -> str:

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from outlast import events, wire
-from outlast.core import ending, exchange, incident
+from outlast.core import ending, exchange, incident, moving
 from outlast.core.state import S_NS, Agent, Worker
 from outlast.core.turn import Turn
 
@@ -56,7 +56,7 @@ def _count_respawn(turn: Turn) -> None:
 def fill(turn: Turn, seat: int) -> str:
     """Somebody for an empty seat: a warm spare, else a new worker; "" where there is neither."""
     state = turn.state
-    spares = state.warm_spares()
+    spares = moving.well_first(state)
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:

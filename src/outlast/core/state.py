@@ -26,6 +26,7 @@ Mode = Literal[
     "stopping",  # waits until every worker is reaped; then End
     "ended",
 ]
+MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
 
 
@@ -125,6 +126,10 @@ class State(msgspec.Struct, kw_only=True):
     schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
     scheduled_ns: int = 0
     told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
+    migrate_on: MigrateOn = ""
+    warned: dict[tuple[str, ...], events.Warned] = {}  # found by node checks and not over
+    moves: dict[str, tuple[tuple[str, ...], int]] = {}  # worker moved away from -> why, and when
+    unmoved: tuple[tuple[str, ...], ...] = ()  # findings of which it was said that nobody moves
     drain_reason: str = ""
     drain_ns: int = 0
     end: End | None = None
@@ -146,6 +151,8 @@ class State(msgspec.Struct, kw_only=True):
         fresh.shared = dict(self.shared)
         fresh.making = dict(self.making)
         fresh.attempts = dict(self.attempts)
+        fresh.warned = dict(self.warned)
+        fresh.moves = dict(self.moves)
         return fresh
 
     def members(self) -> Iterator[Worker]:

@@ -14,6 +14,7 @@ from outlast.events import (
     Fault,
     Noticed,
     RunEnded,
+    Warned,
     WorkerLost,
     WorkerSpawned,
 )
@@ -24,7 +25,15 @@ from outlast.observe.accounting import Term, split_terms
 from outlast.observe.alive import life_of
 from outlast.observe.segments import Damage
 from outlast.observe.store import read_events
-from outlast.records import Finding, JobEnded, JobState, Record, Symptom
+from outlast.records import (
+    SEVERITIES,
+    SYMPTOMS,
+    Finding,
+    JobEnded,
+    JobState,
+    Record,
+    Symptom,
+)
 
 CHECK = "outlast run"
 _STATES: dict[str, JobState] = {
@@ -97,11 +106,13 @@ def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:
 
 
 def _findings(term: Term, cluster: str) -> list[Finding]:
-    """A fault that was noticed and then took its worker is one."""
+    """A fault that was noticed and then took its worker is one; what node checks found is, too."""
     known: set[tuple[str, str, int]] = set()
     where = _hosts(term.events)
     found: list[Finding] = []
     for event in term.events:
+        if isinstance(event, Warned):
+            found.append(_warned(event, cluster))
         if not isinstance(event, WorkerLost | Noticed) or event.fault.kind in REQUESTS:
             continue
         fault = event.fault
@@ -118,6 +129,16 @@ def _findings(term: Term, cluster: str) -> list[Finding]:
             )
         )  # fmt: skip
     return found
+
+
+def _warned(event: Warned, cluster: str) -> Finding:
+    symptom, severity = event.symptom, event.severity
+    return Finding(
+        t_ns=event.t_ns, cluster=cluster, node=event.host, check=event.check,
+        symptom=symptom if symptom in SYMPTOMS else "other",
+        severity=severity if severity in SEVERITIES else "unknown",
+        code=event.code, device=event.device, detail=event.detail,
+    )  # fmt: skip
 
 
 def _symptom(fault: Fault) -> Symptom:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from outlast import wire
 from outlast.errors import ConfigError
 from outlast.events import Fault
+from outlast.launch.checks import Checks
 from outlast.launch.crew import Crew, Post, Worker, fault_of
 from outlast.launch.link import Link
 from outlast.launch.traces import Traces
@@ -48,6 +49,7 @@ class Agent:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = Watch(crew, self._suspect)
         self._traces = Traces(crew, self._ask)
+        self._checks = Checks(crew, self._say)
         self._ours = asyncio.Event()  # the script has called `init()`
         self._done = False
 
@@ -58,6 +60,8 @@ class Agent:
             group.create_task(self._link.keep())
             group.create_task(self._keep_lease())
             group.create_task(self._watch_on())
+            if self._crew.plan.check_every_s:
+                group.create_task(self._check_on())
 
     async def _break(self) -> None:
         """Pass on what a burial could not answer for; nobody awaits those tasks."""
@@ -107,6 +111,7 @@ class Agent:
         )
         for lost in self._lost:  # the last connection may have swallowed them
             self._say(lost)
+        self._checks.tell()
 
     def _from_worker(self, worker: Worker, frame: wire.Envelope) -> None:
         if self._done or frame.run != self._crew.run_dir.job.run:
@@ -190,6 +195,7 @@ class Agent:
         worker.on_frame = self._from_worker
         worker.on_exit = self._exited
         self._say(wire.Spawned(worker=worker.name, pid=worker.process.pid))
+        self._checks.tell()  # it may sit on a device that is known not to be well
 
     def _seat(self, worker: Worker, seat: int) -> None:
         self._crew.keepers.start(seat)
@@ -263,6 +269,10 @@ class Agent:
         """A script that has not called `init()` shows no sign of life, and need not."""
         await self._ours.wait()
         await self._watch.run()
+
+    async def _check_on(self) -> None:
+        await self._ours.wait()
+        await self._checks.run()
 
     # --- lease ----------------------------------------------------------------------------
 

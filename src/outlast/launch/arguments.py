@@ -21,7 +21,9 @@ from outlast.checkpoint.durable import Durable
 from outlast.checkpoint.keeper.receiving import SENDERS_MAX
 from outlast.checkpoint.retention import Keep
 from outlast.core import faults
+from outlast.core.state import MigrateOn
 from outlast.errors import ConfigError, UsageError
+from outlast.launch import watching
 
 T = TypeVar("T")
 # torchrun flags that a run of ours cannot honour, each with its value when it is not given.
@@ -61,6 +63,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     keep: Keep
     durable: tuple[Durable, ...]
     on_save_failure: Literal["warn", "stop"]
+    check_every_s: float = 0.0  # between the beginnings of two node checks; 0: none
+    check_settings: str = ""
+    migrate_on: MigrateOn = ""
     faults: tuple[str, ...]
     fault_seed: int
     limits: config.Limits
@@ -80,6 +85,7 @@ def parse(argv: list[str]) -> RunPlan:
         raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
     given = parser.parse_args(argv)
     _refuse(given)
+    watching.refuse(given)
     world = _world(given.nproc_per_node)
     for name in ("spares", "max_restarts"):
         if getattr(given, name) < 0:
@@ -110,6 +116,9 @@ def parse(argv: list[str]) -> RunPlan:
         keep=given.keep,
         durable=tuple(given.durable),
         on_save_failure=given.on_save_failure,
+        check_every_s=given.check_every,
+        check_settings=given.check_settings,
+        migrate_on=given.migrate_on,
         faults=_faults(given, world),
         fault_seed=given.fault_seed,
         limits=_limits(given),
@@ -139,6 +148,7 @@ def _parser() -> ArgumentParser:
     add("--spares", type=int, default=0, help="Workers that wait without a seat.")
     add("--run-dir", "--run_dir", help="Where the run lives; resumed when it is there already.")
     _add_saving(add)
+    watching.add(add)
     add(
         "--fault",
         action="append",

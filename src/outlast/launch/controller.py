@@ -88,7 +88,9 @@ class Controller:
             durable=any(target.every is None for target in plan.durable),
             stop=plan.on_save_failure == "stop",
         )
-        self._state = initial(plan.world, plan.spares, plan.limits, run=job.run, policy=policy)
+        self._state = initial(
+            plan.world, plan.spares, plan.limits, job.run, policy, plan.migrate_on
+        )
         self._inputs: deque[contract.Input] = deque()
         self._turning = False
         self._peers: dict[str, Peer] = {}

@@ -81,18 +81,19 @@ class Crew:
         self.run_dir = run_dir
         self.host = host
         self.workers: dict[str, Worker] = {}
+        self.unwell: set[int] = set()  # local ranks whose device is to be left
         self.started: deque[Worker] = deque(maxlen=_STARTED_MAX)  # for whoever follows their logs
         self._token = token
         self._mark = mark_of(token)
         self.master_port = plan.master_port or free_port(plan.master_addr)
-        self._leaders: set[int] = set()
-        self._warden = Warden(f"{self._mark}:", run_dir.lock_fd, self._leaders, note)
+        self.leaders: set[int] = set()  # pids that their owners reap
+        self._warden = Warden(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
         self._keepers_prefix = f"@outlast-{self._mark}-"
         self.keepers = Keepers(
             self._keepers_prefix,
             token.hex(),
             run_dir.lock_fd,
-            self._leaders,
+            self.leaders,
             note,
             spots=[Spot(host)] * plan.world,
             copies=plan.copies,
@@ -119,9 +120,7 @@ class Crew:
                 str(log_dir / "error.json"),
             )
             born = Born(post.name, mark, environment, log_dir, theirs, page)
-            process = Process(
-                self.plan.command, born, self._leaders, lambda: worker.on_exit(worker)
-            )
+            process = Process(self.plan.command, born, self.leaders, lambda: worker.on_exit(worker))
         except BaseException:
             ours.close()
             theirs.close()
@@ -162,13 +161,15 @@ class Crew:
 
     def _free_local_rank(self, seat: int) -> int:
         """The device from birth, below world + spares: the seat's own number where it is free, else
-        the lowest; a spare leaves the seats' own numbers for the last. Shared when all are taken.
+        the lowest; a spare leaves the seats' own numbers for the last, and all leave devices that
+        are not well. Shared when all are taken.
         """
         world, total = self.plan.world, self.plan.world + self.plan.spares
         taken = {worker.local_rank for worker in self.workers.values()}
         seated = [seat, *range(total)]
         numbers = seated if seat >= 0 else [*range(world, total), *range(world)]
-        return next((number for number in numbers if number not in taken), numbers[0])
+        free = [number for number in numbers if number not in taken]
+        return next((number for number in free if number not in self.unwell), (free or numbers)[0])
 
     def kill(self, worker: Worker, reason: str) -> None:
         """SIGKILL; `on_exit` follows. The first reason is the one that is told."""

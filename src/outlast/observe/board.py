@@ -20,6 +20,7 @@ from outlast.events import (
     RunEnded,
     RunStarted,
     Scheduled,
+    Warned,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
@@ -27,7 +28,7 @@ from outlast.events import (
 )
 from outlast.observe.accounting import REHEARSAL
 from outlast.observe.incidents import Incident, Tracker
-from outlast.observe.words import counted, duration, intervals, size, what, who
+from outlast.observe.words import counted, duration, intervals, size, warning, what, who
 
 Beats = dict[str, tuple[int, int, str, float]]
 RATE_WINDOW_S = 15.0
@@ -255,6 +256,8 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
         return f"checkpoint of step {event.step} is in durable storage: {event.where} ({took})"
     if isinstance(event, DrainFailed):
         return f"durable storage {event.where} is behind, and tried again: {event.error}"
+    if isinstance(event, Warned):
+        return f"node check: {warning(event)}"
     if isinstance(event, Scheduled):
         return f"{intervals(event)}; `outlast explain` says why"
     return ""

@@ -38,10 +38,11 @@ _NOTICED = {
     "heartbeat": "its heartbeat stood still for longer than this run's steps allow",
     "lease": "its host's agent no longer renewed its lease",
     "report": "the worker reported it itself",
+    "check": "a node check found its device unwell, and it was retired before that failed",
 }
 _RUNG = {
     "retry": "retry: every worker kept its seat, the groups were connected anew",
-    "migrate": "migrate: the seat moved to another worker between steps",
+    "migrate": "migrate: a warm spare took the seat in time, its state came from a replica",
     "replace": "replace: another worker took the seat, its state came from a replica",
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
     "rollback": "roll back: every worker began again from the newest copy in memory",

@@ -14,7 +14,6 @@ import msgspec
 
 from outlast.core.recovery import FROM_A_COPY, most_telling
 from outlast.events import (
-    REQUESTS,
     AnyEvent,
     CheckpointSaved,
     Connected,
@@ -124,7 +123,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_request(self) -> bool:
         """Nothing broke: somebody asked for a drain, or for a checkpoint."""
-        return all(fault.kind in REQUESTS for fault in self.faults)
+        return all(fault.is_wish for fault in self.faults)
 
     @property
     def echoes(self) -> tuple[Fault, ...]:
@@ -294,7 +293,7 @@ class _Course:
     def _where(self, step: int) -> str:
         if self.after_the_last:
             return "after the last step"
-        if all(fault.kind in REQUESTS for fault in self.faults):
+        if all(fault.is_wish for fault in self.faults):
             return f"after step {self.reached.step}"
         return self.trail.where(self._cause(), step)
 

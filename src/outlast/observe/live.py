@@ -26,6 +26,7 @@ from outlast.events import (
     PhaseDone,
     RunEnded,
     RunStarted,
+    Warned,
 )
 from outlast.observe.board import Beats, Board, WorkerRow, headline, milestone, progress
 from outlast.observe.store import Clock, EventReader
@@ -137,7 +138,7 @@ class LiveDisplay:
     def event(self, event: AnyEvent) -> None:
         self._feed.take(event)
         text = event.text if isinstance(event, Note) and event.level == "warning" else ""
-        if isinstance(event, DrainFailed):
+        if isinstance(event, DrainFailed | Warned):
             text = milestone(event)
         if text:
             self._notes = [*self._notes, text][-NOTES_MAX:]

@@ -22,6 +22,7 @@ from outlast.events import (
     Metrics,
     Note,
     PhaseDone,
+    Warned,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
@@ -315,6 +316,11 @@ def _notes(
         f"durable storage {event.where}: {event.error}"
         for event in events
         if isinstance(event, DrainFailed)
+    )
+    said.update(
+        f"node check: {event.said} ({event.host}, {event.severity})"
+        for event in events
+        if isinstance(event, Warned) and event.severity != "healthy"
     )
     notes += [f"{text} ({count} times)" if count > 1 else text for text, count in said.items()]
     if len(notes) > NOTES_MAX:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from outlast.events import Fault, Scheduled
+from outlast.events import Fault, Scheduled, Warned
 
 SHORT_MAX = 120
 _SAID = {
@@ -67,6 +67,11 @@ def intervals(said: Scheduled) -> str:
     return ", ".join(parts)
 
 
+def warning(one: Warned) -> str:
+    """What a node check says: `drain: gpu: gpu-memory on GPU 2 (node-7): 3 rows remapped`."""
+    return f"{one.severity}: {one.said} ({one.host}): {in_short(one.detail)}"
+
+
 def who(fault: Fault) -> str:
     """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
     if fault.seat >= 0:
@@ -83,6 +88,8 @@ def what(fault: Fault) -> str:
         return f"exited with code {fault.exit_code} before the run was over{why}"
     if fault.kind in ("raised", "contract"):
         return f"raised {error_line(fault)}"
+    if fault.kind == "requested" and fault.seat >= 0:
+        return "was retired on purpose"
     return _SAID.get(fault.kind, fault.kind)
 
 

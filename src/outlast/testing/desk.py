@@ -23,6 +23,7 @@ from outlast.core.membership import (
     handle,
     initial,
 )
+from outlast.core.state import MigrateOn
 
 S = 1_000_000_000
 
@@ -32,11 +33,11 @@ class Desk:
 
     def __init__(
         self, world: int = 2, spares: int = 1, term: int = 1,
-        policy: SavePolicy | None = None, **limits: Any,
+        policy: SavePolicy | None = None, migrate_on: MigrateOn = "", **limits: Any,
     ) -> None:  # fmt: skip
         self.world, self.term = world, term
         self.limits = Limits(**limits)
-        self.state = initial(world, spares, self.limits, run="r", policy=policy)
+        self.state = initial(world, spares, self.limits, "r", policy, migrate_on)
         self.now_ns = S
         self.verifies = True  # every checkpoint is whole, and the answer comes at once
         self.actions: list[Action] = []

@@ -1,0 +1,118 @@
+"""What node checks find: said when it changes, and perhaps reason to move a seat in time."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from outlast import wire
+from outlast.core import incident
+from outlast.core.state import S_NS, Agent, MigrateOn, State, Worker
+from outlast.core.turn import Turn
+from outlast.events import Warned
+
+MOVES_MAX = 3  # within the window: a check that always fires must not use up every spare
+WINDOW_S = 3600.0
+WARNED_MAX = 1024  # findings that are known at once
+MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
+_WORST_FIRST = ("now", "drain", "unknown", "warn")
+
+Key = tuple[str, ...]
+
+
+def checked(turn: Turn, agent: Agent, body: wire.Checked) -> None:
+    """All that a host's newest check finds. An agent may say it again: only changes are events."""
+    known = turn.state.warned
+    found: dict[Key, Warned] = {}
+    for one in body.found:
+        fresh = replace(one, t_ns=turn.now_ns, host=agent.host)
+        same = found.get(_key(fresh))
+        if same is None or _badness(fresh) < _badness(same):
+            found[_key(fresh)] = fresh
+    for key, one in found.items():
+        before = known.get(key)
+        if before is None and len(known) >= WARNED_MAX:
+            continue
+        known[key] = one
+        if before is None or before.severity != one.severity:
+            turn.emit(one)
+    for key, one in tuple(known.items()):
+        if one.host == agent.host and key not in found and one.check in body.told:
+            del known[key]
+            turn.state.unmoved = tuple(other for other in turn.state.unmoved if other != key)
+            turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="found no more"))
+
+
+def move_when_possible(turn: Turn) -> None:
+    """Give up, on purpose and together, the workers whose device will not last, where warm spares
+    can take their seats. What follows is a failure's own way: close, decide, seat, transfer."""
+    state = turn.state
+    if not state.migrate_on or state.mode != "open" or state.drain_ns:
+        return
+    chosen: dict[str, Key] = {}
+    for key, one, worker in _wished(state):
+        if worker.name in chosen:
+            continue
+        if why_not := _why_not(state, len(chosen), turn.now_ns):
+            _say_unmoved(turn, key, one, worker, why_not)
+        else:
+            chosen[worker.name] = key
+    for name, key in chosen.items():
+        one = state.warned[key]
+        state.moves[name] = (key, turn.now_ns)
+        worker = state.workers[name]
+        fault = turn.blame(worker, "requested", f"{one.said}: {one.detail}")
+        incident.give_up(turn, worker, fault, "check")
+
+
+def well_first(state: State) -> list[Worker]:
+    """Warm spares; those that a finding names last."""
+    unwell = _unwell(state)
+    return sorted(state.warm_spares(), key=lambda worker: worker.name in unwell)
+
+
+def _wished(state: State) -> list[tuple[Key, Warned, Worker]]:
+    """Findings that ask for a move not made yet, with whom it would move; the worst first."""
+    if any(worker.finished for worker in state.members()):
+        return []  # the run is about to end
+    moved = {key for key, _ in state.moves.values()}
+    wished = []
+    for key, one in state.warned.items():
+        worker = state.workers.get(one.worker)
+        if one.severity not in MOVED_FOR[state.migrate_on] or key in moved:
+            continue
+        if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
+            wished.append((key, one, worker))
+    return sorted(wished, key=lambda wish: _badness(wish[1]))
+
+
+def _why_not(state: State, chosen: int, now_ns: int) -> str:
+    recent = [t_ns for _, t_ns in state.moves.values() if now_ns - t_ns < WINDOW_S * S_NS]
+    well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
+    donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
+    if len(recent) + chosen >= MOVES_MAX:
+        return f"{MOVES_MAX} moves were made within the last hour"
+    if chosen >= len(well):
+        return "no spare on a device that is well is warm"
+    if chosen + 1 >= len(donors):
+        return "no other rank would be left that holds the state"
+    return ""
+
+
+def _say_unmoved(turn: Turn, key: Key, one: Warned, worker: Worker, why: str) -> None:
+    if key in turn.state.unmoved:
+        return
+    turn.state.unmoved = (*turn.state.unmoved, key)
+    turn.note(f"{one.said}: the rank stays there for now, since {why}", worker.name, worker.seat)
+
+
+def _unwell(state: State) -> set[str]:
+    """Workers on a device that should be left, or have been."""
+    return {one.worker for one in state.warned.values() if one.severity in MOVED_FOR["drain"]}
+
+
+def _key(one: Warned) -> Key:
+    return (one.host, one.check, one.symptom, one.code, one.device)
+
+
+def _badness(one: Warned) -> int:
+    return _WORST_FIRST.index(one.severity) if one.severity in _WORST_FIRST else len(_WORST_FIRST)
