@@ -14,13 +14,12 @@ from outlast.fleet.attribution import attribute
 from outlast.fleet.blame import at_fault, blamed, events
 from outlast.fleet.bootstrap import spread
 from outlast.fleet.ettr import ettr
-from outlast.fleet.goodput import begun_again, lost
+from outlast.fleet.goodput import begun_again, by_size, lost
 from outlast.fleet.job_runs import job_runs
 from outlast.fleet.mttf import failure_rate, mttf
 from outlast.fleet.outages import down_times, outage_rate
 from outlast.fleet.present import present
-from outlast.fleet.rates import introduced
-from outlast.fleet.report.whole import report
+from outlast.fleet.rates import by_cause, introduced
 from outlast.fleet.sizes import sizes
 from outlast.fleet.states import states
 from outlast.fleet.tables import NAMES, Tables
@@ -176,35 +175,28 @@ def test_two_clusters_are_the_sum_of_both() -> None:
         }
         both.append(made._replace(**told))
     merged = {kind: pl.concat([getattr(one, kind) for one in both]) for kind in NAMES.values()}
-    together = both[0]._replace(**merged)
-    for key, by, columns in (
-        ("states", ("state", "of"), ("jobs", "gpu_hours")),
-        ("causes", ("cause",), ("failures",)),
-        ("mttf", ("gpus",), ("attempts", "failures")),
-        ("goodput", ("bucket",), ("first_gpu_s", "second_attempts", "second_gpu_s")),
-    ):
-        sums = [_sums(one, key, by, columns) for one in both]
-        wanted = {
-            name: tuple(sum(one.get(name, (0,) * len(columns))[at] for one in sums)
-                        for at in range(len(columns)))
-            for name in sums[0].keys() | sums[1].keys()
-        }  # fmt: skip
-        found = _sums(together, key, by, columns)
-        assert found.keys() == wanted.keys()
-        for name, row in found.items():
-            assert row == pytest.approx(wanted[name]), (key, name)
+    together = _figures(both[0]._replace(**merged))
+    one, two = map(_figures, both)
+    assert together.keys() == one.keys() | two.keys()
+    for name, told in together.items():
+        nothing = (0.0,) * len(told)
+        pairs = zip(one.get(name, nothing), two.get(name, nothing), strict=True)
+        assert told == pytest.approx([first + second for first, second in pairs]), name
+    assert sum(told[2] for name, told in together.items() if name[0] == "lost") > 0
 
 
-_TOLD: dict[int, dict[str, list[dict[str, object]]]] = {}
-
-
-def _sums(
-    of_: Tables, key: str, by: tuple[str, ...], columns: tuple[str, ...]
-) -> dict[tuple[object, ...], tuple[float, ...]]:
-    told = _TOLD.setdefault(
-        id(of_), {one.key: one.rows for one in report(of_, "x").report.sections}
-    )
-    return {
-        tuple(row[name] for name in by): tuple(float(str(row[name])) for name in columns)
-        for row in told[key]
+def _figures(made: Tables) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """What adds up."""
+    found = attribute(made)
+    cost = by_size(lost(made, at_fault(found).collect().lazy()))
+    frames = {
+        "state": states(made, found).select("state", "hw", "jobs", "gpu_hours"),
+        "cause": by_cause(made, found).select("cause", "failures"),
+        "lost": cost.select("bucket", "first_gpu_s", "second_gpu_s", "second_attempts"),
     }
+    told: dict[tuple[str, ...], tuple[float, ...]] = {}
+    for key, frame in frames.items():
+        many = 2 if key == "state" else 1
+        for row in frame.iter_rows():
+            told[(key, *map(str, row[:many]))] = tuple(map(float, row[many:]))
+    return told
