@@ -116,6 +116,10 @@ def test_a_job_waits_from_when_it_could_start() -> None:
 def test_the_next_job_is_not_the_next_attempt() -> None:
     two = of(attempt("1", 0, 1, state="NODE_FAIL"), attempt("2", 2, 3, state="NODE_FAIL"))
     assert begun_again(two, failed(("1", 0), ("2", 0))).collect().is_empty()
+    theirs = [attempt("1", 0, 1, cluster="d"), attempt("1", 2, 3, attempt=1, cluster="d")]
+    infra = pl.concat([failed(("1", 0)), failed(("1", 1)).with_columns(cluster=pl.lit("d"))])
+    made = of(attempt("1", 0, 1, state="NODE_FAIL"), *theirs)
+    assert begun_again(made, infra).collect().is_empty()
 
 
 def test_who_failed_and_was_preempted_lost_it_once() -> None:
