@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.main import main
-from outlast.events import AnyEvent, Fault, Noticed, RunEnded, RunStarted, WorkerLost, WorkerSpawned
+from outlast.events import (
+    AnyEvent,
+    Fault,
+    Noticed,
+    RunEnded,
+    RunStarted,
+    Warned,
+    WorkerLost,
+    WorkerSpawned,
+)
 from outlast.fleet.lake import Lake
 from outlast.observe.store import EventWriter
 
@@ -83,6 +92,26 @@ def test_a_run_that_went_on_is_read_again(tmp_path: Path) -> None:
     jobs = Lake.open(lake).tables().jobs.collect()
     assert jobs["t_ns"].to_list() == [T + 7 * S, T + 200 * S]
     assert Lake.open(lake).tables().findings.collect().height == 1
+
+
+def test_what_node_checks_found_keeps_its_symptom_and_its_severity(tmp_path: Path) -> None:
+    def warned(severity: str, symptom: str = "gpu-driver") -> Warned:
+        return Warned(
+            t_ns=T + 2 * S, host="gpu01", check="gpu", symptom=symptom, severity=severity,
+            code="XID 79", device="GPU 2", detail="fell off",
+        )  # fmt: skip
+
+    said = [warned("drain"), warned("healthy"), warned("very bad", "of another version")]
+    run, lake = run_dir(tmp_path / "run", FIRST[0], *said, *FIRST[1:]), tmp_path / "lake"
+    assert main(["fleet", "ingest", str(lake), str(run)]) == 0
+    findings = Lake.open(lake).tables().findings.collect().rows(named=True)
+    ours = [row for row in findings if row["check"] == "gpu"]
+    assert {(row["severity"], row["symptom"]) for row in ours} == {
+        ("drain", "gpu-driver"), ("healthy", "gpu-driver"), ("unknown", "other"),
+    }  # fmt: skip
+    assert {(row["node"], row["code"], row["device"]) for row in ours} == {
+        ("gpu01", "XID 79", "GPU 2")
+    }
 
 
 def test_a_directory_that_is_no_run_is_refused(

@@ -213,3 +213,31 @@ def test_what_is_no_interval(script: str, text: str) -> None:
     with pytest.raises(UsageError, match="neither a number of steps below"):
         parse([f"--checkpoint-every={text}", script])
     assert parse(["--checkpoint-every", "999999999", script]).checkpoint_every == 999_999_999
+
+
+def test_node_checks_beside_a_run(script: str, tmp_path: Path) -> None:
+    plan = parse([script])
+    assert (plan.check_every_s, plan.check_settings, plan.migrate_on) == (0, "", "")
+    settings = tmp_path / "check.toml"
+    settings.write_text("")
+    flags = ["--check-every=5min", f"--check-settings={settings}", "--migrate-on=drain"]
+    plan = parse([*flags, script])
+    assert (plan.check_every_s, plan.migrate_on) == (300, "drain")
+    assert plan.check_settings == str(settings)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--migrate-on=now"],
+        ["--check-settings=/etc/x.toml"],
+        ["--check-every=5"],
+        ["--check-every=0s"],
+        ["--check-every=often"],
+        ["--check-every=1h", "--migrate-on=warn"],
+        ["--check-every=1h", "--check-settings=/no/such/file"],
+    ],
+)
+def test_checks_that_cannot_be_are_refused(script: str, flags: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"check|migrate"):
+        parse([*flags, script])

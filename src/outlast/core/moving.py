@@ -14,6 +14,7 @@ MOVES_MAX = 3  # within the window: a check that always fires must not use up ev
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # findings that are known at once
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
+_STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
 
 Key = tuple[str, ...]
@@ -40,6 +41,18 @@ def checked(turn: Turn, agent: Agent, body: wire.Checked) -> None:
             del known[key]
             turn.state.unmoved = tuple(other for other in turn.state.unmoved if other != key)
             turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="found no more"))
+
+
+def looked(state: State, agent: Agent, body: wire.Renew) -> None:
+    """Whether all of this agent's ranks have completed a phase of this generation, and make no
+    steps of another kind: what is set up or rehearsed when it is cut cannot be put back."""
+    if not state.migrate_on or not state.warned:
+        return
+    seated = [body.beats.get(each.name) for each in state.members() if each.agent == agent.name]
+    if all(beat is not None and beat[0] > state.n and beat[2] in _STEPPING for beat in seated):
+        state.calm[agent.name] = state.generation
+    else:
+        state.calm.pop(agent.name, None)
 
 
 def move_when_possible(turn: Turn) -> None:
@@ -74,6 +87,8 @@ def _wished(state: State) -> list[tuple[Key, Warned, Worker]]:
     """Findings that ask for a move not made yet, with whom it would move; the worst first."""
     if any(worker.finished for worker in state.members()):
         return []  # the run is about to end
+    if any(state.calm.get(each.agent) != state.generation for each in state.members()):
+        return []
     moved = {key for key, _ in state.moves.values()}
     wished = []
     for key, one in state.warned.items():

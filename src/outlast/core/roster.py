@@ -174,6 +174,7 @@ def renewed(turn: Turn, agent: Agent, body: wire.Renew) -> None:
         state.reached = max(state.reached, (n, step))
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own word may have been lost on the way
+    moving.looked(turn.state, agent, body)
 
 
 def checkpointed(turn: Turn, body: wire.Checkpointed) -> None:

@@ -128,6 +128,7 @@ class State(msgspec.Struct, kw_only=True):
     told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
     migrate_on: MigrateOn = ""
     warned: dict[tuple[str, ...], events.Warned] = {}  # found by node checks and not over
+    calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
     moves: dict[str, tuple[tuple[str, ...], int]] = {}  # worker moved away from -> why, and when
     unmoved: tuple[tuple[str, ...], ...] = ()  # findings of which it was said that nobody moves
     drain_reason: str = ""
@@ -152,6 +153,7 @@ class State(msgspec.Struct, kw_only=True):
         fresh.making = dict(self.making)
         fresh.attempts = dict(self.attempts)
         fresh.warned = dict(self.warned)
+        fresh.calm = dict(self.calm)
         fresh.moves = dict(self.moves)
         return fresh
 

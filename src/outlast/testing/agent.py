@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outlast import wire
 from outlast.core.detect import hang
-from outlast.events import Fault
+from outlast.events import Fault, Warned
 from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
 from outlast.testing.sight import look_at
@@ -185,6 +185,21 @@ class SimAgent:
             self._say(wire.Suspect(worker=fault.worker, fault=fault))
         if verdict.retry is not None:
             self._say(wire.Suspect(worker="", fault=verdict.retry))
+
+    def check(self) -> None:
+        """A node check finds a device unwell, and perhaps another one, or cannot tell."""
+        dice = self.line.dice
+        names = sorted(self.workers)
+        found = tuple(
+            Warned(
+                t_ns=self.line.now_ns, host=self.name, check="gpu", symptom="gpu-memory",
+                severity=dice.choice(("now", "now", "drain", "warn", "unknown")), code="",
+                device=f"GPU {dice.randint(0, 3)}", detail="simulated",
+                worker=dice.choice(names) if names else "",
+            )
+            for _ in range(dice.choice((0, 1, 1, 1, 2)))
+        )  # fmt: skip
+        self._say(wire.Checked(found=found, told=dice.choice(((), ("gpu",)))))
 
     # --- the lease and the host ---
 

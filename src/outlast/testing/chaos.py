@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     phases: int
     checkpoint_every: int
     strikes: tuple[Strike, ...]
-    timed: tuple[tuple[float, str], ...]  # (time, what): kill, crash, agent, drop, cut, stop, save
+    timed: tuple[tuple[float, str], ...]  # (time, what): kill, agent, stop, unwell, ...
     bug_at: int  # this phase raises on one rank, always; -1: none
     attempts_max: int
     duplicates: float
@@ -81,7 +81,7 @@ def draw(seed: int) -> Plan:
     if dice.random() < 0.1:
         timed.append((dice.uniform(1.0, 8.0), "save"))
     bug = dice.random() < 0.05
-    return Plan(
+    plan = Plan(
         world=world,
         spares=spares,
         agents=dice.choice((1, 1, 2)),
@@ -99,6 +99,10 @@ def draw(seed: int) -> Plan:
         ),
         fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
     )
+    if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
+        found = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
+        plan = plan._replace(timed=(*plan.timed, *found))
+    return plan
 
 
 def _strike(dice: random.Random, world: int, spares: int, phases: int, *, early: bool) -> Strike:

@@ -92,7 +92,9 @@ class SimCluster:
         self._meshes: dict[int, Mesh] = {}
         self._crash_in = -1
         self._gone: set[tuple[str, int]] = set()
-        self._first = initial(plan.world, plan.spares, self.limits, run="sim", policy=plan.policy)
+        self._first = initial(
+            plan.world, plan.spares, self.limits, "sim", plan.policy, migrate_on="drain"
+        )
         self._state = self._first
         room = self.plan.world + self.plan.spares
         if self.plan.agents > 1:
@@ -280,6 +282,8 @@ class SimCluster:
             agent.hang_up(line.between(0.0, 1.0))
         elif what == "cut":
             agent.hang_up(line.between(2.0, 8.0))
+        elif what == "unwell":
+            agent.check()
         elif what == "stop" and self.controller_up:
             self._feed(StopAsked(t_ns=line.now_ns, reason="asked"))
         elif what == "save" and self.controller_up:
