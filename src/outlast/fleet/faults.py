@@ -135,7 +135,7 @@ def _by_time(
         text = bytes(raw).decode(errors="replace")
         try:
             event = msgspec.json.decode(raw, type=_Event)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             rejects.append(reject(str(path), line, str(error), text))
             continue
         t_ns = cluster.epoch_ns + round(event.event_time * DAY_NS)
@@ -152,7 +152,7 @@ def _list(path: Path) -> list[msgspec.Raw]:
         return msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} is no JSON list of faults: {error}") from error
 
 

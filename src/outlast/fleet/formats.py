@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-import gzip
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,15 +11,18 @@ from typing import Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet import faults, launched, machines, mapped, mapping, sacct
+from outlast.fleet import checked, faults, launched, machines, mapped, mapping, sacct
+from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Reading
 from outlast.fleet.sacct.reader import is_text
+from outlast.fleet.sources import refuse_strange, unpacked
 from outlast.symptoms import dcgm
 from outlast.symptoms.envelopes import known
 
 Format = Literal[
-    "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi", "run"
-]
+    "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi",
+    "check", "run",
+]  # fmt: skip
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
 _SMI = re.compile(r"[^\n]*\b(uuid|pci\.bus_id|temperature\.gpu|utilization\.gpu|ecc\.)[^\n]*,")
@@ -60,7 +62,9 @@ def format_of(path: Path, asked: Asked) -> Format:
     that is no run's, SourceError for content that nothing here reads."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; nothing was read")
-    if path.is_dir():
+    if not path.is_dir():
+        refuse_strange(path)
+    else:
         if not (path / _RUN_EVENTS).is_dir():
             raise UsageError(f"{path} is a directory, but not of a run; name the logs in it")
         found: Format = "run"
@@ -90,11 +94,8 @@ def opened(path: Path, format_: Format, asked: Asked) -> Reading:
 
 def _head(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with unpacked(path) as file:
             head = file.read(HEAD_BYTES)
-        if head.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as unpacked:
-                head = unpacked.read(HEAD_BYTES)
     except (OSError, EOFError) as error:
         raise SourceError(f"{path} cannot be read: {error}; nothing was read") from error
     if not head.strip():
@@ -121,12 +122,16 @@ def _moment(flag: str, text: str, asked: Asked) -> int:
     """Unix nanoseconds. Raises UsageError."""
     try:
         when = dt.datetime.fromisoformat(text)
-    except ValueError as error:
+        known = when if when.tzinfo else when.replace(tzinfo=asked.zone_info)
+        found_s = round(known.timestamp())
+        if not EARLIEST_S <= found_s < LATEST_S:
+            raise ValueError("not between 2000 and 2100")
+    except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"{flag} {text}: say a date or a time, as in 2024-03-30 or 2024-03-30T12:00:00+01:00"
+            f"{flag} {text}: say a date or a time between 2000 and 2100, as in 2024-03-30 or"
+            " 2024-03-30T12:00:00+01:00"
         ) from error
-    known = when if when.tzinfo else when.replace(tzinfo=asked.zone_info)
-    return round(known.timestamp()) * 10**9
+    return found_s * 10**9
 
 
 def _mapping_of(path: Path, asked: Asked) -> Path | None:
@@ -150,9 +155,14 @@ def _mapped(path: Path, asked: Asked) -> Reading:
 
 
 def _sacct(path: Path, asked: Asked) -> Reading:
+    try:
+        escaped = asked.delimiter.encode("latin-1", "backslashreplace")
+        delimiter = escaped.decode("unicode_escape")
+        delimiter.encode()
+    except UnicodeError as error:
+        raise UsageError(f"--delimiter {asked.delimiter}: {error}; nothing was read") from error
     options = sacct.Options(
-        zone=asked.zone_info.key, cluster=asked.cluster,
-        delimiter=asked.delimiter.encode().decode("unicode_escape"),
+        zone=asked.zone_info.key, cluster=asked.cluster, delimiter=delimiter,
         columns=tuple(filter(None, asked.columns.split(","))),
         taken_ns=_moment("--at", asked.at, asked) if asked.at else None,
     )  # fmt: skip
@@ -177,6 +187,7 @@ def _is_kernel(head: str) -> bool:
 
 
 _FITS: dict[Format, Callable[[str], bool]] = {
+    "check": checked.is_one,
     "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
     "dcgm": lambda head: any(f'"{each}"' in head for each in (*dcgm.ROOTS, "Overall Health")),
     "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
@@ -191,6 +202,7 @@ _READERS: dict[Format, Callable[[Path, Asked], Reading]] = {
     "ipmi": lambda path, asked: machines.sel(path, _told(path, asked)),
     "dcgm": lambda path, asked: machines.diagnosis(path, _told(path, asked)),
     "nvidia-smi": lambda path, asked: machines.smi(path, _told(path, asked)),
+    "check": lambda path, asked: checked.read(path, asked.cluster),
     "events": _mapped,
     "jobs": _mapped,
     "sacct": _sacct,

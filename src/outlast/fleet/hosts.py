@@ -7,7 +7,6 @@ written with zeros (`[08-11]`) pads all of its range. Whatever one list names is
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -35,10 +34,10 @@ SHAPE = r"^(?:(?:[^,\[\]\s]|\[\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*
 def expand(text: str) -> list[str]:
     """Every host that a list names, in its order, one that it names twice twice. An empty list
     names none. Raises UsageError for what is no host list, and for one of over HOSTS_MAX hosts."""
+    count(text)  # first, as what it names may be more than memory holds
     found: list[str] = []
     for item in _items(text):
         parts = [_names(piece, text) for piece in _PIECE.finditer(item)]
-        _bound(len(found) + math.prod(len(part) for part in parts), text)
         found += map("".join, itertools.product(*parts))
     return found
 
@@ -47,8 +46,11 @@ def count(text: str) -> int:
     """How many hosts a list names, without naming them. Raises UsageError as `expand` does."""
     total = 0
     for item in _items(text):
-        total += math.prod(len(_names(piece, text)) for piece in _PIECE.finditer(item))
-        _bound(total, text)
+        several = 1
+        for piece in _PIECE.finditer(item):
+            several *= sum(last - first + 1 for first, last, _ in _counted(piece, text))
+            _bound(total + several, text)
+        total += several
     return total
 
 
@@ -178,11 +180,21 @@ def _items(text: str) -> Iterator[str]:
 
 def _names(piece: re.Match[str], text: str) -> list[str]:
     """Of a bracket what it counts, of anything else itself."""
-    inside, outside = piece.groups()
-    if inside is None:
-        return [outside]
-    found: list[str] = []
-    for part in inside.split(","):
+    if piece[1] is None:
+        return [piece[2]]
+    return [
+        f"{number:0{width}d}"
+        for first, last, width in _counted(piece, text)
+        for number in range(first, last + 1)
+    ]
+
+
+def _counted(piece: re.Match[str], text: str) -> Iterator[tuple[int, int, int]]:
+    """First, last and width of each range in a bracket; anything else is one."""
+    if piece[1] is None:
+        yield 1, 1, 0
+        return
+    for part in piece[1].split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise _no_list(text)
@@ -190,9 +202,7 @@ def _names(piece: re.Match[str], text: str) -> list[str]:
         low, high = int(first), int(last)
         if high < low:
             raise _no_list(text)
-        _bound(len(found) + high - low + 1, text)
-        found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
-    return found
+        yield low, high, len(first)
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +17,13 @@ from outlast.fleet.anonymous import Names
 from outlast.fleet.doubles import Double
 from outlast.fleet.formats import Asked, Format, format_of, opened, refuse_strangers
 from outlast.fleet.lake import Source, said
-from outlast.fleet.readings import Reading, Reject
+from outlast.fleet.readings import Part, Reading, Reject
+from outlast.fleet.sources import refuse_strange
 from outlast.fleet.tables import Name
 from outlast.fleet.writing import Added, Writer, writing
 
 EXAMPLES_MAX = 3  # of rejects, for each reason
+REJECTS_MAX = 200_000  # of a log of which hardly a row is read; then it is something else
 _BLOCK_BYTES = 1 << 22
 
 
@@ -110,6 +112,7 @@ def _log(path: Path, asked: Asked, names: Names | None) -> _Log:
     digest, size = xxhash.xxh3_128(), 0
     try:
         for file in files:
+            refuse_strange(file)
             with file.open("rb") as content:
                 while block := content.read(_BLOCK_BYTES):
                     digest.update(block)
@@ -135,7 +138,7 @@ def _read(
     window = _Window(read_ns)
     examples: dict[str, list[Reject]] = {}
     reading = opened(log.path, log.format, asked)
-    for part in reading:
+    for part in _parts(log, reading):
         for one in part.rejects:
             some = examples.setdefault(one.reason, [])
             if len(some) < EXAMPLES_MAX:
@@ -145,6 +148,7 @@ def _read(
             window.see(records)
             writer.add(kind, records)
         writer.reject(identity, kept.rejects)
+        _refuse_noise(log, reading)
         on_progress(name, reading.totals.rows)
     _refuse_unreadable(log, reading, examples)
     totals = reading.totals
@@ -157,6 +161,17 @@ def _read(
         odd={**totals.odd, **window.odd}, notes=() if names else tuple(totals.notes),
     )  # fmt: skip
     return Read(source=source, examples=tuple(one for some in examples.values() for one in some))
+
+
+def _parts(log: _Log, reading: Reading) -> Iterator[Part]:
+    """Raises SourceError for a number that is too large for any record."""
+    try:
+        yield from reading
+    except (pl.exceptions.PolarsError, OverflowError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise SourceError(
+            f"{log.path} holds what no record can ({why}); the lake is as it was"
+        ) from error
 
 
 class _Window:
@@ -178,6 +193,20 @@ class _Window:
         if most > self.now_ns:
             ahead = times.filter(times > self.now_ns).len()
             self.odd["records of a time that is still to come: is the zone right?"] += ahead
+
+
+def _refuse_noise(log: _Log, reading: Reading) -> None:
+    """A log that is something else would fill the disk with its rejects."""
+    totals = reading.totals
+    bad = totals.rejects.total()
+    good = totals.records.total() + totals.skipped.total()
+    if bad > REJECTS_MAX and good * 100 < bad:
+        ((reason, rows),) = totals.rejects.most_common(1)
+        raise SourceError(
+            f"{log.path} was taken for {reading.format}, and of its first {bad + good:,} rows"
+            f" {bad:,} could not be read; of {rows:,}: {reason}. Nothing was changed; say what it"
+            " is with --as"
+        )
 
 
 def _refuse_unreadable(log: _Log, reading: Reading, examples: dict[str, list[Reject]]) -> None:

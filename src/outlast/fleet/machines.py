@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from outlast.errors import SourceError
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.sources import lines
 from outlast.fleet.tables import table
 from outlast.records import Finding
 from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
@@ -66,7 +67,7 @@ def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Sa
     def parts(totals: Totals) -> Iterator[Part]:
         def counted() -> Iterator[str]:
             with _opening(path), path.open(encoding="utf-8", errors="replace") as file:
-                for line in file:
+                for line in lines(file):
                     totals.rows += 1
                     yield line
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import polars as pl
 
 from outlast.errors import UsageError
 from outlast.fleet import hosts
-from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of
+from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of, whole
 from outlast.fleet.moments import moments
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.rows import Rows, rows
@@ -180,27 +179,33 @@ class _Work:
     def _word(self, field: str, texts: pl.Series) -> pl.Series:
         """Every distinct text is translated once."""
         table = self._mapping.values.get(field, {})
-        distinct = texts.unique().to_list()
-        known = [_translated(text, table, field, self._words[field]) for text in distinct]
+        distinct = texts.unique()
+        known = _translated(distinct, table, field, self._words[field])
         found = texts.replace_strict(distinct, known, return_dtype=pl.String)
         self._note(f"no {field} that is known: [values.{field}] can translate it", found.is_null())
         return found.cast(pl.Enum(self._words[field]))
 
 
-def _translated(text: str, table: dict[str, str], field: str, words: Iterable[str]) -> str | None:
+def _translated(
+    texts: pl.Series, table: dict[str, str], field: str, words: Iterable[str]
+) -> list[str | None]:
     """By the table's own words, its patterns in their order, our words, or for all others."""
-    if text in table:
-        return table[text]
+    by_pattern: dict[str, str] = {}
     for theirs, word in table.items():
         pattern = pattern_of(theirs)
-        if pattern is not None and re.fullmatch(pattern, text, re.IGNORECASE):
-            return word
+        if pattern is not None:
+            for text in texts.filter(texts.str.contains(whole(pattern))):
+                by_pattern.setdefault(text, word)
     folded = {word.lower(): word for word in words}
     if field == "state":
         folded |= {theirs.lower(): word for theirs, word in STATES.items()}
-    if field == "symptom" and text == "" and "*" not in table:
-        return "other"
-    return folded.get(text.lower(), table.get("*"))
+    if field == "symptom" and "*" not in table:
+        folded[""] = "other"
+    others = table.get("*")
+    return [
+        table.get(text) or by_pattern.get(text) or folded.get(text.lower(), others)
+        for text in texts
+    ]
 
 
 def _counts(lists: pl.Series) -> pl.Series:

@@ -24,16 +24,17 @@ format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
+import polars as pl
 
 from outlast.errors import UsageError
 from outlast.fleet.moments import UNITS
+from outlast.fleet.sources import refuse_strange
 from outlast.fleet.tables import KIND_OF, Name
 from outlast.records import Record
 
@@ -100,6 +101,7 @@ def choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
 def load(path: Path) -> Mapping:
     """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
     try:
+        refuse_strange(path)
         if path.stat().st_size > BYTES_MAX:
             raise UsageError(f"{path} has over {BYTES_MAX >> 20} MiB, and is no mapping")
         said = msgspec.toml.decode(path.read_bytes())
@@ -108,6 +110,8 @@ def load(path: Path) -> Mapping:
         mapping = msgspec.convert(said, Mapping)
     except OSError as error:
         raise UsageError(f"mapping {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise UsageError(f"mapping {path}: it is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"mapping {path}: {error}") from error
     _check(path, mapping)
@@ -159,14 +163,25 @@ def _pattern(path: Path, theirs: str) -> None:
     if pattern is None:
         return
     try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"mapping {path}: pattern {theirs}: {error}") from error
+        for each in (pattern, whole(pattern)):
+            pl.Series([""]).str.contains(each)
+    except pl.exceptions.ComputeError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise UsageError(
+            f"mapping {path}: pattern {theirs[:80]}: {why} (look-around and references back are not"
+            " known: they could take for ever)"
+        ) from error
 
 
 def pattern_of(theirs: str) -> str | None:
     """What stands between the strokes of /.../; None: it is no pattern."""
     return theirs[1:-1] if len(theirs) > 2 and theirs[0] == theirs[-1] == "/" else None
+
+
+def whole(pattern: str) -> str:
+    """A pattern of all of a text, in whatever case, for polars: matched in time that grows with the
+    text alone, whatever the pattern."""
+    return f"(?i)^(?:{pattern})$"
 
 
 def _refuse_typos(path: Path, what: str, said: Iterable[str], known: Iterable[str]) -> None:

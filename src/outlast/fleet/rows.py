@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from outlast.errors import SourceError
+from outlast.fleet import sources
 from outlast.fleet.mapping import Mapping
 
 ROWS_AT_ONCE = 50_000
+CHARS_AT_ONCE = 64 << 20
 LIST_BYTES_MAX = 1 << 30  # of a JSON list, which is read whole
 FIELD_CHARS_MAX = 1 << 20
 HEAD_CHARS = 1 << 16
@@ -39,7 +41,7 @@ def rows(path: Path, mapping: Mapping, notes: list[str]) -> Iterator[Rows]:
             if start == "[":
                 yield from _objects(mapping, enumerate(_listed(path), 1), notes)
             elif start == "{":
-                yield from _objects(mapping, enumerate(file, 1), notes)
+                yield from _objects(mapping, enumerate(sources.lines(file), 1), notes)
             else:
                 yield from _csv(path, file, mapping)
     except OSError as error:
@@ -48,7 +50,7 @@ def rows(path: Path, mapping: Mapping, notes: list[str]) -> Iterator[Rows]:
 
 def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
     csv.field_size_limit(FIELD_CHARS_MAX)
-    reader = csv.reader(file, delimiter=mapping.delimiter)
+    reader = csv.reader(sources.lines(file), delimiter=mapping.delimiter)
     header = [name.strip() for name in next(reader, [])]
     wanted = set(mapping.columns.values())
     if missing := sorted(wanted - set(header)):
@@ -77,7 +79,8 @@ def _some(
     torn: list[tuple[int, str, str]],
 ) -> bool:  # fmt: skip
     """The next rows; whether they are the last."""
-    while len(good) < ROWS_AT_ONCE:
+    chars = 0
+    while len(good) + len(torn) < ROWS_AT_ONCE and chars < CHARS_AT_ONCE:
         try:
             row = next(reader)
         except StopIteration:
@@ -85,6 +88,7 @@ def _some(
         except csv.Error as error:
             torn.append((reader.line_num, f"no row of CSV: {error}", ""))
             continue
+        chars += sum(map(len, row))
         if len(row) == width:
             good.append((reader.line_num, row))
         elif row:
@@ -132,7 +136,7 @@ def _listed(path: Path) -> list[msgspec.Raw]:
         )
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} begins as a JSON list, but is none: {error}") from error
 
 

@@ -4,7 +4,6 @@ whether they are set, lists of states). Each job becomes a row as `sacct --parsa
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from outlast.fleet.readings import Part, Totals, reject
 from outlast.fleet.sacct.header import COLUMNS
 from outlast.fleet.sacct.jobs import STEP, Converter
 from outlast.fleet.sacct.options import Options
+from outlast.fleet.sources import unpacked
 
 JOBS_AT_ONCE = 50_000
+BYTES_MAX = 2 << 30  # of a document, which is read whole
 NO_VALUE = 0xFFFF_FF00  # from here on 32 bit numbers mean "none" or "without end"
 MALFORMED = "a job that has not the shape of sacct --json"
 KNOWN = COLUMNS.keys() - {"elapsed", "gres", "asked_tres", "asked_gres"}
@@ -141,7 +142,7 @@ def _part(
     for place, raw in enumerate(raws, first):
         try:
             job = decoder.decode(raw)
-        except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             rejects.append(reject(source, place, MALFORMED, f"{error}: {_text(raw)}"))
             totals.rows += 1
             continue
@@ -225,14 +226,18 @@ def _text(raw: msgspec.Raw) -> str:
 
 def _document(path: Path, source: str) -> Document:
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+        with unpacked(path) as file:
+            data = file.read(BYTES_MAX + 1)
     except (OSError, EOFError) as error:
         raise SourceError(f"{source} cannot be read: {error}") from error
+    if len(data) > BYTES_MAX:
+        raise SourceError(
+            f"{source} has over {BYTES_MAX >> 30} GiB of JSON, which is read whole: run sacct"
+            " --parsable2, or --json for fewer days at once"
+        )
     try:
         return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(
             f"{source} is no output of sacct --json: {error}; it has {_keys(data)}"
         ) from error
@@ -242,7 +247,7 @@ def _keys(data: bytes) -> str:
     """What stands at the top of a JSON file, for a message."""
     try:
         top = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "an end that is cut off, or other damage"
     if isinstance(top, dict):
         return f"the keys {', '.join(list(top)[:8])}"

@@ -17,6 +17,9 @@ from outlast.fleet.sacct.header import Header
 from outlast.fleet.sacct.mending import Line, Torn, mended
 
 RECORD_BYTES_MAX = 16 << 20  # of one record, and of what may be held back for the next block
+RECORD_BYTES_MIN = 16
+NOISE_BYTES = 1 << 18
+HELD_LINES_MAX = 50_000
 PIECE_BYTES = 1 << 18
 NEWLINE = 10
 
@@ -47,10 +50,16 @@ def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterat
     than `size_bytes`. Raises SourceError for a line without an end, OSError."""
     delimiter = header.delimiter.encode()
     held = b""
-    while data := file.read(size_bytes):
-        last = len(data) < size_bytes
+    for data, last in _read(file, size_bytes):
+        if len(data) <= NOISE_BYTES and not data.strip():  # no record goes on behind so little
+            if held:
+                yield _block((held,), delimiter, header, line)
+            line += held.count(b"\n") + data.count(b"\n")
+            held = b""
+            continue
         cut = len(data) if last else _cut(data, delimiter, header.width)
-        if cut == 0 and len(held) + len(data) > RECORD_BYTES_MAX:
+        lines = held.count(b"\n") + data.count(b"\n") if cut == 0 else 0
+        if lines > HELD_LINES_MAX or (cut == 0 and len(held) + len(data) > RECORD_BYTES_MAX):
             cut = data.rfind(b"\n") + 1
             if cut == 0:
                 raise SourceError(
@@ -66,6 +75,15 @@ def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterat
         yield block
     if held:
         yield _block((held,), delimiter, header, line)
+
+
+def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:
+    """The rest of a file, and whether this is the last of it. Where lines are shorter than any
+    record, less at once: each that is none is an object of its own."""
+    while data := file.read(size_bytes):
+        step = NOISE_BYTES if data.count(b"\n") * RECORD_BYTES_MIN > len(data) else len(data)
+        for at in range(0, len(data), step):
+            yield data[at : at + step], len(data) < size_bytes and at + step >= len(data)
 
 
 def _cut(text: bytes, delimiter: bytes, width: int) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 import polars as pl
 
@@ -16,12 +15,12 @@ from outlast.fleet.sacct import documents, header, lines
 from outlast.fleet.sacct.header import Header
 from outlast.fleet.sacct.jobs import Converter
 from outlast.fleet.sacct.options import Options
+from outlast.fleet.sources import unpacked
 
 HEAD_BYTES = 1 << 16
 HEAD_LINES = 20  # in which a header must stand
 BEFORE = "stands before the header"
 
-_GZIP = b"\x1f\x8b"
 _OTHERS = {  # what a file begins with that is something else
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
     b"BZh": "is compressed with bzip2: unpack it first",
@@ -51,7 +50,7 @@ def read(path: Path, options: Options | None = None) -> Reading:
     options = options or Options()
     source = str(path)
     try:
-        with _opened(path) as file:
+        with unpacked(path) as file:
             head = file.read(HEAD_BYTES)
     except (OSError, EOFError) as error:
         raise SourceError(f"{source} cannot be read: {error}") from error
@@ -107,7 +106,7 @@ def _text_parts(path: Path, start: _Start, options: Options, totals: Totals) -> 
         yield Part({}, [reject(source, number, BEFORE, text) for number, text in start.before])
     converter = Converter(source, top.at.keys(), options, totals)
     try:
-        with _opened(path) as file:
+        with unpacked(path) as file:
             file.seek(start.offset)
             for block in _ahead(lines.blocks(file, top, start.line, options.block_bytes)):
                 yield _part(block, top, source, converter, totals)
@@ -149,11 +148,3 @@ def _table(block: lines.Block, top: Header) -> pl.DataFrame:
     )  # fmt: skip
     assert table.height == block.lines.size
     return table.rename(wanted)
-
-
-def _opened(path: Path) -> BinaryIO:
-    file = path.open("rb")
-    if file.peek(2)[:2] == _GZIP:
-        file.close()
-        return cast(BinaryIO, gzip.open(path))
-    return file
