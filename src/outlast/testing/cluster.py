@@ -92,9 +92,7 @@ class SimCluster:
         self._meshes: dict[int, Mesh] = {}
         self._crash_in = -1
         self._gone: set[tuple[str, int]] = set()
-        self._first = initial(
-            plan.world, plan.spares, self.limits, "sim", plan.policy, migrate_on="drain"
-        )
+        self._first = initial(plan.world, plan.spares, self.limits, "sim", plan.policy, "drain")
         self._state = self._first
         room = self.plan.world + self.plan.spares
         if self.plan.agents > 1:
@@ -278,16 +276,13 @@ class SimCluster:
         elif what == "agent":
             agent.die()
             line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
-        elif what == "drop":
-            agent.hang_up(line.between(0.0, 1.0))
-        elif what == "cut":
-            agent.hang_up(line.between(2.0, 8.0))
+        elif what in ("drop", "cut"):
+            agent.hang_up(line.between(*((0.0, 1.0) if what == "drop" else (2.0, 8.0))))
         elif what == "unwell":
             agent.check()
-        elif what == "stop" and self.controller_up:
-            self._feed(StopAsked(t_ns=line.now_ns, reason="asked"))
-        elif what == "save" and self.controller_up:
-            self._feed(SaveAsked(t_ns=line.now_ns, reason="asked"))
+        elif what in ("stop", "save") and self.controller_up:
+            asked = StopAsked if what == "stop" else SaveAsked
+            self._feed(asked(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
         return n == self.plan.bug_at and seat == self.plan.world - 1
