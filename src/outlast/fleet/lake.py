@@ -22,6 +22,7 @@ MANIFEST = "lake.json"
 UNFINISHED = ("RUNNING", "SUSPENDED")  # a later reading says how these ended
 
 Day = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Identity = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
 
 
@@ -33,8 +34,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     day: Day
     id: Identity
     rows: int
-    first_ns: int
-    last_ns: int
+    first_ns: Moment
+    last_ns: Moment
     unfinished: int = 0  # jobs in a state of UNFINISHED, outages without an end
 
     @property

@@ -166,6 +166,7 @@ def writing(path: Path, wait_s: float = WAIT_S) -> Iterator[Writer]:
     with _io(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_strange(path)
+        _refuse_links(path)
         lock = _locked(path, wait_s)
     try:
         with _io(path):
@@ -216,6 +217,17 @@ def _refuse_strange(path: Path) -> None:
             f"{path} is no lake and not empty (it has {strange}); nothing was written: name a new"
             " directory, or one that `outlast fleet ingest` made"
         )
+
+
+def _refuse_links(path: Path) -> None:
+    """What is written and removed must be in the lake. Raises LakeError."""
+    folders = (REJECTS, *KIND_OF, *(f"{kind}/day=*" for kind in KIND_OF))
+    for folder in (each for pattern in folders for each in path.glob(pattern)):
+        if folder.is_symlink():
+            raise LakeError(
+                f"{folder} is a link, and nothing is written outside of a lake: put the folder"
+                " itself there; nothing was changed"
+            )
 
 
 def _locked(path: Path, wait_s: float) -> int:
