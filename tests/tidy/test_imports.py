@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from conftest import Source
 
 BASE = {
-    "errors": 0, "amounts": 1, "config": 1, "drafts": 1, "drawing": 2, "events": 1, "generators": 1, "page": 1,
-    "records": 2, "wire": 2,
+    "errors": 0, "amounts": 1, "config": 1, "drafts": 1, "events": 1, "generators": 1, "page": 1,
+    "drawing": 2, "records": 2, "wire": 2,
 }  # fmt: skip
 ROOMS = {
     "theory": 2,
