@@ -66,6 +66,7 @@ bench: $(READY)
 	  $(BIN)/python benchmarks/$$each.py $(BENCH) || missed=1; done; exit $$missed
 
 soak: $(READY)
+	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
 	$(BIN)/python tests/soak/kills.py --kills $(KILLS)
 	$(BIN)/python tests/soak/schedules.py --runs $(RUNS)

@@ -33,10 +33,13 @@ def holds_all(pid: int) -> bool:
     ("copies", "note"),
     [
         ("2", "all 2 copies of a part lie on one host: none survives its loss"),
-        ("xor:4", "a group's parity does not survive the loss of one host"),
+        pytest.param(
+            "xor:4", "a group's parity does not survive the loss of one host",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["copies", "parity"],
-)
+)  # fmt: skip
 def test_ranks_die_with_one_of_their_memories(
     runner: Runner, undisturbed: Outcome, tmp_path: Path, copies: str, note: str
 ) -> None:

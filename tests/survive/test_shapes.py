@@ -14,6 +14,7 @@ TWO_MODELS = Path(__file__).with_name("two_models.py")
 ODD_JOB = Path(__file__).with_name("odd_job.py")
 
 
+@pytest.mark.long
 def test_two_models_stepped_in_turn(
     runner: Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

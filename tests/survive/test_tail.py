@@ -13,6 +13,7 @@ pytestmark = pytest.mark.process
 TAIL = Path(__file__).with_name("tail.py")
 
 
+@pytest.mark.long
 def test_a_rank_lost_behind_destroy_process_group_is_replaced(runner: Runner) -> None:
     outcome = runner.run("--spares=1", script=TAIL)
     assert outcome.code == 0, outcome.output

@@ -47,6 +47,7 @@ def test_what_no_redo_could_mend_ends_the_run_with_its_cause(tmp_path: Path, wha
     assert summary["respawns"] <= len(flags) // 2, output
 
 
+@pytest.mark.long
 def test_a_large_buffer_and_a_list_held_since_before_the_loop_survive(tmp_path: Path) -> None:
     keys = ("--keys", str(1 << 19))
     plain, summary = run(tmp_path / "plain", job=keys)
