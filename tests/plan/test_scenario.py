@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from outlast import amounts
 from outlast.errors import ConfigError
-from outlast.plan.files import FILE_BYTES_MAX
 from outlast.plan.ladders import STRATEGIES, matters
 from outlast.plan.rates import EXACT, failures_of
 from outlast.plan.replicas import replicas
 from outlast.plan.scenario import FIELDS, KEYS, scenario_of, taken
 from outlast.plan.strategies import possible, predict
 from outlast.theory.failures import DAY_S, HOUR_S, PRESETS
+from outlast.toml import FILE_BYTES_MAX
 
 GPUS = {"gpus": "16384"}
 # What else a scenario may say: which of it matters follows from the question, not the strategy.

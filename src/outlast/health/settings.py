@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from outlast import toml
 from outlast.errors import ConfigError
 
-FILE_BYTES_MAX = 1 << 20
 Profile = Literal["prolog", "periodic", "epilog", "preflight"]
 
 
@@ -178,19 +177,7 @@ ABOVE_ZERO = (
 
 def read(path: Path) -> Settings:
     """Raises ConfigError, which names the file, the key, and what was probably meant."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes; that is no settings")
-        found = tomllib.loads(data.decode())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; nothing was checked") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply; nothing was checked") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise ConfigError(f"{path}: {error}; nothing was checked") from error
-    return settled(found, str(path))
+    return settled(toml.read(path, "file of settings", "nothing was checked"), str(path))
 
 
 def settled(found: dict[str, Any], where: str) -> Settings:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from outlast import toml
 from outlast.errors import ConfigError
-from outlast.plan.files import toml_of
 from outlast.plan.rates import MTBF_LEAST_S, MTBF_MOST_S, Failures
 
 VERSION = 1
@@ -44,7 +44,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measured(path: Path) -> Measured:
     """What a file of rates says of a cluster; tables that only people read are passed over. Raises
     ConfigError, which names the file and the field."""
-    found = toml_of(path, "file of rates")
+    found = toml.read(path, "file of rates")
     try:
         told = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from multiprocessing.connection import wait
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from typing import NamedTuple, cast
 
 from outlast.errors import StorageError, UsageError
+from outlast.processes import Processes
 
 IN_FLIGHT, PARTS_A_WORKER = 64, 4
 DASK_S = 30.0
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -26,24 +20,6 @@ class Place(NamedTuple):
 
     executor: Executor | None
     in_flight: int
-
-
-class Processes(ProcessPoolExecutor):
-    """Processes that leave Ctrl-C to the one that started them, and end when it does."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(
-            workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
-        )
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As ProcessPoolExecutor's."""
-        # A process is started in here, and begins with the signals blocked that are blocked now.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(fn, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -75,20 +51,3 @@ def dask(address: str) -> Iterator[Place]:
     with client, client.get_executor() as executor:
         threads = sum(cast("dict[str, int]", client.ncores()).values())
         yield Place(executor, max(IN_FLIGHT, PARTS_A_WORKER * threads))
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
-
-
-def _watch(sentinel: int) -> None:
-    """The pool's own pipe has its other end in each process as well, and would be read for ever."""
-    wait([sentinel])
-    os._exit(1)

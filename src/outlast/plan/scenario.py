@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from outlast import amounts
+from outlast import amounts, toml
 from outlast.errors import ConfigError
-from outlast.plan.files import toml_of
 from outlast.plan.measured import Measured, measured
 from outlast.plan.rates import Failures, failures_of
 from outlast.theory import gamma, spares
@@ -284,7 +283,7 @@ def _check(scenario: Scenario) -> None:
 
 def read_file(path: Path) -> dict[str, str]:
     """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
-    return _texts(path, toml_of(path, "scenario"))
+    return _texts(path, toml.read(path, "scenario"))
 
 
 def _layers(

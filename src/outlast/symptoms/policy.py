@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from outlast import toml
 from outlast.errors import ConfigError
 from outlast.records import Severity, Symptom
 
@@ -32,7 +33,6 @@ Source = Literal["nvidia", "gpud", "gcm", "k8s", "azure"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 Kind = Literal["xid", "sxid"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-FILE_BYTES_MAX = 1 << 20
 CODE_DIGITS_MAX = 9
 
 LEAVES = {"ignore", "pass", "restart_app", "warn", "warning"}
@@ -136,7 +136,7 @@ def load(path: Path) -> Policy:
     entry for a code that is known may say less than all. Raises ConfigError, which names the
     entry."""
     base = msgspec.to_builtins(shipped(), str_keys=True)
-    mine = _read(path)
+    mine = toml.read(path, "policy")
     for key, value in mine.items():
         if key not in base:
             raise ConfigError(f"{path}: {key} is not known; there are {', '.join(base)}")
@@ -159,23 +159,6 @@ def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f'{where} must be a table, as in 79 = {{ severity = "now" }}')
     return value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes; that is no policy")
-        return tomllib.loads(data.decode())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply; that is no policy") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _policy(found: dict[str, Any], where: str) -> Policy:
