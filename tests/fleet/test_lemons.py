@@ -61,7 +61,7 @@ def test_the_seven_signals() -> None:
                detail=""),
         NodeSeen(t_ns=T0_NS, cluster="c", node="n9", kind="b", gpus=8, rack="", pod=""),
     )  # fmt: skip
-    found = signals(made, node_fails(made))
+    found = signals(made, node_fails(made)).collect()
     first, second, third = (row(found, node) for node in ("n1", "n2", "n3"))
     assert (first["xid_cnt"], first["tickets"], first["out_count"]) == (2, 1, 2)
     assert (second["excl_jobid_count"], third["excl_jobid_count"]) == (1, 2)
@@ -77,12 +77,12 @@ def test_a_share_of_a_node_is_a_share_of_its_time() -> None:
     """Eight jobs of one GPU side by side are a node's day, not eight."""
     seen = NodeSeen(t_ns=T0_NS, cluster="c", node="n1", kind="", gpus=8, rack="", pod="")
     made = of(*(attempt(str(n), 0, 24, gpus=1, hosts="n1") for n in range(8)), seen)
-    assert row(signals(made, failed()), "n1")["node_days"] == pytest.approx(1)
+    assert row(signals(made, failed()).collect(), "n1")["node_days"] == pytest.approx(1)
 
 
 def test_only_time_in_the_window_counts() -> None:
     made = of(attempt("1", -24, 24, hosts="n1"), attempt("2", 48, 24 * 40, hosts="n2"))
-    found = signals(made, failed())
+    found = signals(made, failed()).collect()
     assert row(found, "n1")["node_days"] == pytest.approx(1)
     assert row(found, "n2")["node_days"] == pytest.approx(26)
 

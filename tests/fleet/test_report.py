@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.main import main
-from outlast.errors import EXIT_USAGE
+from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
 from outlast.fleet import attribution, lemons, mttf, states
 from outlast.fleet.blame import at_fault
+from outlast.fleet.report import pictures
 from outlast.fleet.report.page import page
 from outlast.fleet.report.sections import Column
 from outlast.fleet.report.whole import Whole, report
@@ -179,6 +182,20 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["fleet", "report", str(lake), *part]) == 0
     cut = json.loads(capsys.readouterr().out)
     assert 0 < cut["records"]["jobs"] < found["records"]["jobs"]
+
+
+def _killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_draws_may_die(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pictures, "states", _killed)
+    out = tmp_path / "x.html"
+    assert main(["fleet", "report", str(lake), "--out", str(out)]) == EXIT_USER_ERROR
+    assert "the process that draws the figures died" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
             item.str.extract(r"\[([^\]]*)\]").str.split(",").alias("part"),
         )
         .explode("part")
-        .with_columns(
-            part.str.extract(r"^(\d+)").alias("first"), part.str.extract(r"(\d+)$").alias("last")
-        )
+        .with_columns(part.str.split_exact("-", 1).struct.rename_fields(["first", "last"]))
+        .unnest("part")
+        .with_columns(pl.col("last").fill_null(pl.col("first")))
         .with_columns(pl.col("first", "last").cast(pl.Int64).name.suffix("_n"))
         .with_columns(size=(pl.col("last_n") - pl.col("first_n") + 1).fill_null(1))
         .with_columns(pl.col("size").clip(upper_bound=HOSTS_MAX + 1))  # a sum that stays a number

@@ -87,11 +87,14 @@ def lemons(
         for d in (days, history_days)
     )
     blame = blamed(past, infra) if by == "jobs" else went_away(past)
+    evidence, held = signals(now, infra), exposure(past).drop("alone")
+    if by == "outages":
+        evidence, held = evidence.drop("node_days").join(up(now), on=NODE, how="left"), up(past)
+    before = held.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
     found = (
-        signals(now, infra)
-        .drop("node_days")
-        .join(_counts(now, blame, same_s, by), on=NODE, how="left")
-        .join(_counts(past, blame, same_s, by), on=NODE, how="left", suffix=PAST)
+        evidence.join(_counts(now, blame, same_s), on=NODE, how="left")
+        .join(before, on=NODE, how="left", suffix=PAST)
+        .collect()
         .rename(lambda name: "past_" + name.removesuffix(PAST) if name.endswith(PAST) else name)
         .with_columns(pl.col("^(past_)?(failures|named|node_days)$").fill_null(0))
         .filter(pl.col("node_days") > 0)
@@ -134,9 +137,9 @@ def adjusted(p: Sequence[float]) -> list[float]:
     return q
 
 
-def _counts(window: Tables, blame: pl.LazyFrame, same_s: float, by: By) -> pl.DataFrame:
+def _counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.LazyFrame:
     inside = pl.col("t_ns").is_between(window.since_ns, window.until_ns, closed="left")
-    counted = (
+    return (
         events(blame.filter(inside), same_s)
         .group_by(NODE)
         .agg(
@@ -145,8 +148,6 @@ def _counts(window: Tables, blame: pl.LazyFrame, same_s: float, by: By) -> pl.Da
             last_ns=pl.col("t_ns").max(),
         )
     )
-    held = exposure(window).drop("alone") if by == "jobs" else up(window)
-    return held.join(counted, on=NODE, how="full", coalesce=True).collect()
 
 
 def _called(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:

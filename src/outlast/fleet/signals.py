@@ -18,7 +18,7 @@ SIGNALS = (
 )  # fmt: skip
 
 
-def signals(tables: Tables, infra: pl.LazyFrame) -> pl.DataFrame:
+def signals(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     """One row for each node that any record of the window speaks of:
 
     - `excl_jobid_count`: different jobs that asked not to get it;
@@ -65,7 +65,6 @@ def signals(tables: Tables, infra: pl.LazyFrame) -> pl.DataFrame:
         .with_columns(single_node_nodefailure_rate=rate)
         .select(*NODE, "kind", "node_days", *SIGNALS)
         .sort(NODE)
-        .collect()
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,10 @@ from rich.text import Text
 from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
 from outlast.drafts import draft_of, refuse_existing
-from outlast.errors import EXIT_DONE, StorageError, UsageError
+from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.lake import Lake
 from outlast.fleet.window import window
+from outlast.processes import Processes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +53,6 @@ def report(
     json
         The same as one JSON object to stdout; --out is not needed then.
     """
-    from outlast.fleet.report.whole import report as reported
-
     if out is None and not json:
         raise UsageError("say --out report.html, or --json")
     if out is not None:
@@ -64,15 +64,13 @@ def report(
         notes.append(
             f"{rejected:,} rows of the logs could not be read: {lake / 'rejects'} has them"
         )
-    with progress("analyses") as tell, _Drawer() as drawer:
-        found = reported(
-            window(opened, since, until),
-            str(lake),
-            notes=notes,
-            on_progress=tell,
-            on_told=drawer.take if out else lambda _: None,
-        )
-        figures = drawer.drawn()
+    tables = window(opened, since, until)
+    with progress("analyses") as tell, _Drawer() if out else nullcontext() as drawer:
+        from outlast.fleet.report.whole import report as reported  # while the other process starts
+
+        on_told = drawer.take if drawer else lambda _: None
+        found = reported(tables, str(lake), notes=notes, on_progress=tell, on_told=on_told)
+        figures = drawer.drawn() if drawer else {}
     if out is not None:
         _write(found, figures, out)
     if json:
@@ -94,25 +92,44 @@ def _free(out: Path) -> None:
 
 
 class _Drawer:
-    """Draws what is told while the next analysis runs, in one thread: matplotlib has no room for
-    two."""
+    """Draws what is told while the next analysis runs, in a process of its own: threads of this one
+    would take turns."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
+        self._pool = Processes(1)
         self._figures: dict[str, Future[str]] = {}
+        self._pool.submit(_begin)
 
     def __enter__(self) -> _Drawer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
     def take(self, told: Told) -> None:
         if told.draw:
-            self._figures[told.section.key] = self._thread.submit(_svg, told.draw, told.section.key)
+            self._figures[told.section.key] = self._pool.submit(_svg, told.draw, told.section.key)
 
     def drawn(self) -> dict[str, str]:
-        return {key: figure.result() for key, figure in self._figures.items()}
+        try:
+            return {key: figure.result() for key, figure in self._figures.items()}
+        except BrokenExecutor as error:
+            raise OutlastError(
+                "the process that draws the figures died (killed, perhaps for want of memory);"
+                " nothing was written. `--json` alone draws nothing"
+            ) from error
+
+
+def _begin() -> None:
+    """What takes half a second whatever is drawn, while there is nothing to draw yet."""
+    from outlast import drawing
+    from outlast.fleet.report import pictures  # noqa: F401
+
+    drawing.svg(_nothing, "")
+
+
+def _nothing(figure: Figure) -> None:
+    figure.subplots().set_title("0")
 
 
 def _svg(draw: Callable[[Figure], None], key: str) -> str:

@@ -64,7 +64,6 @@ def report(
     tables = _in_memory(tables)
     facts = _facts(tables)
     asked: list[Callable[[], tuple[Told, ...]]] = [
-        lambda: (nodes.bad_nodes(facts),),
         lambda: (costs.lost(facts),),
         lambda: costs.training(facts),
         lambda: (failures.how_long(facts),),
@@ -75,6 +74,7 @@ def report(
                 failures.how_large, costs.again_and_again, failures.away,
             )
         ),
+        lambda: (nodes.bad_nodes(facts),),
     ]  # fmt: skip
     told: list[Told] = []
     for done, each in enumerate(asked):
@@ -83,6 +83,7 @@ def report(
             told.append(one)
             on_told(one)
     on_progress(len(asked), len(asked))
+    told.insert(0, told.pop())  # computed last, as it takes longest: the others are drawn meanwhile
     in_window = within(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
