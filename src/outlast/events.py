@@ -40,6 +40,9 @@ PhaseKind = Literal[
 ]
 
 
+RECORDED = "flight recorders of"  # stands in a fault's detail where a hang's were written
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One observed failure, as precisely as whoever noticed it can say."""
 

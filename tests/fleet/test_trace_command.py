@@ -103,6 +103,13 @@ def test_a_run_directory_names_its_traces(tmp_path: Path) -> None:
         trace(tmp_path)
 
 
+def test_the_only_trace_of_a_run_needs_no_name(dumps: Path, tmp_path: Path, run: Say) -> None:
+    (tmp_path / "run" / "traces").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
+    dumps.rename(tmp_path / "run" / "traces" / "2026-01-01T00-00-00.000Z")
+    assert _report(run(tmp_path / "run", json=True)).ranks == (2,)
+
+
 def test_folders_name_hosts(dumps: Path, tmp_path: Path, run: Say) -> None:
     for rank in range(3):
         node = tmp_path / "nodes" / f"node{rank}"

@@ -264,3 +264,20 @@ def test_records_written_over_are_undecided() -> None:
     assert (report.stuck[0].kind, report.confidence, report.wrapped) == (
         "undecided", "unsure", (0, 1),
     )  # fmt: skip
+
+
+def test_who_left_a_collective_out_and_went_on_to_the_vote_is_the_root() -> None:
+    """As in `outlast run`: the others wait in the step, it waits for them at the step's end."""
+    vote: dict[str, Any] = {"process_group": ("control", "undefined"), "retired": False}
+    groups = {"0": (0, 1, 2), "control": (0, 1, 2)}
+    first = entry("gloo:all_reduce", 1, 0)
+    waits = entry("gloo:all_reduce", 2, 1, retired=False)
+    went_on = entry("gloo:all_reduce", 1, 1, **vote)
+    report = _report(
+        dump(first, waits, groups=groups), dump(first, went_on, groups=groups),
+        dump(first, waits, groups=groups),
+    )  # fmt: skip
+    assert (report.ranks, report.stuck[0].seq, report.circle) == ((1,), 2, False)
+    assert "The last that rank 1 entered is all_reduce 1 of group control (of Outlast)" in (
+        report.verdict
+    )

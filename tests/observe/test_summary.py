@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from outlast.errors import RunDirError
 from outlast.events import (
+    RECORDED,
     CheckpointFailed,
     Drained,
     DrainFailed,
@@ -104,6 +106,18 @@ def test_two_terms(tmp_path: Path) -> None:
     assert summary.buckets_s["down"] == 16
     assert any("ended without a word" in note and "step 4" in note for note in summary.notes)
     assert "4.00 s" in " ".join(summary.notes)
+
+
+def test_a_hang_whose_flight_recorders_were_written_is_told_with_where_to_ask(
+    tmp_path: Path,
+) -> None:
+    story = Story(tmp_path).start().steps(3)
+    hung = story.fault("hung", 1)
+    story.broken(1, replace(hung, detail=f"{RECORDED} 3 rank(s): traces/x"), how="heartbeat")
+    story.decide((1,)).heal((1,)).steps(3).end()
+    (note,) = summarise(tmp_path).notes
+    assert f"outlast explain {tmp_path}" in note
+    assert "outlast explain" in shown(summarise(tmp_path), width=400)
 
 
 def test_a_run_that_never_ended(tmp_path: Path) -> None:

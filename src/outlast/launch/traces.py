@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from outlast import wire
-from outlast.events import Fault
+from outlast.events import RECORDED, Fault
 from outlast.launch.crew import Crew, Worker
 
 ROOM = "traces"
@@ -75,7 +75,7 @@ class Traces:
         if not self._written:
             return ""
         path = self._crew.run_dir.path / ROOM / self._folder
-        return f"flight recorders of {self._written} rank(s): {path}"
+        return f"{RECORDED} {self._written} rank(s): {path}"
 
 
 def _can_answer(worker: Worker) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.events import (
+    RECORDED,
     AnyEvent,
     CheckpointFailed,
     CheckpointSaved,
@@ -21,6 +22,7 @@ from outlast.events import (
     LoopBegun,
     Metrics,
     Note,
+    Noticed,
     PhaseDone,
     Warned,
     WorkerLost,
@@ -166,7 +168,7 @@ def summarise_events(
         spares_refilled=workers.spares_refilled,
         checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
         durable=_durable(events),
-        notes=_notes(events, terms, damages, workers.lesson(run_dir)),
+        notes=_notes(events, terms, damages, workers.lesson(run_dir), run_dir),
     )
 
 
@@ -292,6 +294,7 @@ def _notes(
     terms: Sequence[Term],
     damages: Sequence[Damage],
     lesson: str,
+    run_dir: Path,
 ) -> tuple[str, ...]:
     """What the owner should know: ours first, then what the run said itself, each text once."""
     notes = [lesson] if lesson else []
@@ -301,6 +304,8 @@ def _notes(
         step = max(0, after.started.resumed_step)
         notes.append(f"the launcher {how}; after {away} the run was resumed at step {step}")
     notes += [str(damage) for damage in damages]
+    if any(RECORDED in event.fault.detail for event in events if isinstance(event, Noticed)):
+        notes.append(f"ranks hung: `outlast explain {run_dir}` says who held the others up")
     failed = [event for event in events if isinstance(event, CheckpointFailed)]
     notes += [
         f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed

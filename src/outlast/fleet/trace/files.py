@@ -86,7 +86,7 @@ def _found(path: Path) -> Iterator[Named]:
     if not path.is_dir():
         raise UsageError(f"{path}: no such file or directory")
     if (path / "run.json").is_file():  # of `outlast run`
-        raise _many(path)
+        path = _only(path)
     folders = []
     for entry in _listed(path):
         if entry.is_file(follow_symlinks=False):
@@ -100,12 +100,15 @@ def _found(path: Path) -> Iterator[Named]:
                 yield one if one.host else one._replace(host=folder.name)
 
 
-def _many(run_dir: Path) -> UsageError:
+def _only(run_dir: Path) -> Path:
+    """The traces of a run in which something hung once. Raises UsageError for another one."""
     room = run_dir / "traces"
     times = [entry.name for entry in _listed(room)] if room.is_dir() else []
+    if len(times) == 1:
+        return room / times[0]
     if not times:
-        return UsageError(f"{run_dir} is a run directory, and has no traces: nothing hung in it")
-    return UsageError(
+        raise UsageError(f"{run_dir} is a run directory, and has no traces: nothing hung in it")
+    raise UsageError(
         f"{run_dir} is a run directory with traces of {', '.join(times[-8:])}: name one, as in"
         f" {room / times[-1]}"
     )

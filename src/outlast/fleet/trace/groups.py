@@ -11,6 +11,8 @@ from outlast.fleet.trace.dumps import Dump, Entry, GroupConfig
 from outlast.fleet.trace.ops import Track, track
 
 DEFAULT = "default_pg"
+OWN = "control"  # of `outlast run`: in it all ranks vote when each is through with its step
+OWN_CALLED = f"group {OWN} (of Outlast)"
 _RANKS_MAX = 1 << 20
 _LIST = msgspec.json.Decoder(tuple[int, ...])
 
@@ -31,6 +33,8 @@ class Group(NamedTuple):
         if self.name.startswith("group "):  # as `outlast run` calls those of the script
             return self.name
         said = [one for one in (self.name, self.desc) if one and one != "undefined"]
+        if said == [OWN]:
+            return OWN_CALLED
         return (
             f"group {said[0]} ({said[1]})" if len(said) == 2 else f"group {''.join(said)}".strip()
         )

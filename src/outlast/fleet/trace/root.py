@@ -2,6 +2,7 @@
 
 A rank that is missed in one group may itself wait in another: then the other comes first. What
 remains is the root; several are told apart by who waited first, and a circle is one of its own.
+Who waits in Outlast's own group has left the step in which others wait for it: it left theirs out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from outlast.fleet.trace.groups import OWN_CALLED
 from outlast.fleet.trace.stuck import Stuck
 
 
@@ -25,7 +27,7 @@ def ordered(found: Sequence[Stuck]) -> Ordered:
         at: {
             other
             for other, elsewhere in enumerate(found)
-            if other != at and set(stuck.ranks) & set(elsewhere.waiting)
+            if other != at and _behind(stuck, elsewhere)
         }
         for at, stuck in enumerate(found)
     }
@@ -36,6 +38,12 @@ def ordered(found: Sequence[Stuck]) -> Ordered:
     first = sorted(roots, key=lambda at: _when(found[at]))
     rest = sorted(set(waits) - set(roots), key=lambda at: _when(found[at]))
     return Ordered([found[at] for at in first + rest], circle)
+
+
+def _behind(stuck: Stuck, other: Stuck) -> bool:
+    """Whether the ranks that `stuck` is about may only be held up by `other`."""
+    step_was_left = other.group == OWN_CALLED != stuck.group
+    return not step_was_left and bool(set(stuck.ranks) & set(other.waiting))
 
 
 def _when(stuck: Stuck) -> tuple[bool, int]:
