@@ -84,9 +84,13 @@ def compress(names: Iterable[str]) -> str:
 def expanded(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
     """One row for each row of `jobs` and host that its list names, with the name as `node`; a row
     whose list is empty has none. Every distinct list is expanded once. Raises UsageError."""
+    return jobs.join(nodes_of(jobs, column), on=column, how="inner")
+
+
+def nodes_of(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
+    """Every distinct list, once with each `node` that it names. Raises UsageError."""
     lists = jobs.select(pl.col(column).unique()).filter(pl.col(column) != "")
-    nodes = lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
-    return jobs.join(nodes, on=column, how="inner")
+    return lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
 
 
 def named(lists: pl.Series) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import polars as pl
 from outlast.errors import UsageError
 from outlast.fleet.away import up, went_away
 from outlast.fleet.blame import NODE, SAME_S, blamed, events
+from outlast.fleet.hosts import nodes_of
 from outlast.fleet.signals import SIGNALS, exposure, signals, within
 from outlast.fleet.tables import DAY_NS, Tables
 from outlast.theory import gamma
@@ -87,7 +88,8 @@ def lemons(
         for d in (days, history_days)
     )
     blame = blamed(past, infra) if by == "jobs" else went_away(past)
-    evidence, held = signals(now, infra), exposure(past).drop("alone")
+    nodes = nodes_of(past.jobs).collect().lazy()
+    evidence, held = signals(now, infra, nodes), exposure(past, nodes).drop("alone")
     if by == "outages":
         evidence, held = evidence.drop("node_days").join(up(now), on=NODE, how="left"), up(past)
     before = held.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)

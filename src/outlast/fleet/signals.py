@@ -9,7 +9,7 @@ import polars as pl
 
 from outlast.fleet.blame import NODE, blamed
 from outlast.fleet.exposure import SECOND_NS
-from outlast.fleet.hosts import expanded
+from outlast.fleet.hosts import expanded, nodes_of
 from outlast.fleet.tables import DAY_NS, Tables
 
 SIGNALS = (
@@ -18,7 +18,7 @@ SIGNALS = (
 )  # fmt: skip
 
 
-def signals(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
+def signals(tables: Tables, infra: pl.LazyFrame, nodes: pl.LazyFrame | None = None) -> pl.LazyFrame:
     """One row for each node that any record of the window speaks of:
 
     - `excl_jobid_count`: different jobs that asked not to get it;
@@ -30,7 +30,7 @@ def signals(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     - `single_node_nodefailure_rate`: of the attempts that had this node alone, the share that
       infrastructure ended; null where there was none;
 
-    and `kind`, and `node_days` of running (`exposure`).
+    and `kind`, and `node_days` of running (`exposure`, which takes `nodes`).
     """
     window = within(tables, tables.since_ns, tables.until_ns)
     blame = blamed(window, infra)
@@ -40,7 +40,7 @@ def signals(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
         single_node_nodefails=pl.col("weight").filter(alone).sum(),
     )
     parts = [
-        exposure(window),
+        exposure(window, nodes),
         fails,
         _excluded(window),
         window.findings.filter(pl.col("code").str.starts_with("XID"))
@@ -68,11 +68,12 @@ def signals(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def exposure(tables: Tables) -> pl.LazyFrame:
+def exposure(tables: Tables, nodes: pl.LazyFrame | None = None) -> pl.LazyFrame:
     """By node: `node_days` that it ran jobs in the window, and `alone`, attempts that had it alone.
 
     A job that has some of a node's GPUs counts for that share of it; no node runs for longer than
-    the window. Of jobs without GPUs the time alone counts.
+    the window. Of jobs without GPUs the time alone counts. `nodes`: `hosts.nodes_of`, where they
+    are known already.
     """
     begun = pl.max_horizontal("start_ns", pl.lit(tables.since_ns))
     ended = pl.min_horizontal("t_ns", pl.lit(tables.until_ns))
@@ -92,7 +93,7 @@ def exposure(tables: Tables) -> pl.LazyFrame:
     gpus = pl.when(pl.col("has") > 0).then(pl.col("has")).otherwise(pl.col("gpus"))
     time_ns = pl.when(gpus > 0).then(pl.col("gpu_ns") / gpus).otherwise(pl.col("ran_ns"))
     return (
-        expanded(lists)
+        lists.join(nodes_of(lists) if nodes is None else nodes, on="hosts")
         .group_by(NODE)
         .agg(pl.col("ran_ns", "gpu_ns", "alone").sum(), pl.col("gpus").max())
         .join(has, on=NODE, how="left")
