@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from io import TextIOWrapper
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from outlast.errors import SourceError
 from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
-from outlast.fleet.sources import LINE_CHARS_MAX, lines, unpacked
+from outlast.fleet.sources import LINE_CHARS_MAX, as_text, lines, unpacked, unreadable
 from outlast.fleet.tables import table
 from outlast.records import Finding
 
@@ -66,10 +64,10 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         if b"\n" in head.strip() and not _whole(head.strip().partition(b"\n")[0]):
             yield 1, head.decode(errors="replace")  # as jq prints one
             return
-        with unpacked(path) as packed, TextIOWrapper(packed, "utf-8-sig", "replace") as file:
-            yield from ((line, text) for line, text in enumerate(lines(file), 1) if text.strip())
+        with as_text(path) as file:
+            yield from ((line, said) for line, said in enumerate(lines(file), 1) if said.strip())
     except (OSError, EOFError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def _whole(text: bytes) -> bool:

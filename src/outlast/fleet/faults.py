@@ -18,6 +18,7 @@ import msgspec
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.sources import whole
 from outlast.fleet.tables import DAY_NS, NAMES, table
 from outlast.records import Finding, NodeSeen, Outage, Record, Severity, Symptom
 
@@ -146,12 +147,9 @@ def _by_time(
 
 
 def _list(path: Path) -> list[msgspec.Raw]:
+    data = whole(path, BYTES_MAX, "no trace of faults is so large")
     try:
-        if path.stat().st_size > BYTES_MAX:
-            raise SourceError(f"{path} has over {BYTES_MAX >> 30} GiB, which is no trace of faults")
-        return msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        return msgspec.json.decode(data, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} is no JSON list of faults: {error}") from error
 

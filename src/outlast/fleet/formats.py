@@ -14,8 +14,8 @@ from outlast.errors import SourceError, UsageError
 from outlast.fleet import checked, faults, launched, machines, mapped, mapping, sacct
 from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Reading
-from outlast.fleet.sacct.reader import is_text
-from outlast.fleet.sources import refuse_strange, unpacked
+from outlast.fleet.sacct.reader import is_text, mistaken
+from outlast.fleet.sources import refuse_others, refuse_strange, unpacked
 from outlast.symptoms import dcgm
 from outlast.symptoms.envelopes import known
 
@@ -61,7 +61,8 @@ def format_of(path: Path, asked: Asked) -> Format:
     """As asked, else by content. Raises UsageError for a path that is not there or is a directory
     that is no run's, SourceError for content that nothing here reads."""
     if not path.exists():
-        raise UsageError(f"{path} does not exist; nothing was read")
+        why = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+        raise UsageError(f"{path} {why}; nothing was read")
     if not path.is_dir():
         refuse_strange(path)
     else:
@@ -71,15 +72,19 @@ def format_of(path: Path, asked: Asked) -> Format:
         if asked.format not in (None, found):
             raise UsageError(f"{path} is a directory, and cannot be read as {asked.format}")
         return found
+    head = _head(path)
     if asked.format is not None:
         return asked.format
-    head = _head(path)
+    if asked.columns:  # only accounting without a header has to be told them
+        return "sacct"
     if asked.mapping is None:
         for format_, fits in _FITS.items():
             if fits(head):
                 return format_
     if said := _mapping_of(path, asked):
         return "jobs" if mapping.load(said).rows == "jobs" else "events"
+    if why := mistaken(str(path), head.encode()):
+        raise why
     raise SourceError(
         f"{path} is nothing that is known: it begins with {head[:60]!r}; nothing was read. Say what"
         f" it is with --as ({', '.join(FORMATS)}), or which column is what with --mapping, or in"
@@ -100,6 +105,7 @@ def _head(path: Path) -> str:
         raise SourceError(f"{path} cannot be read: {error}; nothing was read") from error
     if not head.strip():
         raise SourceError(f"{path} is empty; nothing was read")
+    refuse_others(path, head)
     return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
 
 
@@ -136,8 +142,13 @@ def _moment(flag: str, text: str, asked: Asked) -> int:
 
 def _mapping_of(path: Path, asked: Asked) -> Path | None:
     """The one that was said, or that lies beside a log under its name."""
-    beside = path.with_suffix(".toml")
-    return asked.mapping or (beside if beside.is_file() and beside != path else None)
+    if asked.mapping:
+        return asked.mapping
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    for beside in (path.with_suffix(".toml"), plain.with_suffix(".toml")):
+        if beside.is_file() and beside != path:
+            return beside
+    return None
 
 
 def _mapped(path: Path, asked: Asked) -> Reading:

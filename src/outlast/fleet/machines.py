@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import tzinfo
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.errors import SourceError
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
-from outlast.fleet.sources import lines
+from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
 from outlast.records import Finding
 from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
@@ -66,10 +64,13 @@ def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Sa
 
     def parts(totals: Totals) -> Iterator[Part]:
         def counted() -> Iterator[str]:
-            with _opening(path), path.open(encoding="utf-8", errors="replace") as file:
-                for line in lines(file):
-                    totals.rows += 1
-                    yield line
+            try:
+                with as_text(path) as file:
+                    for line in lines(file):
+                        totals.rows += 1
+                        yield line
+            except (OSError, EOFError) as error:
+                raise unreadable(path, error) from error
 
         said = read(counted())
         told_of, done = 0, False
@@ -85,26 +86,17 @@ def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Sa
 
 
 def _whole(path: Path, format_: str, read: Callable[[str], Iterator[Said]]) -> Reading:
-    """Every finding is a row, as such an answer has no others."""
+    """Every finding is a row; an answer without any is one that is left out."""
 
     def parts(totals: Totals) -> Iterator[Part]:
-        with _opening(path):
-            if path.stat().st_size > BYTES_MAX:
-                raise SourceError(f"{path} has over {BYTES_MAX >> 20} MiB, too much for {format_}")
-            text = path.read_text(encoding="utf-8", errors="replace")
-        some = list(read(text))
-        totals.rows += len(some)
+        said = whole(path, BYTES_MAX, f"that is too much for {format_}")
+        some = list(read(said.decode(errors="replace")))
+        totals.rows += max(1, len(some))
+        if not some:
+            totals.skipped["answer in which nothing is wrong"] += 1
         yield _part(path, some)
 
     return Reading(str(path), format_, parts)
-
-
-@contextmanager
-def _opening(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _part(path: Path, said: Iterable[Said]) -> Part:

@@ -35,17 +35,17 @@ def rows(path: Path, mapping: Mapping, notes: list[str]) -> Iterator[Rows]:
     """Raises SourceError for a file that cannot be read, or whose header has not the columns. What
     no object has is among the `notes`, as objects may leave out what is empty."""
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with sources.as_text(path) as file:
             start = file.read(HEAD_CHARS).lstrip()[:1]
-            file.seek(0)
+        with sources.as_text(path, newline="") as file:
             if start == "[":
                 yield from _objects(mapping, enumerate(_listed(path), 1), notes)
             elif start == "{":
                 yield from _objects(mapping, enumerate(sources.lines(file), 1), notes)
             else:
                 yield from _csv(path, file, mapping)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, EOFError) as error:
+        raise sources.unreadable(path, error) from error
 
 
 def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
@@ -129,13 +129,9 @@ def _objects(
 
 
 def _listed(path: Path) -> list[msgspec.Raw]:
-    if path.stat().st_size > LIST_BYTES_MAX:
-        raise SourceError(
-            f"{path} is a JSON list of over {LIST_BYTES_MAX >> 30} GiB: write an object a line, as"
-            " `jq -c .[]` does"
-        )
+    data = sources.whole(path, LIST_BYTES_MAX, "write an object a line, as `jq -c .[]` does")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+        return msgspec.json.decode(data, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} begins as a JSON list, but is none: {error}") from error
 

@@ -16,7 +16,7 @@ from outlast.fleet.readings import Part, Totals, reject
 from outlast.fleet.sacct.header import COLUMNS
 from outlast.fleet.sacct.jobs import STEP, Converter
 from outlast.fleet.sacct.options import Options
-from outlast.fleet.sources import unpacked
+from outlast.fleet.sources import whole
 
 JOBS_AT_ONCE = 50_000
 BYTES_MAX = 2 << 30  # of a document, which is read whole
@@ -225,18 +225,9 @@ def _text(raw: msgspec.Raw) -> str:
 
 
 def _document(path: Path, source: str) -> Document:
+    data = whole(path, BYTES_MAX, "run sacct --parsable2, or --json for fewer days at once")
     try:
-        with unpacked(path) as file:
-            data = file.read(BYTES_MAX + 1)
-    except (OSError, EOFError) as error:
-        raise SourceError(f"{source} cannot be read: {error}") from error
-    if len(data) > BYTES_MAX:
-        raise SourceError(
-            f"{source} has over {BYTES_MAX >> 30} GiB of JSON, which is read whole: run sacct"
-            " --parsable2, or --json for fewer days at once"
-        )
-    try:
-        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Document)
+        return msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(
             f"{source} is no output of sacct --json: {error}; it has {_keys(data)}"

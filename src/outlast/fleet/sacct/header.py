@@ -102,15 +102,17 @@ class Header(NamedTuple):
 def found(line: str, source: str, options: Options) -> Header | None:
     """The header that this line is; None: it is none. Raises SourceError for one that we cannot
     use."""
-    text = line.strip("\r\n")
+    text = line.strip("\r\n ")
     delimiter = options.delimiter or _delimiter(text)
     if not delimiter:
         return None
-    names = tuple(name.strip() for name in text.split(delimiter))
+    for_the_eye = not delimiter.strip(" ")
+    split = text.split() if for_the_eye else text.split(delimiter)
+    names = tuple(name.strip() for name in split)
     known = [name for name in names if name.lower() in KNOWN]
     if len(known) < 2 or len(known) < len([name for name in names if name]) / 2:
         return None
-    if not delimiter.strip(" "):
+    if for_the_eye:
         raise SourceError(
             f"{source} is for the eye: its columns are cut to a width and what was cut is lost; run"
             f" sacct --parsable2 --duplicates --allusers --format={USUAL}"

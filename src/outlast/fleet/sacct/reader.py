@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,21 +16,18 @@ from outlast.fleet.sacct import documents, header, lines
 from outlast.fleet.sacct.header import Header
 from outlast.fleet.sacct.jobs import Converter
 from outlast.fleet.sacct.options import Options
-from outlast.fleet.sources import unpacked
+from outlast.fleet.sources import refuse_others, unpacked, unreadable
 
 HEAD_BYTES = 1 << 16
 HEAD_LINES = 20  # in which a header must stand
 BEFORE = "stands before the header"
-
-_OTHERS = {  # what a file begins with that is something else
-    b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
-    b"BZh": "is compressed with bzip2: unpack it first",
-    b"\xfd7zXZ": "is compressed with xz: unpack it first",
-    b"PK\x03\x04": "is an archive: unpack it first",
-    b"PAR1": "is a Parquet file, and no output of sacct",
-    b"\xff\xfe": "is UTF-16, as PowerShell writes it: convert it to UTF-8 first",
-    b"\xfe\xff": "is UTF-16: convert it to UTF-8 first",
+_NOW = {
+    "squeue": re.compile(r"JOBID\s+PARTITION\s+NAME\b"),
+    "sinfo": re.compile(r"PARTITION\s+AVAIL\b|NODELIST\s+NODES\b"),
 }
+_ROW = re.compile(  # of accounting without a header
+    r"^\d+[\d_+.a-z]*\|.*\|(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|PREEMPTED|OUT_OF_ME)"
+)
 
 
 class _Start(NamedTuple):
@@ -54,9 +52,7 @@ def read(path: Path, options: Options | None = None) -> Reading:
             head = file.read(HEAD_BYTES)
     except (OSError, EOFError) as error:
         raise SourceError(f"{source} cannot be read: {error}") from error
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic):
-            raise SourceError(f"{source} {what}")
+    refuse_others(path, head)
     if not head.strip():
         raise SourceError(f"{source} is empty")
     if is_json(head):
@@ -79,6 +75,24 @@ def is_text(head: bytes) -> bool:
         return False
 
 
+def mistaken(source: str, head: bytes) -> SourceError | None:
+    """Why a file that begins so cannot be read, where it is one of Slurm's nonetheless."""
+    first = head.decode(errors="replace").lstrip().partition("\n")[0]
+    for command, words in _NOW.items():
+        if words.match(first):
+            return SourceError(
+                f"{source} is of {command}, which tells what is now; run sacct --allusers"
+                f" --parsable2 --duplicates --format={header.USUAL}"
+            )
+    try:
+        _start(source, head, Options())
+    except SourceError as error:
+        names = re.findall(r"[A-Za-z]+", first.lower())
+        named = sum(name in header.KNOWN for name in names) * 2 > len(names) > 2
+        return error if named or _ROW.search(first) else None
+    return None
+
+
 def _start(source: str, head: bytes, options: Options) -> _Start:
     before: list[tuple[int, str]] = []
     offset = 0
@@ -86,6 +100,8 @@ def _start(source: str, head: bytes, options: Options) -> _Start:
         text = line.decode(errors="replace").removeprefix("\ufeff")
         offset += len(line)
         if found := header.found(text, source, options):
+            if options.columns:
+                raise SourceError(f"{source} has a header of its own: leave out --columns")
             return _Start(found, before, number + 1, offset)
         if text.strip():
             before.append((number, text.rstrip("\r\n")))
@@ -94,7 +110,7 @@ def _start(source: str, head: bytes, options: Options) -> _Start:
     shown = before[0][1][:80] if before else ""
     raise SourceError(
         f"{source} has no header of sacct in its first {HEAD_LINES} lines (the first is {shown!r});"
-        " run sacct without --noheader, or say which columns it has"
+        " run sacct without --noheader, or say with --columns which it has, in their order"
     )
 
 
@@ -111,7 +127,7 @@ def _text_parts(path: Path, start: _Start, options: Options, totals: Totals) -> 
             for block in _ahead(lines.blocks(file, top, start.line, options.block_bytes)):
                 yield _part(block, top, source, converter, totals)
     except (OSError, EOFError) as error:
-        raise SourceError(f"{source} cannot be read to its end: {error}") from error
+        raise unreadable(path, error) from error
     yield converter.last()
 
 
