@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import SourceError, UsageError
+from outlast.fleet.hosts import OTHER_NODES
 from outlast.fleet.mapped import BACKWARDS, Given, read
 from outlast.fleet.mapping import load
 from outlast.fleet.moments import moments
@@ -250,3 +251,15 @@ def test_numbers_that_nobody_has(tmp_path: Path) -> None:
     said = [one.reason for one in part.rejects]
     assert said == ["no number: gpus"] * 2 + ["no duration"] * 3
     totals.check()
+
+
+def test_nodes_that_a_row_names_count_and_not_their_number(tmp_path: Path) -> None:
+    said = JOBS.replace('gpus = "spec.gpus"', 'gpus = "spec.gpus"\nnodes = "many"')
+    row = {
+        "metadata": {"name": "a"},
+        "status": {"phase": "Done", "start": 1715940000, "end": 1715943600},
+    }
+    rows = [row | {"many": 7, "spec": {"nodes": names}} for names in (["n[1-2]"], [], ["n1"] * 7)]
+    part, totals = reading(tmp_path, said, "\n".join(map(json.dumps, rows)))
+    assert part.tables["jobs"]["nodes"].to_list() == [2, 7, 7]
+    assert dict(totals.odd) == {OTHER_NODES: 1}

@@ -144,6 +144,7 @@ def test_what_cannot_be_is_rejected_with_its_reason(
         ({"nodelist": "n[3-1]"}, "list of nodes that is none"),
         ({"nodelist": "n[0-99999999]"}, "list of nodes that is none"),
         ({"nodelist": ""}, "does not name"),
+        ({"nodelist": "n[1-3]", "nnodes": "99999"}, "not how many its list names"),
         ({"alloctres": "gres/gpu=many"}, "GPUs that is none"),
         ({"submit": "1970-01-01T00:00:00"}, "before 2000"),
     ],
@@ -253,3 +254,9 @@ def test_what_is_hidden_without_a_column_is_said(tmp_path: Path) -> None:
     _, totals = read(tmp_path, "State|JobID|End|Start\nFAILED|1|None|2024-05-17T10:00:00\n")
     assert any("nothing can be said of a node" in note for note in totals.notes)
     assert any("how many GPUs" in note for note in totals.notes)
+
+
+def test_nodes_that_are_named_count_and_not_an_absurd_number(tmp_path: Path) -> None:
+    """One such row made r_f a thousandth of what it was."""
+    found = jobs(tmp_path, row(nodelist="n[1-3]", nnodes="99999"), row(nodelist="", nnodes="5"))
+    assert [one["nodes"] for one in found] == [3, 5]

@@ -25,6 +25,7 @@ _SEVERAL = r"\][^,]*\["  # brackets in one item: their sizes multiply
 _SIZES = (pl.col("size").min().alias("least"), pl.col("size").sum().alias("hosts_in"))
 _WRONG = (pl.col("least") < 1) | (pl.col("hosts_in") > HOSTS_MAX)
 
+OTHER_NODES = "a number of nodes that is not how many its list names: the list counts"
 # What a record says in the place of a list when a job had no hosts.
 NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
 # Lists that `expand` takes, up to ranges that run backwards or are too large.
@@ -98,17 +99,21 @@ def named(lists: pl.Series) -> pl.DataFrame:
     return _nodes(pl.DataFrame({"hosts": lists}))
 
 
-def unreadable(lists: pl.Series) -> pl.Series:
-    """Which lists `expand` refuses."""
-    table = pl.DataFrame({"list": lists.unique()})
+def sizes(lists: pl.Series) -> pl.Series:
+    """How many hosts each list names, an empty one none; null for one that `expand` refuses."""
     one = pl.col("list")
-    shaped = table.filter(one.str.contains(r"[,\[\]\s]") & one.str.contains(SHAPE))
+    shaped = pl.DataFrame({"list": lists.unique()}).filter(one.str.contains(SHAPE))
     several = one.str.contains(_SEVERAL)
-    sizes = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES)
-    wrong = sizes.filter(_WRONG)["list"].to_list()
-    wrong += [text for text in shaped.filter(several)["list"] if _refused(text)]
-    broken = table.filter(one.str.contains(r"[,\[\]\s]") & ~one.str.contains(SHAPE))["list"]
-    return lists.is_in(pl.concat([broken, pl.Series(wrong, dtype=pl.String)]).implode())
+    plain = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES).filter(~_WRONG)
+    multiplied = [(text, _count(text)) for text in shaped.filter(several)["list"]]
+    shape = {"list": pl.String(), "hosts_in": pl.Int64()}
+    known = pl.concat([
+        plain.select("list", pl.col("hosts_in").cast(pl.Int64)),
+        pl.DataFrame(multiplied, schema=shape, orient="row"),
+    ])  # fmt: skip
+    table = lists.alias("list").to_frame()
+    found = table.join(known, on="list", how="left", maintain_order="left")["hosts_in"]
+    return found.set(lists == "", 0)
 
 
 def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
@@ -162,12 +167,11 @@ def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
     )
 
 
-def _refused(text: str) -> bool:
+def _count(text: str) -> int | None:
     try:
-        count(text)
+        return count(text)
     except UsageError:
-        return True
-    return False
+        return None
 
 
 def _items(text: str) -> Iterator[str]:

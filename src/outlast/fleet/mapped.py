@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import polars as pl
 
-from outlast.errors import UsageError
 from outlast.fleet import hosts
 from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of, whole
 from outlast.fleet.moments import moments
@@ -121,9 +120,11 @@ class _Work:
         backwards = int((end < found["start_ns"]).sum())
         if backwards:
             totals.odd[BACKWARDS] += backwards
-        counted = _counts(found["hosts"])
-        nodes = found["nodes"].zip_with(found["nodes"] > 0, counted)
-        return {**found, "t_ns": end, "nodes": nodes}
+        named = hosts.sizes(found["hosts"]).fill_null(0)
+        other = int(((found["nodes"] != named) & (found["nodes"] > 0) & (named > 0)).sum())
+        if other:
+            totals.odd[hosts.OTHER_NODES] += other
+        return {**found, "t_ns": end, "nodes": named.zip_with(named > 0, found["nodes"])}
 
     def reasons(self) -> pl.Series:
         """Null for rows that are well."""
@@ -172,8 +173,7 @@ class _Work:
     def _hosts(self, name: str, texts: pl.Series) -> pl.Series:
         lists = texts.str.replace_all(r"[\s;]+|,\s+", ",")
         lists = lists.set(lists.is_in(hosts.NOBODY), "")
-        counted = _counts(lists)
-        self._note(f"no host list: {name}", counted.is_null())
+        self._note(f"no host list: {name}", hosts.sizes(lists).is_null())
         return lists
 
     def _word(self, field: str, texts: pl.Series) -> pl.Series:
@@ -206,16 +206,3 @@ def _translated(
         table.get(text) or by_pattern.get(text) or folded.get(text.lower(), others)
         for text in texts
     ]
-
-
-def _counts(lists: pl.Series) -> pl.Series:
-    """How many hosts each list names; null for what is none."""
-    distinct = lists.unique().to_list()
-    return lists.replace_strict(distinct, [_count(one) for one in distinct], return_dtype=pl.Int64)
-
-
-def _count(text: str) -> int | None:
-    try:
-        return hosts.count(text)
-    except UsageError:
-        return None

@@ -36,7 +36,8 @@ def typed(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -> Typed
     odd: Counter[str] = Counter()
     span = _span(rows)
     moments, forms = _moments(rows, span, zone, odd)
-    new = [*moments, span.alias("span_s"), *_sizes(rows, known, odd), _hosts(rows, odd)]
+    lists, named = _hosts(rows, odd)
+    new = [*moments, span.alias("span_s"), *_sizes(rows, known, named, odd), lists]
     new.append(_excluded(rows["line"]))
     ended = values.mapped(rows["exit"], values.exit_and_signal, _INTEGER).fill_null(0)
     new += [(ended // values.SIGNALS).alias("exit_code"), (ended % values.SIGNALS).alias("signal")]
@@ -79,15 +80,16 @@ def _moments(
     return [*columns, wrong, gone], {form for one in read.values() for form in one.forms}
 
 
-def _sizes(rows: pl.DataFrame, known: Set[str], odd: Counter[str]) -> list[pl.Series]:
+def _sizes(
+    rows: pl.DataFrame, known: Set[str], named: pl.Series, odd: Counter[str]
+) -> list[pl.Series]:
     """Nodes and GPUs: what was allocated; only of a log that does not have it what was asked for,
-    where a gres is that of one node."""
+    where a gres is that of one node. Nodes are those that the list has `named`, where it has."""
     nodes = _counts(rows["nodes"])
     if nodes.null_count():
         nodes = _first(nodes, values.mapped(rows["tres"], values.tres_nodes, _INTEGER))
-    if nodes.null_count():
-        lists = rows["hosts"].set(nodes.is_not_null(), None)
-        nodes = _first(nodes, values.mapped(lists, _hosts_in, _INTEGER)).fill_null(0)
+    _count(odd, hosts.OTHER_NODES, ((nodes != named) & (nodes > 0)).fill_null(value=False))
+    nodes = _first(named, nodes).fill_null(0)
     asked = not {"tres", "gres"} & known
     tres, gres = ("asked_tres", "asked_gres") if asked else ("tres", "gres")
     gpus = values.mapped(rows[tres], values.tres_gpus, _INTEGER)
@@ -102,19 +104,22 @@ def _sizes(rows: pl.DataFrame, known: Set[str], odd: Counter[str]) -> list[pl.Se
     return [nodes.alias("nodes"), gpus.fill_null(0).alias("gpus")]
 
 
-def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> pl.Series:
-    """Host lists that can be expanded, and "" for others."""
+def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]:
+    """Host lists that can be expanded, and "" for others; how many hosts each names, or null."""
     lists = rows["hosts"].fill_null("")
     nobody = lists.is_in(hosts.NOBODY)
     lists = lists.set(nobody, "") if nobody.any() else lists
+    named = pl.Series("named", [1], pl.Int64).new_from_index(0, len(lists)).set(lists == "", None)
     several = lists.str.contains(r"[,\[\]\s]")
     if not several.any():
-        return lists
-    wrong = hosts.unreadable(lists.filter(several))
+        return lists, named
+    many = hosts.sizes(lists.filter(several))
+    named = named.scatter(several.arg_true(), many)
+    wrong = many.is_null()
     if not wrong.any():
-        return lists
+        return lists, named
     _count(odd, NO_HOSTS, wrong)
-    return lists.scatter(several.arg_true().filter(wrong), "")
+    return lists.scatter(several.arg_true().filter(wrong), ""), named
 
 
 def _excluded(lines: pl.Series) -> pl.Series:
@@ -122,13 +127,6 @@ def _excluded(lines: pl.Series) -> pl.Series:
     some = lines.str.contains(" -x|--exclude").fill_null(value=False)
     found = values.mapped(lines.set(~some, None), values.excluded, pl.String())
     return found.fill_null("").alias("excluded")
-
-
-def _hosts_in(text: str) -> int:
-    try:
-        return hosts.count(text)
-    except hosts.UsageError:
-        return 0
 
 
 def _counts(column: pl.Series) -> pl.Series:
