@@ -11,6 +11,8 @@ from tests.fleet.attempts import attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+from outlast.fleet.tables import DAY_NS
+from outlast.records import Outage
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +42,46 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_lemon_and_its_evidence(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "lemons", str(lake)]) == EXIT_DONE
     out = capsys.readouterr().out
-    assert "1 lemons among 60 nodes" in out
-    (line,) = [line for line in out.splitlines() if " lemon " in line]
+    assert "1 lemon among 60 nodes" in out
+    (line,) = [line for line in out.splitlines() if line.startswith(" n7 ")]
     assert line.split()[:3] == ["n7", "lemon", "10"]
     (besides,) = [line for line in out.splitlines() if line.startswith("n7: ")]
     assert "excluded by 28 jobs" in besides and "10 single-node failures" in besides
     assert "of 14 failures 1 cannot be blamed on one node" in " ".join(out.split())
     assert "scontrol" not in out
+
+
+def test_a_long_name_gives_way_and_no_figure_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With names as of Kubernetes each figure was cut to its first digit; and who asks for the
+    first only is told of the others."""
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "e7b02619-a1fa-4aaa-9e0f-f81b00843e0{}"
+    made = [
+        attempt(f"{node}-{day}", 24 * day, 24 * day + 23, hosts=long.format(node),
+                state="NODE_FAIL" if node < 2 and day > 16 else "COMPLETED")
+        for node in range(10) for day in range(28)
+    ]  # fmt: skip
+    put(tmp_path / "lake", of(*made))
+    assert main(["fleet", "lemons", str(tmp_path / "lake"), "--top", "1"]) == EXIT_DONE
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if " lemon   " in line]
+    assert line.split()[1:] == ["lemon", "11", "0.05", "220", "1e-22", "25.9"] and "…" not in out
+    assert "1 more lemon: --top 2" in out
+
+
+def test_a_finding_of_today_is_not_when_jobs_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A diagnosis has the time of its file: what is asked of are still the last days with jobs."""
+    ran = [attempt(str(day), 24 * day, 24 * day + 23, hosts="n1") for day in range(5)]
+    late = Outage(t_ns=ran[-1].t_ns + 400 * DAY_NS, cluster=ran[0].cluster, node="n1",
+                  until_ns=None, symptom="other", detail="")  # fmt: skip
+    put(tmp_path / "lake", of(*ran, late))
+    assert main(["fleet", "lemons", str(tmp_path / "lake"), "--json"]) == EXIT_DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["by"], found["nodes"]) == ("jobs", 1)
 
 
 def test_drain_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:

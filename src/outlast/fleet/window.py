@@ -20,7 +20,7 @@ def window(lake: Lake, since: str | None = None, until: str | None = None) -> Ta
 
     Raises UsageError, LakeError, and is `between` otherwise.
     """
-    first, last = _known(lake)
+    first, last = known(lake)
     since_ns = first if since is None else moment("--since", since)
     until_ns = last if until is None else moment("--until", until)
     if since_ns >= until_ns:
@@ -80,9 +80,10 @@ def _of_one_cluster(tables: Tables) -> Tables:
     )
 
 
-def _known(lake: Lake) -> tuple[int, int]:
-    """Of jobs, from the first end of one on: that a node was bought earlier says nothing of when
-    jobs are known. Of other events, all the time that the logs speak of which have them."""
+def known(lake: Lake) -> tuple[int, int]:
+    """From when until when things are known: of jobs, from the first end of one on, as that a node
+    was bought earlier says nothing of when jobs are known. Where there are none, of other events,
+    all the time that the logs speak of which have them."""
     jobs = [part for part in lake.manifest.parts if part.kind == "jobs"]
     if jobs:
         return min(one.first_ns for one in jobs), max(one.last_ns for one in jobs) + 1

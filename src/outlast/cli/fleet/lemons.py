@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,16 @@ from outlast import amounts
 from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
+from outlast.observe.words import counted
 
 if TYPE_CHECKING:
     from outlast.fleet.drain_list import Drain
 
 DAY_NS = 86_400 * 10**9
 SHORT = {
-    "excl_jobid_count": "excluded by {} jobs", "xid_cnt": "{} XIDs", "tickets": "{} tickets",
-    "out_count": "out {} times", "multi_node_nodefails": "{} multi-node failures",
-    "single_node_nodefails": "{} single-node failures",
+    "excl_jobid_count": "excluded by {} job", "xid_cnt": "{} XID", "tickets": "{} ticket",
+    "out_count": "out {} time", "multi_node_nodefails": "{} multi-node failure",
+    "single_node_nodefails": "{} single-node failure",
 }  # fmt: skip
 
 
@@ -72,7 +72,8 @@ def lemons(
     history_days
         The days before the end in which earlier failures count as well.
     until
-        The end, as in 2024-06-29, in UTC; else the end of the records.
+        The end, as in 2024-06-29, in UTC; else the end of the jobs, or where none is known, of
+        all records.
     fdr
         The share of false alarms among the lemons that is taken.
     times
@@ -111,7 +112,7 @@ def _asked(
     from outlast.fleet.drain_list import drain_list
     from outlast.fleet.lake import Lake
     from outlast.fleet.lemons import lemons as ranked
-    from outlast.fleet.window import between
+    from outlast.fleet.window import between, known, moment
 
     if not 0 < days <= history_days < 1e5:
         raise UsageError(
@@ -119,7 +120,7 @@ def _asked(
             " history has"
         )
     opened = Lake.open(path)
-    end_ns = opened.until_ns if until is None else _end_ns(until)
+    end_ns = known(opened)[1] if until is None else moment("--until", until)
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
     tables = between(opened, since_ns, end_ns)
     ran = bool(tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item())
@@ -142,28 +143,23 @@ def _asked(
     ), listed  # fmt: skip
 
 
-def _end_ns(text: str) -> int:
-    try:
-        when = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--until {text}: a day or a time, as in 2024-06-29T10:00") from None
-    when = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
-    return (when - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1) * 1000
-
-
 def _show(found: Found, top: int) -> None:
     from outlast.fleet.lake import said
 
-    said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job is known"
-    say(Text(f"{found.lemons} lemons among {found.nodes:,} {said_of}", "bold"))
+    said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
+    say(Text(f"{counted(found.lemons, 'lemon')} among {found.nodes:,} {said_of}", "bold"))
     say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
     if not found.nodes:
         say("no job ran then and no node went away: nothing is known of any node")
         return
     suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    for name in ("node", "", "failures", "expected", "times", "by chance", "node-days"):
-        shown.add_column(name, justify="left" if name in ("node", "") else "right", no_wrap=True)
+    if not suspects:
+        say("none of them failed then")
+        return
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("node", overflow="fold")  # a long name gives way, never a figure
+    for name in ("", "failures", "expected", "times", "by chance", "node-days"):
+        shown.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     for one in suspects:
         shown.add_row(
             one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
@@ -174,6 +170,9 @@ def _show(found: Found, top: int) -> None:
     for one in suspects:
         if one["lemon"] and (besides := _besides(one)):
             say(f"{one['node']}: {besides}")
+    left = found.lemons - sum(one["lemon"] for one in suspects)
+    if left:
+        say(f"{counted(left, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.without_node:
         say(
             f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
@@ -182,7 +181,11 @@ def _show(found: Found, top: int) -> None:
 
 
 def _besides(one: dict[str, Any]) -> str:
-    said = [text.format(f"{one[name]:.3g}") for name, text in SHORT.items() if one[name]]
+    said = [
+        text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
+        for name, text in SHORT.items()
+        if one[name]
+    ]
     if one["past_failures"] > one["failures"]:
         said.insert(0, f"{one['past_failures']:.3g} failures with history")
     return ", ".join(said)
