@@ -126,6 +126,24 @@ def test_a_recording_by_other_settings(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1e+06 are expected" in capsys.readouterr().out
 
 
+def test_what_other_settings_expect_and_nobody_looked_at_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, settings = tmp_path / "record.jsonl", tmp_path / "s.toml"
+    monkeypatch.setenv("PATH", str(tmp_path))  # without systemctl
+    main(["check", "--only", "service", "mount", "--record", str(record)])
+    settings.write_text(
+        '[services]\nactive = ["munge"]\n[mounts.expected."/none"]\n[mounts.expected."/"]\n'
+    )
+    capsys.readouterr()
+    main(["check", "--replay", str(record), "--settings", str(settings), "--json"])
+    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    unseen = {(one.check, one.device) for one in report.findings if "not looked at" in one.detail}
+    assert unseen == {("service", ""), ("mount", "/none")} and report.not_applicable == ()
+    assert {one.severity for one in report.findings if one.check == "service"} == {"unknown"}
+    assert main(["check", "--replay", str(record)]) == 0
+
+
 def test_damaged_samples_are_unknown_and_damaged_recordings_refused(
     own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +169,37 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     assert main(["check", "--settings", str(tmp_path / "none"), "--format", "nagios"]) == 3
     assert capsys.readouterr().out.startswith("UNKNOWN - nothing was checked")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--json", "--format", "nagios"), "say one of them"),
+        (("--rank", "1"), "need --ring"),
+        (("--ring", "a:1", "--world", "2"), "--only neighbour"),
+        (("--learn", "NEW", "--drain"), "leave all but --json out"),
+        (("--learn", "NEW", "--settings", "x"), "leave all but --json out"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(
+    flags: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(tmp_path / "new") if flag == "NEW" else flag for flag in flags]
+    assert main(["check", *given]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("text", ["x = (", "raise RuntimeError('a mistake')", "import nowhere"])
+def test_a_module_of_ones_own_that_cannot_be_imported_is_named(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "unfit_checks_of_test.py").write_text(text)
+    settings = tmp_path / "check.toml"
+    settings.write_text('own = ["unfit_checks_of_test:CHECKS"]\n')
+    assert main(["check", "--settings", str(settings)]) == 2
+    assert "own: unfit_checks_of_test:CHECKS" in capsys.readouterr().err
 
 
 BROKEN = """

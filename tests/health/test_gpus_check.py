@@ -161,10 +161,10 @@ typedef void *dev;
 int nvmlInitWithFlags(unsigned f) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlSystemGetDriverVersion(char *s, unsigned n) { strncpy(s, "550.54.15", n); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 3; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned k, dev *d) {
   *d = (dev)(unsigned long)(k + 1);
-  return k ? 15 : 0; /* the second one is lost */
+  return k == 1 ? 15 : 0; /* the second one is lost */
 }
 int nvmlDeviceGetName(dev d, char *s, unsigned n) { strncpy(s, "NVIDIA H100", n); return 0; }
 int nvmlDeviceGetUUID(dev d, char *s, unsigned n) { strncpy(s, "GPU-1", n); return 0; }
@@ -183,6 +183,7 @@ int nvmlDeviceGetCurrPcieLinkWidth(dev d, unsigned *w) { *w = 8; return 0; }
 int nvmlDeviceGetMaxPcieLinkWidth(dev d, unsigned *w) { *w = 16; return 0; }
 int nvmlDeviceGetNvLinkState(dev d, unsigned link, unsigned *on) {
   *on = link != 1;
+  if (d == (dev)3 && link == 2) return 999; /* unknown error */
   return link < 4 ? 0 : 2; /* invalid argument: it has four */
 }
 int nvmlDeviceGetNvLinkErrorCounter(dev d, unsigned link, int kind, unsigned long long *n) {
@@ -215,8 +216,9 @@ def test_the_driver_is_asked_for_real(tmp_path: Path) -> None:
     )  # fmt: skip
     sample = msgspec.json.decode(done.stdout, type=Gpus)
     assert sample.trouble == "" and sample.driver == "550.54.15"
-    one, lost = sample.gpus
-    assert lost.lost and severities(CHECK, sample, about())[-1] == "now"
+    one, lost, halved = sample.gpus
+    assert lost.lost
+    assert ("now", "GPU 1") in [each[:2] for each in said(CHECK, sample, about())]
     assert (one.name, one.uuid, one.temperature_c, one.ecc) == ("NVIDIA H100", "GPU-1", 45, True)
     assert (one.uncorrected, one.uncorrected_ever) == (2, 5)
     assert (one.remapped, one.remap_pending, one.remap_failed) == (3, True, False)
@@ -225,6 +227,7 @@ def test_the_driver_is_asked_for_real(tmp_path: Path) -> None:
         (True, 3), (False, 6), (True, 9), (True, 12),
     ]  # fmt: skip
     assert list(one.unread) == ["power"]
+    assert list(halved.unread) == ["power", "NVLinks"], "not that it has no more than two"
 
 
 def test_a_driver_that_is_not_there_is_unknown(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from judging import SECOND_NS, T0_NS, about, after, found, said, severities
 
 from outlast.health.checks.kernel import CHECK, Log
 from outlast.health.memory import Memory
+from outlast.health.probes import kernel as probe
 from outlast.symptoms.policy import shipped
 from outlast.symptoms.storms import times
 
@@ -25,7 +27,7 @@ def log(*messages: tuple[float, str], first: int = 0, boot: str = "b") -> Log:
     )
     return Log(
         boot=boot, boot_ns=BOOT_NS, source="kmsg", first=first, last=first + len(lines) - 1,
-        lines=lines,
+        cut=first > 0, lines=lines,
     )  # fmt: skip
 
 
@@ -59,6 +61,49 @@ def test_lines_that_the_kernel_overwrote_are_said() -> None:
     assert said(CHECK, lost, about(memory, 60))[0] == (
         "unknown", "", "the kernel overwrote 5 lines before they were read",
     )  # fmt: skip
+
+
+def test_a_log_that_does_not_go_back_to_the_window_is_unknown() -> None:
+    young = log((-60, "quiet"), (-1, "quiet"), first=700)
+    assert severities(CHECK, young, about()) == ["unknown", "healthy"]
+    assert severities(CHECK, young, about(kernel={"window_s": 59})) == ["healthy"]
+    assert severities(CHECK, log((-60, "quiet")), about()) == ["healthy"], "it is all there was"
+
+
+def test_lines_of_a_journal_that_were_too_many_are_said() -> None:
+    def journal(*t_s: float, cut: bool) -> Log:
+        numbers = [round((each + 10_000) * 1e6) for each in t_s]
+        return Log(
+            boot="b", boot_ns=BOOT_NS, source="journal", first=numbers[0], last=numbers[-1],
+            cut=cut, lines=tuple((number, '{"MESSAGE": "quiet"}') for number in numbers),
+        )  # fmt: skip
+
+    assert severities(CHECK, journal(-60, -1, cut=True), about()) == ["unknown", "healthy"]
+    assert severities(CHECK, journal(-60, -1, cut=False), about()) == ["healthy"]
+    memory = after(CHECK, journal(-60, -1, cut=False), about(Memory()), boot="b")
+    assert severities(CHECK, journal(-60, 9, cut=True), about(memory, 60)) == ["healthy"]
+    assert severities(CHECK, journal(5, 9, cut=True), about(memory, 60)) == ["unknown", "healthy"]
+
+
+KERNEL = '"MESSAGE":"quiet","_TRANSPORT":"kernel"'
+JOURNALCTL = f"""#!/bin/sh
+echo '{{"__MONOTONIC_TIMESTAMP":"9","__REALTIME_TIMESTAMP":"5",{KERNEL}}}'
+echo '{{"__MONOTONIC_TIMESTAMP":"7","__REALTIME_TIMESTAMP":"8",{KERNEL}}}'
+printf '{{"__MONOTON'
+"""
+
+
+def test_a_journal_is_read_where_kmsg_may_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time since boot: the time of day was set back between the two."""
+    (tmp_path / "journalctl").write_text(JOURNALCTL)
+    (tmp_path / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(probe, "KMSG", tmp_path / "none")
+    sample = probe.take()
+    assert [number for number, _ in sample.lines] == [7, 9]
+    assert (sample.source, sample.first, sample.last, sample.cut) == ("journal", 7, 9, False)
 
 
 def test_a_server_that_answers_again_is_no_longer_a_fault() -> None:

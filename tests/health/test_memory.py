@@ -148,7 +148,19 @@ def test_memory_is_bounded() -> None:
     assert len(memory.held) == KEYS_MAX and finding(0).device not in memory.held
 
 
-def test_a_clock_that_was_set_back_keeps_no_flap_for_ever() -> None:
+def test_a_clock_that_was_set_back_ends_no_flap_and_keeps_none_for_ever() -> None:
     ahead = seen(seen(Memory(), 1e8, 0), 1e8 + 60, 3)
     assert ahead.flaps["k"].flapping
-    assert not flap_after(ahead, "k", 3, at(60), RULE).flapping
+    back = seen(ahead, 60, 3)
+    assert back.flaps["k"].flapping, "a second is enough to set a clock back"
+    assert flap_after(back, "k", 3, at(60 + 1799), RULE).flapping
+    assert not flap_after(back, "k", 3, at(60 + 1800), RULE).flapping
+
+
+def test_a_clock_that_was_set_back_ends_no_finding_and_keeps_none_for_ever() -> None:
+    ahead = finding(1e8)
+    memory = remembered(Memory(), boot="", counts={}, events=[ahead], now_ns=at(1e8), rule=RULE)
+    assert [held.finding for held in still(memory, [], at(60), 1800)] == [ahead]
+    back = remembered(memory, boot="", counts={}, events=[], now_ns=at(60), rule=RULE)
+    assert len(still(back, [], at(60 + 1799), 1800)) == 1
+    assert still(back, [], at(60 + 1800), 1800) == []

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from judging import about, found, said, severities
 
@@ -98,6 +99,20 @@ def test_what_is_mounted_by_being_asked_is_judged_as_what_it_then_is(
     monkeypatch.setattr(mounts, "TABLE", listed)
     sample = take(str(place), Line("auto", str(place), "autofs", ("rw",)))
     assert (sample.type, sample.source, sample.options) == ("nfs4", "fs:/h", ("ro",))
+
+
+def test_names_that_are_no_text_are_told_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may mount a file system chooses its name, and a report must still be written."""
+    listed, place = tmp_path / "mounts", os.fsencode(tmp_path) + b"/home\xff"
+    os.mkdir(place)  # noqa: PTH102 - of bytes
+    listed.write_bytes(b"fs:/\xff " + place + b" nfs4 rw,x=\xff 0 0\n")
+    monkeypatch.setattr(mounts, "TABLE", listed)
+    (probe,) = probes(Settings())
+    sample = msgspec.json.decode(msgspec.json.encode(probe.take()), type=Mounted)
+    assert sample.path == probe.device and sample.path.endswith("home\\xff")
+    assert sample.size_bytes > 0
 
 
 def test_the_root_of_this_machine_answers() -> None:

@@ -81,6 +81,17 @@ def test_corrected_errors_count_by_the_hour_and_others_at_once() -> None:
     assert severities(check, counted(0, 1), about()) == ["now"]
 
 
+def test_counters_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
+    root = put(
+        tmp_path, proc__meminfo="MemTotal: 1024 kB\nMemAvailable: 512 kB",
+        sys__devices__system__edac__mc__mc0__ce_count="12",
+    )  # fmt: skip
+    sample = memory_probe.take(root)
+    assert sample.controllers == (Controller(name="mc0", corrected=12, uncorrected=None),)
+    assert severities(memories.CHECK, sample, about()) == ["unknown"]
+    assert [one.key for one in memories.CHECK.counts(sample)] == ["memory|mc0|corrected"]
+
+
 # Drives
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.health import settings as settings_of
+from outlast.health.checks import neighbours
 from outlast.health.examine import Examined, Subject, again, examine
 from outlast.health.profiles import SHIPPED, chosen, known
 from outlast.health.report import Report, lines
@@ -79,11 +80,14 @@ def check(
     json
         The same as --format json.
     """
+    if json and format == "nagios":
+        raise UsageError("--json and --format nagios: say one of them")
     form: Format = "json" if json else format
-    if learn is not None:
-        return _learnt(learn, form)
     meet = Ring(address=ring, rank=rank, world=world)
     asked = Asked(profile, settings, state, only, record, replay, drain, form, meet)
+    if learn is not None:
+        _refuse_beside_learn(asked)
+        return _learnt(learn, form)
     if form != "nagios":
         return _checked(asked)
     try:
@@ -115,7 +119,12 @@ def _checked(asked: Asked) -> int:
     used = _with_ring(said or Settings(), asked.ring)
     subject = _subject(asked.profile, used)
     checks = known(used)
-    done = examine(subject, chosen(asked.profile, used, checks, asked.only), asked.state, checks)
+    wanted = chosen(asked.profile, used, checks, asked.only)
+    if asked.ring.address and neighbours.CHECK not in wanted:
+        raise UsageError(
+            "--ring is measured with --profile preflight, or --only neighbour; nothing was checked"
+        )
+    done = examine(subject, wanted, asked.state, checks)
     if asked.record is not None:
         _recorded(asked.record, subject, done)
     report = done.report
@@ -133,6 +142,8 @@ def _checked(asked: Asked) -> int:
 def _with_ring(settings: Settings, ring: Ring) -> Settings:
     """Raises UsageError."""
     if not ring.address:
+        if ring.rank or ring.world:
+            raise UsageError("--rank and --world need --ring; nothing was checked")
         return settings
     host, _, port = ring.address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -154,6 +165,13 @@ def _refuse_both(asked: Asked) -> None:
             f"--drain cannot be used in a {asked.profile}: Slurm forbids scontrol there, and drains"
             " the node itself by the exit code; nothing was checked"
         )
+
+
+def _refuse_beside_learn(asked: Asked) -> None:
+    """Raises UsageError."""
+    bare = Asked("periodic", None, None, (), None, None, False, asked.form, Ring(world=0))
+    if asked != bare:
+        raise UsageError("--learn checks nothing: leave all but --json out; nothing was written")
 
 
 def _learnt(path: Path, form: Format) -> int:
@@ -188,10 +206,12 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
 
 def _replayed(path: Path, settings: Settings | None) -> tuple[Report, Settings]:
     from outlast.health import recording
+    from outlast.health.replaying import held_against
 
     head, taken = recording.read(path)
     used = settings or head.settings
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
+    taken = held_against(taken, used, head.settings)
     return again(subject, taken, head.memory, head.t_ns, known(used)), used
 
 

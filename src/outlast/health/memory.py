@@ -93,7 +93,7 @@ def flap_after(memory: Memory, key: str, value: int, now_ns: int, rule: Rule) ->
 
 def _flap(flap: Flap, new: int, now_ns: int, rule: Rule) -> Flap:
     begin = now_ns - round(rule.window_s * SECOND_NS)
-    past = [t_ns for t_ns in flap.events if t_ns <= now_ns]  # the clock may have been set back
+    past = [min(t_ns, now_ns) for t_ns in flap.events]  # the clock may have been set back
     events = (*past, *[now_ns] * min(new, EVENTS_MAX))[-EVENTS_MAX:]
     flapping = flap.flapping or sum(t_ns > begin for t_ns in events) >= rule.times
     quiet = not events or now_ns - events[-1] >= round(rule.recovery_s * SECOND_NS)
@@ -116,7 +116,7 @@ def still(memory: Memory, found: Iterable[Finding], now_ns: int, recovery_s: flo
     return [
         held
         for key, held in memory.held.items()
-        if key not in now and 0 <= now_ns - held.last_ns < quiet_ns
+        if key not in now and now_ns - held.last_ns < quiet_ns
     ]
 
 
@@ -133,9 +133,9 @@ def remembered(
     that are new; a healthy one ends what was held of the same thing. A reboot ends all that was
     held, but not what links did."""
     held = {
-        key: one
+        key: replace(one, last_ns=min(one.last_ns, now_ns))  # where the clock was set back
         for key, one in (memory.held if boot == memory.boot else {}).items()
-        if 0 <= now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
+        if now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
     }
     for one in events:
         key = key_of(one)

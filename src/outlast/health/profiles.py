@@ -82,8 +82,9 @@ def _own(where: str) -> tuple[AnyCheck, ...]:
     module, _, name = where.partition(":")
     try:
         found = getattr(import_module(module), name or "CHECKS")
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"own: {where}: {error}; nothing was checked") from error
+    except Exception as error:  # a module of one's own may raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"own: {where}: {said}; nothing was checked") from error
     found = found if isinstance(found, tuple | list) and not isinstance(found, Check) else (found,)
     if not all(isinstance(check, Check) for check in found):
         raise ConfigError(f"own: {where} is no outlast.health.contract.Check, nor several")

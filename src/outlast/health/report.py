@@ -107,7 +107,7 @@ def _unknown(taken: Taken, check: AnyCheck, about: About, why: str) -> Finding:
 
 
 def _held(held: Held, about: About) -> Finding:
-    ago_s = (about.t_ns - held.last_ns) / 1e9
+    ago_s = max(0, about.t_ns - held.last_ns) / 1e9
     quiet_s = about.settings.flaps.recovery_s
     detail = f"{held.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"
     return replace(held.finding, t_ns=held.last_ns, detail=detail)

@@ -20,8 +20,9 @@ than a log, which has every link go down and up while a machine boots."""
 
 
 class Log(Sample, frozen=True):
-    """`lines`: each with its number, which rises. `first`: the oldest that the kernel still has.
-    `boot_ns`: when it booted, for numbers of seconds since."""
+    """`lines`: each with its number, which rises: the kernel's count, or microseconds since boot
+    in a journal. `first`: the oldest that there still is; `cut`: there were older ones in this
+    boot. `boot_ns`: when it booted, for numbers of seconds since."""
 
     boot: str
     boot_ns: int
@@ -29,6 +30,7 @@ class Log(Sample, frozen=True):
     first: int
     last: int
     lines: tuple[tuple[int, str], ...]
+    cut: bool = False
 
 
 def mark(sample: Log) -> str:
@@ -42,12 +44,12 @@ def counts(sample: Log) -> Iterable[Count]:
 def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
     """Lines after the mark; without one, those of the last `kernel.window_s` seconds."""
     points = about.memory.counters.get(mark(sample), ())
-    after = points[-1][1] if points else -1
-    if points and sample.first > after + 1 and sample.source == "kmsg":
-        lost = sample.first - after - 1
-        yield Said("unknown", f"the kernel overwrote {lost} lines before they were read")
-    new = [line for number, line in sample.lines if number > after]
-    begin_ns = 0 if points else about.t_ns - round(about.settings.kernel.window_s * SECOND_NS)
+    after = points[-1][1] if points else None
+    window_ns = round(about.settings.kernel.window_s * SECOND_NS)
+    begin_ns = about.t_ns - window_ns if after is None else 0
+    if lost := _lost(sample, after, begin_ns):
+        yield Said("unknown", lost)
+    new = [line for number, line in sample.lines if after is None or number > after]
     found, unread = _read(new, sample, about, begin_ns)
     yield from found
     if unread:
@@ -56,6 +58,30 @@ def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
         yield Said("unknown", text)
     if not any(one.severity != "healthy" for one in found):
         yield Said("healthy", f"nothing of trouble in {len(new)} new lines ({sample.source})")
+
+
+def _lost(sample: Log, after: int | None, begin_ns: int) -> str:
+    """What should have been read and was not there any more, or nothing. `after`: the mark."""
+    if not sample.cut or not sample.lines:
+        return ""
+    if after is None:
+        if _oldest_ns(sample) <= begin_ns:
+            return ""
+        return "the log does not go back as far as it should be read: it was overwritten"
+    if sample.source == "kmsg":
+        many = sample.first - after - 1
+        return f"the kernel overwrote {many} lines before they were read" if many > 0 else ""
+    more = f"more than {len(sample.lines)} new lines are in the journal: the oldest were not read"
+    return more if sample.first > after else ""
+
+
+def _oldest_ns(sample: Log) -> int:
+    """When its first line was written: a record of kmsg says the microseconds since boot itself."""
+    number, line = sample.lines[0]
+    if sample.source != "kmsg":
+        return sample.boot_ns + number * 1000
+    micros = line.split(",", 3)[2:3]
+    return sample.boot_ns + (int(micros[0]) * 1000 if micros and micros[0].isdecimal() else 0)
 
 
 def _read(

@@ -106,7 +106,7 @@ def _well(port: Port, about: About) -> str:
     state = "up" if is_up(port) else f"{port.state}, and not expected up"
     rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else ""
     seen = any(key(port, name) in about.memory.counters for name in port.counters)
-    return f"{state}{rate}" + ("" if seen or not port.counters else ", counters seen at first")
+    return f"{state}{rate}" + ("" if seen or not port.counters else ", counters not judged yet")
 
 
 def _probes(_: Settings) -> Iterable[Probe[Links]]:

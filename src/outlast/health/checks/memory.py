@@ -13,11 +13,11 @@ HOUR_S = 3600.0
 
 
 class Controller(Sample, frozen=True):
-    """Errors since boot: corrected, and not."""
+    """Errors since boot: corrected, and not; None: the kernel does not say."""
 
     name: str
-    corrected: int
-    uncorrected: int
+    corrected: int | None
+    uncorrected: int | None
 
 
 class Ram(Sample, frozen=True):
@@ -31,17 +31,21 @@ class Ram(Sample, frozen=True):
 
 def counts(sample: Ram) -> Iterable[Count]:
     for one in sample.controllers or ():
-        yield Count(f"memory|{one.name}|corrected", one.corrected)
-        yield Count(f"memory|{one.name}|uncorrected", one.uncorrected)
+        for what, value in (("corrected", one.corrected), ("uncorrected", one.uncorrected)):
+            if value is not None:
+                yield Count(f"memory|{one.name}|{what}", value)
 
 
 def judge(sample: Ram, about: About) -> Iterator[Said]:
     wanted = about.settings.memory
     found = [*_sizes(sample, about)]
     for one in sample.controllers or ():
-        new = about.since(Count(f"memory|{one.name}|corrected", one.corrected), HOUR_S)
-        if new is not None and new > wanted.corrected_per_hour:
-            found.append(Said("drain", f"{new} corrected errors within the hour", one.name))
+        if one.corrected is None or one.uncorrected is None:
+            found.append(Said("unknown", "its error counters cannot be read", one.name))
+        if one.corrected is not None:
+            new = about.since(Count(f"memory|{one.name}|corrected", one.corrected), HOUR_S)
+            if new is not None and new > wanted.corrected_per_hour:
+                found.append(Said("drain", f"{new} corrected errors within the hour", one.name))
         if one.uncorrected:
             text = f"{one.uncorrected} uncorrected errors since boot"
             found.append(Said("now", text, one.name))

@@ -162,7 +162,7 @@ def _memory_c(nvml: Any, ask: Ask) -> int | None:
 def _nvlinks(ask: Ask) -> Iterator[NvLink]:
     """Up to the first that this GPU does not have."""
     for link in range(NVLINKS_MAX):
-        active = ask("", "nvmlDeviceGetNvLinkState", link)
+        active = ask("NVLinks", "nvmlDeviceGetNvLinkState", link)
         if active is None:
             return
         errors = [ask("", "nvmlDeviceGetNvLinkErrorCounter", link, kind) for kind in LINK_ERRORS]

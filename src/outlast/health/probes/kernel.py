@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
 from outlast.health.checks.kernel import Log
 from outlast.health.contract import AbsentError
-from outlast.health.probes.asking import ToolError, said, text
+from outlast.health.probes.asking import TEXT_MAX, ToolError, said, text
 
 KMSG = Path("/dev/kmsg")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECORD_MAX = 8192
 LINES_MAX = 200_000
-JOURNAL = ["journalctl", "-k", "-b", "-o", "json", "--no-pager", "-n", "50000"]
+JOURNAL_MAX = 30_000  # lines; what is asked of each is some 400 bytes
+FIELDS = "MESSAGE,_HOSTNAME,SYSLOG_IDENTIFIER,_TRANSPORT"
+JOURNAL = [
+    "journalctl", "-k", "-b", "-o", "json", f"--output-fields={FIELDS}", "--no-pager",
+    "-r", "-n", str(JOURNAL_MAX),
+]  # fmt: skip
 
 
 class Entry(msgspec.Struct):
-    micros: str = msgspec.field(name="__REALTIME_TIMESTAMP")
+    """`micros`: since boot. The time of day may be set back, and new lines would seem old."""
+
+    micros: str = msgspec.field(name="__MONOTONIC_TIMESTAMP")
 
 
 def take() -> Log:
@@ -29,21 +37,24 @@ def take() -> Log:
     boot_ns = time.time_ns() - time.monotonic_ns()
     try:
         lines, source = _kmsg(), "kmsg"
+        cut = bool(lines) and lines[0][0] > 0  # numbers begin at 0 with the boot
     except OSError as error:
-        lines, source = _journal(error), "journal"
+        lines, cut = _journal(error)
+        source = "journal"
     first, last = (lines[0][0], lines[-1][0]) if lines else (0, -1)
     return Log(
-        boot=boot, boot_ns=boot_ns, source=source, first=first, last=last, lines=tuple(lines)
-    )
+        boot=boot, boot_ns=boot_ns, source=source, first=first, last=last, cut=cut,
+        lines=tuple(lines),
+    )  # fmt: skip
 
 
 def _kmsg() -> list[tuple[int, str]]:
     """Each record by its number. Lines of fields that follow a record are its own. Raises
     OSError."""
-    found: list[tuple[int, str]] = []
+    found: deque[tuple[int, str]] = deque(maxlen=LINES_MAX)  # the newest
     log = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        while len(found) < LINES_MAX:
+        while True:
             try:
                 record = os.read(log, RECORD_MAX)
             except BlockingIOError:
@@ -56,10 +67,12 @@ def _kmsg() -> list[tuple[int, str]]:
                 found.append((int(parts[1]), line))
     finally:
         os.close(log)
-    return found
+    return list(found)
 
 
-def _journal(before: OSError) -> list[tuple[int, str]]:
+def _journal(before: OSError) -> tuple[list[tuple[int, str]], bool]:
+    """Oldest first, and whether there are older ones that were not asked for. Asked for newest
+    first: what is too much for one answer is what is oldest."""
     try:
         answer = said(JOURNAL)
     except (AbsentError, ToolError) as error:
@@ -71,4 +84,5 @@ def _journal(before: OSError) -> list[tuple[int, str]]:
             found.append((int(decoder.decode(line).micros), line))
         except ValueError:
             continue  # an entry that is cut off has no time, and the reader could not place it
-    return found
+    found.reverse()
+    return found, len(answer) >= TEXT_MAX or len(found) >= JOURNAL_MAX

@@ -39,8 +39,8 @@ def _controllers(root: Path) -> tuple[Controller, ...] | None:
         return None
     return tuple(
         Controller(
-            name=name, corrected=number(place / name / "ce_count") or 0,
-            uncorrected=number(place / name / "ue_count") or 0,
+            name=name, corrected=number(place / name / "ce_count"),
+            uncorrected=number(place / name / "ue_count"),
         )
         for name in found
     )  # fmt: skip

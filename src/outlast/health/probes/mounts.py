@@ -50,7 +50,12 @@ def probes(settings: Settings) -> Iterable[Probe[Mounted]]:
     paths = dict.fromkeys([*wanted.expected, *(line.path for line in by_source.values())])
     kept = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
     for path in kept:
-        yield Probe(path, partial(take, path, _newest(lines, path)), wanted.deadline_s)
+        yield Probe(_shown(path), partial(take, path, _newest(lines, path)), wanted.deadline_s)
+
+
+def _shown(name: str) -> str:
+    """As text: who may mount chooses names, also of bytes that are none."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _newest(lines: list[Line], path: str) -> Line | None:
@@ -62,7 +67,7 @@ def _newest(lines: list[Line], path: str) -> Line | None:
 def take(path: str, line: Line | None) -> Mounted:
     """Asks the file system twice: for its figures, which may be cached, and for its root."""
     if line is None:
-        return Mounted(path=path)
+        return Mounted(path=_shown(path))
     try:
         figures = os.statvfs(path)
         Path(path).stat()
@@ -70,12 +75,14 @@ def take(path: str, line: Line | None) -> Mounted:
             line = _newest(table(TABLE.read_text("utf-8", "surrogateescape")), path) or line
     except OSError as error:
         return Mounted(
-            path=path, source=line.source, type=line.type, options=line.options,
+            path=_shown(path), source=_shown(line.source), type=line.type,
+            options=tuple(map(_shown, line.options)),
             trouble=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})",
             denied=error.errno in {errno.EACCES, errno.EPERM},
         )  # fmt: skip
     return Mounted(
-        path=path, source=line.source, type=line.type, options=line.options,
+        path=_shown(path), source=_shown(line.source), type=line.type,
+        options=tuple(map(_shown, line.options)),
         size_bytes=figures.f_frsize * (figures.f_blocks - figures.f_bfree + figures.f_bavail),
         free_bytes=figures.f_frsize * figures.f_bavail,
         inodes=figures.f_files, inodes_free=figures.f_favail,
