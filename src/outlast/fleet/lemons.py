@@ -105,6 +105,12 @@ def lemons(
     return _called(found, fdr, times_min, longer=longer)
 
 
+def known_by(tables: Tables) -> By:
+    """Jobs where one ran; else a cluster shows its failures by outages alone."""
+    ran = tables.jobs.select(pl.col("start_ns").is_not_null().any())
+    return "jobs" if ran.collect().item() else "outages"
+
+
 def scored(found: pl.DataFrame, true: Collection[str]) -> Score:
     """A ranking of `lemons` against the names of the true ones."""
     right = found["node"].is_in(list(true)).to_list()

@@ -7,7 +7,7 @@ import polars as pl
 
 from outlast.fleet.daily import per_1000, spent, whole_days
 from outlast.fleet.exposure import SECOND_NS
-from outlast.fleet.intervals import jeffreys
+from outlast.fleet.intervals import jeffreys, with_rates
 from outlast.fleet.present import present
 from outlast.fleet.tables import DAY_NS, Tables
 
@@ -80,6 +80,29 @@ def by_day(tables: Tables) -> pl.DataFrame:
             "down_days",
         )
     )
+
+
+def by_symptom(tables: Tables) -> pl.DataFrame:
+    """Of what nodes went away, the most frequent first: `symptom`, `outages` that began in the
+    window, on how many `nodes`, `per_1000_node_days` of all nodes being up with both intervals
+    (`intervals.with_rates`), and `median_h`, hours until half of those that ended were over."""
+    up = float(by_day(tables)["node_days"].sum())
+    ended = pl.col("until_ns") <= tables.until_ns
+    took_h = (pl.col("until_ns") - pl.col("t_ns")) / SECOND_NS / 3600
+    found = (
+        _begun(tables)
+        .group_by(symptom=pl.col("symptom").cast(pl.String))
+        .agg(
+            outages=pl.len().cast(pl.Int64),
+            nodes=pl.struct("cluster", "node").n_unique().cast(pl.Int64),
+            median_h=took_h.filter(ended).median(),
+        )
+        .sort(["outages", "symptom"], descending=[True, False])
+        .with_columns(node_days=pl.lit(up))
+        .collect()
+    )
+    told = with_rates(found, "outages", "node_days", "per_1000_node_days")
+    return told.with_columns(pl.col(r"^per_1000.*$") * 1000)
 
 
 def rolling(calendar: pl.DataFrame, days: int = ROLLING_DAYS) -> pl.DataFrame:

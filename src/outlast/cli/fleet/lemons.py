@@ -105,12 +105,11 @@ def _asked(
     path: Path, days: float, history_days: float, until: str | None, fdr: float, times: float,
     share_max: float,
 ) -> tuple[Found, Drain]:  # fmt: skip
-    import polars as pl
-
     from outlast.fleet.attribution import attribute
     from outlast.fleet.blame import at_fault, blamed
     from outlast.fleet.drain_list import drain_list
     from outlast.fleet.lake import Lake
+    from outlast.fleet.lemons import known_by
     from outlast.fleet.lemons import lemons as ranked
     from outlast.fleet.window import between, known, moment
 
@@ -123,8 +122,7 @@ def _asked(
     end_ns = known(opened)[1] if until is None else moment("--until", until)
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
     tables = between(opened, since_ns, end_ns)
-    ran = bool(tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item())
-    by = "jobs" if ran else "outages"
+    by = known_by(tables)
     with progress("lemons") as tell:
         tell(0, 2)
         infra = at_fault(attribute(tables)).collect().lazy()

@@ -60,9 +60,10 @@ def lost(facts: Facts) -> Told:
     columns = [
         Column("bucket", "GPUs, up to", "count"),
         Column("first_attempts", "failed attempts", "count"),
-        Column("first_gpu_s", "lost by them", "GPU hours"),
+        Column("first_gpu_s", "GPU hours lost by them", "GPU hours"),
         Column("second_attempts", "preempted for them", "count"),
-        Column("second_gpu_s", "lost by these", "GPU hours"), Column("share", "share", "share"),
+        Column("second_gpu_s", "GPU hours lost by these", "GPU hours"),
+        Column("share", "share", "share"),
     ]  # fmt: skip
     said = (
         "Work that failures undid: half a checkpoint interval"
@@ -92,9 +93,9 @@ def again_and_again(facts: Facts) -> Told:
         Column("job", "job"), Column("user", "user"), Column("gpus", "GPUs", "count"),
         Column("day", "from", "day"), Column("failures", "failures", "count"),
         Column("infra", "by infrastructure", "count"),
-        Column("lost_gpu_s", "lost", "GPU hours"),
+        Column("lost_gpu_s", "GPU hours lost", "GPU hours"),
         Column("preempted", "preempted others", "count"),
-        Column("preempted_gpu_s", "lost by these", "GPU hours"),
+        Column("preempted_gpu_s", "GPU hours lost by these", "GPU hours"),
     ]  # fmt: skip
     said = (
         f"Jobs that failed and began again at least {loops.TIMES} times within"

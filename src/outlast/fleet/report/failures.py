@@ -7,12 +7,18 @@ from functools import partial
 import polars as pl
 
 from outlast.fleet import attribution, mttf, outages, rates, sizes, states, swaps
-from outlast.fleet.report import pictures
+from outlast.fleet.report import of_outages, pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.fleet.tables import DAY_NS
+from outlast.observe.words import counted
+from outlast.symptoms.taxonomy import DOMAINS, TABLE
 
 FEW = 10  # failures: with fewer, a rate is a guess
-PER = "a GPU-hour, in millionths"
+PER = "in a million GPU hours"
+_DOMAINS = {
+    row.symptom: ", ".join(one for one in DOMAINS if one in row.domains) for row in TABLE.values()
+}
+_WHO = {"": "more than one at once"}
 
 
 def how_jobs_end(facts: Facts) -> Told:
@@ -23,8 +29,8 @@ def how_jobs_end(facts: Facts) -> Told:
     columns = [
         Column("state", "state"), Column("of", "ended by"), Column("jobs", "attempts", "count"),
         Column("jobs_share", "of attempts", "share"),
-        Column("gpu_hours", "GPU time", "GPU hours"),
-        Column("gpu_hours_share", "of GPU time", "share"),
+        Column("gpu_hours", "GPU hours", "GPU hours"),
+        Column("gpu_hours_share", "of GPU hours", "share"),
     ]  # fmt: skip
     backwards = int(found["backwards"].sum())
     notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
@@ -39,24 +45,43 @@ def how_jobs_end(facts: Facts) -> Told:
 
 
 def of_what(facts: Facts) -> Told:
-    """Figure 4 of the paper."""
+    """Figure 4 of the paper, and who can have caused each (Table I)."""
+    if facts.by == "outages":
+        return of_outages.of_what(facts)
     found = rates.by_cause(facts.tables, facts.found).with_columns(pl.col("^per_gpu_hour.*$") * 1e6)
     columns = [
         Column("cause", "cause"), Column("failures", "failures", "count"),
         Column("share", "share", "share"), Column("per_gpu_hour", PER, "rate"),
         Column("per_gpu_hour_low", "90 % from", "rate"),
-        Column("per_gpu_hour_high", "to", "rate"),
+        Column("per_gpu_hour_high", "to", "rate"), Column("domains", "can be caused by"),
     ]  # fmt: skip
+    found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
     said = (
         "What was found on the nodes of attempts that infrastructure ended. One with several causes"
         " counts for each of them, and in the shares by parts. Intervals are those of independent"
-        " failures (Gamma)."
+        " failures (Gamma). Users, system software and hardware can cause what Table I of the paper"
+        " says."
     )
-    alone = found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum()
-    notes = [f"for {alone:,} failures nothing was found on the nodes"] if alone else []
+    alone = int(found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum())
+    notes = [f"for {counted(alone, 'failure')} nothing was found on the nodes"] if alone else []
+    notes += _diagnosis(facts.found.failures)
     drawn = found.drop_nulls("per_gpu_hour")
     told = section("causes", "What failures are of", said, columns, found, notes)
     return Told(told, partial(pictures.causes, found) if len(drawn) > 1 else None)
+
+
+def _diagnosis(failures: pl.DataFrame) -> list[str]:
+    """Who is left that can have caused all that was found of a failure."""
+    told = failures.filter(pl.col("symptoms").list.len() > 0)
+    if not len(told):
+        return []
+    left = told.group_by("domains").agg(n=pl.len()).sort("n", "domains", descending=[True, False])
+    said = [
+        f"{count:,} of {_WHO.get(domains, domains.replace('+', ' or '))}"
+        for domains, count in left.iter_rows()
+    ]
+    many = counted(len(told), "failure")
+    return [f"what was found leaves, of {many}, as cause: {', '.join(said)}"]
 
 
 def together(facts: Facts) -> Told:
@@ -74,6 +99,8 @@ def over_time(facts: Facts) -> Told:
     """Figure 5 of the paper."""
     whole_days = (facts.tables.until_ns - facts.tables.since_ns) // DAY_NS
     days = int(min(rates.ROLLING_DAYS, max(1, whole_days // 4)))
+    if facts.by == "outages":
+        return of_outages.over_time(facts, days)
     found = rates.rolling(facts.tables, facts.found, days=days)
     new = rates.introduced(facts.tables, facts.found, days=days)
     columns = [
@@ -88,7 +115,8 @@ def over_time(facts: Facts) -> Told:
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     told = section("rolling", "How rates change", said, columns, new, notes)
-    return Told(told, partial(pictures.rolling, found, new) if len(found) > 1 else None)
+    drawn = found.drop_nulls("per_1000_node_days")
+    return Told(told, partial(pictures.rolling, found, new) if len(drawn) > 1 else None)
 
 
 def how_large(facts: Facts) -> Told:
@@ -97,8 +125,8 @@ def how_large(facts: Facts) -> Told:
     columns = [
         Column("gpus", "GPUs, up to", "count"), Column("jobs", "attempts", "count"),
         Column("jobs_share", "of attempts", "share"),
-        Column("gpu_hours", "GPU time", "GPU hours"),
-        Column("gpu_hours_share", "of GPU time", "share"),
+        Column("gpu_hours", "GPU hours", "GPU hours"),
+        Column("gpu_hours_share", "of GPU hours", "share"),
         Column("gpu_hours_from", "of that so large or larger", "share"),
     ]  # fmt: skip
     said = "Attempts that started, by GPUs rounded up to a power of two."
@@ -111,11 +139,11 @@ def how_long(facts: Facts) -> Told:
     found = mttf.mttf(facts.tables, facts.found)
     columns = [
         Column("gpus", "GPUs, up to", "count"), Column("attempts", "attempts", "count"),
-        Column("failures", "failures", "count"), Column("mttf_h", "MTTF", "hours"),
+        Column("failures", "failures", "count"), Column("mttf_h", "MTTF, h", "hours"),
         Column("low_h", "90 % from", "hours"), Column("high_h", "to", "hours"),
         Column("boot_low_h", "resampled from", "hours"), Column("boot_high_h", "to", "hours"),
         Column("dispersion", "dispersion", "times"),
-        Column("projected_h", "1/N says", "hours"),
+        Column("projected_h", "1/N says, h", "hours"),
     ]  # fmt: skip
     rate = facts.rate
     said = (
@@ -127,8 +155,8 @@ def how_long(facts: Facts) -> Told:
     notes = []
     if rate.failures < FEW:
         notes.append(
-            f"{rate.failures} failures of jobs above {rate.above_gpus:,} GPUs are too few to"
-            " project from"
+            f"{counted(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
+            " to project from"
         )
     told = section("mttf", "How long jobs run", said, columns, found, notes)
     drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
@@ -143,9 +171,9 @@ def away(facts: Facts) -> Told:
     if out.outages:
         if out.per_1000_node_days is not None:
             notes.append(
-                f"{out.outages:,} outages on {out.nodes:,} nodes: {out.per_1000_node_days:.2f} in"
-                f" 1000 node-days ({out.low:.2f} to {out.high:.2f} with 90 %, if they were"
-                " independent)"
+                f"{counted(out.outages, 'outage')} of {counted(out.nodes, 'node')}:"
+                f" {out.per_1000_node_days:.2f} in 1000 node-days ({out.low:.2f} to"
+                f" {out.high:.2f} with 90 %, if they were independent)"
             )
         if out.per_node_variance is not None:
             notes.append(

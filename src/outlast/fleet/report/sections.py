@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import polars as pl
 
+from outlast.fleet import lemons
 from outlast.fleet.attribution import Attributed
 from outlast.fleet.mttf import FailureRate
 from outlast.fleet.tables import Tables
@@ -48,6 +49,11 @@ class Facts(NamedTuple):
     infra: pl.LazyFrame
     rate: FailureRate
     preempted: pl.DataFrame
+
+    @property
+    def by(self) -> lemons.By:
+        """What shows failures: jobs, or where none ran, outages."""
+        return lemons.known_by(self.tables)
 
     @property
     def node_rate_per_s(self) -> float:

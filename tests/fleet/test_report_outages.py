@@ -1,0 +1,92 @@
+"""The report of a cluster of which no job is known: what went away is what failed."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fleet.attempts import attempt, of
+
+from outlast.fleet import outages
+from outlast.fleet.report.sections import Told
+from outlast.fleet.report.whole import report
+from outlast.fleet.tables import DAY_NS, Tables, tables
+from outlast.records import Finding, NodeSeen, Outage
+
+HOUR_NS = DAY_NS // 24
+DAYS = 60
+
+
+@pytest.fixture(scope="module")
+def trace() -> Tables:
+    """Of 20 nodes one goes away every fourth day, for an hour, and in the second month another one
+    every day."""
+    seen = [
+        NodeSeen(t_ns=0, cluster="c", node=f"n{k}", kind="", gpus=8, rack="", pod="")
+        for k in range(20)
+    ]
+    gone = [("n7", day, "ib-link") for day in range(0, DAYS, 4)]
+    gone += [(f"n{8 + day % 12}", day, "thermal") for day in range(30, DAYS)]
+    went = [
+        Outage(t_ns=day * DAY_NS, cluster="c", node=node, until_ns=day * DAY_NS + HOUR_NS,
+               symptom=symptom, detail="")  # type: ignore[arg-type]
+        for node, day, symptom in gone
+    ]  # fmt: skip
+    return tables([*seen, *went], 0, DAYS * DAY_NS)
+
+
+@pytest.fixture(scope="module")
+def told(trace: Tables) -> dict[str, Told]:
+    return {one.section.key: one for one in report(trace, "a trace").told}
+
+
+def test_lemons_are_told_by_outages(told: dict[str, Told]) -> None:
+    """The page once said that no node of such a cluster is bad."""
+    section = told["lemons"].section
+    assert [row["node"] for row in section.rows if row["called"]] == ["n7"]
+    assert section.notes == ["1 lemon among 20 nodes that were there"]
+
+
+def test_the_rate_of_outages_is_drawn(told: dict[str, Told]) -> None:
+    """It was an empty figure of 1970."""
+    section = told["rolling"].section
+    assert told["rolling"].draw is not None
+    low, high = 3, 4 + 15  # in 15 days, each of which takes an hour of 20 nodes that are up
+    swing = high / (300 - high / 24) / (low / (300 - low / 24))
+    assert section.notes == [f"the highest rate is {swing:.1f} times the lowest"]
+
+
+def test_symptoms_of_outages(trace: Tables, told: dict[str, Told]) -> None:
+    rows = told["causes"].section.rows
+    assert [(row["symptom"], row["outages"], row["nodes"]) for row in rows] == [
+        ("thermal", 30, 12),
+        ("ib-link", 15, 1),
+    ]
+    assert all(row["median_h"] == pytest.approx(1.0) for row in rows)
+    whole = outages.outage_rate(trace).per_1000_node_days
+    assert sum(row["per_1000_node_days"] for row in rows) == pytest.approx(whole)
+
+
+def test_who_can_have_caused_a_failure() -> None:
+    """Table I: what was found of each failure leaves users, software or hardware."""
+    ran = [attempt(node, 0, 5, hosts=node, state="NODE_FAIL") for node in ("n1", "n2", "n3", "n4")]
+    seen = [("n1", "pcie"), ("n2", "pcie"), ("n2", "filesystem"), ("n3", "services")]
+    signs = [
+        Finding(t_ns=ran[0].t_ns, cluster="c", node=node, check="x", symptom=symptom,
+                severity="now", code="", device="", detail="")  # type: ignore[arg-type]
+        for node, symptom in seen
+    ]  # fmt: skip
+    found = report(of(*ran, *signs, days=2), "a cluster")
+    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
+    assert {row["cause"]: row["domains"] for row in causes.rows} == {
+        "pcie": "hardware", "filesystem": "system", "services": "user, system, hardware",
+        "unattributed": "", "all": "",
+    }  # fmt: skip
+    assert causes.notes == [
+        "for 1 failure nothing was found on the nodes",
+        "what was found leaves, of 3 failures, as cause: 1 of more than one at once, 1 of hardware,"
+        " 1 of user or system or hardware",
+    ]
+
+
+def test_nothing_at_all_is_no_figure() -> None:
+    found = report(tables([], 0, 10 * DAY_NS), "nothing")
+    assert [one.section.key for one in found.told if one.draw] == []
