@@ -13,9 +13,11 @@ from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
 from outlast.records import Finding
 from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
+from outlast.symptoms.stamps import NO_BOOT
 from outlast.symptoms.unread import Reading as Said
 
 BYTES_MAX = 256 << 20  # of an answer that is read whole
+_HINTS = {NO_BOOT: f"{NO_BOOT}: say it with --boot"}
 NO_NODE = "it does not say which node it is of: say it with --node"
 _PART = 50_000
 
@@ -104,7 +106,8 @@ def _part(path: Path, said: Iterable[Said]) -> Part:
     rejects: list[Reject] = []
     for one in said:
         if not isinstance(one, Finding):
-            rejects.append(reject(str(path), one.line, one.reason, one.text))
+            why = _HINTS.get(one.reason, one.reason)
+            rejects.append(reject(str(path), one.line, why, one.text))
         elif not one.node:
             rejects.append(reject(str(path), 0, NO_NODE, one.detail))
         else:

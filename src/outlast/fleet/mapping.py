@@ -106,6 +106,7 @@ def load(path: Path) -> Mapping:
             raise UsageError(f"{path} has over {BYTES_MAX >> 20} MiB, and is no mapping")
         said = msgspec.toml.decode(path.read_bytes())
         _refuse_typos(path, "key", said, Mapping.__struct_fields__)
+        _refuse_typos(path, "value of rows", [str(said.get("rows", "events"))], _NEEDED)
         _refuse_typos(path, "key in [times]", said.get("times", {}), Times.__struct_fields__)
         mapping = msgspec.convert(said, Mapping)
     except OSError as error:

@@ -163,6 +163,11 @@ def writing(path: Path, wait_s: float = WAIT_S) -> Iterator[Writer]:
     the end. Raises UsageError for a directory that is something else, LakeError where another
     writer stays for longer than `wait_s` or the lake cannot be read, StorageError."""
     made = not path.exists()
+    if not made and not path.is_dir():
+        raise UsageError(
+            f"{path} is a file, and a lake is a directory: `outlast fleet ingest LAKE LOG...`;"
+            " nothing was written"
+        )
     with _io(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_strange(path)
@@ -258,5 +263,5 @@ def _io(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pl.exceptions.ComputeError) as error:
-        what = error.strerror if isinstance(error, OSError) else str(error)
+        what = (isinstance(error, OSError) and error.strerror) or str(error)  # polars' have none
         raise StorageError(f"{path} cannot be written: {what}; it is as it was") from error

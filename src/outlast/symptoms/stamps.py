@@ -10,6 +10,7 @@ DAY_NS = 86_400 * SECOND_NS
 T_NS_MAX = 2**63 - 1
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 SECONDS_DIGITS_MAX = 12
+NO_BOOT = "seconds since boot, and the time of boot was not given"
 YEARS_BACK = 8  # to the last 29 February, also over a year that has none
 
 
@@ -45,7 +46,7 @@ def decimal_ns(text: str) -> int:
 def since_boot(after_ns: int, clock: Clock) -> int:
     """Raises UnplacedError where the time of boot was not given."""
     if clock.boot_ns is None:
-        raise UnplacedError("seconds since boot, and the time of boot was not given")
+        raise UnplacedError(NO_BOOT)
     return whole(clock.boot_ns + after_ns)
 
 

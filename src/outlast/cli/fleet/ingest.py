@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.fleet.ingest import Read, Summary
 from outlast.fleet.ingest import ingest as ingested
 from outlast.fleet.lake import said
+from outlast.fleet.tables import Name
+from outlast.observe.words import counted
 
 
 def ingest(
@@ -79,15 +81,18 @@ def _show(found: Summary) -> None:
     for one in found.read:
         _show_one(one)
     for kind, added in found.added.items():
-        more = [f"{added.again:,} of them the lake had"] if added.again else []
+        more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
         say(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
     for each in found.odd:
         say(f"odd: {each}")
-    holds = ", ".join(f"{rows:,} {kind}" for kind, rows in found.rows.items()) or "nothing"
-    say(f"{found.lake} holds {holds}")
+    say(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
     if found.since_ns is not None and found.until_ns is not None:
         say(f"  from {said(found.since_ns)} until {said(found.until_ns)}")
+
+
+def _counts(of: Mapping[Name, int]) -> str:
+    return ", ".join(counted(rows, kind.removesuffix("s")) for kind, rows in of.items())
 
 
 def _show_one(one: Read) -> None:
@@ -96,14 +101,13 @@ def _show_one(one: Read) -> None:
         say(f"{source.name}: read before, on {said(source.read_ns)}: nothing to do")
         return
     say(f"{source.name}: {source.format}")
-    records = ", ".join(f"{count:,} {kind}" for kind, count in source.records.items())
-    say(f"  {source.rows:,} rows: {records or 'no records'}")
+    say(f"  {counted(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
     if source.since_ns is not None and source.until_ns is not None:
         say(f"  from {said(source.since_ns)} until {said(source.until_ns)}")
     for what, rows in source.skipped.items():
-        say(f"  left out, as they are no records: {rows:,} {what}")
+        say(f"  {rows:,} left out, as no record: {what}")
     for what, rows in source.odd.items():
-        say(f"  odd, but kept: {rows:,} {what}")
+        say(f"  {rows:,} odd, but kept: {what}")
     for reason, rows in source.rejects.items():
         say(f"  {rows:,} rejected: {reason}")
         for each in (each for each in one.examples if each.reason == reason):

@@ -12,13 +12,13 @@ class Hidden:
     """Watches the records of a log go by. Keeps those alone that tell of a requeue."""
 
     def __init__(self) -> None:
-        self._jobs = 0
+        self.jobs = 0
         self._twice = False
         self._counts = False
         self._kept: list[pl.DataFrame] = []
 
     def see(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
-        self._jobs += jobs.height
+        self.jobs += jobs.height
         self._counts |= restarts_known
         self._twice = self._twice or bool((jobs["attempt"] > 0).any())
         told = (pl.col("restarts") > 0) | pl.col("state").cast(pl.String).is_in(AGAIN)
@@ -47,9 +47,9 @@ class Hidden:
                 f"{missing:,} earlier attempts of jobs that were requeued are not in this log"
                 " (Restarts counts them): they ended before it begins, or it was cut"
             ]
-        if self._jobs >= ENOUGH and not self._twice and not self._counts:
+        if self.jobs >= ENOUGH and not self._twice and not self._counts:
             return [
-                f"none of {self._jobs:,} jobs has two records: sacct ran without --duplicates, it"
+                f"none of {self.jobs:,} jobs has two records: sacct ran without --duplicates, it"
                 " seems, and then every NODE_FAIL that was requeued is hidden"
             ]
         return []

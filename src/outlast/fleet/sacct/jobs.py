@@ -95,6 +95,8 @@ class Converter:
             until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
             tables.append(self._seen(running.with_columns(t_ns=until)))
         self._totals.notes += self._hidden.notes()
+        if self._totals.skipped[STEP] and not self._hidden.jobs:
+            self._totals.notes.append("no row is of a job, only of steps: what ran is not known")
         return Part({"jobs": tables[0]} if tables else {}, [])
 
     def _tables(self, good: pl.DataFrame) -> dict[Name, pl.DataFrame]:

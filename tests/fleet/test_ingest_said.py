@@ -1,0 +1,78 @@
+"""What `outlast fleet ingest` says: in words that fit the numbers, and with what to do next."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from outlast.cli.main import main
+from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+
+HEADER = "JobID|JobName|State|Start|End\n"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = EXIT_DONE) -> str:
+    assert main(["fleet", "ingest", *map(str, words)]) == code
+    out, err = capsys.readouterr()
+    return " ".join(f"{out} {err}".replace("│", " ").split())
+
+
+def row(job: int | str, name: str = "train") -> str:
+    return f"{job}|{name}|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
+
+
+def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_text(HEADER + row(1))
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert " 1 row: 1 job " in found and "lake holds 1 job from" in found
+
+
+def test_a_row_that_a_log_has_twice_was_not_in_the_lake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(HEADER + row(1) + row(1))
+    assert "2 read, 1 of them known already" in said(capsys, tmp_path / "lake", tmp_path / "log")
+
+
+def test_steps_alone_are_said_to_be_no_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert "2 left out, as no record: step of a job" in found
+    assert "no row is of a job, only of steps" in found
+
+
+def test_a_line_since_boot_says_which_flag_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dmesg").write_text("[  201.654822] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
+    words = [tmp_path / "lake", tmp_path / "dmesg", "--node", "n1"]
+    assert "say it with --boot" in said(capsys, *words, code=EXIT_USER_ERROR)
+    assert "1 finding" in said(capsys, *words, "--boot", "2024-05-17")
+
+
+def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").write_text(HEADER + row(1))
+    (tmp_path / "b").write_text(HEADER + row(2))
+    found = said(capsys, tmp_path / "a", tmp_path / "b", code=EXIT_USAGE)
+    assert "is a file, and a lake is a directory" in found
+    assert (tmp_path / "a").read_text() == HEADER + row(1)
+
+
+def test_a_disk_that_is_full_is_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was once called None."""
+    names = "".join(row(k, f"{k * 7919 % 1_000_003:x}") for k in range(20_000))
+    (tmp_path / "log").write_text(HEADER + names)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        found = said(capsys, tmp_path / "lake", tmp_path / "log", code=EXIT_USER_ERROR)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot be written: File too large" in found and "it is as it was" in found
+    assert not (tmp_path / "lake").exists()
