@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from torch._C import _distributed_c10d as c10d
 
 from outlast import events, wire
 from outlast.cli.traced import traced
@@ -156,7 +157,7 @@ def _entry(record: int, group: str) -> dict[str, object]:
     [
         ([(0, "control @1"), (1, "control @2"), (2, "own")], [(0, "control"), (1, "own")]),
         ([(7, "control @1"), (8, "control @2")], [(0, "control")]),
-        ([(8, "control @2"), (9, "control @2")], [(8, "control"), (9, "control")]),
+        ([(8, "control @2"), (9, "control @2")], [(1, "control"), (2, "control")]),
     ],
 )
 def test_what_earlier_generations_did_is_left_out(
@@ -164,7 +165,56 @@ def test_what_earlier_generations_did_is_left_out(
 ) -> None:
     """And says that nothing of this one's was written over, which is written over last."""
     torchs = msgspec.json.encode({"entries": [_entry(*one) for one in recorded]})
-    dump = msgspec.json.decode(recorder.with_members(torchs, {"control @2": (0, 1)}))
+    dump = msgspec.json.decode(recorder.with_members([torchs], {"control @2": (0, 1)}))
     found = [(one["record_id"], one["process_group"][0]) for one in dump["entries"]]
     assert found == kept
     assert dump["pg_config"] == {"control": {"name": "control", "desc": "", "ranks": "[0, 1]"}}
+
+
+def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a handler as torch has one for NCCL, asked as torch is."""
+
+    def handler(_request: object, response: c10d._Response) -> None:
+        entries = [{**_entry(0, "group 0 @2"), "time_created_ns": 5}]
+        response.set_content(msgspec.json.encode({"entries": entries}).decode(), "")
+
+    monkeypatch.setattr(recorder, "NCCL", "nccl_of_this_test")
+    c10d._register_handler(recorder.NCCL, handler)
+    said = _asked(tmp_path)
+    _written()
+    assert said == [wire.Traced(folder="now")]
+    (path,) = (tmp_path / "traces" / "now").iterdir()
+    dump = msgspec.json.decode(path.read_bytes())
+    assert [one["process_group"][0] for one in dump["entries"]] == ["group 0"]
+    assert "version" in dump, "of torch's own"
+
+
+def test_nothing_is_written_where_nccl_does_not_answer_as_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without its records would accuse its rank."""
+    monkeypatch.setattr(recorder, "NCCL", "odd_nccl_of_this_test")
+    c10d._register_handler(recorder.NCCL, lambda _request, response: response.set_status(500))
+    said = _asked(tmp_path)
+    _written()
+    assert said[0].error
+    assert not (tmp_path / "traces").exists()
+
+
+def test_records_of_two_recorders_are_one_and_say_if_some_were_lost() -> None:
+    def one(first: int, *t_ns: int) -> bytes:
+        entries = [
+            {**_entry(first + at, "control @2"), "time_created_ns": each}
+            for at, each in enumerate(t_ns)
+        ]
+        return msgspec.json.encode({"version": "2.10", "entries": entries})
+
+    def merged(*recorded: bytes) -> list[tuple[int, int]]:
+        dump = msgspec.json.decode(recorder.with_members(recorded, {"control @2": (0, 1)}))
+        return [(each["record_id"], each["time_created_ns"]) for each in dump["entries"]]
+
+    assert merged(one(0, 10, 30), one(0, 20)) == [(0, 10), (1, 20), (2, 30)]
+    assert merged(one(0, 10), one(7, 20)) == [(1, 10), (2, 20)]
+    assert merged(one(0), one(0, 20)) == [(0, 20)]

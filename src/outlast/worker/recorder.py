@@ -2,8 +2,9 @@
 
 torch records by itself; nothing of this is on the path of a step. The file is torch's JSON with the
 groups' members, which gloo's lacks, and without what the groups of earlier generations did:
-`outlast fleet trace` reads it. NCCL's own recorder is not asked: torch does that with Python's lock
-held, and the device, which may hang with it, has to answer.
+`outlast fleet trace` reads it. NCCL's recorder is asked through the handler that torch has for
+debuggers: unlike torch's function it lets go of Python's lock, which a device that does not answer
+would hold for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from outlast.worker.groups.inner import LIFE
 ROOM = "traces"
 _MEMBERS_MAX = 4096  # of one group: above, the file would mostly hold these
 _TAKEN_S = 0.2  # to copy the records needs milliseconds
+NCCL = "dump_nccl_trace_json"  # torch's handler; not there where torch was built without NCCL
 
 
 class Place(NamedTuple):
@@ -69,9 +71,10 @@ def _write(
 ) -> None:
     try:
         path = _path(asked, place)
-        data = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        gloo = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        recorded = [gloo, *_of_nccl()]
         taken.set()
-        _put(path, with_members(data, groups))
+        _put(path, with_members(recorded, groups))
     except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever it is
         say(wire.Traced(folder=asked.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
@@ -101,16 +104,57 @@ def _put(path: Path, data: bytes) -> None:
         raise
 
 
-def with_members(recorded: bytes, groups: Mapping[str, tuple[int, ...]]) -> bytes:
-    """Torch's JSON with the members of `groups`, which are called NAME @GENERATION. What groups of
-    other generations did is left out, and generations from the names."""
-    dump: dict[str, Any] = msgspec.json.decode(recorded)
-    entries = sorted(dump.get("entries", ()), key=lambda entry: entry["record_id"])
-    kept = [entry for entry in entries if _is_of_now(entry["process_group"][0], groups)]
-    if len(kept) < len(entries):  # something older is there: of these, nothing is written over
-        for at, entry in enumerate(kept):
-            entry["record_id"] = at
-    for entry in kept:
+class _Question(c10d._Request):  # noqa: SLF001
+    """Asks a handler for all that it has."""
+
+    def body(self) -> bytes:
+        return b""
+
+    def params(self) -> dict[str, str]:
+        return {}
+
+
+class _Answer(c10d._Response):  # noqa: SLF001
+    """Keeps what a handler says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: str | bytes = ""
+
+    def set_status(self, status: int) -> None:
+        """Told before what is said; whatever it is, what is said is no dump then."""
+
+    def set_content(self, content: str | bytes, content_type: str) -> None:  # noqa: ARG002
+        self.text = content
+
+
+def _of_nccl() -> list[bytes]:
+    """NCCL's records. If a device does not answer this does not end, and nothing is written: a
+    file without them would say that its rank entered nothing."""
+    if NCCL not in c10d._get_handler_names():  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        return []
+    answer = _Answer()
+    c10d._get_handler(NCCL)(_Question(), answer)  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+    return [answer.text if isinstance(answer.text, bytes) else answer.text.encode()]
+
+
+def with_members(recorded: Sequence[bytes], groups: Mapping[str, tuple[int, ...]]) -> bytes:
+    """Torch's JSON, of one recorder or several, with the members of `groups`, which are called
+    NAME @GENERATION. What groups of other generations did is left out, and generations from the
+    names. Records are numbered from 0, or from 1 where some have been written over."""
+    dumps: list[dict[str, Any]] = [msgspec.json.decode(one) for one in recorded]
+    kept: list[dict[str, Any]] = []
+    lost = 0
+    for each in dumps:
+        entries = sorted(each.get("entries", ()), key=lambda entry: entry["record_id"])
+        mine = [entry for entry in entries if _is_of_now(entry["process_group"][0], groups)]
+        # Where something older is there, nothing of these has been written over.
+        lost |= bool(mine) and len(mine) == len(entries) and mine[0]["record_id"] > 0
+        kept += mine
+    kept.sort(key=lambda entry: entry.get("time_created_ns", 0))
+    dump = dumps[0]
+    for at, entry in enumerate(kept):
+        entry["record_id"] = at + lost
         name, *more = entry["process_group"]
         if name in groups:
             entry["process_group"] = [name.rpartition(LIFE)[0], *more]
