@@ -59,8 +59,12 @@ def test_a_list_has_the_lines(group: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["plan"], ["plan", "--help"], ["plan", "ettr", "--help"]]
-)
+    "words",
+    [
+        ["--help"], ["--version"], ["plan"], ["plan", "--help"], ["plan", "ettr", "--help"],
+        ["run", "--help"],
+    ],
+)  # fmt: skip
 def test_help_for_nobody_is_no_bug(words: list[str]) -> None:
     command = [sys.executable, "-m", "outlast", *words]
     with Path("/dev/full").open("w") as full:

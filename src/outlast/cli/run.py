@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 
 from outlast.cli.stream import Printer, settle, tell, write
 from outlast.core.contract import End
+from outlast.errors import EXIT_DONE
 from outlast.launch import arguments
 from outlast.launch.display import Detached
 from outlast.launch.run import frame_cause, launch
@@ -23,7 +25,13 @@ def run(argv: list[str]) -> int:
     Raises OutlastError when nothing could be started, or the launcher itself broke. Once the run
     has ended, nothing but its own exit code comes back, whoever still reads what is printed.
     """
-    plan = arguments.parse(argv)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):  # argparse passes over what cannot be printed
+            plan = arguments.parse(argv)
+    except SystemExit:  # --help
+        write(said.getvalue())
+        return EXIT_DONE
     if plan.check_settings:
         from outlast.health.settings import read  # a mistake in it is told before anything starts
 
