@@ -85,6 +85,21 @@ def test_without_jobs_the_rate_is_of_outages() -> None:
     assert found.rate.node_days == pytest.approx(200 - 1)
     assert found.rate.per_gpu_second == pytest.approx(4 / 199 / 4 / 86_400)
     assert "transient" not in found.scenario and "queue" not in found.measured
+    assert found.causes == [Cause("other", 4, 1.0)]
+    provenance = tomllib.loads(text(found, SOURCE))["provenance"]
+    assert provenance["failure"] == "an outage that began, as no job failed"
+
+
+def test_without_jobs_lemons_are_told_by_outages() -> None:
+    """Without them a plan of such a cluster had none."""
+    nodes = [
+        NodeSeen(t_ns=T0, cluster="c", node=f"n{nth}", kind="", gpus=4, rack="", pod="")
+        for nth in range(20)
+    ]
+    bad = [outage("n1", at=10 * nth, hours=1) for nth in range(8)]
+    found = fit(cluster(*nodes, *bad, outage("n2", at=5, hours=1)))
+    assert found.measured["lemons"].count == 1 and found.scenario["lemons"] == 0.05
+    assert found.measured["lemon-factor"].value > 10
 
 
 def test_no_failure_at_all_is_half_of_one() -> None:
@@ -155,7 +170,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = json.loads(capsys.readouterr().out)
     assert told["rate"]["failures"] == 1
     assert main(["plan", "ettr", "--gpus", "1024", "--rates", str(out), "--json"]) == 0
-    assert "lake: 1 failures in" in json.loads(capsys.readouterr().out)["failures"]
+    assert "lake: 1 failure in" in json.loads(capsys.readouterr().out)["failures"]
     provenance = tomllib.loads(out.read_text())["provenance"]
     assert len(provenance["digest"]) == 32 and provenance["lake"] == str(lake)
     assert main(["fleet", "fit", str(lake)]) == 0

@@ -12,12 +12,14 @@ from outlast.fleet.blame import at_fault
 from outlast.fleet.exposure import DAY_S, NODE_GPUS
 from outlast.fleet.intervals import garwood, jeffreys, share
 from outlast.fleet.job_runs import attempts as attempts_of_runs
-from outlast.fleet.lemons import lemons
+from outlast.fleet.lemons import known_by, lemons
 from outlast.fleet.mttf import LARGE_GPUS, failure_rate
-from outlast.fleet.outages import outage_rate, repair_time
+from outlast.fleet.outages import by_symptom, outage_rate, repair_time
 from outlast.fleet.rates import ALL, by_cause
 from outlast.fleet.tables import DAY_NS, Tables
+from outlast.observe.words import counted, duration
 
+OUTAGES = "outages"  # the basis where no job failed
 ENOUGH = 10  # failures: below, more jobs are looked at
 WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
 FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; plans take no more
@@ -81,7 +83,6 @@ def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
     scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
     for key, one in measured.items():
         scenario[key] = f"{max(1, round(one.value))}s" if key == "repair" else round(one.value, 6)
-    told = by_cause(tables, found).filter(pl.col("cause") != ALL)
     return Fit(
         since_ns=tables.since_ns,
         until_ns=tables.until_ns,
@@ -89,9 +90,19 @@ def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
         rate=rate,
         scenario=scenario,
         measured=measured | _queue(tables, found),
-        causes=[Cause(*row) for row in told.select("cause", "failures", "share").iter_rows()],
+        causes=_causes(tables, found, rate),
         notes=notes,
     )
+
+
+def _causes(tables: Tables, found: Attributed, rate: Rate) -> list[Cause]:
+    """Of failures of jobs, or of what nodes went away where these are what was counted."""
+    if rate.basis == OUTAGES:
+        share = pl.col("outages") / rate.failures
+        gone = by_symptom(tables).select("symptom", "outages", share=share)
+        return [Cause(*row) for row in gone.iter_rows()]
+    told = by_cause(tables, found).filter(pl.col("cause") != ALL)
+    return [Cause(*row) for row in told.select("cause", "failures", "share").iter_rows()]
 
 
 def _rate(
@@ -104,8 +115,8 @@ def _rate(
         if one.failures >= ENOUGH or not above:
             break
         notes.append(
-            f"jobs above {above:,} GPUs had {one.failures} failures in {one.node_days:,.0f}"
-            f" node-days, fewer than {ENOUGH}: more than these were looked at"
+            f"jobs above {above:,} GPUs had {counted(one.failures, 'failure')} in"
+            f" {one.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
         )
     if one.node_days and (one.failures or not _count(tables.outages)):
         basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"
@@ -118,7 +129,7 @@ def _rate(
     notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
     widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
     gpu_days = away.node_days * node_gpus
-    told = _told("outages", away.outages, away.node_days, gpu_days, widest, away.sure_as)
+    told = _told(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
     return told, above
 
 
@@ -160,8 +171,8 @@ def _repair(tables: Tables, notes: list[str]) -> dict[str, Measured]:
         notes.append("no outage ended: how long repairs take is not known")
         return {}
     said = (
-        f"mean time until a node is back, in seconds; {found.open} that last are in it for as long"
-        f" as they are known; half are back after {found.median_s:,.0f}"
+        f"mean time until a node is back; {found.open} that last are in it for as long as they are"
+        f" known; half are back after {duration(found.median_s or 0.0)}"
     )
     return {
         "repair": Measured(
@@ -192,10 +203,10 @@ def _shares(
 
 def _lemons(tables: Tables, found: Attributed, notes: list[str]) -> dict[str, Measured]:
     """Where some are certain and raise the rate of the fleet by LEMONS_LEAST or more."""
-    days = (tables.until_ns - tables.since_ns) / DAY_NS
-    if not len(found.failures):
+    days, by = (tables.until_ns - tables.since_ns) / DAY_NS, known_by(tables)
+    if by == "jobs" and not len(found.failures):
         return {}
-    nodes = lemons(tables, at_fault(found), days=days, history_days=days)
+    nodes = lemons(tables, at_fault(found), days=days, history_days=days, by=by)
     bad = nodes.filter("lemon")
     if len(bad) and float(nodes["failures"].sum()) - float(bad["failures"].sum()) < 1:
         notes.append("only lemons failed: how many times as often as others cannot be told")
@@ -226,8 +237,9 @@ def _queue(tables: Tables, found: Attributed) -> dict[str, Measured]:
         return {}
     ends = [waits.quantile(at, "linear") for at in (0.05, 0.5, 0.95)]
     said = (
-        f"mean seconds that a job waited after a failure before it ran again; half waited less than"
-        f" {ends[1]:,.0f}; low and high are the 5 % and 95 % quantiles of waits, not of their mean"
+        f"mean wait of a job after a failure until it ran again; half waited less than"
+        f" {duration(ends[1] or 0.0)}; low and high are the 5 % and 95 % quantiles of waits, not of"
+        " their mean"
     )
     mean = float(waits.to_numpy().mean())
     return {"queue": Measured(value=mean, low=ends[0], high=ends[2], count=len(waits), said=said)}

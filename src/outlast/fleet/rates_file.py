@@ -16,9 +16,10 @@ from outlast import __version__
 from outlast.drafts import draft_of, refuse_existing, sync
 from outlast.errors import LakeError, StorageError, UsageError
 from outlast.fleet.attribution import AFTER_S, BEFORE_S
-from outlast.fleet.fit import Fit
+from outlast.fleet.fit import OUTAGES, Fit
 from outlast.fleet.intervals import CONVENTION
 from outlast.fleet.lake import MANIFEST, said
+from outlast.observe.words import counted
 
 FORMAT, VERSION = "outlast-rates", 1
 Value = str | int | float
@@ -66,8 +67,8 @@ def _failures(found: Fit, span: str) -> dict[str, Value | None]:
         "failures": rate.failures,
         "node_days": rate.node_days,
         "dispersion": rate.dispersion,
-        "source": f"{rate.failures:,} failures in {rate.node_days:,.0f} node-days of {rate.basis},"
-        f" {span}",
+        "source": f"{counted(rate.failures, 'failure')} in {rate.node_days:,.0f} node-days of"
+        f" {rate.basis}, {span}",
     }
 
 
@@ -77,8 +78,10 @@ def _provenance(found: Fit, source: Source, span: str) -> dict[str, Value | None
         "digest": source.digest,
         "window": span,
         "outlast": __version__,
-        "failure": "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the"
-        f" job from {BEFORE_S} s before its end to {AFTER_S} s after it",
+        "failure": "an outage that began, as no job failed"
+        if found.rate.basis == OUTAGES
+        else "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the job"
+        f" from {BEFORE_S} s before its end to {AFTER_S} s after it",
         "interval": f"90 %, of {CONVENTION}",
         "weight_failures": "failures over dispersion, the larger one by job runs or by days",
         "notes": "; ".join(found.notes),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from outlast.cli.stream import Printer, as_json, say, write
@@ -80,17 +79,13 @@ def _show(found: Fit, out: Path) -> None:
         f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as sure as"
         f" {rate.weight_failures:.3g} such failures"
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "figure", "90 %", "of", ""):
-        table.add_column(name, justify="left" if name == "" else "right", no_wrap=name != "")
     for key, one in found.measured.items():
         as_said = duration if key in SECONDS else _plain
         band = ""
         if one.low is not None and one.high is not None:
-            band = f"{as_said(one.low)} to {as_said(one.high)}"
-        table.add_row(key, as_said(one.value), band, f"{one.count:,}", one.said)
-    if found.measured:
-        say(table)
+            band = f"{as_said(one.low)} to {as_said(one.high)} with 90 %"
+        say(Text.assemble((f"{key:<12}", "bold"), f"  {as_said(one.value):<12}", f"  {band}"))
+        say(Padding(Text(f"{one.said}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
     for note in found.notes:
         say(Text(f"note: {note}", "yellow"))
     say(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")
