@@ -126,6 +126,11 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("LOCAL_RANK", "0"))
 
 
+def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
+    """Which of Slurm's own scripts this runs in: prolog, epilog, ...; "" in none of them."""
+    return environment.get("SLURM_SCRIPT_CONTEXT", "").partition("_")[0]
+
+
 def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
     """CUDA_VISIBLE_DEVICES, or None where all are."""
     said = environment.get("CUDA_VISIBLE_DEVICES", "")

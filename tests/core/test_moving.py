@@ -152,7 +152,7 @@ def test_without_a_warm_spare_nobody_moves_until_there_is_one() -> None:
         step(one)
         check(one, found(worker="w1-1", **GPU1))
     assert not given_up(one) and len(notes(one)) == 1
-    assert "no spare on a device that is well is warm" in notes(one)[0]
+    assert "no warm spare is on a device that is well" in notes(one)[0]
     step(one)
     one.hello("w1-2")
     assert given_up(one) == {"w1-1"}

@@ -126,6 +126,17 @@ def test_a_node_that_has_not_registered_is_left_alone(slurm: Slurm, state: str) 
     assert slurm.node("n1")[0] == state
 
 
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "prolog_task"])
+def test_nothing_is_asked_of_slurm_in_its_own_scripts(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    """Whatever the profile is: there slurmctld may wait for us."""
+    slurm.has(n1=("IDLE", "", "Unknown"))
+    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", context)
+    assert not drain(report(), Drain()).drained
+    assert slurm.calls == []
+
+
 @pytest.mark.parametrize("severity", ["unknown", "warn", "healthy"])
 def test_only_what_costs_a_job_drains(slurm: Slurm, severity: str) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))

@@ -108,6 +108,14 @@ def test_errors_count_by_the_hour_not_since_boot() -> None:
     ]
 
 
+def test_a_counter_at_its_end_tells_nothing_any_more() -> None:
+    """InfiniBand's stop there until they are reset: a link that flaps would seem well."""
+    text = "link_downed stands at 255, its end, and counts no more: reset it"
+    assert said(CHECK, ib(link_downed=255), about()) == [("warn", "mlx5_0/1", text)]
+    assert severities(CHECK, ib(link_downed=254, symbol_error=255), about()) == ["healthy"]
+    assert severities(CHECK, ib(excessive_buffer_overrun_errors=15), about()) == ["healthy"]
+
+
 def test_a_flap_has_memory() -> None:
     """Down three times in an hour: drain, and until it was quiet for half an hour."""
     memory, seen = Memory(), []
@@ -133,4 +141,6 @@ def test_the_links_of_a_real_node(fixtures: Path, tmp_path: Path) -> None:
     wanted = about(links={"expected": {name: {"rate_gbps": rate} for name, rate in up.items()}})
     by_port = {one.device: one.severity for one in found(CHECK, sample, wanted)}
     assert by_port.keys() == {port.name for port in sample.ports}
-    assert all(by_port[name] == "healthy" for name in up)
+    at_its_end = {port.name for port in sample.ports if port.counters["link_downed"] == 255}
+    assert at_its_end and all(by_port[name] == "warn" for name in at_its_end)
+    assert all(by_port[name] == "healthy" for name in up.keys() - at_its_end)

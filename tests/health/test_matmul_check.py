@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from judging import about, said, severities
 
 from outlast.health.checks.compute import CHECK, Device, Products
+from outlast.health.probes import compute
 from outlast.health.probes.compute import computed, product_is_right
 
 
@@ -30,6 +31,14 @@ def test_this_machine_computes_right() -> None:
     assert device.name == "cpu" and device.wrong == 0 and device.tflops > 0
     if not torch.cuda.is_available():
         assert computed("cuda").devices == ()
+
+
+def test_a_gpu_that_torch_does_not_see_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(compute, "on_bus", lambda: 8)
+    assert computed("auto").devices == ()
+    assert computed("cpu").devices[0].name == "cpu", "where the settings say so"
 
 
 @given(

@@ -107,7 +107,7 @@ def _why_not(state: State, chosen: int, now_ns: int) -> str:
     if len(recent) + chosen >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if chosen >= len(well):
-        return "no spare on a device that is well is warm"
+        return "no warm spare is on a device that is well"
     if chosen + 1 >= len(donors):
         return "no other rank would be left that holds the state"
     return ""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from outlast.config import slurm_script
 from outlast.errors import StorageError
 from outlast.health import slurm
 from outlast.health.breaker import Drained as Past
@@ -48,6 +49,10 @@ def drain(report: Report, settings: Drain) -> Outcome:
     worst = [one for one in report.findings if one.severity in COSTS]
     if not worst:
         return Outcome(False, "nothing that costs a job")
+    if script := slurm_script():
+        return Outcome(
+            False, f"Slurm forbids scontrol in a {script}: its exit code drains the node"
+        )
     name, within_s = report.node, settings.deadline_s
     try:
         here = slurm.node(name, within_s)

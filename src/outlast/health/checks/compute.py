@@ -38,7 +38,7 @@ def judge(sample: Products, about: About) -> Iterator[Said]:
         else:
             yield Said("healthy", f"{one.products} products, {speed}", one.name, symptom=symptom)
     if not sample.devices:
-        yield Said("unknown", "torch has no device to compute on")
+        yield Said("unknown", "torch sees none of the GPUs that it should compute on")
 
 
 def _probes(settings: Settings) -> Iterable[Probe[Products]]:

@@ -16,6 +16,13 @@ from outlast.records import Severity, Symptom
 HOUR_S = 3600.0
 EVENTS = ("link_downed", "carrier_down_count")
 DISCARDS = ("rx_dropped", "tx_dropped", "port_xmit_discards", "rx_missed_errors")
+ENDS = {
+    "link_downed": 255, "link_error_recovery": 255, "symbol_error": 65535,
+    "port_rcv_errors": 65535, "port_rcv_remote_physical_errors": 65535,
+    "port_xmit_discards": 65535,
+}  # fmt: skip
+"""Where InfiniBand's counters stand still until they are reset. Those of four bits are left out:
+they are full on many sound ports."""
 DOWN: dict[str, Severity] = {"ib": "now", "ethernet": "drain"}
 SYMPTOMS: dict[str, Symptom] = {"ib": "ib-link", "ethernet": "ethlink"}
 
@@ -90,6 +97,8 @@ def _counted(port: Port, about: About, wanted: Wanted) -> Iterator[Said]:
     for name, value in port.counters.items():
         count = Count(key(port, name), value, name in EVENTS)
         new = about.since(count, HOUR_S)
+        if port.kind == "ib" and value == ENDS.get(name):
+            yield Said("warn", f"{name} stands at {value}, its end, and counts no more: reset it")
         if count.flaps:
             if about.flapping(count):
                 text = f"went down {rule.times} times or more within {rule.window_s:g} s"

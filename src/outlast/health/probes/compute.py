@@ -18,6 +18,7 @@ from outlast.config import python_executable
 from outlast.health.checks.compute import DEADLINE_S, Device, Products
 from outlast.health.contract import AbsentError
 from outlast.health.probes.asking import said
+from outlast.health.probes.gpus import on_bus
 
 SIZE = {"cpu": 512, "cuda": 8192}
 ROUNDS = {"cpu": 4, "cuda": 10}
@@ -36,7 +37,7 @@ def computed(device: str) -> Products:
     """In this process."""
     torch = import_module("torch")
     has_cuda = device != "cpu" and torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
+    if not has_cuda and (device == "cuda" or (device == "auto" and on_bus())):
         return Products(devices=())
     places = [f"cuda:{k}" for k in range(torch.cuda.device_count())] if has_cuda else ["cpu"]
     torch.set_float32_matmul_precision("high")  # TF32, where the device has it
