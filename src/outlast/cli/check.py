@@ -50,14 +50,14 @@ def check(
     Parameters
     ----------
     profile
-        Which checks, and how long they may take together: prolog 10 s, periodic 30 s, epilog 20 s,
-        preflight 300 s.
+        Which checks: prolog (10 s in all), periodic
+        (30 s), epilog (20 s), preflight (300 s).
     settings
         A TOML file that says what this node should have (see docs/check.md).
     state
         A directory to remember counters, flaps and the kernel log's mark in.
     only
-        Only these checks.
+        Only these checks, as in --only gpu link.
     record
         Write the samples to this file, to judge them again.
     replay
@@ -80,9 +80,7 @@ def check(
     json
         The same as --format json.
     """
-    if json and format == "nagios":
-        raise UsageError("--json and --format nagios: say one of them")
-    form: Format = "json" if json else format
+    form = _form(format, json=json)
     meet = Ring(address=ring, rank=rank, world=world)
     asked = Asked(profile, settings, state, only, record, replay, drain, form, meet)
     if learn is not None:
@@ -96,6 +94,13 @@ def check(
         # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
         say(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
         return NAGIOS_UNKNOWN
+
+
+def _form(said: Format, *, json: bool) -> Format:
+    """Raises UsageError."""
+    if json and said == "nagios":
+        raise UsageError("--json and --format nagios: say one of them")
+    return "json" if json else said
 
 
 class Asked(NamedTuple):
