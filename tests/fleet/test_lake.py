@@ -255,8 +255,10 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no lake and not empty .it has thesis\.txt"):
         put(tmp_path, finding(0))
     assert files(tmp_path) == {"thesis.txt": b"precious"}
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="is a file, and a lake is a directory"):
         put(tmp_path / "thesis.txt", finding(0))
+    with pytest.raises(StorageError, match="cannot be written"):
+        put(tmp_path / "thesis.txt" / "lake", finding(0))
 
 
 def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
@@ -301,6 +303,22 @@ def test_a_node_in_two_places_is_found(tmp_path: Path) -> None:
         add(writer, beside)
         writer.commit([], "")
         assert writer.doubles == [Double("c", "n1", DAY + 5 * HOUR, 10, 8)]
+
+
+def test_a_node_in_two_places_is_found_over_midnights(tmp_path: Path) -> None:
+    """Jobs of days, which end on different ones, also where they were read in two goes."""
+    long, later = job("1", start=0, ended=30 * HOUR), job("2", start=26 * HOUR, ended=80 * HOUR)
+    fine = job("3", start=400 * HOUR, ended=410 * HOUR)
+    found = [Double("c", "n1", DAY + 26 * HOUR, 16, 8)]
+    with writing(tmp_path / "one") as writer:
+        add(writer, long, later, fine)
+        writer.commit([], "")
+        assert writer.doubles == found
+    for place, jobs in enumerate([[long], [later], [fine]]):
+        with writing(tmp_path / "three") as writer:
+            add(writer, *jobs)
+            writer.commit([], "")
+            assert writer.doubles == (found if place == 1 else [])
 
 
 STATES: st.SearchStrategy[JobState] = st.sampled_from(["RUNNING", "COMPLETED", "NODE_FAIL"])

@@ -9,7 +9,10 @@ import polars as pl
 
 from outlast.errors import UsageError
 from outlast.fleet import hosts
+from outlast.fleet.tables import DAY_NS
+from outlast.fleet.window import LONGEST_DAYS
 
+HELD = ("cluster", "hosts", "nodes", "gpus", "start_ns", "t_ns")
 SLACK_NS = 60 * 10**9  # by which jobs on a node may seem to overlap: cleaning up, and rounding
 
 
@@ -21,6 +24,36 @@ class Double(NamedTuple):
     t_ns: int
     gpus: int
     most: int
+
+
+class Watch:
+    """Days of jobs, shown from the last to the first: what ended later may have held a node on an
+    earlier day. Keeps jobs that ran at one midnight, up to LONGEST_DAYS each."""
+
+    def __init__(self) -> None:
+        self._later: pl.DataFrame | None = None
+        self._found: dict[tuple[str, str], Double] = {}
+
+    def see(self, jobs: pl.DataFrame, since_ns: int) -> None:
+        """Jobs that ended on the day that begins at `since_ns`."""
+        held = jobs.select(HELD)
+        if self._later is not None:
+            held = pl.concat([held, self._later])
+        for one in doubles(held):
+            known = self._found.get((one.cluster, one.node))
+            if known is None or one.t_ns < known.t_ns:
+                self._found[one.cluster, one.node] = one
+        begun = pl.col("start_ns")
+        still = (begun < since_ns) & (begun > pl.col("t_ns") - LONGEST_DAYS * DAY_NS)
+        self._later = held.filter(still)
+
+    def reaches(self, until_ns: int) -> bool:
+        """Whether a job that was shown ran before that."""
+        return self._later is not None and bool((self._later["start_ns"] < until_ns).any())
+
+    def found(self) -> list[Double]:
+        """Each node that had too much at once, with the first time."""
+        return sorted(self._found.values(), key=lambda one: (one.t_ns, one.node))
 
 
 def doubles(jobs: pl.DataFrame) -> list[Double]:

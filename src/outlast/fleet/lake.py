@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from outlast.errors import LakeError
-from outlast.fleet.tables import DAY_NS, KIND_OF, Name, Tables, schema
+from outlast.fleet.tables import KIND_OF, Name, Tables, schema
 
 VERSION = 1
 MANIFEST = "lake.json"
@@ -207,8 +207,9 @@ def day_of(day: int) -> str:
     return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()
 
 
-def day_number(t_ns: int) -> int:
-    return t_ns // DAY_NS
+def day_number(name: str) -> int:
+    """A day's number, of its name."""
+    return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
 
 
 class _Versioned(msgspec.Struct, frozen=True):

@@ -20,8 +20,17 @@ import polars as pl
 from outlast.drafts import sync
 from outlast.errors import LakeError, StorageError, UsageError
 from outlast.fleet import merging
-from outlast.fleet.doubles import Double, doubles
-from outlast.fleet.lake import MANIFEST, Manifest, Part, Source, day_of, read_manifest
+from outlast.fleet.doubles import HELD, Double, Watch
+from outlast.fleet.lake import (
+    MANIFEST,
+    Manifest,
+    Part,
+    Source,
+    day_number,
+    day_of,
+    read_manifest,
+    scan,
+)  # fmt: skip
 from outlast.fleet.readings import Reject
 from outlast.fleet.tables import DAY_NS, KIND_OF, Name
 
@@ -55,7 +64,7 @@ class Writer:
         self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
         self._files = 0
         self._unsynced: set[Path] = set()
-        self.doubles: list[Double] = []  # among jobs of one day, of the days that were merged
+        self.doubles: list[Double] = []  # among jobs of the days that were merged, and before
 
     def add(self, kind: Name, records: pl.DataFrame) -> None:
         """Records with the columns of their kind. Raises StorageError."""
@@ -114,16 +123,23 @@ class Writer:
         stale = merging.stale(self.path, kind, list(old.values()), staged)
         touched = sorted({*staged, *stale.days})
         records = again = replaced = 0
-        for day in touched:
+        watch = Watch()
+        for day in sorted({*touched, *old}, reverse=True) if kind == "jobs" else touched:
+            begin_ns = day_number(day) * DAY_NS
+            if day not in touched:
+                if watch.reaches(begin_ns + DAY_NS):
+                    watch.see(scan(self.path, [old[day]], kind).select(HELD).collect(), begin_ns)
+                continue
             had = old.pop(day, None)
             frame, counted = merging.merged(self.path, kind, had, staged.get(day, []), stale)
             records += counted.records
             again += counted.again
             replaced += counted.replaced
             if kind == "jobs":
-                self.doubles += doubles(frame)
+                watch.see(frame, begin_ns)
             if frame.height:
                 old[day] = self._write(kind, day, frame)
+        self.doubles += watch.found()
         others = [part for part in parts if part.kind != kind]
         return [*others, *old.values()], Added(records, again, replaced)
 

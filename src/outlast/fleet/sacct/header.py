@@ -87,7 +87,7 @@ class Header(NamedTuple):
         return tuple(i for i, name in enumerate(self.names) if name.lower() in FREE)
 
     def notes(self, cluster: str) -> list[str]:
-        """What cannot be known of these jobs."""
+        """What cannot be known of these jobs, as one note: a site has a log for each day."""
         lost = {ours for ours in HIDDEN if ours not in self.at}
         if cluster:
             lost.discard("cluster")
@@ -96,7 +96,7 @@ class Header(NamedTuple):
             notes.append("how many GPUs a job had (AllocTRES): taken as none")
         elif not {"tres", "gres"} & self.at.keys():
             notes.append("how many GPUs a job had (AllocTRES): taken as those that it asked for")
-        return [f"no column says {note}" for note in notes]
+        return [f"no column says {'; '.join(notes)}"] if notes else []
 
 
 def found(line: str, source: str, options: Options) -> Header | None:
