@@ -87,6 +87,29 @@ def test_who_can_have_caused_a_failure() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("node", "named", "said"),
+    [
+        (
+            "n1.example.org",
+            "c",
+            "none of 1 node with findings ran a job: are n1.example.org and n1",
+        ),
+        ("n1", "d", "findings are of cluster d, and jobs of c"),
+        ("n1", "c", ""),
+    ],
+)
+def test_findings_that_are_of_no_node_of_a_job(node: str, named: str, said: str) -> None:
+    """Nothing was attributed then, and nothing said why."""
+    ran = [attempt(str(k), 24 * k, 24 * k + 5, hosts="n1", state="NODE_FAIL") for k in range(3)]
+    seen = Finding(t_ns=ran[0].t_ns + DAY_NS // 2, cluster=named, node=node, check="x",
+                   symptom="pcie", severity="now", code="", device="", detail="")  # fmt: skip
+    found = report(of(*ran, seen, days=5), "a cluster")
+    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
+    assert [note for note in causes.notes if note.startswith(said or "none of")] == causes.notes[1:]
+    assert len(causes.notes) == 1 + bool(said)
+
+
 def test_nothing_at_all_is_no_figure() -> None:
     found = report(tables([], 0, 10 * DAY_NS), "nothing")
     assert [one.section.key for one in found.told if one.draw] == []

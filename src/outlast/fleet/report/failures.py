@@ -7,6 +7,7 @@ from functools import partial
 import polars as pl
 
 from outlast.fleet import attribution, mttf, outages, rates, sizes, states, swaps
+from outlast.fleet.hosts import expanded
 from outlast.fleet.report import of_outages, pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.fleet.tables import DAY_NS
@@ -64,7 +65,7 @@ def of_what(facts: Facts) -> Told:
     )
     alone = int(found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum())
     notes = [f"for {counted(alone, 'failure')} nothing was found on the nodes"] if alone else []
-    notes += _diagnosis(facts.found.failures)
+    notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
     told = section("causes", "What failures are of", said, columns, found, notes)
     return Told(told, partial(pictures.causes, found) if len(drawn) > 1 else None)
@@ -82,6 +83,31 @@ def _diagnosis(failures: pl.DataFrame) -> list[str]:
     ]
     many = counted(len(told), "failure")
     return [f"what was found leaves, of {many}, as cause: {', '.join(said)}"]
+
+
+def _strangers(facts: Facts) -> list[str]:
+    """Where most failures have no cause: whether findings and jobs speak of the same nodes at all.
+    Accounting may say n1 where a kernel says n1.example.org."""
+    failures = facts.found.failures
+    with_cause = failures.filter(pl.col("symptoms").list.len() > 0).height
+    if with_cause and 2 * with_cause >= len(failures):
+        return []
+    found = facts.tables.findings.select("cluster", "node").unique().collect()
+    ran = expanded(facts.tables.jobs.select("cluster", "hosts").unique())
+    ran = ran.select("cluster", "node").unique().collect()
+    if not len(found) or not len(ran):
+        return []
+    many = counted(len(found), "node")
+    said, known = found["node"].min(), ran["node"].min()
+    if not len(found.join(ran, on="node", how="semi")):
+        return [f"none of {many} with findings ran a job: are {said} and {known} written alike?"]
+    theirs, ours = (set(each["cluster"]) for each in (found, ran))
+    if "" not in theirs | ours and not theirs & ours:
+        return [
+            f"findings are of cluster {min(theirs)}, and jobs of {min(ours)}: none is told of a job;"
+            " --cluster names the cluster of a log"
+        ]
+    return []
 
 
 def together(facts: Facts) -> Told:
