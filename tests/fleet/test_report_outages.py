@@ -95,7 +95,7 @@ def test_who_can_have_caused_a_failure() -> None:
             "c",
             "none of 1 node with findings ran a job: are n1.example.org and n1",
         ),
-        ("n1", "d", "findings are of cluster d, and jobs of c"),
+        ("n1", "d", "findings are of cluster d, jobs of c"),
         ("n1", "c", ""),
     ],
 )

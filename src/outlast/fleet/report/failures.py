@@ -104,7 +104,7 @@ def _strangers(facts: Facts) -> list[str]:
     theirs, ours = (set(each["cluster"]) for each in (found, ran))
     if "" not in theirs | ours and not theirs & ours:
         return [
-            f"findings are of cluster {min(theirs)}, and jobs of {min(ours)}: none is told of a job;"
+            f"findings are of cluster {min(theirs)}, jobs of {min(ours)}: none is told of a job;"
             " --cluster names the cluster of a log"
         ]
     return []
