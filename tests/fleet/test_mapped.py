@@ -107,6 +107,14 @@ def test_bad_rows_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
     assert totals.rows == 8
 
 
+def test_another_delimiter_is_seen_and_said(tmp_path: Path) -> None:
+    text = "when;host;what;text\n2024-05-17;n1;ECC;\n"
+    with pytest.raises(SourceError, match='say delimiter = ";" in the mapping'):
+        reading(tmp_path, EVENTS, text)
+    part, _ = reading(tmp_path, 'delimiter = ";"\n' + EVENTS, text)
+    assert part.tables["findings"]["node"].to_list() == ["n1"]
+
+
 def test_jobs_of_json(tmp_path: Path) -> None:
     def job(name: str, phase: str, **more: object) -> dict[str, object]:
         times = {key: more.pop(key) for key in ("start", "end") if key in more}

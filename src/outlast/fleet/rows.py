@@ -19,6 +19,7 @@ CHARS_AT_ONCE = 64 << 20
 LIST_BYTES_MAX = 1 << 30  # of a JSON list, which is read whole
 FIELD_CHARS_MAX = 1 << 20
 HEAD_CHARS = 1 << 16
+DELIMITERS = (";", "|", "\t")  # that others than commas are mostly
 
 
 class Rows(NamedTuple):
@@ -54,9 +55,11 @@ def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
     header = [name.strip() for name in next(reader, [])]
     wanted = set(mapping.columns.values())
     if missing := sorted(wanted - set(header)):
+        other = next((one for one in DELIMITERS if len(header) == 1 and one in header[0]), None)
+        hint = f'; say delimiter = "{other}" in the mapping' if other else ""
         raise SourceError(
             f"{path} has no column {missing[0]!r}, which the mapping names; its columns are"
-            f" {', '.join(map(repr, header[:40]))} (separated by {mapping.delimiter!r})"
+            f" {', '.join(map(repr, header[:40]))} (separated by {mapping.delimiter!r}){hint}"
         )
     places = {name: header.index(name) for name in wanted}
     while True:
