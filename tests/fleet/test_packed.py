@@ -71,6 +71,24 @@ def test_a_packed_log_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "log.gz", cut, Asked(format="kernel"))
 
 
+def test_each_log_may_be_of_the_node_that_it_is_called_after(tmp_path: Path) -> None:
+    """Logs of boards and diagnoses name no node, and a site has one for each."""
+    entry = "1 | 05/17/24 | 10:00:00 UTC | Processor #0x01 | IERR | Asserted\n"
+    logs = [tmp_path / "n1.txt", tmp_path / "n2.example.org.txt.gz", tmp_path / "n3"]
+    logs[0].write_text(entry)
+    logs[1].write_bytes(gzip.compress(entry.encode()))
+    logs[2].write_text(entry)
+    found = ingest(tmp_path / "lake", logs, Asked(node="{name}"))
+    assert [one.source.format for one in found.read] == ["ipmi"] * 3
+    nodes = Lake.open(tmp_path / "lake").tables().findings.collect()["node"]
+    assert sorted(nodes) == ["n1", "n2.example.org", "n3"]
+    (tmp_path / "n4").mkdir()
+    again = tmp_path / "n4" / "sel.txt"
+    again.write_text(entry)
+    ingest(tmp_path / "other", [again], Asked(node="{folder}"))
+    assert Lake.open(tmp_path / "other").tables().findings.collect()["node"].to_list() == ["n4"]
+
+
 def test_an_answer_in_which_nothing_is_wrong_is_counted(tmp_path: Path) -> None:
     (found,) = read(tmp_path, "smi.csv", SMI + HOT.format(40)).read
     assert found.source.rows == 1

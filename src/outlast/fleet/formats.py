@@ -26,7 +26,7 @@ Format = Literal[
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
 _SMI = re.compile(r"[^\n]*\b(uuid|pci\.bus_id|temperature\.gpu|utilization\.gpu|ecc\.)[^\n]*,")
-_SEL = re.compile(r"(SEL[^\n]*\n)?\s*[0-9a-f]{1,4} \| (\d\d/\d\d/\d{4}|Pre-Init)")
+_SEL = re.compile(r"(SEL[^\n]*\n)?\s*[0-9a-f]{1,8} \| (\d\d/\d\d/\d\d(\d\d)?|Pre-Init)")
 _RUN_EVENTS = "events"  # the directory in a run's directory that makes it one
 
 
@@ -45,6 +45,13 @@ class Asked(NamedTuple):
     boot: str = ""  # when the node was booted
     delimiter: str = ""  # of accounting; else as its header shows
     columns: str = ""  # of accounting without a header
+
+    def node_of(self, path: Path) -> str:
+        """The node that was said; in it {name} is the log's, without its ending, and {folder} that
+        of its directory."""
+        name = path.name.removesuffix(".gz")
+        stem = name.rpartition(".")[0] or name
+        return self.node.replace("{name}", stem).replace("{folder}", path.absolute().parent.name)
 
     @property
     def zone_info(self) -> ZoneInfo:
@@ -186,7 +193,7 @@ def _is_sacct_json(head: str) -> bool:
 
 def _told(path: Path, asked: Asked) -> machines.Told:
     return machines.Told(
-        cluster=asked.cluster, node=asked.node, zone=asked.zone_info,
+        cluster=asked.cluster, node=asked.node_of(path), zone=asked.zone_info,
         taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
         boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
     )  # fmt: skip

@@ -120,7 +120,7 @@ def _log(path: Path, asked: Asked, names: Names | None) -> _Log:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
     # Two nodes can have the same log.
-    said = f"{digest.hexdigest()} {asked.cluster} {asked.node}"
+    said = f"{digest.hexdigest()} {asked.cluster} {asked.node_of(path)}"
     known = names.replaced("digest", said) if names else xxhash.xxh3_128_hexdigest(said.encode())
     return _Log(path, format_, known, size)
 

@@ -36,9 +36,13 @@ class Flags:
     zone: Annotated[
         str | None, _flag("The time zone of times that have none, as in Europe/Paris; else UTC.")
     ] = None
-    node: Annotated[str | None, _flag("The node that a log is of, where it does not say so.")] = (
-        None
-    )
+    node: Annotated[
+        str | None,
+        _flag(
+            "The node that a log is of, where it does not say so. In it {name} is the log's name"
+            " without its ending, and {folder} that of its directory."
+        ),
+    ] = None
     at: Annotated[
         str | None,
         _flag("When the logs were taken, as in 2024-05-17T10:00; else as old as their files are."),
