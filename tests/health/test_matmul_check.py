@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from judging import about, said, severities
 
 from outlast.health.checks.compute import CHECK, Device, Products
-from outlast.health.probes import compute
+from outlast.health.contract import AbsentError
+from outlast.health.probes import compute, neighbours
+from outlast.health.probes.asking import ToolError
 from outlast.health.probes.compute import computed, product_is_right
+from outlast.health.settings import Ring, Settings, settled
 
 
 def one(wrong: int = 0, tflops: float = 400.0) -> Products:
@@ -39,6 +42,23 @@ def test_a_gpu_that_torch_does_not_see_is_not_passed_over(monkeypatch: pytest.Mo
     monkeypatch.setattr(compute, "on_bus", lambda: 8)
     assert computed("auto").devices == ()
     assert computed("cpu").devices[0].name == "cpu", "where the settings say so"
+
+
+def test_where_torch_is_missing_what_was_asked_of_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compute, "find_spec", lambda _: None)
+    monkeypatch.setattr(neighbours, "find_spec", lambda _: None)
+    (bare,) = CHECK.probes(Settings())
+    (asked,) = CHECK.probes(settled({"compute": {"tflops_min": 100}}, "t"))
+    with pytest.raises(AbsentError):
+        bare.take()
+    with pytest.raises(ToolError, match="torch is not installed"):
+        asked.take()
+    with pytest.raises(AbsentError):
+        neighbours.take(Ring())
+    with pytest.raises(ToolError, match="torch is not installed"):
+        neighbours.take(Ring(address="a:1", world=2))
 
 
 @given(

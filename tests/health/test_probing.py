@@ -122,7 +122,8 @@ def test_a_probe_holds_nothing_of_its_parent(tmp_path: Path) -> None:
     with (tmp_path / "held").open("w"):
         (one,) = taken(files)
     others = [name for name in sample(one).fds if name != "/dev/null"]
-    assert len(others) == 1 and others[0].startswith("pipe:"), "only its answer"
+    assert len(others) == 2, "only what its answer goes to, and what it dies with"
+    assert all(name.startswith("pipe:") for name in others)
 
 
 def test_a_probe_without_a_parent_ends_itself() -> None:
@@ -144,6 +145,29 @@ def test_a_probe_without_a_parent_ends_itself() -> None:
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 30
     while any(b"probing.GRACE_S = 0.3" in line for line in command_lines()):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_a_probe_whose_check_is_killed_ends_at_once_with_what_it_started() -> None:
+    """Long before its deadline: nobody can hear it."""
+    code = (
+        "import os, signal, subprocess\n"
+        "from outlast.health.probing import Asked, take_all\n"
+        "from outlast.health.contract import Check, Probe, Sample\n"
+        "def hang():\n"
+        "    subprocess.Popen(['sleep', '98765.4'])\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    signal.pause()\n"
+        "check = Check('killed-at-once', 'other', Sample, None, None)\n"
+        "take_all([Asked(check, Probe('', hang, 900.0))], within_s=900)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while any(b"killed-at-once" in line or b"98765.4" in line for line in command_lines()):
         assert time.monotonic() < deadline
         os.sched_yield()
 

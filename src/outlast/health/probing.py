@@ -6,6 +6,7 @@ nothing that may wait runs in this process, and a child that cannot be killed is
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from outlast.health.memory import Stuck
 
 ANSWER_BYTES_MAX = 32 << 20
 KILL_S = 0.3  # SIGKILL -> gone; then it is stuck
-GRACE_S = 2.0  # after its deadline a child ends itself, where its parent was killed
+GRACE_S = 2.0  # after its deadline a child ends itself, whatever became of its parent
 FDS_MAX = 1 << 16
 
 SAMPLE, ABSENT, FAILED = b"s", b"a", b"f"
@@ -55,8 +56,12 @@ class Asked(NamedTuple):
 
 
 class _Child:
-    def __init__(self, asked: Asked, pid: int, out: int, began: float, deadline: float) -> None:
-        self.asked, self.pid, self.out = asked, pid, out
+    """`out`: where its answer is read. `life`: it dies when this is closed, also by our death."""
+
+    def __init__(
+        self, asked: Asked, pid: int, out: int, life: int, began: float, deadline: float
+    ) -> None:
+        self.asked, self.pid, self.out, self.life = asked, pid, out, life
         self.began, self.deadline = began, deadline
         self.data = bytearray()
 
@@ -107,6 +112,13 @@ def _begun(one: Asked, until: float) -> _Child:
     began = time.monotonic()
     deadline = min(began + one.probe.deadline_s, until)
     ours, theirs = os.pipe()
+    try:
+        # Another pipe than that of the answer: of one that is read, each reading is an event.
+        life, held = os.pipe()
+    except OSError:
+        os.close(ours)
+        os.close(theirs)
+        raise
     os.set_blocking(ours, False)
     try:
         with warnings.catch_warnings():
@@ -115,30 +127,42 @@ def _begun(one: Asked, until: float) -> _Child:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:
-        os.close(ours)
-        os.close(theirs)
+        for end in (ours, theirs, life, held):
+            os.close(end)
         raise
     if pid == 0:
-        _answer(one.probe, theirs, deadline - began + GRACE_S)
+        _answer(one.probe, theirs, held, deadline - began + GRACE_S)
     os.close(theirs)
-    return _Child(one, pid, ours, began, deadline)
+    os.close(held)
+    return _Child(one, pid, ours, life, began, deadline)
 
 
-def _answer(probe: Probe, out: int, alarm_s: float) -> NoReturn:
+def _answer(probe: Probe, out: int, held: int, alarm_s: float) -> NoReturn:
     """The child's life. It keeps nothing of its parent's open: a lock or a pipe that it held would
     outlive the check. Does not return."""
     try:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 0.1))
+        _die_with_reader(held)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
-        os.closerange(3, out)
-        os.closerange(out + 1, FDS_MAX)
+        low, high = sorted((out, held))
+        os.closerange(3, low)
+        os.closerange(low + 1, high)
+        os.closerange(high + 1, FDS_MAX)
         _write(out, _told(probe))
     finally:
         os._exit(0)
+
+
+def _die_with_reader(held: int) -> None:
+    """SIGIO ends this process and what it started when the other end of the pipe is closed: its
+    parent was killed. (prctl would need ctypes, which takes longer than most probes.)"""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(held, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(held, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def _told(probe: Probe) -> bytes:
@@ -199,6 +223,7 @@ def _taken(asked: Asked, took_s: float, **what: Any) -> Taken:
 def _ended(child: _Child) -> Stuck | None:
     """The child and all that it started are killed; None where they are gone."""
     os.close(child.out)
+    os.close(child.life)
     start = _start_of(child.pid)
     for kill in (os.killpg, os.kill):  # before its setsid there is no such group yet
         try:

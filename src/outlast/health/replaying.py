@@ -13,6 +13,7 @@ from outlast.health.settings import Settings
 
 EXPECTED_BY = {
     "gpu": "gpus", "leftover": "gpus", "disk": "disks", "smart": "disks", "service": "services",
+    "matmul": "compute",
 }  # fmt: skip
 """Checks by whose part of the settings a probe says that a node need not have something."""
 _NOT_SEEN = "it was not looked at when this was recorded"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from outlast.health.contract import About, Check, Probe, Said, Sample
-from outlast.health.settings import Settings
+from outlast.health.settings import Compute, Settings
 
 DEADLINE_S = 120.0
 
@@ -44,7 +44,8 @@ def judge(sample: Products, about: About) -> Iterator[Said]:
 def _probes(settings: Settings) -> Iterable[Probe[Products]]:
     from outlast.health.probes.compute import take
 
-    yield Probe("", partial(take, settings.compute.device), DEADLINE_S)
+    wanted = settings.compute
+    yield Probe("", partial(take, wanted.device, wanted != Compute()), DEADLINE_S)
 
 
 CHECK = Check("matmul", "other", Products, _probes, judge)

@@ -17,7 +17,7 @@ import msgspec
 from outlast.config import python_executable
 from outlast.health.checks.compute import DEADLINE_S, Device, Products
 from outlast.health.contract import AbsentError
-from outlast.health.probes.asking import said
+from outlast.health.probes.asking import ToolError, said
 from outlast.health.probes.gpus import on_bus
 
 SIZE = {"cpu": 512, "cuda": 8192}
@@ -25,10 +25,11 @@ ROUNDS = {"cpu": 4, "cuda": 10}
 LARGEST = 8  # of an entry: 8 x 8 x 8192 is far below the 2^24 that float32 counts exactly
 
 
-def take(device: str) -> Products:
-    """`device`: auto, cpu or cuda. Raises AbsentError where torch is not installed."""
+def take(device: str, expected: bool) -> Products:
+    """`device`: auto, cpu or cuda. Where torch is not installed: raises ToolError if the settings
+    expect something of it, else AbsentError."""
     if find_spec("torch") is None:
-        raise AbsentError("torch is not installed")
+        raise (ToolError if expected else AbsentError)("torch is not installed")
     alone = [python_executable(), "-m", "outlast.health.probes.compute", device]
     return msgspec.json.decode(said(alone, within_s=DEADLINE_S), type=Products)
 

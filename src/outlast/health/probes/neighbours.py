@@ -21,7 +21,7 @@ from outlast.config import python_executable
 from outlast.health.checks.neighbours import Pairs
 from outlast.health.contract import AbsentError, Probe
 from outlast.health.neighbours import Measured, Pair, search
-from outlast.health.probes.asking import said
+from outlast.health.probes.asking import ToolError, said
 from outlast.health.settings import Ring, Settings
 
 WARM, TIMED = 2, 5
@@ -32,11 +32,11 @@ def probe(settings: Settings) -> Probe[Pairs]:
 
 
 def take(ring: Ring) -> Pairs:
-    """Raises AbsentError where no ring was asked for, or torch is not installed."""
+    """Raises AbsentError where no ring was asked for, ToolError where torch is not installed."""
     if not ring.address:
         raise AbsentError("no ring of neighbours was asked for (--ring)")
     if find_spec("torch") is None:
-        raise AbsentError("torch is not installed")
+        raise ToolError("torch is not installed")
     asked = msgspec.json.encode(ring).decode()
     alone = [python_executable(), "-m", "outlast.health.probes.neighbours", asked]
     return msgspec.json.decode(said(alone, within_s=ring.within_s), type=Pairs)
