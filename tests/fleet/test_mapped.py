@@ -177,6 +177,7 @@ def test_every_kind_of_record_can_be_mapped(tmp_path: Path) -> None:
         (EVENTS + 'node = "n1"\n', "no|nothing"),
         (EVENTS.replace("events", "evnts"), "rows is not known: evnts; did you mean events"),
         ("rows = ", "mapping"),
+        ('rows = "events"\ntimes = 3', "Expected `object`, got `int`"),
     ],
 )
 def test_what_a_mapping_cannot_say_is_said(tmp_path: Path, said: str, words: str) -> None:

@@ -32,6 +32,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 import polars as pl
 
+from outlast import toml
 from outlast.errors import UsageError
 from outlast.fleet.moments import UNITS
 from outlast.fleet.sources import refuse_strange
@@ -41,7 +42,6 @@ from outlast.records import Record
 Rows = Literal["events", "jobs", "outages", "repairs", "nodes", "checks"]
 Duration = Literal["s", "ms", "min", "h"]
 DURATIONS: dict[Duration, int] = {"ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-BYTES_MAX = 1 << 20
 # What each row has to say, in a column or as a constant.
 _NEEDED: dict[Rows, tuple[str, ...]] = {
     "events": ("time", "node", "check", "symptom", "severity"),
@@ -100,20 +100,16 @@ def choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
 
 def load(path: Path) -> Mapping:
     """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
+    refuse_strange(path)
+    said = toml.read(path, "mapping", "nothing was read")
     try:
-        refuse_strange(path)
-        if path.stat().st_size > BYTES_MAX:
-            raise UsageError(f"{path} has over {BYTES_MAX >> 20} MiB, and is no mapping")
-        said = msgspec.toml.decode(path.read_bytes())
         _refuse_typos(path, "key", said, Mapping.__struct_fields__)
         _refuse_typos(path, "value of rows", [str(said.get("rows", "events"))], _NEEDED)
-        _refuse_typos(path, "key in [times]", said.get("times", {}), Times.__struct_fields__)
+        times = said.get("times")
+        if isinstance(times, dict):
+            _refuse_typos(path, "key in [times]", times, Times.__struct_fields__)
         mapping = msgspec.convert(said, Mapping)
-    except OSError as error:
-        raise UsageError(f"mapping {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise UsageError(f"mapping {path}: it is nested too deeply") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise UsageError(f"mapping {path}: {error}") from error
     _check(path, mapping)
     return mapping
