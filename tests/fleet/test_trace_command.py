@@ -167,6 +167,11 @@ def test_its_node_was_ill(dumps: Path, hosts: Path, tmp_path: Path, run: Say) ->
     report = _report(run(dumps, findings=path, hosts=hosts, json=True))
     assert [one.code for one in report.health] == ["XID 79", "XID 13", "XID 63"]
     assert "1 line(s) are no findings" in " ".join(report.notes)
+    path.write_bytes(
+        msgspec.json.encode({"version": 1, "findings": findings}) + b"\n" + b"[" * 9999
+    )
+    again = _report(run(dumps, findings=path, hosts=hosts, json=True))
+    assert again.health == report.health, "from a report of outlast check as well"
 
 
 def test_kernel_logs_in_a_lake_say_what_its_node_had(

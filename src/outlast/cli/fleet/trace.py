@@ -38,7 +38,8 @@ def trace(
     lake
         Where `outlast fleet ingest` wrote: what the culprit's node said then.
     findings
-        The same, from a file with one finding as JSON a line.
+        The same, from a file with a finding as JSON a line,
+        or a report of `outlast check --json`.
     hosts
         A file of lines `RANK HOST`, where the names of the dumps do not say it.
     world

@@ -44,6 +44,12 @@ class Near(Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class _Report(Struct, frozen=True):
+    """What of a report of `outlast check --json` is read here."""
+
+    findings: tuple[Finding, ...]
+
+
 def from_lake(lake: Path, t_ns: int) -> Around:
     """The findings around `t_ns`. Raises LakeError for what is no lake or cannot be read."""
     opened = Lake.open(lake)
@@ -63,8 +69,8 @@ def from_lake(lake: Path, t_ns: int) -> Around:
 
 
 def from_lines(path: Path, t_ns: int) -> Around:
-    """As from_lake, of a file with one finding as JSON a line. Raises UsageError where it cannot be
-    opened, CorruptionError where no line is a finding."""
+    """As from_lake, of a file with a finding as JSON a line, or a report of `outlast check --json`.
+    Raises UsageError where it cannot be opened, CorruptionError where no line is either."""
     try:
         with path.open("rb") as file:
             found, bad = _lines(iter(lambda: file.readline(_LINE_MAX), b""))
@@ -85,8 +91,12 @@ def _lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
         if not line.strip():
             continue
         try:
-            found.append(msgspec.json.decode(line, type=Finding))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            one = msgspec.json.decode(line)
+            if isinstance(one, dict) and "findings" in one:
+                found.extend(msgspec.convert(one, _Report).findings)
+            else:
+                found.append(msgspec.convert(one, Finding))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
     return found, bad
 
