@@ -138,3 +138,13 @@ def test_whatever_the_bytes_are_they_are_refused_in_words(data: bytes) -> None:
 )
 def test_a_name_says_the_rank_and_perhaps_the_host(name: str, rank: int | None, host: str) -> None:
     assert named(Path("/a") / name)[1:] == (rank, host)
+
+
+def test_what_records_have_alike_is_kept_once() -> None:
+    """Else the dumps of thousands of ranks would need more memory than a node has."""
+    data = msgspec.json.encode(dump(*(entry(seq=at + 1, record=at) for at in range(3))))
+    known: dict[object, object] = {}
+    first, second = (decode(data, "x", known) for _ in range(2))
+    assert first == second
+    for name in ("profiling_name", "process_group", "input_sizes", "output_dtypes"):
+        assert len({id(getattr(one, name)) for one in (*first.entries, *second.entries)}) == 1

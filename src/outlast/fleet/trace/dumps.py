@@ -7,6 +7,7 @@ counted before it is used: a few bytes that refer to each other can stand for bi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +22,10 @@ VALUES_MAX = 8_000_000
 DEPTH_MAX = 32
 MAJOR = "2"  # of the recorder's version: 2.0 came with torch 2.4, 2.10 is torch 2.13's
 _PICKLE = b"\x80"
+_ALIKE = (
+    "profiling_name", "state", "process_group", "input_sizes", "output_sizes", "input_dtypes",
+    "output_dtypes", "frames",
+)  # fmt: skip
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 # Bounded, because a pickle can say one value a million times, and each is worked on.
@@ -28,7 +33,7 @@ Sizes = tuple[Annotated[tuple[Whole, ...], Meta(max_length=64)], ...]
 Name = Annotated[str, Meta(max_length=256)]
 
 
-class Frame(Struct, frozen=True):
+class Frame(Struct, frozen=True, gc=False):
     """A line of the script's stack when a collective was entered. Only pickles have them."""
 
     name: str = ""
@@ -36,7 +41,7 @@ class Frame(Struct, frozen=True):
     line: Whole = 0
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One record of the ring buffer, as torch writes it."""
 
     profiling_name: Name
@@ -85,8 +90,9 @@ class Dump(Struct, frozen=True):
     pg_config: dict[str, GroupConfig] = {}
 
 
-def decode(data: bytes, where: str) -> Dump:
-    """A dump from the bytes of a file; `where` is for messages.
+def decode(data: bytes, where: str, alike: dict[Any, Any] | None = None) -> Dump:
+    """A dump from the bytes of a file; `where` is for messages. `alike`: values that dumps decoded
+    before have, and that this one shares with them.
 
     Raises CodecError for what is no dump, or asks for more than plain values, and CorruptionError
     for one that is cut off or damaged.
@@ -106,7 +112,17 @@ def decode(data: bytes, where: str) -> Dump:
             f"{where}: version {dump.version[:20]} of the recorder, of which {MAJOR}.x is read"
         )
     entries = sorted(dump.entries, key=lambda entry: entry.record_id)
+    _share(entries, {} if alike is None else alike)
     return msgspec.structs.replace(dump, entries=tuple(entries))
+
+
+def _share(entries: Iterable[Entry], alike: dict[Any, Any]) -> None:
+    """What entries have alike is there once: a job has a hundred sorts of collectives, and millions
+    of records of them. They are nobody else's yet, so that they may be changed."""
+    for entry in entries:
+        for name in _ALIKE:
+            value = getattr(entry, name)
+            msgspec.structs.force_setattr(entry, name, alike.setdefault(value, value))
 
 
 def _decoded(data: bytes, where: str) -> Dump:

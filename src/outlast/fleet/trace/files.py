@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outlast.errors import CodecError, CorruptionError, StorageError, UsageError
 from outlast.fleet.trace.dumps import BYTES_MAX, Dump, decode
@@ -69,9 +69,10 @@ def read(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda *_: No
             " (TORCH_FR_DUMP_TEMP_FILE), and `outlast run` writes them to RUN_DIR/traces"
         )
     all_read = Read({}, {}, [], {}, set())
+    alike: dict[Any, Any] = {}
     for count, one in enumerate(found):
         tell(count, len(found))
-        _take(one, all_read)
+        _take(one, all_read, alike)
     tell(len(found), len(found))
     if not all_read.dumps:
         reasons = "; ".join(unread.reason for unread in all_read.unread[:5])
@@ -122,14 +123,14 @@ def _listed(path: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
 
 
-def _take(one: Named, into: Read) -> None:
+def _take(one: Named, into: Read, alike: dict[Any, Any]) -> None:
     where = str(one.path)
     try:
         data = _bytes(one.path)
         if one.rank is None and data.lstrip()[:1] not in _STARTS:
             into.unread.append(Unread(where, None, f"{where}: neither JSON nor a pickle"))
             return
-        dump = decode(data, where)
+        dump = decode(data, where, alike)
     except (CodecError, CorruptionError, StorageError) as error:
         into.unread.append(Unread(where, one.rank, str(error)))
         return
