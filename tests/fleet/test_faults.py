@@ -53,6 +53,17 @@ def test_ends_belong_to_the_first_start_of_their_kind(tmp_path: Path) -> None:
     assert [one.line for one in part.rejects if one.reason != "an end without a start"] == [8, 9]
 
 
+@pytest.mark.parametrize("more", [["--nodes", "99999999999"], ["--gpus-per-node", "-1"]])
+def test_numbers_that_no_cluster_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """One of the first filled the memory."""
+    (tmp_path / "faults.json").write_text('[{"event_type": "fault_start"}]')
+    words = ["fleet", "ingest", str(tmp_path / "lake"), str(tmp_path / "faults.json")]
+    assert main([*words, "--epoch", "2024-03-30", *more]) == 2
+    assert f"{more[0]} {more[1]}: from 1 to" in capsys.readouterr().err
+
+
 def test_more_nodes_than_the_cluster_has_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", event("a", 1, "start"), event("b", 2, "start"))
     with pytest.raises(UsageError, match="alone has faults of 2"):
@@ -79,7 +90,7 @@ def test_the_command_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = written(tmp_path / "t.json", event("a", 1, "start"), event("a", 2, "end"))
     words = ["fleet", "ingest", str(tmp_path / "lake"), str(path), "--epoch", "2024-03-30"]
     assert main(words) == 0
-    assert "2 rows: 1 findings, 1 outages, 1 nodes" in capsys.readouterr().out
+    assert "2 rows: 1 finding, 1 outage, 1 node" in capsys.readouterr().out
     assert main(words) == 0
     assert "nothing to do" in capsys.readouterr().out
     outage = Lake.open(tmp_path / "lake").tables().outages.collect().row(0, named=True)

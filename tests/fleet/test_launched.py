@@ -72,7 +72,7 @@ def test_each_launcher_is_an_attempt_and_each_failure_a_finding(
 ) -> None:
     run, lake = run_dir(tmp_path / "run", *FIRST, *SECOND), tmp_path / "lake"
     assert main(["fleet", "ingest", str(lake), str(run), "--cluster", "rsc"]) == 0
-    assert "9 rows: 2 jobs, 1 findings" in capsys.readouterr().out
+    assert "9 rows: 2 jobs, 1 finding" in capsys.readouterr().out
     tables = Lake.open(lake).tables()
     first, second = tables.jobs.collect().rows(named=True)
     assert (first["state"], second["state"]) == ("FAILED", "NODE_FAIL")

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet import checked, faults, launched, machines, mapped, mapping, sacct
+from outlast.fleet.hosts import HOSTS_MAX
 from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Reading
 from outlast.fleet.sacct.reader import is_text, mistaken
@@ -122,6 +123,11 @@ def _faults(path: Path, asked: Asked) -> Reading:
             f"{path} counts days from a day 0 that it does not name: say it, as in"
             " --epoch 2024-03-30"
         )
+    for flag, many, most in (
+        ("--nodes", asked.nodes, HOSTS_MAX), ("--gpus-per-node", asked.gpus_per_node, 1024)
+    ):  # fmt: skip
+        if many is not None and not 1 <= many <= most:
+            raise UsageError(f"{flag} {many}: from 1 to {most:,}")
     return faults.read(
         path,
         faults.Cluster(

@@ -7,6 +7,7 @@ are there: what it does not name is a leftover, and nobody reads it.
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from outlast.errors import LakeError
 from outlast.fleet.tables import KIND_OF, Name, Tables, schema
 
 VERSION = 1
+PARQUET = b"PAR1"  # a file begins and ends so
 MANIFEST = "lake.json"
 UNFINISHED = ("RUNNING", "SUSPENDED")  # a later reading says how these ended
 
@@ -94,9 +96,9 @@ class Lake:
                 f"{path} holds no records yet; `outlast fleet ingest` reads logs into it"
             )
         for part in manifest.parts:
-            if not (path / part.file).is_file():
+            if wrong := _wrong(path / part.file):
                 raise LakeError(
-                    f"{path / part.file} is missing, which {MANIFEST} names: put it back, or read"
+                    f"{path / part.file} is {wrong}, which {MANIFEST} names: put it back, or read"
                     " the logs again into a new lake"
                 )
         return lake
@@ -210,6 +212,19 @@ def day_of(day: int) -> str:
 def day_number(name: str) -> int:
     """A day's number, of its name."""
     return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
+
+
+def _wrong(file: Path) -> str:
+    """What keeps a file from being Parquet that was written to its end; "" where nothing does."""
+    try:
+        with file.open("rb") as data:
+            begin = data.read(len(PARQUET))
+            data.seek(-len(PARQUET), os.SEEK_END)
+            return "" if begin == data.read() == PARQUET else "damaged"
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:  # one that is shorter as well
+        return f"not to be read ({error.strerror})"
 
 
 class _Versioned(msgspec.Struct, frozen=True):
