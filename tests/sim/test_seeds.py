@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outlast.core import decide, membership, regroup, restart, roster
+from outlast.core import decide, membership, regroup, restart, roster, verifying
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -18,6 +18,11 @@ _BATCH = 100
 def test_every_promise_holds(first: int) -> None:
     for seed in range(first, first + _BATCH):
         run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [5545, 12405, 13509, 15114, 21850, 23583, 24503])
+def test_a_copy_that_ends_with_its_host_before_the_start(seed: int) -> None:
+    run_seed(seed)
 
 
 def test_a_seed_replays_to_the_last_turn() -> None:
@@ -54,6 +59,7 @@ BREAKAGES = {
     "a broken connection is a death": (roster, "gone", roster.lease_out),
     "repeated frames count": (membership, "_in_order", lambda *arguments: True),
     "any checkpoint is trusted": (restart, "found", _trusting),
+    "copies outlive their hosts": (verifying, "look_again", lambda turn: False),
     "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
 }
 

@@ -99,7 +99,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
     """A restart needs a checkpoint that is whole: read them, newest first, and answer with
     CheckpointFound. Nobody writes checkpoints meanwhile."""
 
-    generation: int  # the one that has ended
+    generation: int  # the newest: it has ended, or nobody has been told of it
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,16 +44,16 @@ def begun_again(turn: Turn) -> None:
 
 
 def found(turn: Turn) -> None:
-    """It is known from where."""
+    """It is known from where, unless it must be looked for again: the newest answer counts."""
     state, seen = turn.state, turn.state.measured
-    if state.checkpoint is None:
-        return
-    in_memory = state.checkpoint.tier == "memory"
+    if not seen.restoring_ns:
+        return  # nothing has failed
+    tier = state.checkpoint.tier if state.checkpoint else ""
     state.measured = msgspec.structs.replace(
         seen,
-        restoring=state.checkpoint.tier,
-        from_memory=seen.from_memory + in_memory,
-        from_disk=seen.from_disk + (not in_memory),
+        restoring=tier,
+        from_memory=seen.from_memory + (tier == "memory") - (seen.restoring == "memory"),
+        from_disk=seen.from_disk + (tier == "disk") - (seen.restoring == "disk"),
     )
 
 

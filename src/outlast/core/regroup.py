@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from outlast import events, wire
-from outlast.core import ending, exchange, incident, pacing, roster, saving
+from outlast.core import ending, exchange, incident, pacing, roster, saving, verifying
 from outlast.core.contract import DecisionMade, Opened
 from outlast.core.state import S_NS, Worker
 from outlast.core.turn import Turn
 
 
 def start_over(turn: Turn, n: int, step: int) -> None:
-    """Everybody starts in a new generation, before phase n+1."""
+    """Everybody starts in a new generation, before phase n+1; who waits for a seat keeps it."""
     state = turn.state
     state.generation += 1
     state.n, state.step = n, step
     state.first, state.opened = True, False
     state.verdict = "start"
-    state.seats = ("",) * state.world
+    waiting = {worker.seat: worker.name for worker in state.workers.values()}
+    state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
     state.left, state.records, state.puts = {}, {}, {}
     turn.enter("gathering")
 
@@ -51,7 +52,7 @@ def _seat_everybody(turn: Turn) -> None:
         return
     if occupants[0].member == state.generation or any(w.killed_ns for w in occupants):
         return
-    if not _same_bits(turn, occupants):
+    if not _same_bits(turn, occupants) or verifying.look_again(turn):
         return
     journal(turn)
     for worker in occupants:

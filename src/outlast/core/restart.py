@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outlast import events, wire
-from outlast.core import pacing, regroup
-from outlast.core.contract import CheckpointFound, Verify
+from outlast.core import pacing, regroup, verifying
+from outlast.core.contract import CheckpointFound
 from outlast.core.turn import Turn
 
 
@@ -17,7 +17,7 @@ def begin(turn: Turn, reason: str) -> None:
     state.restarts = 1 if progress else state.restarts + 1
     state.restarted_at = max(farthest, state.restarted_at)
     state.restarted_from = max(origin, state.restarted_from)
-    state.respawns = 0
+    state.respawns = state.looks = 0
     pacing.begun_again(turn)
     turn.enter("clearing")
     for worker in tuple(state.workers.values()):
@@ -30,8 +30,7 @@ def verify_when_clear(turn: Turn) -> None:
     state = turn.state
     if any(worker.seat >= 0 for worker in state.workers.values()):
         return
-    turn.enter("verifying")
-    turn.actions.append(Verify(generation=state.generation))
+    verifying.look(turn)
 
 
 def found(turn: Turn, event: CheckpointFound) -> None:
@@ -41,8 +40,8 @@ def found(turn: Turn, event: CheckpointFound) -> None:
         return
     hoped, state.checkpoint = state.checkpoint, event.checkpoint
     n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
-    tier = event.checkpoint.tier if event.checkpoint else ""
-    if hoped is not None and (n, tier) != (hoped.n, hoped.tier) and n <= hoped.n:
+    in_memory = event.checkpoint is not None and event.checkpoint.tier == "memory"
+    if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):
         _correct(turn, hoped, n, step)
     pacing.found(turn)
     regroup.start_over(turn, n, step)

@@ -122,6 +122,7 @@ def offered(turn: Turn, envelope: wire.Envelope, body: wire.AgentHello) -> list[
     state = turn.state
     known = state.agents.get(envelope.agent)
     reborn = known is not None and known.incarnation < envelope.incarnation
+    state.looked = state.looked and not reborn
     state.agents[envelope.agent] = Agent(
         name=envelope.agent,
         incarnation=envelope.incarnation,
@@ -187,11 +188,13 @@ def checkpointed(turn: Turn, body: wire.Checkpointed) -> None:
 def gone(turn: Turn, agent: Agent) -> None:
     """Its connection broke; until its lease is out, its workers may still live and act."""
     turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False)
+    turn.state.looked = False
 
 
 def lease_out(turn: Turn, agent: Agent) -> None:
     """The agent has killed its workers by now, or its host is gone."""
     turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False, lapsed=True)
+    turn.state.looked = False
     for worker in [w for w in turn.state.workers.values() if w.agent == agent.name]:
         seconds = agent.lease_ns / S_NS
         detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"

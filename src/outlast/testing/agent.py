@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from outlast.testing.cluster import SimCluster
 
 _LOOK_S = 0.5
+_NEWS_S = 0.15  # until the controller has heard that the connection broke
 _WORDS = {"prepared": "voting", "torn": "applying"}
 
 
@@ -219,7 +221,8 @@ class SimAgent:
     def die(self) -> None:
         """Every process of this host ends; a later incarnation knows nothing of them."""
         self.present = False
-        self.cluster.shelf.forget()
+        self.cluster.shelf.forget(self.line.now_s + _NEWS_S if self.connected else math.inf)
+        self.hang_up(0.0)
         self.incarnation += 1
         self._seq = 0
         self.lost.clear()
@@ -227,4 +230,3 @@ class SimAgent:
         for worker in workers.values():
             worker.alive = False
             worker.leave()
-        self.hang_up(0.0)

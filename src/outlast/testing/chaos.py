@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     phases: int
     checkpoint_every: int
     strikes: tuple[Strike, ...]
-    timed: tuple[tuple[float, str], ...]  # (time, what): kill, agent, stop, unwell, ...
+    timed: tuple[tuple[float, str], ...]  # (time, what): kill, agent, stop, look, ...
     bug_at: int  # this phase raises on one rank, always; -1: none
     attempts_max: int
     duplicates: float
@@ -102,6 +102,8 @@ def draw(seed: int) -> Plan:
     if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
         found = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
         plan = plan._replace(timed=(*plan.timed, *found))
+    if dice.random() < 0.15:
+        plan = plan._replace(timed=(*plan.timed, (dice.uniform(0.0, 4.0), "look")))
     return plan
 
 

@@ -36,13 +36,14 @@ from outlast.core.contract import (
 from outlast.core.membership import handle, initial
 from outlast.core.recovery import FROM_A_COPY
 from outlast.testing.agent import SimAgent
-from outlast.testing.chaos import PATIENT, Plan, draw
+from outlast.testing.chaos import Plan, draw
 from outlast.testing.ledger import Ledger
 from outlast.testing.mesh import Mesh
 from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
 from outlast.testing.shelf import Shelf
 from outlast.testing.timeline import NS, Timeline
+from outlast.testing.verdict import judge
 
 VIRTUAL_S_MAX = 900.0
 TURNS_MAX = 40_000
@@ -91,7 +92,7 @@ class SimCluster:
         self._strikes = [[strike, strike.nth] for strike in self.plan.strikes]
         self._meshes: dict[int, Mesh] = {}
         self._crash_in = -1
-        self._gone: set[tuple[str, int]] = set()
+        self._look_costs_a_host = False
         self._first = initial(plan.world, plan.spares, self.limits, "sim", plan.policy, "drain")
         self._state = self._first
         room = self.plan.world + self.plan.spares
@@ -111,7 +112,7 @@ class SimCluster:
                 self.ledger.fail("nothing is left to happen, and the run has not ended")
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
-        self._judge(self.end)
+        judge(self.plan, self.ledger, self.end)
         return Outcome(
             seed=self.seed,
             outcome=self.end.outcome,
@@ -199,6 +200,7 @@ class SimCluster:
                 self.journal.append(entry)
                 if isinstance(entry, DecisionMade):
                     self._check_fence(entry)
+                    self._check_origin(entry)
             case Wake():
                 delay_s = (action.t_ns - self.timeline.now_ns) / NS
                 self.timeline.after(delay_s, self._tick_for(self.term, action.t_ns))
@@ -208,8 +210,11 @@ class SimCluster:
                     generation=action.generation,
                     checkpoint=self.shelf.verified(),
                 )
-                term, delay_s = self.term, self.timeline.between(0.0, 0.5)
-                self.timeline.after(delay_s, lambda: self._feed_in(term, answer))
+                term, line = self.term, self.timeline
+                line.after(line.between(0.0, 0.5), lambda: self._feed_in(term, answer))
+                if self._look_costs_a_host and self.shelf.is_in_memory(answer.checkpoint):
+                    self._look_costs_a_host = False
+                    line.after(line.between(0.0, 1.5), lambda: self._happen("agent"))
             case Emit():
                 self._heard(action.event)
             case End():
@@ -276,6 +281,8 @@ class SimCluster:
         elif what == "agent":
             agent.die()
             line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
+        elif what == "look":
+            self._look_costs_a_host = True
         elif what in ("drop", "cut"):
             agent.hang_up(line.between(*((0.0, 1.0) if what == "drop" else (2.0, 8.0))))
         elif what == "unwell":
@@ -303,12 +310,6 @@ class SimCluster:
             self.ledger.fail(f"{worker.name} makes what {self.maker.name} is making")
         self.maker = worker
 
-    def load(self, checkpoint: wire.Checkpointed | None) -> int:
-        n = self.shelf.load(checkpoint)
-        if n is None:
-            self.ledger.fail(f"{checkpoint} does not exist")
-        return n
-
     # --- judging ---
 
     def _alive(self) -> list[SimWorker]:
@@ -322,6 +323,12 @@ class SimCluster:
                     f"generation {entry.generation} was decided while {worker.name}, which has no"
                     f" seat in it, still lives at rank {worker.seat}"
                 )
+
+    def _check_origin(self, entry: DecisionMade) -> None:
+        """Nobody starts from what was lost, as far as that can be known."""
+        checkpoint = self._state.checkpoint if entry.verdict == "start" and entry.n else None
+        if self.shelf.is_known_to_lack(checkpoint, self.timeline.now_s):
+            self.ledger.fail(f"{checkpoint} does not exist")
 
     def _check_kill(self, body: wire.Kill) -> None:
         """Who answers at once when it is asked is never silent."""
@@ -360,33 +367,6 @@ class SimCluster:
                 other = taken.setdefault(worker.seat, worker.name)
                 if other != worker.name:
                     self.ledger.fail(f"{worker.name} and {other} both have seat {worker.seat}")
-
-    def _judge(self, end: End) -> None:
-        if end.outcome == "done":
-            if end.n != self.ledger.last:
-                self.ledger.fail(f"done at phase {end.n} of {self.ledger.last}")
-            return
-        if end.cause is None:
-            self.ledger.fail(f"{end.outcome} without a cause")
-            return
-        kinds = {what for _, what in self.plan.timed}
-        if end.outcome == "interrupted" and "stop" not in kinds:
-            self.ledger.fail("interrupted, though nobody asked")
-        if end.outcome == "interrupted":
-            return
-        if end.cause.kind == "storage" and self.plan.policy.stop and self.plan.fails:
-            return  # a save failed: its owner wants the end
-        if "before its first step" in end.cause.detail:
-            if end.cause.worker in self.ledger.stepped:
-                self.ledger.fail(f"{end.cause.detail}: but it had made steps")
-            return
-        deeds = {strike.deed for strike in self.plan.strikes}
-        accidents = deeds <= {"kill"} and kinds <= {"kill", "pair"} and self.plan.bug_at < 0
-        if self.plan.attempts_max < PATIENT and not accidents:
-            return
-        if end.outcome == "user_error" and end.cause.n >= self.ledger.last:
-            return  # it left badly after the run was done
-        self.ledger.fail(f"{end.outcome}: {end.cause.detail}, though nothing kept it from going on")
 
     def _tell(self, text: str) -> str:
         lines = [f"  {time_s:9.4f} {what}" for time_s, what in self.story]

@@ -90,7 +90,7 @@ class SimWorker(SimProcess):
         self.state = "setup"
         self.point("seated")
         if body.first:
-            n = self.cluster.load(body.checkpoint)
+            n = self._load(body.checkpoint)
             if n != body.n:
                 self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
             self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
@@ -103,6 +103,18 @@ class SimWorker(SimProcess):
             self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
             self.is_set_up = True
             self.work(0.2, 0.8, self._stand)
+
+    def _load(self, checkpoint: wire.Checkpointed | None) -> int:
+        n = self.cluster.shelf.load(checkpoint)
+        if n is None:
+            if checkpoint is None or checkpoint.tier == "disk":
+                self.ledger.fail(f"{checkpoint} does not exist")
+            fault = Fault(  # news came too late
+                kind="exited", detail="exit code 1", exit_code=1, traceback="CorruptionError"
+            )
+            self.die(fault)
+            raise Dead
+        return n
 
     def _stand(self) -> None:
         self.state = "idle"

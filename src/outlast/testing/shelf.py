@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from outlast import wire
 
 
@@ -13,10 +15,12 @@ class Shelf:
         self._rots = rots
         self._copies: list[int] = []
         self._whole: list[int] = []
+        self._known_s = math.inf
 
     def stage(self, n: int) -> wire.Checkpointed:
         """Every rank has copied its part."""
         self._copies = [*self._copies[-1:], n]
+        self._known_s = math.inf
         return _at(n, "memory")
 
     def save(self, n: int, *, fails: bool = False) -> wire.Checkpointed | wire.SaveFailed:
@@ -26,9 +30,10 @@ class Shelf:
         self._whole.append(n)
         return _at(n, "disk")
 
-    def forget(self) -> None:
-        """A host is gone, and its part of every copy in memory."""
+    def forget(self, known_s: float) -> None:
+        """A host is gone, and its part of every copy in memory, which everybody knows by then."""
         self._copies = []
+        self._known_s = min(self._known_s, known_s)
 
     def newest(self) -> wire.Checkpointed | None:
         n = max(self._whole, default=0)
@@ -45,8 +50,16 @@ class Shelf:
         """Its phase (0 without one); None where there is no such one."""
         if checkpoint is None:
             return 0
-        held = self._copies if checkpoint.tier == "memory" else self._whole
+        held = self._copies if self.is_in_memory(checkpoint) else self._whole
         return checkpoint.n if checkpoint.n in held else None
+
+    def is_in_memory(self, checkpoint: wire.Checkpointed | None) -> bool:
+        return checkpoint is not None and checkpoint.tier == "memory"
+
+    def is_known_to_lack(self, checkpoint: wire.Checkpointed | None, now_s: float) -> bool:
+        """Whether nobody should be told any more to start from it."""
+        lost = self.load(checkpoint) is None
+        return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
 
 
 def _at(n: int, tier: str) -> wire.Checkpointed:
