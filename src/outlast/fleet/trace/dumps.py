@@ -70,7 +70,12 @@ class Entry(Struct, frozen=True, gc=False):
     @property
     def kind(self) -> str:
         """all_reduce, coalesced, send 0->1."""
-        return self.profiling_name.partition(":")[2] or self.profiling_name
+        return kind_of(self.profiling_name)
+
+
+def kind_of(profiling_name: str) -> str:
+    """Of nccl:all_reduce, all_reduce."""
+    return profiling_name.partition(":")[2] or profiling_name
 
 
 class GroupConfig(Struct, frozen=True):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from outlast.fleet.trace.dumps import Dump, Entry
+from outlast.fleet.trace.dumps import Dump, Entry, Sizes, kind_of
 
 Progress = Literal[
     "queued",  # entered; its stream has not come to it (NCCL)
@@ -29,6 +30,7 @@ _FOLLOWED: dict[str, Progress] = {
 _UNFOLLOWED = {"gloo", "mpi", "ucc"}
 _ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
 BATCHED = " + "
+_MEANT_MAX = 4096  # sorts of operations that are remembered
 _SHOWN = 200  # characters of a name
 _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
@@ -102,19 +104,48 @@ def numbers(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
     return tuple(math.prod(size) for size in sizes)
 
 
+class _Meant(NamedTuple):
+    """What a rank wants of the others."""
+
+    kind: str
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[str, ...]
+
+
+@lru_cache(maxsize=_MEANT_MAX)
+def _meant(
+    names: tuple[str, ...],
+    given: tuple[Sizes, ...],
+    taken: tuple[Sizes, ...],
+    dtypes: tuple[tuple[str, ...], ...],
+) -> _Meant:
+    """Of a batch's parts. A job has few sorts of them, and a thousand ranks have millions."""
+    return _Meant(
+        kind=BATCHED.join(kind_of(name) for name in names[:8]),
+        sizes=(
+            numbers(size for sizes in given for size in sizes),
+            numbers(size for sizes in taken for size in sizes),
+        ),
+        dtypes=tuple(sorted({name for each in dtypes for name in each})),
+    )
+
+
 def _op(seq: int, entries: list[Entry], *, timed: bool) -> Op:
     """Entries under one number are one batch; the one that says so has its state."""
-    parts = [entry for entry in entries if entry.kind not in _ENDS] or entries
+    parts = entries
+    if len(entries) > 1:
+        parts = [entry for entry in entries if entry.kind not in _ENDS] or entries
+    meant = _meant(
+        tuple([part.profiling_name for part in parts]),
+        tuple([part.input_sizes for part in parts]),
+        tuple([part.output_sizes for part in parts]),
+        tuple([(*part.input_dtypes, *part.output_dtypes) for part in parts]),
+    )
     return Op(
         seq=seq,
-        kind=BATCHED.join(part.kind for part in parts[:8]),
-        sizes=(
-            numbers(size for part in parts for size in part.input_sizes),
-            numbers(size for part in parts for size in part.output_sizes),
-        ),
-        dtypes=tuple(
-            sorted({name for part in parts for name in (*part.input_dtypes, *part.output_dtypes)})
-        ),
+        kind=meant.kind,
+        sizes=meant.sizes,
+        dtypes=meant.dtypes,
         progress=_progress(entries[-1], timed=timed),
         t_ns=entries[0].time_created_ns,
         at=entries[-1].record_id,
