@@ -9,6 +9,7 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+from outlast.fleet.lake import Lake
 
 HEADER = "JobID|JobName|State|Start|End\n"
 
@@ -52,6 +53,20 @@ def test_a_line_since_boot_says_which_flag_helps(
     words = [tmp_path / "lake", tmp_path / "dmesg", "--node", "n1"]
     assert "say it with --boot" in said(capsys, *words, code=EXIT_USER_ERROR)
     assert "1 finding" in said(capsys, *words, "--boot", "2024-05-17")
+
+
+def test_a_policy_of_ones_own_judges_a_kernels_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0): 79, x\n")
+    (tmp_path / "xid.toml").write_text('[xid]\n79 = { severity = "warn" }\n')
+    words = [tmp_path / "lake", tmp_path / "log", "--policy", tmp_path / "xid.toml"]
+    assert "1 finding" in said(capsys, *words)
+    (found,) = Lake.open(tmp_path / "lake").tables().findings.collect().to_dicts()
+    assert (found["code"], found["severity"]) == ("XID 79", "warn")
+    (tmp_path / "sacct").write_text(HEADER + row(1))
+    words[1] = tmp_path / "sacct"
+    assert "--policy goes with kernel" in said(capsys, *words, code=EXIT_USAGE)
 
 
 def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

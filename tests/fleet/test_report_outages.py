@@ -87,6 +87,20 @@ def test_who_can_have_caused_a_failure() -> None:
     ]
 
 
+def test_codes_say_what_mends_them_and_who_disagrees() -> None:
+    ran = [attempt(f"{k}", 24 * k, 24 * k + 5, hosts="n1", state="NODE_FAIL") for k in range(3)]
+    seen = [
+        Finding(t_ns=one.t_ns, cluster="c", node="n1", check="kernel.xid", symptom="gpu-memory",
+                severity="now", code=code, device="", detail="")
+        for one, code in zip(ran, ["XID 79", "XID 79", "XID 94"], strict=True)
+    ]  # fmt: skip
+    found = report(of(*ran, *seen, days=5), "a cluster")
+    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
+    first, second = [note for note in causes.notes if note.startswith("XID ")]
+    assert first.startswith("XID 79 (") and "of 2 failures on 1 node: a reboot mends it" in first
+    assert "XID 94" in second and "would take the node for it" in second
+
+
 @pytest.mark.parametrize(
     ("node", "named", "said"),
     [

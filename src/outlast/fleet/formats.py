@@ -17,7 +17,7 @@ from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Reading
 from outlast.fleet.sacct.reader import is_text, mistaken
 from outlast.fleet.sources import refuse_others, refuse_strange, unpacked
-from outlast.symptoms import dcgm
+from outlast.symptoms import dcgm, policy
 from outlast.symptoms.envelopes import known
 
 Format = Literal[
@@ -46,6 +46,7 @@ class Asked(NamedTuple):
     boot: str = ""  # when the node was booted
     delimiter: str = ""  # of accounting; else as its header shows
     columns: str = ""  # of accounting without a header
+    policy: Path | None = None  # of XIDs; else the shipped one
 
     def node_of(self, path: Path) -> str:
         """The node that was said; in it {name} is the log's, without its ending, and {folder} that
@@ -202,6 +203,7 @@ def _told(path: Path, asked: Asked) -> machines.Told:
         cluster=asked.cluster, node=asked.node_of(path), zone=asked.zone_info,
         taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
         boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
+        policy=policy.load(asked.policy) if asked.policy else None,
     )  # fmt: skip
 
 
@@ -242,6 +244,7 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
     "node": ("--node", frozenset({"kernel", "ipmi", "dcgm", "nvidia-smi"})),
     "at": ("--at", frozenset({"sacct", "sacct-json", "kernel", "dcgm", "nvidia-smi", "jobs"})),
     "boot": ("--boot", frozenset({"kernel"})),
+    "policy": ("--policy", frozenset({"kernel"})),
     "delimiter": ("--delimiter", frozenset({"sacct"})),
     "columns": ("--columns", frozenset({"sacct"})),
 }

@@ -13,6 +13,7 @@ from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
 from outlast.records import Finding
 from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
+from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import NO_BOOT
 from outlast.symptoms.unread import Reading as Said
 
@@ -30,13 +31,14 @@ class Told(NamedTuple):
     zone: tzinfo
     taken_ns: int
     boot_ns: int | None = None
+    policy: Policy | None = None  # of XIDs; None: the shipped one
 
 
 def kernel(path: Path, told: Told) -> Reading:
     """dmesg, a journal or a syslog, or the fabric manager's log, line by line."""
     return _lines(path, "kernel", lambda lines: kernel_log.findings(
         lines, cluster=told.cluster, node=told.node, boot_ns=told.boot_ns, read_ns=told.taken_ns,
-        zone=told.zone,
+        zone=told.zone, policy=told.policy,
     ))  # fmt: skip
 
 

@@ -68,6 +68,11 @@ class Flags:
         _flag("The columns of accounting without a header, as in JobID,State,Start,End."),
     ] = None
 
+    policy: Annotated[
+        Path | None,
+        _flag("A TOML file with XIDs that mean something else here than the shipped policy says."),
+    ] = None
+
     def asked(self) -> Asked:
         """As the readers take it."""
         return Asked(
@@ -75,4 +80,5 @@ class Flags:
             zone=self.zone or "", node=self.node or "", nodes=self.nodes,
             gpus_per_node=self.gpus_per_node, epoch=self.epoch or "", at=self.at or "",
             boot=self.boot or "", delimiter=self.delimiter or "", columns=self.columns or "",
+            policy=self.policy,
         )  # fmt: skip
