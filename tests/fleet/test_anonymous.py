@@ -14,7 +14,7 @@ from outlast.cli.main import main
 from outlast.errors import UsageError
 from outlast.fleet import hosts
 from outlast.fleet.anonymous import Names, names_of
-from outlast.fleet.lake import Lake
+from outlast.fleet.lake import Lake, read_manifest
 
 WORD = st.text("ghijklmnqrstuvwxyz", min_size=6, max_size=12)
 WHO = ("user", "account", "name", "partition", "qos", "cluster")
@@ -110,6 +110,21 @@ def test_a_lake_has_names_of_one_kind(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ingest(hidden, two, *how, "--anonymize", tmp_path / "key2") == 2
     assert ingest(hidden, two, *how, "--anonymize", tmp_path / "key") == 0
     assert Lake.open(hidden).tables().findings.collect()["node"].n_unique() == 1
+
+
+def test_what_a_log_hides_is_said_without_names_too(tmp_path: Path) -> None:
+    """That each NODE_FAIL which was requeued is missing matters most to others."""
+    header = "JobID|State|Start|End|Restarts\n"
+    row = "1|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00|3\n"
+    (tmp_path / "sacct").write_text(header + row)
+    (tmp_path / "found.json").write_text('{"jobs": [], "errors": ["ask ada"]}')
+    how = ("--anonymize", tmp_path / "key")
+    assert ingest(tmp_path / "lake", tmp_path / "sacct", tmp_path / "found.json", *how) == 0
+    manifest = read_manifest(tmp_path / "lake")
+    assert manifest is not None
+    notes = [note for source in manifest.sources for note in source.notes]
+    assert any("without --duplicates: 3 earlier attempts" in note for note in notes)
+    assert "sacct found no jobs" in notes and not any("ada" in note for note in notes)
 
 
 def test_a_key_that_is_none_or_lies_in_the_lake_is_refused(tmp_path: Path) -> None:

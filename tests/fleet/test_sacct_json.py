@@ -112,4 +112,4 @@ def test_an_empty_list_is_said(tmp_path: Path) -> None:
     part, totals = read(tmp_path, {"jobs": [], "errors": ["slurmdbd is down"]})
     assert part == Part({}, [])
     assert totals.notes[0] == "sacct found no jobs"
-    assert "slurmdbd is down" in totals.notes[1]
+    assert "slurmdbd is down" in totals.quoted[0]

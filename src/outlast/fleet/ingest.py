@@ -158,7 +158,8 @@ def _read(
         records=dict(+totals.records), skipped=dict(+totals.skipped),
         rejects=names.reasons(totals.rejects) if names else dict(totals.rejects),
         since_ns=window.since_ns, until_ns=window.until_ns,
-        odd={**totals.odd, **window.odd}, notes=() if names else tuple(totals.notes),
+        odd={**totals.odd, **window.odd},
+        notes=(*totals.notes, *(() if names else totals.quoted)),
     )  # fmt: skip
     return Read(source=source, examples=tuple(one for some in examples.values() for one in some))
 

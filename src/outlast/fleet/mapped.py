@@ -42,7 +42,7 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
 
     def parts(totals: Totals) -> Iterator[Part]:
         naive = 0
-        for some in rows(path, mapping, totals.notes):
+        for some in rows(path, mapping, totals.quoted):
             totals.rows += len(some.lines) + len(some.torn)
             work = _Work(_frame(some), mapping, given)
             yield _part(source, some, work, mapping, totals)

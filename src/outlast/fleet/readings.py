@@ -53,6 +53,7 @@ class Totals(msgspec.Struct):
     more: int = 0  # records beyond the one that a row is: a fault is an outage and a finding
     odd: Counter[str] = msgspec.field(default_factory=Counter)  # records kept in spite of this
     notes: list[str] = msgspec.field(default_factory=list)  # what this log cannot show, and why
+    quoted: list[str] = msgspec.field(default_factory=list)  # notes with words of the log's own
 
     def check(self) -> None:
         """Nothing vanished. Raises AssertionError: a fault of the reader, never of the log."""

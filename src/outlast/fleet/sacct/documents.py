@@ -123,7 +123,7 @@ def parts(path: Path, options: Options, totals: Totals) -> Iterator[Part]:
     if not document.jobs:
         totals.notes.append("sacct found no jobs")
     if document.errors:
-        totals.notes.append(f"sacct itself reports errors: {str(document.errors)[:200]}")
+        totals.quoted.append(f"sacct itself reports errors: {str(document.errors)[:200]}")
     converter = Converter(source, KNOWN, options, totals)
     for begin in range(0, len(document.jobs), JOBS_AT_ONCE):
         yield _part(
