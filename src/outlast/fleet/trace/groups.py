@@ -71,12 +71,13 @@ def groups(dumps: Mapping[int, Dump], world: int) -> list[Group]:
         for name, ranks in configured.items():
             told.setdefault(name, set()).add(ranks)
     for rank, dump in dumps.items():
+        mine: dict[tuple[str, str, str], list[Entry]] = {}
         for entry in dump.entries:
-            name, desc = named(entry)
+            mine.setdefault((*named(entry), entry.backend), []).append(entry)
+        for (name, desc, backend), entries in mine.items():
             others = (ranks for ranks in told.get(name, ()) if rank in ranks)
             ranks = members[rank].get(name) or next(others, ())
-            key = (name, desc, entry.backend, ranks)
-            used.setdefault(key, {}).setdefault(rank, []).append(entry)
+            used.setdefault((name, desc, backend, ranks), {})[rank] = entries
     return [_group(key, found, dumps, world) for key, found in used.items()]
 
 
