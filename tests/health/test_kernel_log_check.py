@@ -93,14 +93,15 @@ printf '{{"__MONOTON'
 """
 
 
+@pytest.mark.parametrize("kmsg", ["/nowhere/kmsg", "/dev/null"])
 def test_a_journal_is_read_where_kmsg_may_not_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kmsg: str
 ) -> None:
     """By the time since boot: the time of day was set back between the two."""
     (tmp_path / "journalctl").write_text(JOURNALCTL)
     (tmp_path / "journalctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(probe, "KMSG", tmp_path / "none")
+    monkeypatch.setattr(probe, "KMSG", Path(kmsg))
     sample = probe.take()
     assert [number for number, _ in sample.lines] == [7, 9]
     assert (sample.source, sample.first, sample.last, sample.cut) == ("journal", 7, 9, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -61,6 +62,8 @@ def _kmsg() -> list[tuple[int, str]]:
                 break
             except BrokenPipeError:
                 continue  # it was overwritten meanwhile; the next read is of the oldest there is
+            if not record:  # as of /dev/null, which containers lay over it
+                raise OSError(errno.ENODEV, "is not the kernel's log")
             line = record.decode("utf-8", "replace").partition("\n")[0]
             parts = line.split(",", 2)
             if len(parts) == 3 and parts[1].isdecimal():
