@@ -55,6 +55,30 @@ def test_a_line_since_boot_says_which_flag_helps(
     assert "1 finding" in said(capsys, *words, "--boot", "2024-05-17")
 
 
+@pytest.mark.parametrize(
+    ("text", "naive"),
+    [
+        (HEADER + "1|train|FAILED|2024-05-17T00:00:00|2024-05-17T10:00:00\n", True),
+        (HEADER + "1|train|FAILED|2024-05-17T00:00:00Z|2024-05-17T10:00:00Z\n", False),
+        ("[Fri May 17 10:00:00 2024] NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+        ("May 17 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+        ("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", False),
+        ("2024-05-17T10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+    ],
+)
+def test_a_zone_that_nobody_said_is_not_taken_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, naive: bool
+) -> None:
+    """Accounting in local time beside a kernel's log in UTC: no failure has a cause then."""
+    (tmp_path / "log").write_text(text)
+    node = () if text.startswith("JobID") else ("--node", "n1")
+    words = ("taken for UTC", "--zone says another")
+    found = said(capsys, tmp_path / "lake", tmp_path / "log", *node)
+    assert all((word in found) == naive for word in words)
+    told = said(capsys, tmp_path / "other", tmp_path / "log", *node, "--zone", "UTC")
+    assert not any(word in told for word in words)
+
+
 def test_a_policy_of_ones_own_judges_a_kernels_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

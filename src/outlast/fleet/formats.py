@@ -187,7 +187,8 @@ def _sacct(path: Path, asked: Asked) -> Reading:
     except UnicodeError as error:
         raise UsageError(f"--delimiter {asked.delimiter}: {error}; nothing was read") from error
     options = sacct.Options(
-        zone=asked.zone_info.key, cluster=asked.cluster, delimiter=delimiter,
+        zone=asked.zone_info.key, zone_said=bool(asked.zone), cluster=asked.cluster,
+        delimiter=delimiter,
         columns=tuple(filter(None, asked.columns.split(","))),
         taken_ns=_moment("--at", asked.at, asked) if asked.at else None,
     )  # fmt: skip
@@ -203,7 +204,7 @@ def _told(path: Path, asked: Asked) -> machines.Told:
         cluster=asked.cluster, node=asked.node_of(path), zone=asked.zone_info,
         taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
         boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
-        policy=policy.load(asked.policy) if asked.policy else None,
+        policy=policy.load(asked.policy) if asked.policy else None, zone_said=bool(asked.zone),
     )  # fmt: skip
 
 

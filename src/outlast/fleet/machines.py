@@ -8,11 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.readings import ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
 from outlast.records import Finding
 from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
+from outlast.symptoms.envelopes import naive
 from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import NO_BOOT
 from outlast.symptoms.unread import Reading as Said
@@ -21,6 +22,7 @@ BYTES_MAX = 256 << 20  # of an answer that is read whole
 _HINTS = {NO_BOOT: f"{NO_BOOT}: say it with --boot"}
 NO_NODE = "it does not say which node it is of: say it with --node"
 _PART = 50_000
+_HEAD_LINES = 50
 
 
 class Told(NamedTuple):
@@ -32,6 +34,7 @@ class Told(NamedTuple):
     taken_ns: int
     boot_ns: int | None = None
     policy: Policy | None = None  # of XIDs; None: the shipped one
+    zone_said: bool = True  # else it is only assumed, which is then noted
 
 
 def kernel(path: Path, told: Told) -> Reading:
@@ -39,7 +42,7 @@ def kernel(path: Path, told: Told) -> Reading:
     return _lines(path, "kernel", lambda lines: kernel_log.findings(
         lines, cluster=told.cluster, node=told.node, boot_ns=told.boot_ns, read_ns=told.taken_ns,
         zone=told.zone, policy=told.policy,
-    ))  # fmt: skip
+    ), assumed=not told.zone_said)  # fmt: skip
 
 
 def sel(path: Path, told: Told) -> Reading:
@@ -63,8 +66,12 @@ def smi(path: Path, told: Told) -> Reading:
     ))  # fmt: skip
 
 
-def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]]) -> Reading:
-    """Every line is a row; one that says nothing of trouble is left out."""
+def _lines(
+    path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]], *,
+    assumed: bool = False,
+) -> Reading:  # fmt: skip
+    """Every line is a row; one that says nothing of trouble is left out. `assumed`: nobody said a
+    zone, which is noted where one of the first lines has none."""
 
     def parts(totals: Totals) -> Iterator[Part]:
         def counted() -> Iterator[str]:
@@ -72,10 +79,13 @@ def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Sa
                 with as_text(path) as file:
                     for line in lines(file):
                         totals.rows += 1
+                        if assumed and totals.rows <= _HEAD_LINES and naive(line.rstrip("\r\n")):
+                            unsaid.append(totals.rows)
                         yield line
             except (OSError, EOFError) as error:
                 raise unreadable(path, error) from error
 
+        unsaid: list[int] = []
         said = read(counted())
         told_of, done = 0, False
         while not done:
@@ -84,6 +94,7 @@ def _lines(path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Sa
             told_of += len(some)
             if done:
                 totals.skipped["ordinary lines"] += totals.rows - told_of
+                totals.notes += [ZONE_ASSUMED] if unsaid and told_of else []
             yield _part(path, some)
 
     return Reading(str(path), format_, parts)

@@ -11,7 +11,7 @@ import polars as pl
 from outlast.fleet import hosts
 from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of, whole
 from outlast.fleet.moments import moments
-from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
+from outlast.fleet.readings import ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.rows import Rows, rows
 from outlast.fleet.tables import DAY_NS, schema
 
@@ -48,7 +48,7 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
         if naive and not (mapping.times.zone or given.zone):
-            totals.notes.append("times without a zone were taken for UTC: --zone says another")
+            totals.notes.append(ZONE_ASSUMED)
 
     return Reading(source, mapping.rows, parts)
 

@@ -102,6 +102,17 @@ def opened(line: str) -> Envelope:
     return Envelope(_bare, KERNEL, line.removeprefix("[...] "))
 
 
+def naive(line: str) -> bool:
+    """It says a time of day, and of no zone."""
+    if line.startswith(OBJECT):
+        return False
+    for name in TAKES:
+        if found := _shape(name).fullmatch(line):
+            said = found.groupdict()
+            return name not in ("boot", "kmsg", "unix") and not said.get("zone")
+    return False
+
+
 def known(line: str) -> bool:
     """It says its time in a known way; so a file with none of them is no such log."""
     if line.startswith(OBJECT):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Set
 
 import polars as pl
 
-from outlast.fleet.readings import Part, Totals, numbered, reject
+from outlast.fleet.readings import ZONE_ASSUMED, Part, Totals, numbered, reject
 from outlast.fleet.sacct import values
 from outlast.fleet.sacct.fields import typed
 from outlast.fleet.sacct.header import COLUMNS
 from outlast.fleet.sacct.hidden import Hidden
 from outlast.fleet.sacct.options import Options
-from outlast.fleet.sacct.times import SECOND_NS
+from outlast.fleet.sacct.times import NAIVE, SECOND_NS
 from outlast.fleet.tables import Name, schema
 from outlast.records import JobEnded
 
@@ -84,6 +84,8 @@ class Converter:
         """Jobs that ran on when the log ended; and the notes about the log."""
         if len(self._forms) > 1:
             self._totals.notes.append(f"times are written {' and '.join(sorted(self._forms))}")
+        if NAIVE in self._forms and not self._options.zone_said:
+            self._totals.notes.append(ZONE_ASSUMED)
         tables = []
         if self._open:
             running = pl.concat(self._open)

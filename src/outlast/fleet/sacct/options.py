@@ -15,6 +15,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to read a log. Raises UsageError for what cannot be."""
 
     zone: str = "UTC"  # of times that are written without one: that of the machine sacct ran on
+    zone_said: bool = True  # else it is only assumed, which is then noted
     cluster: str = ""  # where no column says it
     delimiter: str = ""  # "": as the header shows
     columns: tuple[str, ...] = ()  # of a log without a header, in sacct's names
