@@ -25,6 +25,10 @@ def test_a_copy_that_ends_with_its_host_before_the_start(seed: int) -> None:
     run_seed(seed)
 
 
+def test_a_worker_whose_word_was_lost_does_not_wait_for_ever() -> None:
+    assert run_seed(56682).outcome == "done"
+
+
 def test_a_seed_replays_to_the_last_turn() -> None:
     assert [run_seed(seed) for seed in range(30)] == [run_seed(seed) for seed in range(30)]
 

@@ -107,6 +107,13 @@ class SimProcess(ABC):
         self.leave()
         self.agent.reap(self, fault)
 
+    def wait_for_word(self, waits: Callable[[], bool]) -> None:
+        """A worker to which the controller says nothing for so long ends by itself."""
+        limits = self.cluster.limits
+        fault = Fault(kind="exited", detail="no word", exit_code=1, traceback="GaveUpError")
+        patience_s = 2 * (limits.join_s + limits.status_s + limits.transfer_s)
+        self.line.after(patience_s, lambda: self.die(fault) if waits() else None)
+
     def pause(self, seconds: float) -> None:
         self.hung = True
         if seconds:

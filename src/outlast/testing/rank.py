@@ -156,7 +156,8 @@ class SimWorker(SimProcess):
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
-        self.answered = self.generation
+        self.answered = left = self.generation
+        self.wait_for_word(lambda: self.generation == left)
         self.tell(
             wire.Status(
                 generation=self.generation, n=self.n, step=self.n, state=self._word(), fault=fault
