@@ -216,6 +216,7 @@ CHECKS = (
     Check("counts-badly", "other", Sample, one, lambda _s, _a: (), fails),
     Check("probes-badly", "other", Sample, fails, lambda _s, _a: ()),
     Check("says-nothing", "other", Sample, one, lambda _s, _a: ()),
+    Check("has-no-probe", "other", Sample, lambda _: (), fails),
 )
 """
 
@@ -228,12 +229,14 @@ def test_a_mistake_in_a_check_of_ones_own_ends_no_other(
     settings = tmp_path / "check.toml"
     settings.write_text('own = ["broken_checks_of_test:CHECKS"]\n[profiles]\nprolog = ["memory"]\n')
     names = ["judges-badly", "counts-badly", "probes-badly", "says-nothing", "memory"]
-    assert main(["check", "--json", "--settings", str(settings), "--only", *names]) == 3
+    asked = [*names, "has-no-probe"]
+    assert main(["check", "--json", "--settings", str(settings), "--only", *asked]) == 3
     report = msgspec.json.decode(capsys.readouterr().out, type=Report)
     told = {one.check: (one.severity, one.detail) for one in report.findings}
     assert told.keys() == set(names) and told["memory"][0] == "healthy"
     assert {told[name][0] for name in names[:4]} == {"unknown"}
     assert all("a mistake in it" in told[name][1] for name in names[:3])
+    assert [one.check for one in report.not_applicable] == ["has-no-probe"], "it does not vanish"
 
 
 def test_a_state_directory_that_cannot_be_used_ends_nothing(

@@ -107,6 +107,17 @@ def test_a_journal_is_read_where_kmsg_may_not_be(
     assert (sample.source, sample.first, sample.last, sample.cut) == ("journal", 7, 9, False)
 
 
+def test_a_journal_without_a_line_is_no_journal_of_this_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "journalctl").write_text("#!/bin/sh\n")
+    (tmp_path / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(probe, "KMSG", Path("/dev/null"))
+    with pytest.raises(PermissionError, match="no line of this boot"):
+        probe.take()
+
+
 def test_a_server_that_answers_again_is_no_longer_a_fault() -> None:
     gone, back = "nfs: server fs1 not responding, timed out", "nfs: server fs1 OK"
     assert severities(CHECK, log((-9, gone)), about()) == ["now"]

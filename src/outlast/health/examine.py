@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from outlast.errors import StorageError
 from outlast.health import keeping
-from outlast.health.contract import About, AnyCheck, Probe, Sample
+from outlast.health.contract import About, AbsentError, AnyCheck, Probe, Sample
 from outlast.health.memory import Memory
 from outlast.health.probing import Asked, Taken, lateness, take_all
 from outlast.health.profiles import PROFILES
@@ -20,6 +20,7 @@ from outlast.records import Finding
 from outlast.symptoms.policy import Policy
 
 LOCK_S = 5.0
+NOTHING_HERE = "there is nothing to look at"
 NO_STATE = "no memory (--state DIR): what counters did, flaps and earlier events were not judged"
 
 
@@ -71,7 +72,8 @@ def examine(
 
 def _asked(check: AnyCheck, settings: Settings) -> list[Asked]:
     try:
-        return [Asked(check, probe) for probe in check.probes(settings)]
+        found = [Asked(check, probe) for probe in check.probes(settings)]
+        return found or [Asked(check, Probe("", partial(_raise, AbsentError(NOTHING_HERE))))]
     except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
         return [Asked(check, Probe("", partial(_raise, error)))]
 

@@ -87,5 +87,9 @@ def _journal(before: OSError) -> tuple[list[tuple[int, str]], bool]:
             found.append((int(decoder.decode(line).micros), line))
         except ValueError:
             continue  # an entry that is cut off has no time, and the reader could not place it
+    if not found:  # a kernel says something in every boot: this journal is not of it
+        raise PermissionError(
+            f"{KMSG}: {before.strerror}; and the journal has no line of this boot"
+        )
     found.reverse()
     return found, len(answer) >= TEXT_MAX or len(found) >= JOURNAL_MAX
