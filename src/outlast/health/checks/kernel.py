@@ -47,7 +47,8 @@ def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
     after = points[-1][1] if points else None
     window_ns = round(about.settings.kernel.window_s * SECOND_NS)
     begin_ns = about.t_ns - window_ns if after is None else 0
-    if lost := _lost(sample, after, begin_ns):
+    lost = _lost(sample, after, begin_ns)
+    if lost:
         yield Said("unknown", lost)
     new = [line for number, line in sample.lines if after is None or number > after]
     found, unread = _read(new, sample, about, begin_ns)
@@ -56,7 +57,7 @@ def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
         one = unread[0]
         text = f"{len(unread)} lines could not be read; the first: {one.reason}: {one.text}"
         yield Said("unknown", text)
-    if not any(one.severity != "healthy" for one in found):
+    if not lost and not unread and all(one.severity == "healthy" for one in found):
         yield Said("healthy", f"nothing of trouble in {len(new)} new lines ({sample.source})")
 
 
