@@ -18,6 +18,7 @@ from outlast.fleet.lake import Lake
 
 HEADER = "JobID|State|JobName|Start|End\n"
 ROW = "1|COMPLETED|train|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
+KERNEL = 60 * "2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n"
 DEEP = "[" * 10_000 + "]" * 10_000
 
 
@@ -48,7 +49,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is no file" in found
 
 
-@pytest.mark.parametrize("text", [HEADER + ROW, '{"jobs": [], "errors": []'])
+@pytest.mark.parametrize("text", [HEADER + ROW, '{"jobs": [], "errors": []', KERNEL])
 def test_a_bomb_is_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

@@ -124,6 +124,20 @@ def test_findings_that_are_of_no_node_of_a_job(node: str, named: str, said: str)
     assert len(causes.notes) == 1 + bool(said)
 
 
+def test_both_intervals_of_r_f_are_said() -> None:
+    """By jobs that fail again and again, each on a day of its own, and by days."""
+    ran = [
+        attempt(f"{k}", 24 * k, 24 * k + 12, gpus=256, nodes=32, hosts="n[1-32]", name=f"{k % 4}",
+                state="NODE_FAIL" if k % 4 == 0 else "COMPLETED")
+        for k in range(20)
+    ]  # fmt: skip
+    found = report(of(*ran, days=21), "a cluster")
+    (mttf,) = [one.section for one in found.told if one.section.key == "mttf"]
+    (note,) = [note for note in mttf.notes if note.startswith("r_f")]
+    assert "15.62 failures in 1000 node-days" in note and "by drawing runs anew" in note
+    assert [row["clusters"] for row in mttf.rows] == ["runs"]
+
+
 def test_nothing_at_all_is_no_figure() -> None:
     found = report(tables([], 0, 10 * DAY_NS), "nothing")
     assert [one.section.key for one in found.told if one.draw] == []

@@ -22,7 +22,8 @@ def training(facts: Facts) -> tuple[Told, Told]:
     columns = [
         Column("bucket", "GPUs, up to", "count"), Column("runs", "job runs", "count"),
         Column("ettr", "ETTR", "share"), Column("low", "90 % from", "share"),
-        Column("high", "to", "share"), Column("expected", "equations 4 to 6", "share"),
+        Column("high", "to", "share"), Column("equation_1", "equation 1", "share"),
+        Column("expected", "equations 4 to 6", "share"),
         Column("exact", "exact", "share"), Column("hidden", "attempts missing", "share"),
     ]  # fmt: skip
     said = (

@@ -170,7 +170,7 @@ def how_long(facts: Facts) -> Told:
         Column("failures", "failures", "count"), Column("mttf_h", "MTTF, h", "hours"),
         Column("low_h", "90 % from", "hours"), Column("high_h", "to", "hours"),
         Column("boot_low_h", "resampled from", "hours"), Column("boot_high_h", "to", "hours"),
-        Column("dispersion", "dispersion", "times"),
+        Column("clusters", "by"), Column("dispersion", "dispersion", "times"),
         Column("projected_h", "1/N says, h", "hours"),
     ]  # fmt: skip
     rate = facts.rate
@@ -180,7 +180,7 @@ def how_long(facts: Facts) -> Told:
         " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
         f" failure rate of jobs above {rate.above_gpus:,} GPUs says of each size."
     )
-    notes = []
+    notes = [_of_large(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
     if rate.failures < FEW:
         notes.append(
             f"{counted(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
@@ -189,6 +189,15 @@ def how_long(facts: Facts) -> Told:
     told = section("mttf", "How long jobs run", said, columns, found, notes)
     drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
     return Told(told, partial(pictures.mttf, found, rate) if len(drawn) else None)
+
+
+def _of_large(rate: mttf.FailureRate) -> str:
+    return (
+        f"r_f of jobs above {rate.above_gpus:,} GPUs: {rate.per_1000_node_days:.2f} failures in"
+        f" 1000 node-days, {rate.low:.2f} to {rate.high:.2f} if they were independent,"
+        f" {rate.boot_low:.2f} to {rate.boot_high:.2f} by drawing {rate.clusters} anew; dispersion"
+        f" {rate.dispersion:.2f}: as sure as {rate.sure_as:.0f} independent failures"
+    )
 
 
 def away(facts: Facts) -> Told:
@@ -214,6 +223,8 @@ def away(facts: Facts) -> Told:
         Column("part", "part"), Column("swaps", "exchanged", "count"),
         Column("nodes", "on nodes", "count"),
         Column("per_1000_node_days", "in 1000 node-days", "rate"),
+        Column("per_1000_node_days_low", "90 % from", "rate"),
+        Column("per_1000_node_days_high", "to", "rate"),
     ]  # fmt: skip
     said = "Times in which no job could have a node, and parts that were exchanged."
     return Told(section("repairs", "Nodes away, parts exchanged", said, columns, swapped, notes))
