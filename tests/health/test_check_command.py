@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +201,16 @@ def test_a_module_of_ones_own_that_cannot_be_imported_is_named(
     settings.write_text('own = ["unfit_checks_of_test:CHECKS"]\n')
     assert main(["check", "--settings", str(settings)]) == 2
     assert "own: unfit_checks_of_test:CHECKS" in capsys.readouterr().err
+
+
+def test_root_runs_no_check_that_others_can_name(
+    own: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = own("healthy")
+    Path(command[-1]).chmod(0o666)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert main(command) == 2
+    assert "others can write to it" in capsys.readouterr().err
 
 
 BROKEN = """

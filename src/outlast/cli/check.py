@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import stat
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -117,6 +119,8 @@ class Asked(NamedTuple):
 
 def _checked(asked: Asked) -> int:
     said = settings_of.read(asked.settings) if asked.settings else None
+    if asked.settings and said and said.own and os.geteuid() == 0:
+        _refuse_foreign(asked.settings)
     _refuse_both(asked)
     if asked.replay is not None:
         report, used = _replayed(asked.replay, said)
@@ -142,6 +146,16 @@ def _checked(asked: Asked) -> int:
         word = "drained" if outcome.drained else "not drained"
         report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
     return _shown(report, used, asked.form)
+
+
+def _refuse_foreign(settings: Path) -> None:
+    """Raises UsageError: what these settings name is run, here by root."""
+    found = settings.stat()
+    if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{settings} names checks of one's own, which root would run, and others can write to"
+            " it: chown root, chmod go-w; nothing was checked"
+        )
 
 
 def _with_ring(settings: Settings, ring: Ring) -> Settings:
