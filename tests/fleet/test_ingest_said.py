@@ -37,6 +37,20 @@ def test_a_row_that_a_log_has_twice_was_not_in_the_lake(
     assert "2 read, 1 of them known already" in said(capsys, tmp_path / "lake", tmp_path / "log")
 
 
+def test_of_a_thousand_logs_those_are_shown_that_have_something_odd(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = [tmp_path / f"n{k}.log" for k in range(25)]
+    for k, path in enumerate(logs):
+        path.write_text(f"2024-05-17T10:00:{k:02d}+00:00 n{k} kernel: NVRM: Xid (PCI:0): 79, x\n")
+    logs[3].write_text(logs[3].read_text() + "2024-05-17T10:00:00+00:00 n3 kernel: NVRM: Xid x\n")
+    found = said(capsys, tmp_path / "lake", *logs)
+    assert "n3.log: kernel" in found and "1 rejected" in found and "n4.log" not in found
+    assert "24 logs of which nothing is to be said" in found and "findings: 25 read" in found
+    again = said(capsys, tmp_path / "lake", *logs)
+    assert "25 logs of which nothing is to be said, 25 of them read before" in again
+
+
 def test_steps_alone_are_said_to_be_no_jobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,8 @@ from outlast.fleet.lake import said
 from outlast.fleet.tables import Name
 from outlast.observe.words import counted
 
+LOGS_SHOWN = 20  # of more, only those that have something odd
+
 
 def ingest(
     lake: Path,
@@ -78,8 +80,17 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _show(found: Summary) -> None:
+    many = len(found.read) > LOGS_SHOWN
+    plain: list[Read] = []
     for one in found.read:
-        _show_one(one)
+        if many and (one.before or _is_plain(one)):
+            plain.append(one)
+        else:
+            _show_one(one)
+    if plain:
+        before = sum(one.before for one in plain)
+        known = f", {before:,} of them read before" if before else ""
+        say(f"{counted(len(plain), 'log')} of which nothing is to be said{known}")
     for kind, added in found.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
@@ -89,6 +100,10 @@ def _show(found: Summary) -> None:
     say(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
     if found.since_ns is not None and found.until_ns is not None:
         say(f"  from {said(found.since_ns)} until {said(found.until_ns)}")
+
+
+def _is_plain(one: Read) -> bool:
+    return not (one.source.rejects or one.source.odd or one.source.notes)
 
 
 def _counts(of: Mapping[Name, int]) -> str:
