@@ -10,6 +10,8 @@ import pytest
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
 from outlast.fleet.lake import Lake
+from outlast.fleet.tables import DAY_NS
+from outlast.fleet.window import window
 
 HEADER = "JobID|JobName|State|Start|End\n"
 
@@ -105,6 +107,24 @@ def test_a_policy_of_ones_own_judges_a_kernels_log(
     (tmp_path / "sacct").write_text(HEADER + row(1))
     words[1] = tmp_path / "sacct"
     assert "--policy goes with kernel" in said(capsys, *words, code=EXIT_USAGE)
+
+
+def test_one_wrong_year_does_not_move_the_last_days_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lemons of the last 28 days were none then, as nothing ran in those days."""
+    (tmp_path / "log").write_text(
+        HEADER
+        + row(1)
+        + row(2).replace("2024-05-17T10", "2024-05-18T10")
+        + row(3).replace("2024", "2094")
+    )
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert "1 odd, but kept: records of a time that is still to come" in found
+    lake = Lake.open(tmp_path / "lake")
+    assert window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
+    assert window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
+    assert window(lake, until="2095-01-01").jobs.collect().height == 3
 
 
 def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from outlast.fleet.sources import refuse_strange
 from outlast.fleet.tables import Name
 from outlast.fleet.writing import Added, Writer, writing
 
+AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
 EXAMPLES_MAX = 3  # of rejects, for each reason
 REJECTS_MAX = 200_000  # of a log of which hardly a row is read; then it is something else
 _BLOCK_BYTES = 1 << 22
@@ -193,7 +194,7 @@ class _Window:
         self.until_ns = most if self.until_ns is None else max(self.until_ns, most)
         if most > self.now_ns:
             ahead = times.filter(times > self.now_ns).len()
-            self.odd["records of a time that is still to come: is the zone right?"] += ahead
+            self.odd[AHEAD] += ahead
 
 
 def _refuse_noise(log: _Log, reading: Reading) -> None:

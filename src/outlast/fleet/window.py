@@ -83,7 +83,14 @@ def _of_one_cluster(tables: Tables) -> Tables:
 def known(lake: Lake) -> tuple[int, int]:
     """From when until when things are known: of jobs, from the first end of one on, as that a node
     was bought earlier says nothing of when jobs are known. Where there are none, of other events,
-    all the time that the logs speak of which have them."""
+    all the time that the logs speak of which have them. Not longer than until the last reading: of
+    what is still to come nothing is known, and one wrong year would move the last days there."""
+    first, last = _spoken_of(lake)
+    read_ns = max((one.read_ns for one in lake.manifest.sources), default=last)
+    return first, min(last, read_ns) if read_ns > first else last
+
+
+def _spoken_of(lake: Lake) -> tuple[int, int]:
     jobs = [part for part in lake.manifest.parts if part.kind == "jobs"]
     if jobs:
         return min(one.first_ns for one in jobs), max(one.last_ns for one in jobs) + 1
