@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 
 from outlast import wire
 from outlast.events import Warned
+from outlast.health.keeping import refuse_shared
 from outlast.launch import checks
 from outlast.launch.checks import Checks, failed, local_rank, read
 from outlast.launch.crew import Crew, Post
@@ -116,6 +118,16 @@ def answer(stage: Stage, code: str, deadline_s: float = 20.0) -> bytes:
 
 def test_its_answer_is_read_whole(stage: Stage) -> None:
     assert answer(stage, "print('x' * 300_000, end='')") == b"x" * 300_000
+
+
+def test_what_it_remembers_is_its_own_whatever_the_umask_is(stage: Stage) -> None:
+    """A check uses no directory that the group may write to."""
+    before = os.umask(0o002)
+    try:
+        answer(stage, "print(1)")
+    finally:
+        os.umask(before)
+    refuse_shared(stage.root / "health")
 
 
 def test_one_that_says_nothing_is_quoted(stage: Stage) -> None:

@@ -62,7 +62,8 @@ class Looking:
         return text
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # A check uses no state that others may write, which by a umask of 002 the group may.
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "stderr.log").open("wb") as errors:
             popen = subprocess.Popen(
                 # It dies with this process, as workers do.
