@@ -68,7 +68,10 @@ def _lost(sample: Log, after: int | None, begin_ns: int) -> str:
     if after is None:
         if _oldest_ns(sample) <= begin_ns:
             return ""
-        return "the log does not go back as far as it should be read: it was overwritten"
+        return (
+            "the log does not go back as far as it should be read: it was overwritten (--state"
+            " reads only what is new; a larger log_buf_len keeps more)"
+        )
     if sample.source == "kmsg":
         many = sample.first - after - 1
         return f"the kernel overwrote {many} lines before they were read" if many > 0 else ""
