@@ -110,6 +110,14 @@ def test_the_only_trace_of_a_run_needs_no_name(dumps: Path, tmp_path: Path, run:
     assert _report(run(tmp_path / "run", json=True)).ranks == (2,)
 
 
+def test_a_rank_that_has_recorded_nothing_is_the_one_that_is_missed(dumps: Path, run: Say) -> None:
+    """It hangs before its first collective: torch's JSON then has no entries."""
+    (dumps / "rank_2.json").write_text('{"version": "2.10", "pg_config": {}, "pg_status": {}}')
+    report = _report(run(dumps, json=True))
+    assert (report.ranks, report.stuck[0].kind, report.missing) == ((2,), "absent", ())
+    assert "entered nothing" in report.verdict
+
+
 def test_folders_name_hosts(dumps: Path, tmp_path: Path, run: Say) -> None:
     for rank in range(3):
         node = tmp_path / "nodes" / f"node{rank}"

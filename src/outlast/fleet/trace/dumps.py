@@ -88,10 +88,11 @@ class GroupConfig(Struct, frozen=True):
 
 class Dump(Struct, frozen=True):
     """One rank's dump. Entries are sorted by `record_id`, which counts from 0 since the process
-    began to record: a buffer whose first is another has been written round."""
+    began to record: a buffer whose first is another has been written round. torch's JSON leaves
+    them out where there are none."""
 
     version: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] = ()
     pg_config: dict[str, GroupConfig] = {}
 
 
