@@ -126,8 +126,10 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stuck:
     entered = [rank for rank, last in lasts.items() if last >= site.seq]
     others = [rank for rank in group.members if rank not in lasts]
     confidence: Confidence = "sure" if group.known else "likely"
-    never = "never entered" if lasts[absent[0]] else "entered nothing, and so not"
-    said = f"{named(absent)} {never} {site.called}, which {named(entered)} entered"
+    never = f"never entered {site.called}"
+    if not lasts[absent[0]]:
+        never = f"entered nothing of {group.called}, and so not {site.kind} {site.seq}"
+    said = f"{named(absent)} {never}, which {named(entered)} entered"
     if all(group.tracks[rank].left_to >= site.seq for rank in entered):
         said += " and left: these dumps may be of different moments"
         confidence = "unsure"
