@@ -281,3 +281,11 @@ def test_who_left_a_collective_out_and_went_on_to_the_vote_is_the_root() -> None
     assert "The last that rank 1 entered is all_reduce 1 of group control (of Outlast)" in (
         report.verdict
     )
+
+
+def test_of_several_that_are_missed_one_that_began_is_not_said_to_have_done_nothing() -> None:
+    first = entry(seq=1, record=0)
+    report = _report(dump(first, _entered(), groups=ALL3), dump(groups=ALL3), dump(groups=ALL3))
+    assert "entered nothing of group 0 (default_pg), and so not all_reduce 1" in report.verdict
+    dumps = {0: dump(first, _entered(), groups=ALL3), 1: dump(first, groups=ALL3)}
+    assert "Rank 1 never entered all_reduce 2" in analyse(read(dumps), world=2).verdict

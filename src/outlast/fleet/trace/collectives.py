@@ -127,7 +127,7 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stuck:
     others = [rank for rank in group.members if rank not in lasts]
     confidence: Confidence = "sure" if group.known else "likely"
     never = f"never entered {site.called}"
-    if not lasts[absent[0]]:
+    if not any(lasts[rank] for rank in absent):
         never = f"entered nothing of {group.called}, and so not {site.kind} {site.seq}"
     said = f"{named(absent)} {never}, which {named(entered)} entered"
     if all(group.tracks[rank].left_to >= site.seq for rank in entered):
