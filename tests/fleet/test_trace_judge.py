@@ -283,7 +283,7 @@ def test_who_left_a_collective_out_and_went_on_to_the_vote_is_the_root() -> None
     )
 
 
-def test_of_several_that_are_missed_one_that_began_is_not_said_to_have_done_nothing() -> None:
+def test_who_entered_nothing_of_a_group_is_told_from_who_left_one_out() -> None:
     first = entry(seq=1, record=0)
     report = _report(dump(first, _entered(), groups=ALL3), dump(groups=ALL3), dump(groups=ALL3))
     assert "entered nothing of group 0 (default_pg), and so not all_reduce 1" in report.verdict
