@@ -184,6 +184,17 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < cut["records"]["jobs"] < found["records"]["jobs"]
 
 
+def test_what_no_lemons_would_give(small: tuple[Tables, Truth], whole: Whole) -> None:
+    (lemons, otherwise) = (
+        one.section for one in whole.told if one.section.key in ("lemons", "whatif")
+    )
+    assert any(row["called"] for row in lemons.rows) and otherwise.rows
+    assert all(row["without the lemons"] > row["as it is"] for row in otherwise.rows)
+    quiet = report(small[0]._replace(jobs=small[0].jobs.head(100)), "few jobs").report
+    (without,) = [one for one in quiet.sections if one.key == "whatif"]
+    assert "without the lemons" not in [column.key for column in without.columns]
+
+
 def _killed(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

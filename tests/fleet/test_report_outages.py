@@ -45,6 +45,14 @@ def test_lemons_are_told_by_outages(told: dict[str, Told]) -> None:
     assert section.notes == ["1 lemon among 20 nodes that were there"]
 
 
+def test_what_is_read_first_is_outages(trace: Tables) -> None:
+    """It was that no node is bad, of those that ran jobs."""
+    rate, lemons = report(trace, "a trace").report.headlines
+    assert (rate.figure, rate.said) == ("37.56", "outages in 1000 node-days")
+    assert rate.rests_on.endswith("; 45 outages of 20 nodes")
+    assert (lemons.figure, lemons.rests_on) == ("1", "n7")
+
+
 def test_the_rate_of_outages_is_drawn(told: dict[str, Told]) -> None:
     """It was an empty figure of 1970."""
     section = told["rolling"].section
@@ -95,10 +103,11 @@ def test_codes_say_what_mends_them_and_who_disagrees() -> None:
         for one, code in zip(ran, ["XID 79", "XID 79", "XID 94"], strict=True)
     ]  # fmt: skip
     found = report(of(*ran, *seen, days=5), "a cluster")
-    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
-    first, second = [note for note in causes.notes if note.startswith("XID ")]
-    assert first.startswith("XID 79 (") and "of 2 failures on 1 node: a reboot mends it" in first
-    assert "XID 94" in second and "would take the node for it" in second
+    (codes,) = [one.section for one in found.told if one.section.key == "codes"]
+    first, second = codes.rows
+    assert (first["code"], first["failures"], first["nodes"]) == ("XID 79", 2, 1)
+    assert first["mends"] == "a reboot" and "fallen off the bus" in first["name"]
+    assert second["code"] == "XID 94" and second["takes"] and second["leaves"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.fleet.whatif import AS_IS, rate_without_lemons, what_if
+from outlast.fleet.whatif import AS_IS, left_without_lemons, what_if
 from outlast.theory.ettr import exact
 
 RATE = 6.5 / 1000 / 86_400
@@ -52,12 +52,15 @@ def test_without_lemons() -> None:
     ranking = pl.DataFrame(
         {"lemon": [True, False, False], "failures": [9.0, 1, 0], "node_days": [20.0, 25, 25]}
     )
-    rate = rate_without_lemons(ranking)
-    assert rate == pytest.approx(1 / 50 / 86_400)
-    found = by_change(what_if(sizes((1024, 128, 600)), RATE, without_lemons_per_s=rate))
-    assert found["without the lemons"] == exact(3600, 1 / (128 * (rate or 0)), init_s=300,
-                                                queue_s=600)  # fmt: skip
-    assert rate_without_lemons(ranking.filter("lemon")) is None
+    left = left_without_lemons(ranking)
+    assert left == pytest.approx((1 / 50) / (10 / 70))
+    found = by_change(what_if(sizes((1024, 128, 600)), RATE, without_lemons=left))
+    mtbf_s = 1 / (128 * RATE * (left or 0))
+    assert found["without the lemons"] == pytest.approx(
+        exact(3600, mtbf_s, init_s=300, queue_s=600)
+    )
+    assert left_without_lemons(ranking.filter("lemon")) is None
+    assert left_without_lemons(ranking.with_columns(failures=0.0)) is None
 
 
 def test_without_failures_nothing_is_gained() -> None:

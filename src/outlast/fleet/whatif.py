@@ -13,7 +13,6 @@ from outlast.theory import ettr as theory
 from outlast.theory.checks import not_negative, positive
 
 HALF = 0.5
-DAY_S = 86_400.0
 AS_IS = "as it is"
 
 
@@ -34,7 +33,7 @@ def what_if(
     init_s: float = INIT_S,
     cost_s: float = 0.0,
     factor: float = HALF,
-    without_lemons_per_s: float | None = None,
+    without_lemons: float | None = None,
 ) -> pl.DataFrame:
     """For each size of `ettr.by_size` (its mean nodes and wait for a start) and each change: `ettr`
     in the long run, exactly, L tau/(e^(L (tau + C)) - 1) e^(-L u0)/(1 + L q) with L = nodes x rate
@@ -42,8 +41,9 @@ def what_if(
     `mtbf_s`, between failures of such a job.
 
     Changes: `factor` times the failure rate, the start (u0), the interval, the wait after a
-    failure, all of them; and, with `without_lemons_per_s`, that rate. A save costs `cost_s`, so
-    that a shorter interval can lose. Nothing here is measured but nodes, waits and rates.
+    failure, all of them; and `without_lemons` times the failure rate (`left_without_lemons`). A
+    save costs `cost_s`, so that a shorter interval can lose. Nothing here is measured but nodes,
+    waits and rates.
     """
     not_negative("node_rate_per_s", node_rate_per_s)
     positive("interval_s", interval_s)
@@ -52,7 +52,7 @@ def what_if(
     if not 0 < factor < math.inf:
         raise UsageError(f"factor must be above 0 and finite, not {factor!r}")
     rows: list[tuple[int, str, float, float, float]] = []
-    settings = _settings(node_rate_per_s, interval_s, init_s, factor, without_lemons_per_s)
+    settings = _settings(node_rate_per_s, interval_s, init_s, factor, without_lemons)
     for bucket, nodes, wait_s in sizes.select("bucket", "nodes", "wait_s").iter_rows():
         before = None
         for change, one in settings.items():
@@ -70,12 +70,15 @@ def what_if(
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def rate_without_lemons(ranking: pl.DataFrame) -> float | None:
-    """Failures per node-second of the nodes of `lemons.lemons` that are none, in its last days;
-    None where these ran nothing."""
-    others = ranking.filter(~pl.col("lemon"))
-    days, failures = float(others["node_days"].sum()), float(others["failures"].sum())
-    return failures / (days * DAY_S) if days else None
+def left_without_lemons(ranking: pl.DataFrame) -> float | None:
+    """Failures per node-day of the nodes of `lemons.lemons` that are none over those of all, in its
+    last days; None where these ran nothing, or nothing failed."""
+    rates = [
+        float(nodes["failures"].sum()) / days if (days := float(nodes["node_days"].sum())) else None
+        for nodes in (ranking.filter(~pl.col("lemon")), ranking)
+    ]
+    others, everybody = rates
+    return None if others is None or not everybody else others / everybody
 
 
 def _settings(
@@ -93,8 +96,8 @@ def _settings(
         ),
     }
     if without_lemons is not None:
-        not_negative("without_lemons_per_s", without_lemons)
-        found["without the lemons"] = Setting(without_lemons, init_s, interval_s)
+        not_negative("without_lemons", without_lemons)
+        found["without the lemons"] = Setting(rate * without_lemons, init_s, interval_s)
     return found
 
 

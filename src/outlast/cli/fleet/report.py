@@ -58,16 +58,12 @@ def report(
     if out is not None:
         _free(out)
     opened = Lake.open(lake)
-    notes = [f"{one.name}: {note}" for one in opened.manifest.sources for note in one.notes]
-    rejected = sum(sum(one.rejects.values()) for one in opened.manifest.sources)
-    if rejected:
-        notes.append(
-            f"{rejected:,} rows of the logs could not be read: {lake / 'rejects'} has them"
-        )
     tables = window(opened, since, until)
     with progress("analyses") as tell, _Drawer() if out else nullcontext() as drawer:
+        from outlast.fleet.report.logs import hidden
         from outlast.fleet.report.whole import report as reported  # while the other process starts
 
+        notes = hidden(opened.manifest.sources)
         on_told = drawer.take if drawer else lambda _: None
         found = reported(tables, str(lake), notes=notes, on_progress=tell, on_told=on_told)
         figures = drawer.drawn() if drawer else {}

@@ -4,52 +4,59 @@ from __future__ import annotations
 
 import polars as pl
 
-from outlast.fleet.attribution import CAUSES, Attributed
+from outlast.fleet.attribution import CAUSES
 from outlast.fleet.exposure import KEY
-from outlast.observe.words import counted
+from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.symptoms.policy import Action, Entry, shipped
 
-CODES_MAX = 5  # the most frequent ones
 MENDS: dict[Action, str] = {
-    "restart-app": "a restart of the program mends it",
-    "reset-gpu": "a reset of the GPU mends it",
-    "reboot": "a reboot mends it",
+    "restart-app": "a restart of the program",
+    "reset-gpu": "a reset of the GPU",
+    "reboot": "a reboot",
     "inspect": "somebody has to look",
-    "replace": "the part has to be replaced",
+    "replace": "another part",
     "contact": "ask the vendor",
-    "update": "an update of driver or firmware mends it",
+    "update": "an update of driver or firmware",
     "ignore": "nothing is to be done",
-    "workflow": "what else the log says decides",
+    "workflow": "depends on what else the log says",
 }
+SCHEMA = {
+    "code": pl.String, "name": pl.String, "failures": pl.Int64, "nodes": pl.Int64,
+    "mends": pl.String, "takes": pl.String, "leaves": pl.String,
+}  # fmt: skip
 
 
-def meanings(found: Attributed) -> list[str]:
-    """A line for each code, the ones of the most failures first, by the shipped policy."""
+def meant(facts: Facts) -> Told:
+    """A row for each code, the ones of the most failures first, by the shipped policy."""
     ended = (
-        found.causes.filter(pl.col("code") != "", pl.col("severity").is_in(CAUSES))
-        .join(found.failures.select(KEY), on=KEY, how="semi")
+        facts.found.causes.filter(pl.col("code") != "", pl.col("severity").is_in(CAUSES))
+        .join(facts.found.failures.select(KEY), on=KEY, how="semi")
         .group_by("code")
         .agg(failures=pl.struct(KEY).n_unique(), nodes=pl.struct("cluster", "node").n_unique())
         .sort(["failures", "code"], descending=[True, False])
     )
-    told = []
+    rows = []
     for code, failures, nodes in ended.iter_rows():
         entry = shipped().entry(code)
-        if entry is not None and len(told) < CODES_MAX:
-            told.append(
-                f"{code} ({entry.name}), of {counted(failures, 'failure')} on"
-                f" {counted(nodes, 'node')}: {MENDS[entry.action]}{_otherwise(code, entry)}"
-            )
-    return told
+        if entry is not None:
+            row = (code, entry.name, failures, nodes, MENDS[entry.action])
+            rows.append((*row, *_otherwise(code, entry)))
+    columns = [
+        Column("code", "code"), Column("name", "is"), Column("failures", "of failures", "count"),
+        Column("nodes", "on nodes", "count"), Column("mends", "what mends it"),
+        Column("takes", "would take the node"), Column("leaves", "would leave it"),
+    ]  # fmt: skip
+    said = (
+        "Codes that NVIDIA's driver logged on the nodes of attempts that infrastructure ended, and"
+        " what mends them. Where published policies disagree on whether the node should go, the"
+        f" last columns say whose says what (policy {shipped().version})."
+    )
+    found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    return Told(section("codes", "What XIDs ask for", said, columns, found))
 
 
-def _otherwise(code: str, entry: Entry) -> str:
-    """Where sources disagree whether the node stays in service."""
+def _otherwise(code: str, entry: Entry) -> tuple[str, str]:
+    """Who would take the node out of service for it and who would not, where they disagree."""
     kind, _, number = code.partition(" ")
     other = shipped().disagreements(int(number)) if kind == "XID" and entry.says else None
-    if other is None:
-        return ""
-    return (
-        f"; {', '.join(other.takes)} would take the node for it, {', '.join(other.leaves)} would"
-        f" not (policy {shipped().version})"
-    )
+    return (", ".join(other.takes), ", ".join(other.leaves)) if other else ("", "")

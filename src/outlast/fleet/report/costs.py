@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import polars as pl
 
@@ -13,12 +14,23 @@ from outlast.fleet.report.sections import Column, Facts, Told, section
 GPU_HOUR = 3600.0
 
 
-def training(facts: Facts) -> tuple[Told, Told]:
-    """Figure 9 of the paper, and what other settings would give."""
+class Runs(NamedTuple):
+    """Job runs of the highest QOS, if there is any: `ettr.by_size`."""
+
+    qos: str | None
+    sizes: pl.DataFrame
+
+
+def runs(facts: Facts) -> Runs:
+    """Those that held GPUs."""
     top = ettr.top_qos(facts.tables)
-    runs = ettr.ettr(facts.tables, facts.infra, qos=None if top is None else [top])
-    runs = runs.filter(pl.col("gpus") > 0)
-    found = ettr.by_size(runs, facts.node_rate_per_s)
+    found = ettr.ettr(facts.tables, facts.infra, qos=None if top is None else [top])
+    return Runs(top, ettr.by_size(found.filter(pl.col("gpus") > 0), facts.node_rate_per_s))
+
+
+def training(of: Runs) -> Told:
+    """Figure 9 of the paper."""
+    top, found = of
     columns = [
         Column("bucket", "GPUs, up to", "count"), Column("runs", "job runs", "count"),
         Column("ettr", "ETTR", "share"), Column("low", "90 % from", "share"),
@@ -35,14 +47,13 @@ def training(facts: Facts) -> tuple[Told, Told]:
     )
     notes = [] if len(found) else ["no job run held GPUs for a day"]
     measured = section("ettr", "How much of it was training", said, columns, found, notes)
-    return (
-        Told(measured, partial(pictures.ettr, found) if len(found) else None),
-        _otherwise(facts, found),
-    )
+    return Told(measured, partial(pictures.ettr, found) if len(found) else None)
 
 
-def _otherwise(facts: Facts, sizes: pl.DataFrame) -> Told:
-    found = whatif.what_if(sizes, facts.node_rate_per_s)
+def otherwise(facts: Facts, of: Runs, ranking: pl.DataFrame) -> Told:
+    """What other settings, or no bad nodes, would give."""
+    left = whatif.left_without_lemons(ranking) if ranking["lemon"].any() else None
+    found = whatif.what_if(of.sizes, facts.node_rate_per_s, without_lemons=left)
     wide = (
         found.pivot("change", index="bucket", values="ettr", maintain_order=True)
         if len(found) else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
@@ -50,6 +61,11 @@ def _otherwise(facts: Facts, sizes: pl.DataFrame) -> Told:
     columns = [Column("bucket", "GPUs, up to", "count")]
     columns += [Column(name, name, "share") for name in wide.columns[1:]]
     said = "ETTR in the long run, exactly, with one of its causes halved and all else as it is."
+    if left is not None:
+        said += (
+            f" Without the lemons, nodes fail {left:.3g} times as often, all jobs taken together:"
+            " large ones are taken to lie on lemons as often as others do."
+        )
     return Told(section("whatif", "What less would give", said, columns, wide))
 
 
@@ -80,7 +96,7 @@ def lost(facts: Facts) -> Told:
             f" {100 * summed.second_share:.3g} % of them second order"
         ]
     told = section("goodput", "What failures cost", said, columns, found, notes)
-    return Told(told, partial(pictures.goodput, found) if len(found) else None)
+    return Told(told, partial(pictures.goodput, found) if found["share"].sum() else None)
 
 
 def again_and_again(facts: Facts) -> Told:

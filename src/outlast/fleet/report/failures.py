@@ -8,7 +8,7 @@ import polars as pl
 
 from outlast.fleet import attribution, mttf, outages, rates, sizes, states, swaps
 from outlast.fleet.hosts import expanded
-from outlast.fleet.report import codes, of_outages, pictures
+from outlast.fleet.report import of_outages, pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.fleet.tables import DAY_NS
 from outlast.observe.words import counted
@@ -65,9 +65,7 @@ def of_what(facts: Facts) -> Told:
     )
     alone = int(found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum())
     notes = [f"for {counted(alone, 'failure')} nothing was found on the nodes"] if alone else []
-    notes += [
-        *_diagnosis(facts.found.failures), *codes.meanings(facts.found), *_strangers(facts)
-    ]  # fmt: skip
+    notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
     told = section("causes", "What failures are of", said, columns, found, notes)
     return Told(told, partial(pictures.causes, found) if len(drawn) > 1 else None)

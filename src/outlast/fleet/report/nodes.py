@@ -14,9 +14,8 @@ from outlast.observe.words import counted
 SUSPECTS = 50
 
 
-def bad_nodes(facts: Facts) -> Told:
-    """Section IV.A of the paper, and its figure 11."""
-    ranking = lemons.lemons(facts.tables, facts.infra, by=facts.by)
+def bad_nodes(facts: Facts, ranking: pl.DataFrame) -> Told:
+    """Section IV.A of the paper, and its figure 11. `ranking`: of `lemons.lemons`."""
     found = ranking.filter(pl.col("lemon") | (pl.col("failures") > 0)).head(SUSPECTS)
     found = found.with_columns(called=pl.when("lemon").then(pl.lit("lemon")).otherwise(pl.lit("")))
     columns = [

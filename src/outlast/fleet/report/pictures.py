@@ -6,6 +6,7 @@ matplotlib is imported where something is drawn, so that a report as JSON needs 
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -13,6 +14,7 @@ import polars as pl
 from outlast.fleet.attribution import UNATTRIBUTED
 from outlast.fleet.mttf import FailureRate
 from outlast.fleet.rates import ALL
+from outlast.observe.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 BLUE, LIGHT, ORANGE, RED, GREEN, GREY = (
     "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#999999",
 )  # fmt: skip
+STATES = (BLUE, LIGHT, "#b3d4e8", GREEN, "#cccccc", GREY, "#f0e442", "#cc79a7", "#4d4d4d")
 LINES = ("-", "--", "-.", ":")
 LINE_COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", LIGHT)
 CAUSES_MAX = 5  # with a line of their own
@@ -32,10 +35,14 @@ def states(found: pl.DataFrame, figure: Figure) -> None:
     axes = figure.subplots()
     ordered = found.sort(["hw", "gpu_hours_share"], descending=[False, True])
     for row, column in enumerate(("gpu_hours_share", "jobs_share")):
-        left, shades = 0.0, iter((BLUE, LIGHT, "#b3d4e8", GREEN, "#cccccc", GREY) * 3)
+        left, shades = 0.0, cycle(STATES)
         for state, hw, width in ordered.select("state", "hw", column).iter_rows():
             colour = RED if hw else next(shades)
-            axes.barh(row, width, left=left, color=colour, edgecolor="white", linewidth=0.5)
+            label = "ended by infrastructure" if hw else state.lower().replace("_", " ")
+            axes.barh(
+                row, width, left=left, color=colour, edgecolor="white", linewidth=0.5,
+                label=None if row else label,
+            )  # fmt: skip
             if width > 0.06:
                 text = f"{state.lower().replace('_', ' ')}\n{width:.0%}"
                 ink = "white" if colour in (BLUE, RED, GREEN) else "black"
@@ -45,7 +52,9 @@ def states(found: pl.DataFrame, figure: Figure) -> None:
     axes.set_yticks([0, 1], ["GPU time", "attempts"])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_title("ended by infrastructure: red", loc="right", fontsize=7, color=RED)
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=5, fontsize=7)
 
 
 def causes(found: pl.DataFrame, figure: Figure) -> None:
@@ -162,6 +171,7 @@ def goodput(found: pl.DataFrame, figure: Figure) -> None:
     axes.set_xticks(places, [f"{one:,}" for one in found["bucket"]])
     axes.set_xlabel("GPUs of who lost it, rounded up to a power of two")
     axes.set_ylabel("GPU hours lost")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.legend()
 
 
@@ -171,20 +181,20 @@ def lemons(found: pl.DataFrame, figure: Figure) -> None:
     counts = found.with_columns(pl.col("failures").round().cast(pl.Int64))
     most = max(2, int(counts["failures"].max() or 0))  # type: ignore[arg-type]
     places = list(range(most + 1))
-    bottom = [0] * (most + 1)
-    for called, colour, name in ((False, BLUE, "nodes"), (True, RED, "lemons")):
+    highest = 1
+    for called, shift, colour, noun in ((False, -0.2, BLUE, "node"), (True, 0.2, RED, "lemon")):
         group = counts.filter(pl.col("lemon") == called)["failures"]
         many = [int((group == place).sum()) for place in places]
-        label = f"{len(group):,} {name}"
-        axes.bar(places, many, bottom=bottom, color=colour, width=0.7, label=label)
-        bottom = [one + other for one, other in zip(bottom, many, strict=True)]
+        label = counted(len(group), noun)
+        axes.bar([place + shift for place in places], many, color=colour, width=0.38, label=label)
+        highest = max(highest, *many)
     means = found["expected"].to_list()
     chance = [
         sum(math.exp(k * math.log(m) - m - math.lgamma(k + 1)) for m in means if m) for k in places
     ]
     axes.plot(places, chance, "o--", color="black", linewidth=0.8, markersize=3, label="by chance")
     axes.set_yscale("log")
-    axes.set_ylim(0.3, 2 * max(1, *bottom))
+    axes.set_ylim(0.3, 2 * highest)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.set_xlabel("failures of a node")
     axes.set_ylabel("nodes")
