@@ -51,6 +51,22 @@ def test_the_lemon_and_its_evidence(lake: Path, capsys: pytest.CaptureFixture[st
     assert "scontrol" not in out
 
 
+def test_against_the_truth(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Precision is of those that were called, recall of those that there are."""
+    truth = tmp_path / "truth.json"
+    truth.write_text('{"lemons": {"n7": 40.0, "n9": 30.0}, "r_f": 0.006}')
+    asked = ["fleet", "lemons", str(lake), "--truth", str(truth)]
+    assert main(asked) == EXIT_DONE
+    said = "of 2 true lemons 1 found, and 0 called that are none, precision 100 %, recall 50 %"
+    assert said in capsys.readouterr().out
+    assert main([*asked, "--json"]) == EXIT_DONE
+    score = json.loads(capsys.readouterr().out)["score"]
+    assert (score["called"], score["right"], score["true"]) == (1, 1, 2)
+    truth.write_text('{"lemons": ["n7"]}')
+    assert main(asked) == EXIT_USAGE
+    assert "--truth" in capsys.readouterr().err
+
+
 def test_a_long_name_gives_way_and_no_figure_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outlast.fleet.drain_list import Drain
 
 DAY_NS = 86_400 * 10**9
+TRUTH_BYTES_MAX = 1 << 30
 SHORT = {
     "excl_jobid_count": "excluded by {} job", "xid_cnt": "{} XID", "tickets": "{} ticket",
     "out_count": "out {} time", "multi_node_nodefails": "{} multi-node failure",
@@ -41,6 +42,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     drain: list[str]
     not_drained: list[str]
     unsafe: list[str]
+    score: dict[str, float | int | None] | None  # `outlast.fleet.lemons.Score`; None without truth
+
+
+class _Truth(msgspec.Struct):
+    """Of `truth.json`."""
+
+    lemons: dict[str, float]
 
 
 def lemons(
@@ -55,6 +63,7 @@ def lemons(
     top: int = 20,
     drain: bool = False,
     at_once: str = "2%",
+    truth: Path | None = None,
     json: bool = False,
 ) -> int:
     """Which nodes fail more often than chance explains.
@@ -84,6 +93,8 @@ def lemons(
         Print the commands that would drain the lemons; nothing is run.
     at_once
         The share of the nodes that these drain, at most.
+    truth
+        The truth.json that `outlast fleet synth` wrote: how many of its lemons are found.
     json
         One JSON object with all nodes.
     """
@@ -91,7 +102,8 @@ def lemons(
         raise UsageError(f"--top {top}: 1 or more")
     share_max = amounts.share(f"--at-once {at_once}", at_once)
     taken = amounts.share(f"--fdr {fdr}", fdr)
-    found, listed = _asked(lake, days, history_days, until, taken, times, share_max)
+    true = None if truth is None else _true(truth)
+    found, listed = _asked(lake, days, history_days, until, taken, times, share_max, true)
     if json:
         as_json(found)
         return EXIT_DONE
@@ -103,13 +115,13 @@ def lemons(
 
 def _asked(
     path: Path, days: float, history_days: float, until: str | None, fdr: float, times: float,
-    share_max: float,
+    share_max: float, true: list[str] | None,
 ) -> tuple[Found, Drain]:  # fmt: skip
     from outlast.fleet.attribution import attribute
     from outlast.fleet.blame import at_fault, blamed
     from outlast.fleet.drain_list import drain_list
     from outlast.fleet.lake import Lake
-    from outlast.fleet.lemons import known_by
+    from outlast.fleet.lemons import known_by, scored
     from outlast.fleet.lemons import lemons as ranked
     from outlast.fleet.window import between, known, moment
 
@@ -138,7 +150,19 @@ def _asked(
         nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
         without_node=failures - named.collect().height, ranking=ranking.to_dicts(),
         drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
+        score=None if true is None else scored(ranking, true)._asdict(),
     ), listed  # fmt: skip
+
+
+def _true(path: Path) -> list[str]:
+    from outlast.fleet.sources import whole
+
+    try:
+        return list(msgspec.json.decode(whole(path, TRUTH_BYTES_MAX, "is it?"), type=_Truth).lemons)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"--truth {path}: {error}; `outlast fleet synth` writes a truth.json"
+        ) from error
 
 
 def _show(found: Found, top: int) -> None:
@@ -171,11 +195,26 @@ def _show(found: Found, top: int) -> None:
     left = found.lemons - sum(one["lemon"] for one in suspects)
     if left:
         say(f"{counted(left, 'more lemon')}: --top {found.lemons} shows all of them")
+    if found.score:
+        say(_scored(found.score))
     if found.without_node:
         say(
             f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
             " node: nothing was found on it, and the scheduler names none"
         )
+
+
+def _scored(score: dict[str, float | int | None]) -> str:
+    shares = (
+        f"{name} {100 * share:.3g} %"
+        for name in ("precision", "recall")
+        if (share := score[name]) is not None
+    )
+    return (
+        f"of {counted(int(score['true'] or 0), 'true lemon')} {score['right']} found, and"
+        f" {int(score['called'] or 0) - int(score['right'] or 0)} called that are none"
+        + "".join(f", {share}" for share in shares)
+    )
 
 
 def _besides(one: dict[str, Any]) -> str:
