@@ -9,6 +9,7 @@ from typing import Any
 
 from outlast.fleet.report.sections import Column, Section, Told
 from outlast.fleet.report.whole import Report, Whole
+from outlast.observe.words import counted
 
 SHOWN = 15  # rows; the others behind a line that opens
 STYLE = """
@@ -65,7 +66,7 @@ def page(whole: Whole, figures: dict[str, str]) -> str:
 def _what(report: Report) -> str:
     since, until = (_when(one) for one in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9
-    counts = ", ".join(f"{many:,} {name}" for name, many in report.records.items() if many)
+    counts = ", ".join(counted(n, kind[:-1]) for kind, n in report.records.items() if n)
     return f'<p class="dim">{since} to {until} UTC, {days:.1f} days: {escape(counts)}</p>'
 
 
