@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast import events, wire
 from outlast.core import moving
-from outlast.core.membership import Emit
-from outlast.testing.desk import Desk
+from outlast.core.membership import AnyEntry, Emit, Journal, Moved, Send
+from outlast.testing.desk import Desk, S
 
 GPU1: dict[str, Any] = {"device": "GPU 1", "code": "XID 79"}
 
@@ -246,3 +247,95 @@ def test_during_a_recovery_it_waits_for_the_next_generation() -> None:
     assert not given_up(one), "its ranks do not step yet"
     step(one)
     assert given_up(one) == {one.seats()[1]} and one.state.generation == 2
+
+
+# --- a later term ---------------------------------------------------------------------------
+
+
+def later_term(earlier: Desk, *alive: str, ahead_s: float = 0.0) -> Desk:
+    """Its launcher was killed; the agent and these workers live on, and a spare is started."""
+    later = Desk(world=earlier.world, spares=1, term=2, migrate_on="now", lease_s=1e6, hello_s=1e6)
+    later.now_ns = earlier.now_ns - int(ahead_s * S)
+    kept = msgspec.msgpack.encode(earlier.journal())
+    later.begin(journal=msgspec.msgpack.decode(kept, type=tuple[AnyEntry, ...]))
+    n = earlier.state.n
+    later.agent(*alive)
+    for worker in alive:
+        later.hello(worker)
+    for worker in alive:
+        later.status(worker, n, "idle")
+    later.heal(n)
+    for worker in [name for name, known in later.state.workers.items() if known.hello is None]:
+        later.hello(worker)
+    check(later, found("warn", check="fans"))
+    step(later)
+    assert later.state.mode == "open" and later.seats() == alive
+    return later
+
+
+def move_three(one: Desk) -> None:
+    for number in range(moving.MOVES_MAX):
+        check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
+        moved(one)
+
+
+def test_a_move_is_in_the_journal_before_anybody_is_given_up() -> None:
+    one = desk("now")
+    old = one.seats()[1]
+    check(one, found(worker=old, **GPU1))
+    acts = [each for each in one.actions if isinstance(each, Journal | Send)]
+    (at,) = [at for at, each in enumerate(acts) if isinstance(each, Journal)]
+    (kill,) = [at for at, e in enumerate(acts) if isinstance(e, Send) and type(e.body) is wire.Kill]
+    (entry,) = one.journal()
+    assert at < kill and isinstance(entry, Moved)
+    assert (entry.worker, entry.finding) == (old, ("h", "gpu", "gpu-driver", "XID 79", "GPU 1"))
+
+
+def test_a_later_term_knows_how_many_moves_were_made() -> None:
+    one = desk("now", spares=3)
+    begun = one.now_ns
+    move_three(one)
+    later = later_term(one, *one.seats())
+    check(later, found(worker=later.seats()[1], device="GPU 7"))
+    assert not given_up(later) and "3 moves were made within the last hour" in notes(later)[0]
+    later.tick(moving.WINDOW_S - (later.now_ns - begun) / S + 1)
+    assert given_up(later) == {later.seats()[1]}, "the hour is counted from the moves on"
+
+
+def test_a_later_term_does_not_move_for_the_same_finding_again() -> None:
+    one = desk("now")
+    check(one, found(worker=one.seats()[1], **GPU1))
+    moved(one)
+    later = later_term(one, *one.seats())
+    check(later, found(worker=later.seats()[1], **GPU1))
+    assert not given_up(later)
+    check(later, found(worker=later.seats()[1], **{**GPU1, "device": "GPU 2"}))
+    assert given_up(later) == {later.seats()[1]}
+
+
+def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> None:
+    """The launcher was killed between the journal and the signal."""
+    one = desk("now", spares=3)
+    for number in range(moving.MOVES_MAX - 1):
+        check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
+        moved(one)
+    seats = one.seats()
+    check(one, found(worker=seats[1], device="GPU 7"))
+    assert given_up(one) == {seats[1]}
+    later = later_term(one, *seats)
+    check(later, found(worker=seats[0], device="GPU 7"))
+    assert not given_up(later), "it is another's finding"
+    check(later, found(worker=seats[1], device="GPU 7"))
+    assert given_up(later) == {seats[1]} and len(later.state.moves) == moving.MOVES_MAX
+
+
+def test_a_clock_that_was_ahead_takes_no_longer_than_the_hour() -> None:
+    one = desk("now", spares=3, lease_s=1e6, hello_s=1e6)
+    one.tick(9 * moving.WINDOW_S)
+    step(one)
+    move_three(one)
+    later = later_term(one, *one.seats(), ahead_s=9 * moving.WINDOW_S)
+    check(later, found(worker=later.seats()[1], device="GPU 7"))
+    assert not given_up(later)
+    later.tick(moving.WINDOW_S + 1)
+    assert given_up(later)

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from outlast import wire
+from outlast.core.contract import FindingKey, Moved, Opened
 from outlast.events import Warned
 from outlast.health.keeping import refuse_shared
 from outlast.launch import checks
-from outlast.launch.checks import Checks, failed, local_rank, read
+from outlast.launch.checks import Checks, failed, left, local_rank, read
 from outlast.launch.crew import Crew, Post
 from outlast.launch.looking import FailedError, Looking
 from outlast.launch.processes import become_subreaper
@@ -92,6 +93,18 @@ def test_which_local_rank_has_the_device(
     device: str, visible: list[str] | None, rank: int | None
 ) -> None:
     assert local_rank(device, PCI, visible) == rank
+
+
+def test_devices_that_an_earlier_launcher_left_are_left_from_the_start() -> None:
+    places = [("here", "GPU 1"), ("there", "GPU 2"), ("here", "mlx5_0/1"), ("here", "GPU 3")]
+    journal = [
+        Moved(
+            worker="w1-1", finding=FindingKey(host, "gpu", "gpu-driver", "XID 79", device), t_ns=5
+        )
+        for host, device in places
+    ]
+    assert left((Opened(generation=1, n=0), *journal), "here") == {1, 3}
+    assert left((), "here") == set()
 
 
 # --- real processes ---

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outlast.core import decide, membership, regroup, restart, roster, verifying
+from outlast.core import decide, membership, moving, regroup, restart, roster, verifying
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -65,6 +65,7 @@ BREAKAGES = {
     "any checkpoint is trusted": (restart, "found", _trusting),
     "copies outlive their hosts": (verifying, "look_again", lambda turn: False),
     "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
+    "a term forgets who was moved": (moving, "moved_before", lambda turn, entry: None),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from outlast import events, wire
@@ -158,4 +160,23 @@ class PutKept(JournalEntry, frozen=True):
     value: bytes
 
 
-AnyEntry = DecisionMade | Opened | SharedKept | RecordKept | PutKept
+class FindingKey(NamedTuple):
+    """What a node check found and where: the same when it is found again."""
+
+    host: str
+    check: str
+    symptom: str
+    code: str
+    device: str
+
+
+class Moved(JournalEntry, frozen=True):
+    """Written before a worker is given up for a finding: a later term must not do it again for
+    the same one, and counts it as one of the hour's."""
+
+    worker: str
+    finding: FindingKey
+    t_ns: int
+
+
+AnyEntry = DecisionMade | Opened | SharedKept | RecordKept | PutKept | Moved

@@ -40,6 +40,7 @@ from outlast.core.contract import (
     Input,
     Journal,
     JournalEntry,
+    Moved,
     Opened,
     PutKept,
     Received,
@@ -59,9 +60,9 @@ from outlast.core.turn import Turn
 
 __all__ = [
     "Action", "AgentGone", "AnyEntry", "Begin", "CheckpointFound", "DecisionMade", "Emit", "End",
-    "Input", "Journal", "JournalEntry", "Opened", "PutKept", "Received", "RecordKept", "SaveAsked",
-    "SavePolicy", "Send", "SharedKept", "State", "StoodStill", "StopAsked", "Tick", "Verify",
-    "Wake", "handle", "handle_all", "initial",
+    "Input", "Journal", "JournalEntry", "Moved", "Opened", "PutKept", "Received", "RecordKept",
+    "SaveAsked", "SavePolicy", "Send", "SharedKept", "State", "StoodStill", "StopAsked", "Tick",
+    "Verify", "Wake", "handle", "handle_all", "initial",
 ]  # fmt: skip
 
 

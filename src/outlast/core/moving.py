@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from outlast import wire
 from outlast.core import incident
+from outlast.core.contract import FindingKey, Moved
 from outlast.core.state import S_NS, Agent, MigrateOn, State, Worker
 from outlast.core.turn import Turn
 from outlast.events import Warned
@@ -17,13 +18,11 @@ MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain":
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
 
-Key = tuple[str, ...]
-
 
 def checked(turn: Turn, agent: Agent, body: wire.Checked) -> None:
     """All that a host's newest check finds. An agent may say it again: only changes are events."""
     known = turn.state.warned
-    found: dict[Key, Warned] = {}
+    found: dict[FindingKey, Warned] = {}
     for one in body.found:
         fresh = replace(one, t_ns=turn.now_ns, host=agent.host)
         same = found.get(_key(fresh))
@@ -61,20 +60,26 @@ def move_when_possible(turn: Turn) -> None:
     state = turn.state
     if not state.migrate_on or state.mode != "open" or state.drain_ns:
         return
-    chosen: dict[str, Key] = {}
+    chosen: dict[str, FindingKey] = {}
     for key, one, worker in _wished(state):
         if worker.name in chosen:
             continue
-        if why_not := _why_not(state, len(chosen), turn.now_ns):
+        if why_not := _why_not(state, worker, chosen, turn.now_ns):
             _say_unmoved(turn, key, one, worker, why_not)
         else:
             chosen[worker.name] = key
     for name, key in chosen.items():
         one = state.warned[key]
         state.moves[name] = (key, turn.now_ns)
+        turn.journal(Moved(worker=name, finding=key, t_ns=turn.now_ns))
         worker = state.workers[name]
         fault = turn.blame(worker, "requested", f"{one.said}: {one.detail}")
         incident.give_up(turn, worker, fault, "check")
+
+
+def moved_before(turn: Turn, entry: Moved) -> None:
+    """A move of an earlier term; its clock may have been ahead of ours."""
+    turn.state.moves[entry.worker] = (entry.finding, min(entry.t_ns, turn.now_ns))
 
 
 def well_first(state: State) -> list[Worker]:
@@ -83,37 +88,39 @@ def well_first(state: State) -> list[Worker]:
     return sorted(state.warm_spares(), key=lambda worker: worker.name in unwell)
 
 
-def _wished(state: State) -> list[tuple[Key, Warned, Worker]]:
+def _wished(state: State) -> list[tuple[FindingKey, Warned, Worker]]:
     """Findings that ask for a move not made yet, with whom it would move; the worst first."""
     if any(worker.finished for worker in state.members()):
         return []  # the run is about to end
     if any(state.calm.get(each.agent) != state.generation for each in state.members()):
         return []
-    moved = {key for key, _ in state.moves.values()}
+    moved = {key: name for name, (key, _) in state.moves.items()}
     wished = []
     for key, one in state.warned.items():
         worker = state.workers.get(one.worker)
-        if one.severity not in MOVED_FOR[state.migrate_on] or key in moved:
+        # One who was to be moved and still lives: the launcher died before it could do so.
+        done = moved.get(key, one.worker) != one.worker
+        if done or one.severity not in MOVED_FOR[state.migrate_on]:
             continue
         if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
             wished.append((key, one, worker))
     return sorted(wished, key=lambda wish: _badness(wish[1]))
 
 
-def _why_not(state: State, chosen: int, now_ns: int) -> str:
-    recent = [t_ns for _, t_ns in state.moves.values() if now_ns - t_ns < WINDOW_S * S_NS]
+def _why_not(state: State, worker: Worker, chosen: dict[str, FindingKey], now_ns: int) -> str:
+    recent = {name for name, (_, t_ns) in state.moves.items() if now_ns - t_ns < WINDOW_S * S_NS}
     well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
     donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
-    if len(recent) + chosen >= MOVES_MAX:
+    if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
-    if chosen >= len(well):
+    if len(chosen) >= len(well):
         return "no warm spare is on a device that is well"
-    if chosen + 1 >= len(donors):
+    if len(chosen) + 1 >= len(donors):
         return "no other rank would be left that holds the state"
     return ""
 
 
-def _say_unmoved(turn: Turn, key: Key, one: Warned, worker: Worker, why: str) -> None:
+def _say_unmoved(turn: Turn, key: FindingKey, one: Warned, worker: Worker, why: str) -> None:
     if key in turn.state.unmoved:
         return
     turn.state.unmoved = (*turn.state.unmoved, key)
@@ -125,8 +132,8 @@ def _unwell(state: State) -> set[str]:
     return {one.worker for one in state.warned.values() if one.severity in MOVED_FOR["drain"]}
 
 
-def _key(one: Warned) -> Key:
-    return (one.host, one.check, one.symptom, one.code, one.device)
+def _key(one: Warned) -> FindingKey:
+    return FindingKey(one.host, one.check, one.symptom, one.code, one.device)
 
 
 def _badness(one: Warned) -> int:

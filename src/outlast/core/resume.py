@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from outlast import events, wire
-from outlast.core import incident, regroup
+from outlast.core import incident, moving, regroup
 from outlast.core.contract import (
     Begin,
     DecisionMade,
+    Moved,
     Opened,
     PutKept,
     RecordKept,
@@ -37,6 +38,8 @@ def begin(turn: Turn, event: Begin) -> None:
             state.records[entry.seat] = entry.record
         elif isinstance(entry, PutKept):
             state.puts[entry.key] = entry.value
+        elif isinstance(entry, Moved):
+            moving.moved_before(turn, entry)
     if decided is None:
         _start(turn)
         return

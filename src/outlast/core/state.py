@@ -9,7 +9,7 @@ import msgspec
 
 from outlast import events, wire
 from outlast.config import Limits
-from outlast.core.contract import End
+from outlast.core.contract import End, FindingKey
 from outlast.core.measured import Measured
 from outlast.core.policy import SavePolicy
 from outlast.core.schedule import Schedule
@@ -129,10 +129,10 @@ class State(msgspec.Struct, kw_only=True):
     scheduled_ns: int = 0
     told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
     migrate_on: MigrateOn = ""
-    warned: dict[tuple[str, ...], events.Warned] = {}  # found by node checks and not over
+    warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
-    moves: dict[str, tuple[tuple[str, ...], int]] = {}  # worker moved away from -> why, and when
-    unmoved: tuple[tuple[str, ...], ...] = ()  # findings of which it was said that nobody moves
+    moves: dict[str, tuple[FindingKey, int]] = {}  # worker given up, of any term -> why, and when
+    unmoved: tuple[FindingKey, ...] = ()  # findings of which it was said that nobody moves
     drain_reason: str = ""
     drain_ns: int = 0
     end: End | None = None

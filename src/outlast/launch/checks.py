@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from outlast import config, wire
+from outlast.core.contract import AnyEntry, Moved
 from outlast.events import Warned
 from outlast.launch.crew import Crew
 from outlast.launch.looking import FailedError, Looking
@@ -89,6 +90,15 @@ class Checks:
         if self._crew.plan.migrate_on:
             self._crew.unwell = unwell
         self._say(wire.Checked(found=tuple(found), told=self._seen.told))
+
+
+def left(journal: Iterable[AnyEntry], host: str) -> set[int]:
+    """Local ranks whose device an earlier launcher moved a worker away from: until the first look
+    has said how it is now, nobody goes back to it who need not."""
+    listed, visible = _listed(), config.visible_devices()
+    found = [one.finding for one in journal if isinstance(one, Moved)]
+    ranks = {local_rank(one.device, listed, visible) for one in found if one.host == host}
+    return {rank for rank in ranks if rank is not None}
 
 
 def command(settings: str, state: Path) -> list[str]:

@@ -80,7 +80,7 @@ class Controller:
         self._origins = origins
         self._committed = committed  # hears of each checkpoint on the disk
         self._journal_dir = run_dir.room("journal")
-        self._earlier = read_journal(self._journal_dir, record.note)
+        self.earlier = read_journal(self._journal_dir, record.note)
         self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
         policy = SavePolicy(
             memory=plan.snapshot_every,
@@ -114,7 +114,7 @@ class Controller:
                 t_ns=self._record.now_ns(),
                 run=self.job.run,
                 term=self.job.term,
-                journal=self._earlier,
+                journal=self.earlier,
                 checkpoint=self._checkpoint,
             )
         )

@@ -24,6 +24,7 @@ from outlast.errors import (
 from outlast.launch import asking, beginning, planned, preflight, rundir
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import RunPlan
+from outlast.launch.checks import left
 from outlast.launch.console import Console
 from outlast.launch.controller import Controller
 from outlast.launch.crew import Crew, Worker
@@ -143,6 +144,8 @@ class _Launcher:
                 self._controller = Controller(
                     plan, self._run_dir, token, record, checkpoint, origins, upkeep.committed
                 )
+                if plan.migrate_on:
+                    self._crew.unwell = left(self._controller.earlier, self._crew.host)
                 self._agent = Agent(self._crew, self._controller.address, token, self._find_plain)
                 end = await self._lead()
                 done = end.outcome == "done"

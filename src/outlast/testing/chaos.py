@@ -104,6 +104,10 @@ def draw(seed: int) -> Plan:
         plan = plan._replace(timed=(*plan.timed, *found))
     if dice.random() < 0.15:
         plan = plan._replace(timed=(*plan.timed, (dice.uniform(0.0, 4.0), "look")))
+    if dice.random() < 0.05:  # more moves than there may be, and terms that must know of them
+        often = ("unwell",) * 12 + ("crash",) * 3
+        when = [(dice.uniform(3.0, 20.0), what) for what in often]
+        plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))
     return plan
 
 

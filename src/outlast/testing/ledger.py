@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from outlast import wire
-from outlast.core.contract import AnyEntry, DecisionMade, Opened, SharedKept
+from outlast.core.contract import AnyEntry, DecisionMade, FindingKey, Moved, Opened, SharedKept
+from outlast.core.moving import MOVES_MAX
 
 _PRIME = 1_000_003
 _MASK = (1 << 61) - 1
@@ -54,6 +55,7 @@ class Ledger:
         self.decided_n = 0
         self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
+        self.moved: dict[FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.tell: Callable[[str], str] = lambda text: text
@@ -121,6 +123,11 @@ class Ledger:
                 if self.shared.get(entry.name, entry.value) != entry.value:
                     self.fail(f"the shared value {entry.name!r} changed")
                 self.shared[entry.name] = entry.value
+            case Moved():
+                if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
+                    self.fail(f"{entry.worker} is moved for what has moved another: {entry}")
+                if len(set(self.moved.values())) > MOVES_MAX:  # a simulated run is no hour long
+                    self.fail(f"more than {MOVES_MAX} were moved: {self.moved}")
 
     def sent(self, body: wire.AnyBody) -> None:
         """A frame leaves the controller: what it says must be durable before."""
