@@ -140,10 +140,11 @@ def _situation(turn: Turn, survivors: list[Worker], n: int) -> Situation:
     worst = max(inner, key=lambda key: inner[key], default="")
     same = tuple(fault for fault in state.causes if recovery.recurring((fault,)) == worst)
     again = inner.get(worst, 0) >= state.limits.attempts_max
+    moved = {name for name, _ in state.moves.values()}
     return Situation(
         cause=recovery.most_telling(same if again and same else state.causes),
         lost=tuple(lost),
-        planned=tuple(fault.seat for fault in state.faults if fault.worker in state.moves),
+        planned=tuple(fault.seat for fault in state.faults if fault.worker in moved),
         stateless=tuple(stateless),
         donors=len(survivors),
         spares=len(state.warm_spares()),

@@ -70,7 +70,7 @@ def move_when_possible(turn: Turn) -> None:
             chosen[worker.name] = key
     for name, key in chosen.items():
         one = state.warned[key]
-        state.moves[name] = (key, turn.now_ns)
+        state.moves[key] = (name, turn.now_ns)
         turn.journal(Moved(worker=name, finding=key, t_ns=turn.now_ns))
         worker = state.workers[name]
         fault = turn.blame(worker, "requested", f"{one.said}: {one.detail}")
@@ -79,7 +79,7 @@ def move_when_possible(turn: Turn) -> None:
 
 def moved_before(turn: Turn, entry: Moved) -> None:
     """A move of an earlier term; its clock may have been ahead of ours."""
-    turn.state.moves[entry.worker] = (entry.finding, min(entry.t_ns, turn.now_ns))
+    turn.state.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
 
 
 def well_first(state: State) -> list[Worker]:
@@ -94,12 +94,11 @@ def _wished(state: State) -> list[tuple[FindingKey, Warned, Worker]]:
         return []  # the run is about to end
     if any(state.calm.get(each.agent) != state.generation for each in state.members()):
         return []
-    moved = {key: name for name, (key, _) in state.moves.items()}
     wished = []
     for key, one in state.warned.items():
         worker = state.workers.get(one.worker)
         # One who was to be moved and still lives: the launcher died before it could do so.
-        done = moved.get(key, one.worker) != one.worker
+        done = key in state.moves and state.moves[key][0] != one.worker
         if done or one.severity not in MOVED_FOR[state.migrate_on]:
             continue
         if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
@@ -108,7 +107,7 @@ def _wished(state: State) -> list[tuple[FindingKey, Warned, Worker]]:
 
 
 def _why_not(state: State, worker: Worker, chosen: dict[str, FindingKey], now_ns: int) -> str:
-    recent = {name for name, (_, t_ns) in state.moves.items() if now_ns - t_ns < WINDOW_S * S_NS}
+    recent = {name for name, t_ns in state.moves.values() if now_ns - t_ns < WINDOW_S * S_NS}
     well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
     donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
     if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
