@@ -144,18 +144,21 @@ def _causes(
     failed: pl.DataFrame, signs: pl.DataFrame, before_ns: int, after_ns: int
 ) -> pl.DataFrame:
     """The findings of each attempt's window. An equal join on node and slot, of which the rows
-    outside of the window are left out: no row meets more than two slots."""
+    outside of the window are left out: no row meets more than two slots. Hosts come last, since
+    there are many of them, and few have a finding in the slot."""
     slot_ns = before_ns + after_ns
+    signs = signs.with_row_index("sign")
     held = (
-        expanded(failed.lazy().select(*KEY, "start_ns", "t_ns", "failed_node", "hosts"))
-        .unique([*KEY, "node"])
-        .join(signs.lazy().select("node").unique(), on="node", how="semi")
+        failed.lazy()
+        .select(*KEY, "start_ns", "t_ns", "failed_node", "hosts")
         .with_columns(
             slot=pl.concat_list(
                 (pl.col("t_ns") - before_ns) // slot_ns, (pl.col("t_ns") + after_ns) // slot_ns
             ).list.unique()
         )
         .explode("slot")
+        .join(signs.lazy().select("slot").unique(), on="slot", how="semi")
+        .collect()
     )
     offset = pl.col("at_ns") - pl.col("t_ns")
     ours, theirs = pl.col("cluster"), pl.col("cluster_right")
@@ -167,7 +170,9 @@ def _causes(
     next_began = pl.when(while_held).then("start_ns").max().over(same)
     own = (next_began < pl.col("t_ns")) | (next_began <= pl.col("start_ns"))  # or one of no length
     return (
-        held.join(signs.lazy(), on=["node", "slot"])
+        expanded(held.lazy())
+        .join(signs.lazy(), on=["node", "slot"])
+        .unique([*KEY, "sign"])  # a list may name a node twice
         .filter(offset.is_between(-before_ns, after_ns), told)
         .filter(own.fill_null(value=True))
         .filter(on_failed | ~on_failed.any().over(KEY))
