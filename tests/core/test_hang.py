@@ -43,6 +43,49 @@ def test_the_one_that_the_others_wait_for_is_blamed() -> None:
     assert verdict.retry is None
 
 
+def skipped(*seats: int, world: int = 3, moved_s: float = 100) -> list[Look]:
+    """`seats` left the fourth collective out; all the others wait in it."""
+    voting: dict[str, Any] = {"state": "voting", "collectives": 3}
+    waiting: dict[str, Any] = {"collectives": 4}
+    return [look(seat, moved_s, **(voting if seat in seats else waiting)) for seat in range(world)]
+
+
+def test_who_left_a_collective_out_is_blamed_when_a_retry_does_not_help() -> None:
+    memory, verdict = watch(Memory(), skipped(2), 111 * S, LIMITS)
+    assert not verdict.suspects and verdict.retry is not None
+    said = "rank 2 went on to the vote of phase 41 after 3 collective(s), without one that 2 other"
+    assert verdict.retry.detail.startswith(said)
+    assert (verdict.retry.kind, verdict.retry.worker) == ("transport", "")
+    memory, verdict = watch(memory, skipped(2), 111 * S, LIMITS)
+    assert verdict == Verdict(), "it was said"
+    memory, verdict = watch(memory, skipped(2, moved_s=112), 123 * S, LIMITS)
+    (fault,) = verdict.suspects
+    assert (fault.kind, fault.worker, fault.seat) == ("hung", "w2", 2)
+    assert fault.detail.startswith(said) and verdict.retry is None
+
+
+def test_not_all_who_wait_in_it_are_seen_to_be_late_at_one_look() -> None:
+    early = [*skipped(2)[1:], look(0, 102, collectives=4)]
+    assert judge(111, *early) == Verdict()
+    assert judge(113, *early).retry is not None
+    computing = [*skipped(2)[1:], look(0, 100, collectives=4, t_work_ns=699 * S)]
+    assert judge(700, *computing) == Verdict()
+    assert judge(701, *computing).retry is not None
+
+
+def test_of_two_ranks_neither_is_killed_at_first() -> None:
+    assert judge(111, *skipped(0, world=2)).retry is not None
+
+
+def test_whoever_is_behind_is_blamed_where_others_could_not_wait_for_the_vote() -> None:
+    """A rank that has made as many collectives, most ranks in the vote, one that is behind."""
+    one_more = [*skipped(2), look(3, 100, state="voting", collectives=4)]
+    assert [fault.seat for fault in judge(111, *one_more).suspects] == [0, 1]
+    assert [fault.seat for fault in judge(111, *skipped(1, 2)).suspects] == [0]
+    behind = [*skipped(2), look(3, 100, collectives=2)]
+    assert [fault.seat for fault in judge(111, *behind).suspects] == [3]
+
+
 @pytest.mark.parametrize(
     ("paces", "timeout_s"),
     [

@@ -81,6 +81,50 @@ def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
     assert line.startswith("incident 1: Rank 1 never entered all_reduce")
 
 
+SKIPS = """
+import sys
+import torch
+from torch import distributed as dist
+import outlast
+session = outlast.init()
+left_out = []
+def both():
+    if session.rank == 2 and calls == 5 and (sys.argv[1] == "always" or not left_out):
+        left_out.append(calls)
+        return
+    dist.all_reduce(torch.ones(3))
+for calls in range(1, 8):
+    session.run(both)
+"""
+
+
+@pytest.mark.parametrize(("often", "exit_code"), [("once", 0), ("always", 3)])
+def test_who_leaves_a_collective_out_is_the_one_that_is_named(
+    often: str, exit_code: int, tmp_path: Path
+) -> None:
+    script, run_dir = tmp_path / "job.py", tmp_path / "run"
+    script.write_text(SKIPS)
+    flags = (
+        "--plain", "--nproc-per-node=3", "--spares=1", f"--run-dir={run_dir}",
+        "--limit=hang_floor_s=2", "--limit=hang_ceiling_s=60", "--limit=attempts_max=2",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "outlast", "run", *flags, str(script), often]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    found = read_events(run_dir)
+    noticed = [one.fault for one in found if isinstance(one, events.Noticed)]
+    said = "rank 2 went on to the vote of phase 5 after 0 collective(s), without one that 2 other"
+    assert noticed and all(fault.detail.startswith(said) for fault in noticed)
+    assert noticed[0].kind == "transport" and {fault.seat for fault in noticed[1:]} <= {2}
+    for folder in (run_dir / "traces").iterdir():
+        assert analyse(read([folder])).ranks == (2,)
+    (end,) = [one for one in found if isinstance(one, events.RunEnded)]
+    if often == "once":
+        assert len(noticed) == 1 and end.cause is None, "nobody is killed for one time"
+    else:
+        assert end.cause is not None and (end.cause.kind, end.cause.seat) == ("hung", 2)
+
+
 def _asked(
     run_dir: Path, *, left_s: float = 60.0, folder: str = "now", seat: int = 3
 ) -> list[wire.Traced]:

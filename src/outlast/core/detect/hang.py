@@ -5,6 +5,8 @@ CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times. A rank th
 in a collective is no suspect; the one that it waits for is, once it has neither moved nor used the
 processor for longer than this run's own phases of that kind allow. When all stand at the same
 place, nobody is blamed and the generation is to be tried again, each time with twice the patience.
+So it is when a few went on to the vote without a collective that all the others wait in: when the
+same comes again, they are blamed, and not those who wait.
 
 Whoever waited for a rank that has died, heals or is given up has been standing for long, and needs
 a moment to be woken: when one is judged no longer, the floor begins anew for the others.
@@ -101,11 +103,10 @@ def watch(
     if not found:
         found, retry = _stuck(memory, seated, now_ns, limits)
         if retry is not None:
-            moves = tuple(look.t_ns for look in seated)
-            if moves == memory.retried:
+            if _moves(seated) == memory.retried:
                 return memory, Verdict()
             memory = msgspec.structs.replace(
-                memory, retried=moves, retries=memory.retries + 1, retried_n=retry.n
+                memory, retried=_moves(seated), retries=memory.retries + 1, retried_n=retry.n
             )
             return memory, Verdict(retry=_at(retry, now_ns, unix_ns))
     floor_ns = int(limits.hang_floor_s * _S_NS)
@@ -114,6 +115,10 @@ def watch(
     said = {**memory.said, **{fault.worker: now_ns for fault in fresh}}
     memory = msgspec.structs.replace(memory, said=said)
     return memory, Verdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
+
+
+def _moves(seated: list[Look]) -> tuple[int, ...]:
+    return tuple(look.t_ns for look in seated)
 
 
 def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
@@ -200,6 +205,13 @@ def _stuck(
     last = min(_place(look) for look in seated)
     behind = [look for look in seated if _place(look) == last]
     blamed = [look for look in behind if look in still]
+    gone = _gone_on(seated)
+    if gone:
+        if len(blamed) < len(behind):
+            return [], None  # whoever of them still computes may be waited for
+        if not memory.retries or _moves(seated) == memory.retried:
+            return [], _skipped("transport", gone, behind)
+        return [_skipped("hung", [look], behind) for look in gone], None
     if len(behind) < len(seated) or len(seated) == 1:
         return [_hung(look, seated, now_ns) for look in blamed], None
     first = min(seated, key=lambda look: look.t_ns)
@@ -213,6 +225,30 @@ def _stuck(
         f" ({_where(first)}): a message was lost or everybody waits for everybody"
     )
     return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
+
+
+def _gone_on(seated: list[Look]) -> list[Look]:
+    """Ranks in the vote, each with fewer collectives than the one that all others, who are no
+    fewer, stand in. A rank that hangs behind a collective of a group of its own looks alike: this
+    alone is no reason to kill anybody."""
+    gone = [look for look in seated if look.state == "voting"]
+    places = {_place(look) for look in seated if look.state == "running"}
+    others = [look for look in seated if look.state not in ("voting", "running")]
+    if not gone or others or len(places) != 1 or 2 * len(gone) > len(seated):
+        return []
+    n, _, collectives = places.pop()
+    skipped = all(look.n == n and look.collectives < collectives for look in gone)
+    return gone if skipped else []
+
+
+def _skipped(kind: FaultKind, gone: list[Look], waiting: list[Look]) -> Fault:
+    ranks = ("rank " if len(gone) == 1 else "ranks ") + ", ".join(str(look.seat) for look in gone)
+    detail = (
+        f"{ranks} went on to {_where(gone[0])} after {gone[0].collectives} collective(s), without"
+        f" one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
+    )
+    fault = _fault(kind, detail, gone[0], gone[0].t_ns)
+    return fault if kind == "hung" else msgspec.structs.replace(fault, worker="", seat=-1)
 
 
 def _place(look: Look) -> tuple[int, int, int]:
