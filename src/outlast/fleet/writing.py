@@ -40,7 +40,7 @@ REJECTS = "rejects"
 WAIT_S = 5.0
 _POLL_S = 0.1
 _SYNCS = 16
-_ROWS_HELD = 250_000  # of one kind, before they go to disk
+_ROWS_HELD = 125_000  # of one kind, before they go to disk
 _OURS = re.compile(r"[0-9a-f]{16}\.(parquet|jsonl)")
 
 
