@@ -116,7 +116,8 @@ def test_who_leaves_a_collective_out_is_the_one_that_is_named(
     noticed = [one.fault for one in watched]  # besides, connections that were cut then
     said = "rank 2 went on to the vote of phase 5 after 0 collective(s), without one that 2 other"
     assert noticed and all(fault.detail.startswith(said) for fault in noticed)
-    assert noticed[0].kind == "transport" and {fault.seat for fault in noticed[1:]} <= {2}
+    assert noticed[0].kind == "transport", "the first time nobody is blamed"
+    assert {(fault.kind, fault.seat) for fault in noticed} <= {("transport", -1), ("hung", 2)}
     for folder in (run_dir / "traces").iterdir():
         assert analyse(read([folder])).ranks == (2,)
     (end,) = [one for one in found if isinstance(one, events.RunEnded)]
@@ -233,7 +234,8 @@ def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
     assert said == [wire.Traced(folder="now")]
     (path,) = (tmp_path / "traces" / "now").iterdir()
     dump = msgspec.json.decode(path.read_bytes())
-    assert [one["process_group"][0] for one in dump["entries"]] == ["group 0"]
+    names = [one["process_group"][0] for one in dump["entries"]]  # other tests left theirs
+    assert names[0] == "group 0" and names.count("group 0") == 1
     assert "version" in dump, "of torch's own"
 
 
