@@ -113,7 +113,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_starts(
     script.write_text(text)
     shard = next(run.glob("checkpoints/step-000000008-*/shard-00001"))
     whole = shard.read_bytes()
-    shard.write_bytes(b"\xff" + whole[1:])
+    shard.write_bytes(bytes([whole[0] ^ 0xFF]) + whole[1:])
     with pytest.raises(CorruptionError, match=r"shard-00001: chunk 0 .* nothing was started"):
         replay(run)
     shard.write_bytes(whole)
