@@ -194,6 +194,7 @@ def test_when_memory_is_gone_the_disk_costs_the_steps_since_the_last_checkpoint(
     assert "the keeper of rank 2 was killed by signal 9" in outcome.output
 
 
+@pytest.mark.long
 def test_a_save_on_request_is_no_phase_of_the_script(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:

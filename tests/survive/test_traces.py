@@ -98,7 +98,9 @@ for calls in range(1, 8):
 """
 
 
-@pytest.mark.parametrize(("often", "exit_code"), [("once", 0), ("always", 3)])
+@pytest.mark.parametrize(
+    ("often", "exit_code"), [("once", 0), pytest.param("always", 3, marks=pytest.mark.long)]
+)
 def test_who_leaves_a_collective_out_is_the_one_that_is_named(
     often: str, exit_code: int, tmp_path: Path
 ) -> None:
