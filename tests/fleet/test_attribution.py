@@ -119,6 +119,11 @@ def test_what_is_found_together() -> None:
     assert labelled(found)["cause"].to_list().count(UNATTRIBUTED) == 1
 
 
+def test_a_node_that_a_list_names_twice_has_its_findings_once() -> None:
+    causes = attribute(cluster(job(state="FAILED", hosts="n1,n1"), finding())).causes
+    assert causes.select("node", "many").rows() == [("n1", 1)]
+
+
 def test_nothing_at_all_is_no_failure() -> None:
     found = attribute(cluster())
     assert found.failures.is_empty() and found.causes.is_empty()

@@ -88,7 +88,7 @@ def test_a_zone_that_nobody_said_is_not_taken_in_silence(
     """Accounting in local time beside a kernel's log in UTC: no failure has a cause then."""
     (tmp_path / "log").write_text(text)
     node = () if text.startswith("JobID") else ("--node", "n1")
-    words = ("taken for UTC", "--zone says another")
+    words = ("taken for UTC", "--zone NAME reads them in another")
     found = said(capsys, tmp_path / "lake", tmp_path / "log", *node)
     assert all((word in found) == naive for word in words)
     told = said(capsys, tmp_path / "other", tmp_path / "log", *node, "--zone", "UTC")

@@ -173,6 +173,7 @@ def test_history_convicts_and_the_present_must_agree() -> None:
     long = of(*made, days=112)
     infra = node_fails(long)
     with_past = lemons(long, infra, times_min=2)
+    assert with_past["past_node_days"].sum() > 3.5 * with_past["node_days"].sum()
     without = lemons(long, infra, times_min=2, history_days=28)
     assert row(with_past, "n1")["p"] < row(without, "n1")["p"]
     assert row(with_past, "n1")["lemon"] and not row(without, "n1")["lemon"]

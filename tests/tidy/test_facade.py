@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
@@ -27,6 +28,25 @@ def test_importing_the_facade_imports_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_is_as_it_was(collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pauses while the façade imports, also where that fails; left off, a script's memory would
+    grow without end."""
+    import outlast
+
+    was = gc.isenabled()
+    monkeypatch.setitem(outlast._HOMES, "Gone", "outlast.is_not_there")
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert outlast.OutlastError
+        assert gc.isenabled() == collects
+        with pytest.raises(ModuleNotFoundError):
+            _ = outlast.Gone
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_everything_public_is_documented() -> None:

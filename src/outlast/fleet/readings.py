@@ -21,7 +21,7 @@ import polars as pl
 from outlast.errors import SourceError
 from outlast.fleet.tables import KIND_OF, Name, schema
 
-ZONE_ASSUMED = "times without a zone were taken for UTC: --zone says another"
+ZONE_ASSUMED = "times without a zone were taken for UTC: --zone NAME reads them in another"
 TEXT_CHARS_MAX = 1000  # of a reject: enough to recognise the row, in bounded space
 
 
