@@ -5,6 +5,8 @@ VENV   ?= .venv
 SEEDS  ?= 20000
 RUNS   ?= 30
 KILLS  ?= 200
+TIMES  ?= 10
+LOAD   ?= 4
 BENCH  ?=
 PYTEST ?=
 
@@ -17,11 +19,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check lint format types bench soak judge clean
+.PHONY: help demo test scripts flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
 	@echo "make test    lint, format, types, and every test"
+	@echo "make scripts 40 kinds of scripts, undisturbed and with faults, against plain torchrun"
+	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"
 	@echo "make bench   recovery, overhead, checkpoints, copies, planning  (BENCH='--repeats 3')"
@@ -61,8 +65,14 @@ types: $(READY)
 test: check
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(PYTEST)
 
+scripts: $(READY)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
+
+flaky: $(READY)
+	$(BIN)/python tests/soak/flaky.py --times $(TIMES) --load $(LOAD)
+
 bench: $(READY)
-	@missed=0; for each in recovery overhead checkpoint peers plan; do \
+	@missed=0; for each in recovery overhead audit checkpoint peers plan; do \
 	  $(BIN)/python benchmarks/$$each.py $(BENCH) || missed=1; done; exit $$missed
 
 soak: $(READY)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -43,6 +44,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         watch to say: this comes long after, for the case that nobody watches."""
         return 2 * self.hang_ceiling_s
 
+    @property
+    def ready_s(self) -> float:
+        """Decide -> a survivor's Ready: its script may stand wherever it may stand still."""
+        return max(self.join_s, self.hang_ceiling_s)
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if not 0 < getattr(self, name) <= LIMIT_MAX:  # nan is neither
@@ -73,8 +79,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     run_dir: str
     checkpoint_every: int  # committed steps; 0: only when draining; AUTO
     snapshot_every: int  # committed steps between copies in memory; 0: a checkpoint's own; AUTO
+    audit_every: int  # committed steps between audits of a part of the state; 0: after recoveries
     until_step: int  # after it a checkpoint, and the script ends; 0: as far as it goes
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
+    on_unrepeatable: Literal["stop", "warn"] = "stop"
     faults: tuple[str, ...]  # as core/faults.py reads them
     fault_seed: int
     clock_anchor_ns: int  # Unix time less CLOCK_MONOTONIC, as the launcher has it
@@ -137,9 +145,9 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, .
     return tuple(each.strip() for each in said.split(",")) if said.strip() else None
 
 
-def set_rank(seat: int, world: int) -> None:
+def set_rank(seat: int, world: int, local_rank: int) -> None:
     """Let libraries that read torchrun's variables see the seat that this worker has taken."""
-    os.environ.update(RANK=str(seat), WORLD_SIZE=str(world))
+    os.environ.update(RANK=str(seat), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
 
 
 def child_environment(

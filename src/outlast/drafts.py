@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from outlast.errors import UsageError
+from outlast.errors import StorageError, UsageError
 
 
 def draft_of(target: Path) -> Path:
@@ -27,3 +27,27 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def write_new(path: Path, text: str | None) -> None:
+    """Write a file that was not there, whole or not at all; None: only see that it could be. Raises
+    UsageError, StorageError."""
+    refuse_existing(path)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
+    if text is None:
+        return
+    draft = draft_of(path.absolute())
+    try:
+        try:
+            draft.write_text(text, encoding="utf-8")
+            sync(draft)
+            draft.rename(path)
+        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
+            draft.unlink(missing_ok=True)
+            raise
+        sync(path.absolute().parent)
+    except OSError as error:
+        raise StorageError(
+            f"{path} could not be written: {error.strerror}; nothing was kept of it"
+        ) from error

@@ -20,6 +20,7 @@ FaultKind = Literal[
     "transport",  # a connection to a peer broke while every worker lives
     "unsettled",  # a joiner met a second stepping function: all begin it in a new generation
     "torn",  # failed while applying: neither the old state nor the new
+    "diverged",  # replicas hold different bytes of what they must hold alike
     "mismatch",  # another fingerprint, another model, another job
     "transfer",  # a state copy was late or its digest wrong
     "storage",  # a disk is full or a file cannot be written
@@ -317,6 +318,22 @@ class Warned(Event, frozen=True):
         return f"{self.check}: {self.code or self.symptom}{where}"
 
 
+class ReplicasCompared(Event, frozen=True, omit_defaults=True):
+    """An audit of phase n: `ranks` ranks hold the same, but for the `minority`. The `majority`
+    `decides` what is right, or else is only the largest group of equal ranks."""
+
+    generation: int
+    n: int
+    step: int
+    ranks: int
+    part: int = 0
+    parts: int = 1
+    minority: tuple[int, ...] = ()
+    majority: tuple[int, ...] = ()
+    decides: bool = True
+    tensors: tuple[str, ...] = ()
+
+
 class FaultInjected(Event, frozen=True):
     """A `--fault` fired."""
 
@@ -325,6 +342,13 @@ class FaultInjected(Event, frozen=True):
     spec: str
     n: int
     step: int
+
+
+class ScriptUnmanaged(Event, frozen=True):
+    """A worker ended, or the run was stopped, before any worker had called `outlast.init()`.
+
+    From here on the ranks are restarted together, as under torchrun; no steps are known.
+    """
 
 
 class RunEnded(Event, frozen=True):
@@ -363,7 +387,9 @@ AnyEvent = (
     | DrainFailed
     | Scheduled
     | Warned
+    | ReplicasCompared
     | FaultInjected
+    | ScriptUnmanaged
     | RunEnded
 )
 

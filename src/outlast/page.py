@@ -8,8 +8,10 @@ first 256 KiB are reserved at creation, so that their lack is an error at start;
 takes what it needs when it is first written.
 
 Heartbeat layout (little endian): `<qqqqqqdq`: n, step, state, collectives, t_ns, t_state_ns, loss,
-key of the newest phase. From byte 128 on, for each of at most KEYS kinds of phases, `<qqq`: key,
-phases completed, slowest_ns (what the hang watch may expect of this process).
+key of the newest phase. At byte 64 the pulse, `<qqqq`: t_ns when it was written, t_ns of the
+heartbeat that it is about, 1 where the main thread then waited for other ranks, and t_ns when such
+a wait was last seen to have ended. From byte 128 on, for each of at most KEYS kinds of phases,
+`<qqq`: key, phases completed, slowest_ns (what the hang watch may expect of this process).
 Slot layout: `<qqQQQ`: kind, n, count, length, xxh3_64(kind|n|count|payload), then the payload.
 `count` rises with every write: of two slots of one key, the one with the higher count is newer.
 """
@@ -26,6 +28,8 @@ import xxhash
 from outlast.errors import ConfigError, ProtectError
 
 _BEAT = struct.Struct("<qqqqqqdq")
+_PULSE = struct.Struct("<qqqq")
+_PULSE_AT = 64
 _PACE = struct.Struct("<qqq")
 _PACES_AT = 128
 KEYS = 64  # a run has a handful: its step, its evaluations, and ours
@@ -66,6 +70,15 @@ class Beat(NamedTuple):
     key: int = 0  # of the phase under way, or of the newest one
 
 
+class Pulse(NamedTuple):
+    """One reading of what a thread of its own says of a worker's main thread."""
+
+    t_ns: int  # when it was written; 0: never
+    beat_ns: int  # `t_ns` of the heartbeat that it is about
+    is_waiting: bool  # the main thread waited for other ranks
+    released_ns: int  # when it was last seen to wait no longer
+
+
 class Pace(NamedTuple):
     """How fast one kind of phase goes in one process."""
 
@@ -74,7 +87,8 @@ class Pace(NamedTuple):
 
 
 class Page:
-    """One worker's page. Writers: the worker's main thread only. Readers: anybody with the fd."""
+    """One worker's page. Writers: the worker's main thread, but of the pulse, which has a thread
+    of its own. Readers: anybody with the fd."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -125,6 +139,14 @@ class Page:
     def read(self) -> Beat:
         n, step, state, *numbers = _BEAT.unpack_from(self._map, 0)
         return Beat(n, step, STATES[state], *numbers)
+
+    def put_pulse(self, pulse: Pulse) -> None:
+        """Write down whether the main thread, unmoved since `beat_ns`, waits for other ranks."""
+        _PULSE.pack_into(self._map, _PULSE_AT, *pulse)
+
+    def pulse(self) -> Pulse:
+        t_ns, beat_ns, is_waiting, released_ns = _PULSE.unpack_from(self._map, _PULSE_AT)
+        return Pulse(t_ns, beat_ns, bool(is_waiting), released_ns)
 
     def put_pace(self, index: int, key: int, pace: Pace) -> None:
         """Say how fast the `index`-th kind of phase (below KEYS) goes."""

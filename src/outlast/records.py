@@ -60,6 +60,10 @@ Severity = Literal[
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # worst first
 
 
+CostName = Literal["detect", "pause", "restore", "restart", "cost", "flush", "step"]
+COST_NAMES: tuple[CostName, ...] = get_args(CostName)
+
+
 class JobEnded(Event, frozen=True, tag="job"):
     """One attempt of a job: a record of a scheduler that begins a job anew under the same name has
     one for each time that it held nodes. `t_ns`: its end; for one in state RUNNING, when the
@@ -140,5 +144,34 @@ class CheckAdded(Event, frozen=True, tag="check"):
     symptom: Symptom
 
 
-Record = JobEnded | Finding | Outage | Repair | NodeSeen | CheckAdded
-KINDS: tuple[type[Record], ...] = (JobEnded, Finding, Outage, Repair, NodeSeen, CheckAdded)
+class Interruption(Event, frozen=True, tag="interruption"):
+    """A failure that an attempt of a job survived: the attempt went on, and its end does not tell
+    of it."""
+
+    cluster: str
+    job: str
+    attempt: int
+    node: str
+    cause: str  # a kind of fault
+    rung: str  # of the recovery ladder
+    gpus: int  # of the job
+    took_node: int  # 1: its host was gone; 0: the host went on
+    length_ns: int  # until every rank had committed the interrupted phase
+
+
+class Cost(Event, frozen=True, tag="cost"):
+    """A duration that a job measured: a recovery, a save, a flush, a step. `what` is the field of a
+    scenario of `outlast plan` that it is for, `t_ns` the start of the job."""
+
+    cluster: str
+    job: str
+    attempt: int
+    what: CostName
+    length_ns: int
+    many: int  # durations of which this is the mean
+
+
+Record = JobEnded | Finding | Outage | Repair | NodeSeen | CheckAdded | Interruption | Cost
+KINDS: tuple[type[Record], ...] = (
+    JobEnded, Finding, Outage, Repair, NodeSeen, CheckAdded, Interruption, Cost,
+)  # fmt: skip

@@ -1,26 +1,15 @@
-"""Frames between workers, agents and the controller: versioned, bounded, authenticated.
+"""Frames between workers, agents and the controller.
 
-A frame on a stream is `magic(4) | length(4, big endian) | tag(16) | payload(length)`, where the
-payload is the msgpack of an `Envelope` and the tag its blake2b keyed with the run's token.
-`docs/protocol.md` says who sends what and when.
+`framing` puts them on a stream; `docs/protocol.md` says who sends what and when.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import struct
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from outlast.errors import WireError
 from outlast.events import Fault, Warned
-
-MAGIC = b"OLW1"
-HEADER = struct.Struct(">4sI16s")
-FRAME_BYTES_MAX = 128 << 20
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -36,6 +25,7 @@ class Hello(Body, frozen=True):
     pid: int
     fingerprint: dict[str, str]
     address: str  # host:port of this worker's gloo listener
+    devices: int = 0  # GPUs that it sees
 
 
 class Protected(Body, frozen=True):
@@ -55,10 +45,11 @@ class Recorded(Body, frozen=True):
 class Status(Body, frozen=True):
     """The answer to Close, or the first word about a failure (then `fault` is set).
 
-    `n` is the number of phases that this worker has completed. `state`:
+    `n` is the number of phases that this worker has completed, or is completing. `state`:
     idle      between phases, or its attempt is put back: stands before phase n+1
     running   in an attempt at phase n+1 that has not voted and now cannot
     prepared  voted yes on phase n+1, never got the answer, nothing changed
+    applying  the vote on phase n was won: this worker is completing it, and will stand behind it
     torn      phase n+1 committed, but this worker failed while applying it
     broken    an attempt cannot be put back here; the worker must be replaced
     finished  the script has left its loop; no phase will follow
@@ -152,6 +143,30 @@ class Finished(Body, frozen=True):
     step: int = 0
 
 
+class Audited(Body, frozen=True):
+    """Digests of what this worker's replicas must hold alike after phase n: one for each kind.
+
+    `replica_set`: equal on ranks that are each other's replicas. `part`: which of `parts` equal
+    parts of the state was digested; 0 of 1 is all of it, and its sender waits for AuditAgreed.
+    """
+
+    generation: int
+    n: int
+    step: int
+    replica_set: bytes
+    kinds: dict[str, bytes]
+    part: int = 0
+    parts: int = 1
+
+
+class AuditNamed(Body, frozen=True):
+    """The answer to AuditAsk: kind -> name -> digest, of the audit of phase n."""
+
+    generation: int
+    n: int
+    names: dict[str, dict[str, bytes]]
+
+
 class Traced(Body, frozen=True):
     """The answer to the Trace of `folder`, for the agent: the file is there, or why it is not."""
 
@@ -174,6 +189,7 @@ class Seat(Body, frozen=True):
     slots: dict[str, bytes] = {}
     record: bytes = b""
     checkpoint: Checkpointed | None = None  # with first: load this before phase n+1
+    local_rank: int = -1  # set by the agent: the device to use now; -1: the one from birth
 
 
 class Close(Body, frozen=True):
@@ -214,13 +230,26 @@ class Got(Body, frozen=True):
 
 class Open(Body, frozen=True):
     """All joined and every digest agrees: swap in, run phase n+1. With `ask` the next phase is a
-    checkpoint, made by every rank at this place; after it the script goes on ("save"), or ends
-    because somebody asked the run to ("drain").
-    """
+    checkpoint, made by every rank here; then the script goes on ("save") or ends ("drain")."""
 
     generation: int
     n: int
     ask: Literal["", "save", "drain"] = ""
+
+
+class AuditAsk(Body, frozen=True):
+    """Replicas differ in these kinds after phase n: name what they consist of (AuditNamed)."""
+
+    generation: int
+    n: int
+    kinds: tuple[str, ...]
+
+
+class AuditAgreed(Body, frozen=True):
+    """The replicas hold the same after phase n: the next phase may be voted on."""
+
+    generation: int
+    n: int
 
 
 class SharedMake(Body, frozen=True):
@@ -253,9 +282,11 @@ class AgentHello(Body, frozen=True):
 
 
 class Renew(Body, frozen=True):
-    """The agent's lease, and what its workers' pages say: worker -> (n, step, state, loss)."""
+    """The agent's lease, and what its workers' pages say: worker -> (n, step, state, loss).
+    `held`: workers that cannot answer now: their process runs, their interpreter does not."""
 
     beats: dict[str, tuple[int, int, str, float]] = {}
+    held: tuple[str, ...] = ()
 
 
 class Renewed(Body, frozen=True):
@@ -330,9 +361,22 @@ WorkerBody = (
     | SaveFailed
     | Finished
     | Traced
+    | Audited
+    | AuditNamed
 )
 ControllerBody = (
-    Seat | Close | Decide | Connect | Got | Open | SharedMake | SharedIs | SaveEvery | Stop
+    Seat
+    | Close
+    | Decide
+    | Connect
+    | Got
+    | Open
+    | SharedMake
+    | SharedIs
+    | SaveEvery
+    | AuditAsk
+    | AuditAgreed
+    | Stop
 )
 AgentBody = AgentHello | Renew | Renewed | Spawn | Spawned | Kill | Lost | Suspect | Trace | Checked
 AnyBody = WorkerBody | ControllerBody | AgentBody
@@ -349,51 +393,3 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     worker: str  # the worker that speaks or is spoken to; "" for agent frames
     seq: int  # by sender, from 1; a repeated number is a duplicate
     body: AnyBody
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
-
-
-def _tag(token: bytes, payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, key=token, digest_size=16).digest()
-
-
-def encode(envelope: Envelope, token: bytes) -> bytes:
-    """One frame, ready to be written. Raises WireError above FRAME_BYTES_MAX."""
-    payload = _encoder.encode(envelope)
-    if len(payload) > FRAME_BYTES_MAX:
-        raise WireError(
-            f"frame {type(envelope.body).__name__} of {len(payload)} bytes is above the limit of"
-            f" {FRAME_BYTES_MAX}: the state that one rank keeps outside the process is too large"
-        )
-    return HEADER.pack(MAGIC, len(payload), _tag(token, payload)) + payload
-
-
-class Decoder:
-    """Turns a byte stream back into envelopes. Raises WireError on the first bad byte; the
-    connection is then useless and must be closed."""
-
-    def __init__(self, token: bytes) -> None:
-        self._token = token
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Envelope]:
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            magic, length, tag = HEADER.unpack_from(self._buffer)
-            if magic != MAGIC:
-                raise WireError(f"not an Outlast frame (starts with {magic!r})")
-            if length > FRAME_BYTES_MAX:
-                raise WireError(f"a frame announces {length} bytes, above {FRAME_BYTES_MAX}")
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            payload = bytes(self._buffer[HEADER.size : end])
-            del self._buffer[:end]
-            if not hmac.compare_digest(tag, _tag(self._token, payload)):
-                raise WireError("a frame does not carry this run's token")
-            try:
-                yield _decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                raise WireError(f"a frame cannot be read: {error}") from error

@@ -21,6 +21,7 @@ def test_every_part_is_read() -> None:
 def test_where_it_strikes_unless_told() -> None:
     assert parse("kill:step=10").where == "forward"
     assert parse("full:step=10").where == "checkpoint"
+    assert parse("flip:step=10").where == "committed"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_where_it_strikes_unless_told() -> None:
         ("reset:spare=0", "spare goes with kill, stop only"),
         ("kill:rank=1,for=3", "for goes with stop, slow only"),
         ("full:phase=forward", "phase=checkpoint"),
+        ("kill:tensor=model.*", "tensor goes with flip only"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, names: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast import wire
+from outlast import framing, wire
 from outlast.errors import WireError
 from outlast.events import Fault
 
@@ -36,15 +36,15 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: type(b).__name__)
 def test_a_frame_survives_the_wire(body: wire.AnyBody) -> None:
-    frame = wire.encode(envelope(body), TOKEN)
-    assert list(wire.Decoder(TOKEN).feed(frame)) == [envelope(body)]
+    frame = framing.encode(envelope(body), TOKEN)
+    assert list(framing.Decoder(TOKEN).feed(frame)) == [envelope(body)]
 
 
 @given(st.lists(st.integers(1, 400), max_size=60))
 def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
     sent = [envelope(body, seq) for seq, body in enumerate(BODIES, 1)]
-    stream = b"".join(wire.encode(e, TOKEN) for e in sent)
-    decoder, got, at = wire.Decoder(TOKEN), [], 0
+    stream = b"".join(framing.encode(e, TOKEN) for e in sent)
+    decoder, got, at = framing.Decoder(TOKEN), [], 0
     for cut in [*cuts, len(stream)]:
         got += decoder.feed(stream[at : at + cut])
         at += cut
@@ -53,25 +53,25 @@ def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
 
 @given(st.data())
 def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
-    frame = bytearray(wire.encode(envelope(BODIES[0]), TOKEN))
+    frame = bytearray(framing.encode(envelope(BODIES[0]), TOKEN))
     bit = data.draw(st.integers(0, len(frame) * 8 - 1))
     frame[bit // 8] ^= 1 << (bit % 8)
     # A flipped length may make the decoder wait for more; it must never deliver a frame.
     with contextlib.suppress(WireError):
-        assert list(wire.Decoder(TOKEN).feed(bytes(frame))) == []
+        assert list(framing.Decoder(TOKEN).feed(bytes(frame))) == []
 
 
 def test_another_runs_token_is_refused() -> None:
-    frame = wire.encode(envelope(BODIES[0]), os.urandom(32))
+    frame = framing.encode(envelope(BODIES[0]), os.urandom(32))
     with pytest.raises(WireError, match="token"):
-        list(wire.Decoder(TOKEN).feed(frame))
+        list(framing.Decoder(TOKEN).feed(frame))
 
 
 def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     big = envelope(wire.Put(generation=1, key="k", value=b"x" * 4096))
-    frame = wire.encode(big, TOKEN)
-    monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 1024)
+    frame = framing.encode(big, TOKEN)
+    monkeypatch.setattr(framing, "FRAME_BYTES_MAX", 1024)
     with pytest.raises(WireError, match="limit"):
-        wire.encode(big, TOKEN)
+        framing.encode(big, TOKEN)
     with pytest.raises(WireError, match="announces"):
-        list(wire.Decoder(TOKEN).feed(frame))
+        list(framing.Decoder(TOKEN).feed(frame))

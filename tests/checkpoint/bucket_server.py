@@ -68,7 +68,7 @@ class BucketServer:
         environment.setenv("AWS_REGION", "us-east-1")
         environment.setenv("AWS_ACCESS_KEY_ID", "any")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "any")
-        environment.setenv("AWS_DISABLE_BULK_DELETE", "true")  # which this server does not know
+        environment.delenv("AWS_DISABLE_BULK_DELETE", raising=False)  # as users have it
 
 
 class SlowProxy:

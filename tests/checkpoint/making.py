@@ -1,4 +1,4 @@
-"""Checkpoints of the second format, made by a few lines that share nothing with the keeper.
+"""Checkpoints of formats 2 and 3, made by a few lines that share nothing with the keeper.
 
 `make` divides tensors among ranks as the engine does, and writes them through Folder.
 """
@@ -17,12 +17,14 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import (
     CHUNK_BYTES,
     COMMIT,
+    FORMAT,
     Blob,
     Commit,
     Entry,
     Manifest,
     Piece,
     Place,
+    Sample,
     Tensor,
     digest_of,
     manifest_name,
@@ -59,6 +61,10 @@ def make(
     chunk_bytes: int = CHUNK_BYTES,
     time_ns: int = 1_700_000_000_000_000_000,
     commit: bool = True,
+    version: int = FORMAT,
+    parent: str = "",
+    base: str = "",
+    samples: tuple[Sample, ...] = (),
 ) -> Path:
     """Write a checkpoint and return its directory.
 
@@ -84,10 +90,10 @@ def make(
         starts = range(0, len(data), chunk_bytes)
         manifest = seal(
             Manifest(
-                job=job, place=place, rank=rank, world=world, shard=shard_name(rank),
-                size_bytes=len(data), chunk_bytes=chunk_bytes,
+                format=version, job=job, place=place, rank=rank, world=world,
+                shard=shard_name(rank), size_bytes=len(data), chunk_bytes=chunk_bytes,
                 chunks=tuple(digest_of(data[at : at + chunk_bytes]) for at in starts),
-                plan="0" * 32, pieces=tuple(pieces), blobs=tuple(blobs),
+                plan="0" * 32, pieces=tuple(pieces), blobs=tuple(blobs), samples=samples,
                 tensors={name: whole[name] for name in sorted({p.name for p in pieces} | empty)},
             )
         )  # fmt: skip
@@ -96,8 +102,9 @@ def make(
         entries.append(Entry(rank, manifest_name(rank), len(manifest), digest_of(manifest)))
         size_bytes += len(data)
     record = Commit(
-        job=job, place=place, world=world, time_ns=time_ns, plan="0" * 32, size_bytes=size_bytes,
-        manifests=tuple(entries), origin={"outlast": "test"},
+        format=version, job=job, place=place, world=world, time_ns=time_ns, plan="0" * 32,
+        size_bytes=size_bytes, manifests=tuple(entries), origin={"outlast": "test"},
+        parent=parent, base=base,
     )  # fmt: skip
     if commit:
         assert folder.create(place.directory, COMMIT, seal(record))

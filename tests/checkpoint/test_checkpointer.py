@@ -178,7 +178,7 @@ def test_a_failed_save_is_an_error_where_that_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="closed"):
         saves.save(4, state)
     with pytest.warns(CheckpointWarning, match="step 5 failed"), pytest.raises(KeyError):
-        save_and_fail(tmp_path, state)
+        save_and_fail(tmp_path / "another", state)
 
 
 def save_and_fail(root: Path, state: dict[str, Any]) -> None:

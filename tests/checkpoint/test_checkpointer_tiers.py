@@ -38,6 +38,7 @@ def make(step: int = 0) -> dict[str, Any]:
 def train(root: Path, steps: range, **settings: Any) -> None:
     """One save a step, of which each is committed before the next one begins."""
     with Checkpointer(root, complete=False, **settings) as saves:
+        saves.load(make())
         for step in steps:
             saves.save(step, make(step))
             saves.wait()
@@ -94,7 +95,7 @@ def test_nothing_goes_before_a_newer_one_is_whole(tmp_path: Path) -> None:
     train(tmp_path, range(1, 4))
     for shard in tmp_path.glob("step-*/shard-*"):
         flip(shard)
-    with Checkpointer(tmp_path, complete=False, keep="last=1") as saves:
+    with Checkpointer(tmp_path, complete=False, keep="last=1", branch=True) as saves:
         saves.save(4, make(4))
         (process,) = behind(os.getpid())  # which has only just begun to start
         os.kill(process, signal.SIGSTOP)

@@ -69,7 +69,7 @@ for attempt, hours in enumerate((-700, 5, 800)):
     jump(hours)
     assert abs(time.time() - began - 3600 * hours) < 600, "the clock did not jump"
     assert calendar.now_ns() / 1e9 - began < min(600, 3600 * hours + 600)
-    with Checkpointer(root, on_failure="raise", save_s=60.0) as saves:
+    with Checkpointer(root, on_failure="raise", save_s=60.0, branch=True) as saves:
         state["weights"].fill_(attempt)
         saves.save(3, state)
         jump(-hours)  # in the middle of a save, for both sides

@@ -203,7 +203,7 @@ def test_a_limit_is_kept(source: Folder, target: Folder) -> None:
     checkpoint(source.root, size=400_000)
     begin = time.monotonic()
     copy(source, place(1), target, limit_bytes_per_s=1_000_000)
-    assert 0.4 < time.monotonic() - begin < 5  # twice 400 kB, less what haste is allowed
+    assert 0.4 < time.monotonic() - begin < 60  # twice 400 kB, less what haste is allowed
 
 
 def test_a_copy_that_is_stopped_is_gone_on_with(source: Folder, target: Folder) -> None:

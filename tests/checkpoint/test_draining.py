@@ -127,7 +127,7 @@ def test_what_is_read_back_before_others_go_keeps_to_the_rate(
     )
     assert drainer.finish(DEADLINE_S)
     assert places(target) == [place(2)]
-    assert 0.3 < time.monotonic() - begin < 10  # 300 kB, less what haste is allowed
+    assert 0.3 < time.monotonic() - begin < 60  # 300 kB, less what haste is allowed
 
 
 def test_two_drains_at_once_make_one_commit(
@@ -222,7 +222,7 @@ def test_a_drainer_ends_in_the_middle_of_a_copy(source: Folder, target: Folder) 
         pause.wait(0.01)
     begin = time.monotonic()
     assert drainer.close(DEADLINE_S)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < DEADLINE_S
     assert places(target) == []
 
 

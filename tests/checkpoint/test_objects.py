@@ -77,7 +77,14 @@ def test_a_large_object_that_is_broken_off_is_nowhere(server: BucketServer, buck
     ]
 
 
-def test_the_commit_record_goes_first(server: BucketServer, bucket: Store) -> None:
+@pytest.mark.parametrize("asked", [None, "true", "false"])
+def test_the_commit_record_goes_first(
+    server: BucketServer, address: str, monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
+    """This server refuses to delete several at once, as many do: nobody has to know, or to say."""
+    if asked:
+        monkeypatch.setenv("AWS_DISABLE_BULK_DELETE", asked)
+    bucket, refused = open_store(f"{address}/runs"), len(server.requests("POST", "delete"))
     for name in ("shard-00000", "shard-00001"):
         bucket.put(PLACE, name, [b"x"], 1)
     bucket.create(PLACE, COMMIT, b"x")
@@ -86,6 +93,8 @@ def test_the_commit_record_goes_first(server: BucketServer, bucket: Store) -> No
     gone = [path.rsplit("/", 1)[-1] for path, _ in server.requests("DELETE")[before:]]
     assert gone[0] == COMMIT
     assert sorted(gone[1:]) == ["shard-00000", "shard-00001"]
+    assert bucket.files(PLACE) == {} and bucket.directories() == []
+    assert server.requests("POST", "delete")[refused:] == []
 
 
 def test_all_checkpoints_of_a_bucket_are_found_in_one_listing(

@@ -180,7 +180,9 @@ def test_memory_of_earlier_trainers_is_given_back(pair: tuple[Seat, Seat]) -> No
             order = order_of(step, Path(), arena=keeper.lend(arena), rank=1, world=2)
             keeper.order(msgspec.structs.replace(order, to_disk=False))
         assert len(keeper.held()) == 4 and len(keeper.older) == 2
-        newest = max(each.place for each in keeper.older if each.place)
+        newest = max(
+            (each.place for each in keeper.older if each.place), key=lambda place: place.step
+        )
         keeper.forget(lambda place, newest=newest: place == newest)
         assert len(keeper.held()) == 3 and [each.place for each in keeper.older] == [newest]
         keeper.forget(lambda _: False)

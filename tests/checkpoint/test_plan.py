@@ -172,13 +172,13 @@ SIZES = {"a": 100_000, "b": 90_000, "mean": 64, "steps": 1}
 
 
 def plans(
-    world: int, tensors: Mapping[int, Mapping[str, torch.Tensor]]
+    world: int, tensors: Mapping[int, Mapping[str, torch.Tensor]], apart: tuple[str, ...] = ()
 ) -> list[Plan | OutlastError]:
     """What each of `world` ranks, which hold these tensors, agrees on with the others."""
 
     def one(rank: int, exchange: Exchange) -> Plan:
         table, sources = describe(tensors[rank])
-        return agree(hold(table), sources, rank=rank, world=world, exchange=exchange)
+        return agree(hold(table), sources, rank=rank, world=world, exchange=exchange, apart=apart)
 
     return all_ranks(world, one)
 
@@ -216,10 +216,13 @@ def test_what_differs_by_rank_is_refused_and_not_mixed() -> None:
         assert "do not hold the same: w;" in str(refusal)
 
 
-def test_small_tensors_may_differ_and_parameters_may_not() -> None:
+def test_small_buffers_may_differ_and_nothing_else_may() -> None:
     values = [torch.full((8,), float(rank)) for rank in range(2)]
     buffers = {rank: {"bn.running_mean": value} for rank, value in enumerate(values)}
-    assert [written(plan) for plan in plans(2, buffers)] == [{"bn.running_mean": 32}, {}]
+    found = plans(2, buffers, apart=("bn.running_mean",))
+    assert [written(plan) for plan in found] == [{"bn.running_mean": 32}, {}]
+    for refusal in plans(2, buffers):
+        assert "do not hold the same: bn.running_mean;" in str(refusal)
     models = {rank: {"w": torch.nn.Parameter(value)} for rank, value in enumerate(values)}
     for refusal in plans(2, models):
         assert isinstance(refusal, UsageError)

@@ -134,7 +134,7 @@ def test_a_death_while_all_start_again_is_one_attempt_of_a_job_that_has_run() ->
     desk = running(spares=0, attempts_max=3)
     desk.say(desk.seats()[0], wire.Checkpointed(n=4, step=4, path="ck/4"))
     start_again(desk)
-    desk.lose(desk.seats()[0], -1, "starting")
+    desk.lose(desk.seats()[0], -1, "starting", kind="exited", exit_code=1)
     assert desk.end() is None and desk.state.mode == "clearing"
     desk.lose(desk.seats()[1], -1, "starting")
     assert desk.state.mode == "gathering" and desk.state.restarts == 2

@@ -70,7 +70,8 @@ def test_restarts_that_get_nowhere_end() -> None:
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
-        ({}, "gave_up"),
+        ({"signal": 11}, "gave_up"),
+        ({"kind": "hung"}, "gave_up"),
         ({"kind": "exited", "exit_code": 1, "traceback": "T"}, "user_error"),
         ({"kind": "exited", "exit_code": 0}, "user_error"),
     ],
@@ -86,6 +87,53 @@ def test_a_death_before_the_first_step_ends_the_run_at_once(
     end = desk.end()
     assert end is not None and end.outcome == outcome
     assert end.cause is not None and "before its first step" in end.cause.detail
+
+
+ACCIDENTS: list[dict[str, Any]] = [{"signal": 9}, {"kind": "stopped"}, {"kind": "agent_lost"}]
+
+
+@pytest.mark.parametrize("fault", ACCIDENTS)
+def test_an_accident_before_init_leaves_the_others_starting(fault: dict[str, Any]) -> None:
+    desk = Desk(world=2, spares=1).begin()
+    desk.agent()
+    desk.hello("w1-0")
+    desk.lose("w1-1", 0, "starting", **fault)
+    assert desk.end() is None and not desk.killed()
+    assert desk.seats() == ("w1-0", "w1-2")  # the spare, which is on its way
+    desk.hello("w1-2")
+    desk.heal(0)
+    assert desk.state.mode == "open" and desk.state.generation == 1
+
+
+@pytest.mark.parametrize("fault", ACCIDENTS)
+def test_an_accident_in_set_up_starts_everybody_again(fault: dict[str, Any]) -> None:
+    desk = running()
+    desk.lose("w1-1", 0, "setup", **fault)
+    desk.status("w1-0", 0, "broken")
+    desk.lose("w1-0", 0, "setup", kind="requested")
+    assert desk.end() is None and desk.state.mode == "gathering" and desk.state.first
+    decided = desk.emitted(events.Decided, history=True)[-1]
+    assert decided.rung == "restart" and "committed" in decided.reason
+
+
+def test_accidents_before_init_at_one_seat_end_the_run_within_its_budgets() -> None:
+    desk = Desk(world=2, spares=0, attempts_max=3).begin()
+    desk.agent()
+    deaths = 0
+    while desk.end() is None and deaths < 200:
+        for name in tuple(desk.state.workers):
+            worker = desk.state.workers.get(name)
+            if worker is None:
+                continue
+            if worker.killed_ns or worker.seat == 1:
+                deaths += not worker.killed_ns
+                desk.lose(name, 0, "starting", signal=9)
+            elif worker.hello is None:
+                desk.hello(name)
+    end = desk.end()
+    assert end is not None and end.outcome == "gave_up" and end.cause is not None
+    assert end.cause.kind == "killed" and end.cause.seat == 1
+    assert 3 < deaths <= 20
 
 
 def test_a_broken_connection_in_set_up_starts_everybody_again() -> None:

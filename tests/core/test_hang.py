@@ -20,7 +20,7 @@ FAST = {STEP: Pace(40, S // 10)}
 def look(seat: int, moved_s: float, **changes: Any) -> Look:
     page: dict[str, Any] = {
         "worker": f"w{seat}", "seat": seat, "n": 40, "state": "running", "collectives": 17,
-        "t_ns": int(moved_s * S), "key": STEP, "paces": FAST, "letter": "S",
+        "t_ns": int(moved_s * S), "key": STEP, "paces": FAST, "letter": "S", "waits": True,
     }  # fmt: skip
     return Look(**{**page, **changes})
 
@@ -209,7 +209,7 @@ def test_who_waited_for_the_culprit_is_given_the_floor_to_be_woken(heals: bool) 
         memory, verdict = watch(memory, [slow, *other], now_s * S, LIMITS)
         assert verdict == Verdict()
     memory, verdict = watch(memory, [slow, *other], 713 * S, LIMITS)
-    assert [fault.seat for fault in verdict.suspects] == [0]  # nothing wakes it
+    assert not verdict.suspects  # the controller has a deadline for its answer to Close
 
 
 def test_a_retry_blames_nobody_who_is_slow_to_hear_of_it() -> None:
@@ -271,3 +271,93 @@ def test_a_script_that_ended_while_the_others_go_on_is_named() -> None:
 def test_who_has_finished_all_phases_waits_for_a_joiner_of_the_last_one() -> None:
     looks = [look(0, 0, state="finished"), look(1, 0, state="dry", paces={})]
     assert judge(50, *looks) == Verdict()
+
+
+def out(seat: int, moved_s: float, **changes: Any) -> Look:
+    """A rank that stands in an attempt, outside any collective."""
+    return look(seat, moved_s, waits=False, **changes)
+
+
+def waits(*outside: int, moved_s: float = 100, world: int = 4, **changes: Any) -> list[Look]:
+    """`outside` stand still in the middle of an attempt; all others wait in a collective."""
+    return [
+        out(seat, moved_s, **changes) if seat in outside else look(seat, moved_s)
+        for seat in range(world)
+    ]
+
+
+@pytest.mark.parametrize("state", ["running", "applying", "idle", "setup", "dry"])
+def test_all_who_wait_outside_a_collective_have_the_ceiling(state: Any) -> None:
+    """Rollouts, uploads, sleeps: no message can be lost where none is awaited."""
+    looks = waits(0, 1, 2, 3, state=state)
+    assert judge(699, *looks) == Verdict()
+    verdict = judge(701, *looks)
+    assert [fault.seat for fault in verdict.suspects] == [0, 1, 2, 3] and verdict.retry is None
+
+
+def test_a_rank_that_applies_has_the_ceiling_while_all_others_wait_for_it() -> None:
+    looks = waits(0, state="applying")
+    assert judge(699, *looks) == Verdict()
+    assert [fault.seat for fault in judge(701, *looks).suspects] == [0]
+
+
+def test_one_outside_is_given_up_once_and_then_has_the_ceiling_there() -> None:
+    memory, verdict = watch(Memory(), waits(0), 111 * S, LIMITS)
+    (fault,) = verdict.suspects
+    assert (fault.kind, fault.seat) == ("hung", 0)
+    assert "3 other rank(s) wait for it" in fault.detail
+    assert "--limit hang_floor_s above 10" in fault.detail and "600 s" in fault.detail
+    redone = [look.__class__(**{**_fields(look), "worker": f"x{look.seat}"}) for look in waits(0)]
+    healed = [*redone[:1], *waits(0)[1:]]  # a successor sits there, and waits for the same
+    memory, verdict = watch(memory, healed, 699 * S, LIMITS)
+    assert verdict == Verdict()
+    elsewhere = waits(0, moved_s=700, collectives=3)  # in the same phase: still the ceiling
+    memory, verdict = watch(memory, elsewhere, 750 * S, LIMITS)
+    assert verdict == Verdict()
+    later = waits(0, moved_s=800, n=60)  # the place is known
+    memory, verdict = watch(memory, later, 850 * S, LIMITS)
+    assert verdict == Verdict()
+    other = waits(0, moved_s=900, n=61, collectives=3)  # another one is not
+    memory, verdict = watch(memory, other, 911 * S, LIMITS)
+    assert [fault.seat for fault in verdict.suspects] == [0]
+
+
+def _fields(look: Look) -> dict[str, Any]:
+    return {name: getattr(look, name) for name in look.__struct_fields__}
+
+
+def test_most_ranks_outside_are_no_hang_and_few_are() -> None:
+    assert judge(120, *waits(1, 2, 3)) == Verdict()
+    assert [fault.seat for fault in judge(120, *waits(1, 2)).suspects] == [1, 2]
+
+
+def test_who_waits_is_not_blamed_for_having_made_fewer_collectives() -> None:
+    """A pipeline: rank 0 waits for rank 1, which waits for rank 2, which waits for a request."""
+    looks = [look(0, 100, collectives=3), look(1, 100, collectives=5), out(2, 90, collectives=9)]
+    assert [fault.seat for fault in judge(111, *looks).suspects] == [2]
+
+
+def test_a_place_where_peers_have_stood_long_is_no_place_to_hang_at() -> None:
+    """Rollouts of different lengths: the last one is given what the first ones took."""
+    memory, _ = watch(Memory(), waits(0, 1, 2, 3), 101 * S, LIMITS)
+    done = [look(seat, 130, collectives=18) for seat in (1, 2, 3)]
+    memory, verdict = watch(memory, [out(0, 100), *done], 131 * S, LIMITS)
+    assert verdict == Verdict() and memory.stood == (40, 30 * S)
+    memory, verdict = watch(memory, [out(0, 100), *done], 339 * S, LIMITS)
+    assert verdict == Verdict()
+    memory, verdict = watch(memory, [out(0, 100), *done], 341 * S, LIMITS)
+    assert [fault.seat for fault in verdict.suspects] == [0]
+
+
+def test_nobody_outside_is_given_up_while_others_heal() -> None:
+    """Its generation is over, and it may be the only one that holds the state."""
+    looks = [out(0, 100), look(1, 100, state="healing")]
+    assert judge(699, *looks) == Verdict()
+    assert [fault.seat for fault in judge(701, *looks).suspects] == [0]
+
+
+def test_a_main_thread_that_is_woken_goes_on_unless_it_waits_for_others() -> None:
+    """An upload makes the kernel wake its thread; a wait for other ranks has timers of its own."""
+    assert judge(120, *waits(1, 2, t_woken_ns=119 * S)) == Verdict()
+    woken = [look(seat, 100, t_woken_ns=119 * S) for seat in (0, 1)]
+    assert judge(120, *woken).retry is not None

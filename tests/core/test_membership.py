@@ -98,8 +98,12 @@ def test_a_spare_takes_the_seat_with_slots_record_and_a_donor() -> None:
     assert desk.state.transfers == ((0, 1),)
     (moved,) = desk.emitted(events.Transferred)
     assert (moved.donor, moved.joiner, moved.digest) == (0, 1, "d")
-    assert desk.sent(wire.Spawn)  # the spares are made up to their number again
     assert [e.incident for e in desk.emitted(events.GenerationOpened)] == [1]
+    assert not desk.sent(wire.Spawn)  # the redone step comes first, then the spare is made up
+    desk.commit(6)
+    assert [body.seat for _, body in desk.sent(wire.Spawn)] == [-1]
+    desk.commit(7)
+    assert not desk.sent(wire.Spawn)
 
 
 def test_decisions_are_durable_before_anybody_hears_of_them() -> None:
@@ -259,13 +263,60 @@ def test_a_suspect_is_killed_and_its_reason_is_what_is_told() -> None:
 
 
 def test_who_is_late_to_be_ready_is_given_up() -> None:
-    desk = running(join_s=5)
+    desk = running(join_s=5, hang_floor_s=1, hang_ceiling_s=5)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
     desk.status("w1-1", 5, "running")
     desk.say("w1-0", wire.Ready(generation=2, n=5))
     desk.say("", wire.Renew())
     desk.tick(6)
     assert desk.killed() == {"w1-1"}
+
+
+def test_a_survivor_that_stands_in_its_script_is_given_the_ceiling_to_be_ready() -> None:
+    desk = running(join_s=5, lease_s=1000, hang_ceiling_s=60)
+    desk.status("w1-0", 5, "running", fault=TRANSPORT)
+    desk.status("w1-1", 5, "running")
+    desk.say("w1-0", wire.Ready(generation=2, n=5))
+    desk.tick(59)
+    assert not desk.killed()
+    desk.tick(2)
+    assert desk.killed() == {"w1-1"}
+
+
+def test_who_cannot_answer_because_its_interpreter_is_held_has_the_ceiling() -> None:
+    desk = running(world=3, status_s=5, lease_s=1000, hang_ceiling_s=60)
+    desk.status("w1-0", 5, "running", fault=TRANSPORT)
+    desk.say("", wire.Renew(beats={"w1-1": (5, 5, "running", 0.0)}, held=("w1-1",)))
+    desk.tick(6)
+    assert desk.killed() == {"w1-2"}
+    desk.tick(53)
+    assert desk.killed() == {"w1-2"}
+    desk.tick(2)
+    assert desk.killed() == {"w1-1", "w1-2"}
+
+
+def test_who_applies_a_won_phase_has_answered_and_is_waited_for() -> None:
+    """It stands in the script behind `optimizer.step()`: nobody is fenced for that."""
+    desk = running(lease_s=1000)
+    desk.status("w1-0", 6, "applying", fault=TRANSPORT)
+    desk.status("w1-1", 5, "prepared")
+    decided = desk.decision()
+    assert (decided.verdict, decided.n) == ("commit", 6)
+    desk.tick(300)
+    assert not desk.killed()
+    desk.say("w1-0", wire.Ready(generation=2, n=6))
+    desk.say("w1-1", wire.Ready(generation=2, n=6))
+    assert desk.state.mode == "connecting"
+
+
+def test_a_won_phase_that_cannot_be_applied_is_torn_after_all() -> None:
+    desk = running(spares=1)
+    desk.status("w1-0", 6, "applying", fault=TRANSPORT)
+    desk.status("w1-1", 6, "idle")
+    desk.status("w1-0", 6, "torn")
+    assert desk.killed() == {"w1-0"}
+    desk.lose("w1-0", 5, slots={"after:6": b"x"})
+    assert desk.decision().n == 6 and desk.state.seats[0] != "w1-0"
 
 
 def test_a_late_connection_is_tried_again_without_blame() -> None:

@@ -265,6 +265,7 @@ def later_term(earlier: Desk, *alive: str, ahead_s: float = 0.0) -> Desk:
     for worker in alive:
         later.status(worker, n, "idle")
     later.heal(n)
+    step(later)  # the spares are made up behind a phase
     for worker in [name for name, known in later.state.workers.items() if known.hello is None]:
         later.hello(worker)
     check(later, found("warn", check="fans"))

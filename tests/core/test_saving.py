@@ -81,7 +81,7 @@ def test_a_failed_save_ends_the_run_where_its_owner_wants_that() -> None:
     end = desk.end()
     assert end is not None and end.cause is not None
     assert (end.outcome, end.exit_code, end.cause.kind) == ("gave_up", 3, "storage")
-    assert "No space left" in end.cause.detail and "to resume" in end.cause.detail
+    assert "No space left" in end.cause.detail and "then resume with" in end.cause.detail
 
 
 def test_a_failed_save_changes_no_end_that_has_begun() -> None:

@@ -281,8 +281,19 @@ def test_what_is_replayed_says_so() -> None:
     for loader in (other("stream"), other("told"), iter([1]), Stream()):
         source = open_source(loader)
         assert "reads all its batches again" in source.note
+        assert "others than under torchrun" in source.note
+    assert "others than under torchrun" in open_source(plain(Augmented(8), num_workers=1)).note
     for loader in (None, [1], mapped("lazy"), other("ledger"), other("homemade")):
         assert open_source(loader).note == ""
+
+
+@pytest.mark.parametrize(("draws", "loader"), [(True, Stream()), (False, iter([1, 2]))])
+def test_only_a_dataloader_draws_from_the_process(draws: bool, loader: Any) -> None:
+    before = torch.get_rng_state()
+    source = open_source(plain(loader) if draws else loader)
+    source.start_epoch(0, None)
+    source.next()
+    assert torch.equal(before, torch.get_rng_state()) != draws
 
 
 def test_indices_are_counted_and_nobody_has_to_agree_on_each() -> None:

@@ -146,3 +146,28 @@ def test_what_every_machine_calls_its_parts_stays(name: str) -> None:
     kept = names.table("findings", frame)
     assert kept["device"][0] == name and "ada" not in kept["device"][1]
     assert kept["detail"].to_list() == ["", ""]
+
+
+def test_every_kind_of_record_has_its_names_replaced() -> None:
+    """Records of runs had none, and a run could not be read with --anonymize."""
+    from outlast.fleet.anonymous import _COLUMNS
+    from outlast.fleet.tables import KIND_OF
+
+    assert _COLUMNS.keys() == KIND_OF.keys()
+    for kind, record in KIND_OF.items():
+        named = {"cluster", "node", "job", "user", "hosts", "failed_node", "detail"}
+        assert named & set(record.__struct_fields__) <= _COLUMNS[kind].keys(), kind
+
+
+def test_a_name_with_a_domain_stays_one_of_the_short_name() -> None:
+    """With other words for both, nobody could join n1 and n1.example.org."""
+    import polars as pl
+
+    from outlast.fleet.anonymous import Names
+
+    names = Names(b"k" * 32)
+    nodes = ["n1", "n1.example.org", "n1.example.net", "10.0.0.1"]
+    told = names.table("outages", pl.DataFrame({"cluster": ["c"] * 4, "node": nodes,
+                                                "detail": [""] * 4}))["node"].to_list()  # fmt: skip
+    assert [one.partition(".")[0] == told[0] for one in told] == [True, True, True, False]
+    assert len(set(told)) == 4 and not any("example" in one for one in told)

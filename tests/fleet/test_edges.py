@@ -18,7 +18,7 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 
 from outlast.cli.main import main
 from outlast.drawing import svg
-from outlast.errors import LakeError
+from outlast.errors import LakeError, UsageError
 from outlast.fleet.aftermath import aftermath
 from outlast.fleet.attribution import attribute
 from outlast.fleet.blame import at_fault
@@ -108,6 +108,7 @@ def test_only_what_lies_in_the_window_is_counted_as_read() -> None:
     )  # fmt: skip
     assert said(found).records == {
         "jobs": 2, "findings": 1, "outages": 1, "repairs": 0, "nodes": 0, "checks": 0,
+        "interruptions": 0, "costs": 0,
     }  # fmt: skip
 
 
@@ -242,9 +243,12 @@ def test_a_source_that_names_no_cluster_speaks_of_the_only_one(tmp_path: Path) -
     (node,) = rows(said(found), "lemons")
     assert (node["xid_cnt"], node["tickets"], node["out_count"]) == (1, 1, 1)
     put(tmp_path / "two", cluster(*both(ran), seen, *nameless))
-    found = window(Lake.open(tmp_path / "two"))
-    assert set(found.findings.collect()["cluster"]) == {""}
+    with pytest.raises(UsageError, match="c, d"):
+        window(Lake.open(tmp_path / "two"))
+    assert not len(window(Lake.open(tmp_path / "two"), cluster="c").findings.collect())
     put(tmp_path / "twice", cluster(*ran, msgspec.structs.replace(ran[0], cluster=""), *nameless))
-    found = window(Lake.open(tmp_path / "twice"))
-    assert sorted(found.jobs.collect()["cluster"]) == ["", "c", "c"]
+    with pytest.raises(UsageError, match="c, '' "):
+        window(Lake.open(tmp_path / "twice"))
+    found = window(Lake.open(tmp_path / "twice"), cluster="c")
+    assert sorted(found.jobs.collect()["cluster"]) == ["c", "c"]
     assert set(found.outages.collect()["cluster"]) == {"c"}

@@ -15,12 +15,13 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
 
 from outlast.cli.main import main
+from outlast.drafts import write_new
 from outlast.errors import LakeError, UsageError
 from outlast.fleet import synth
 from outlast.fleet.fit import Cause, Fit, fit
 from outlast.fleet.intervals import share
 from outlast.fleet.lake import Lake
-from outlast.fleet.rates_file import Source, put, text
+from outlast.fleet.rates_file import Source, text
 from outlast.fleet.window import moment, window
 from outlast.plan.scenario import scenario_of
 from outlast.records import NodeSeen, Outage
@@ -43,7 +44,7 @@ def test_a_plan_takes_what_was_measured_on_a_synthetic_cluster(tmp_path: Path) -
     found = fit(tables)
     assert found.rate.basis == "jobs above 128 GPUs" and found.rate.failures >= 10
     path = tmp_path / "rates.toml"
-    put(path, text(found, SOURCE))
+    write_new(path, text(found, SOURCE))
     told = scenario_of({"gpus": "1024", "rates": str(path)})
     assert told.failures.name == SOURCE.lake
     assert told.failures.per_gpu_s == pytest.approx(

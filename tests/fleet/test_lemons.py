@@ -275,9 +275,20 @@ def test_benjamini_and_hochberg(p: list[float], fdr: float) -> None:
     assert all(q >= each * (1 - 1e-12) for q, each in zip(adjusted(p), p, strict=True))
 
 
+def test_a_component_of_a_heterogeneous_job_does_not_blame_its_own_node() -> None:
+    """One node failed, and each component's only node was taken for a bad one as well."""
+    made = of(
+        attempt("12+0", 0, 5, hosts="n[1-2]", nodes=2, state="NODE_FAIL", failed_node="n1"),
+        attempt("12+1", 0, 5, hosts="c1", state="NODE_FAIL"),
+        attempt("13", 0, 5, hosts="c2", state="NODE_FAIL"),
+    )
+    told = blamed(made, node_fails(made)).select("job", "node").collect()
+    assert sorted(told.rows()) == [("12+0", "n1"), ("12+1", "n1"), ("13", "c2")]
+
+
 def ranking(*names: str) -> pl.DataFrame:
-    rows = [(name, True, 5.0, 0.1, 50.0) for name in names]
-    schema = ["node", "lemon", "failures", "expected", "times"]
+    rows = [("c", name, True, 5.0, 0.1, 50.0) for name in names]
+    schema = ["cluster", "node", "lemon", "failures", "expected", "times"]
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
@@ -286,8 +297,9 @@ def test_drain_lines_are_shell_safe() -> None:
     found = drain_list(ranking(*names), share_max=1)
     assert found.unsafe == list(names[1:])
     (line,) = found.lines
-    assert shlex.split(line)[:4] == ["scontrol", "update", "NodeName=gpu-01", "State=DRAIN"]
-    assert shlex.split(line)[4] == "Reason=lemon: 5 failures, 0.1 expected, 50 times"
+    asked = ["scontrol", "-M", "c", "update", "NodeName=gpu-01", "State=DRAIN"]
+    assert shlex.split(line)[:6] == asked
+    assert shlex.split(line)[6] == "Reason=lemon: 5 failures, 0.1 expected, 50 times"
 
 
 def test_never_more_than_a_share() -> None:

@@ -103,7 +103,7 @@ def test_a_finding_of_today_is_not_when_jobs_ran(
 def test_drain_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "lemons", str(lake), "--drain"]) == EXIT_DONE
     (line,) = [one for one in capsys.readouterr().out.splitlines() if "scontrol" in one]
-    assert shlex.split(line)[:4] == ["scontrol", "update", "NodeName=n7", "State=DRAIN"]
+    assert shlex.split(line)[:5] == ["scontrol", "-M", "c", "update", "NodeName=n7"]
 
 
 def test_json_has_every_node(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:

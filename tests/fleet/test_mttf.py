@@ -53,7 +53,9 @@ def test_without_large_jobs_there_is_no_rate() -> None:
 
 
 def test_a_size_without_failures_has_a_lower_bound() -> None:
-    found = cluster(job("1", hours=30, end=60), job("2", gpus=9, hours=10, end=60))
+    found = cluster(
+        job("1", hours=30, end=60), job("2", gpus=9, nodes=2, hosts="n[1-2]", hours=10, end=60)
+    )
     told = mttf(found, attribute(found))
     assert told["gpus"].to_list() == [8, 16]
     assert told["mttf_h"].to_list() == told["high_h"].to_list() == [None, None]

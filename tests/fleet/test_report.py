@@ -168,7 +168,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["fleet", "report", str(lake), "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     keys = [one["key"] for one in found["sections"]]
-    assert keys[:3] == ["lemons", "goodput", "ettr"] and found["records"]["jobs"] > 0
+    assert keys[:4] == ["lemons", "parts", "goodput", "ettr"] and found["records"]["jobs"] > 0
     text = out.read_text()
     assert Page(text).headings == [one["title"] for one in found["sections"]]
     assert text.count("<svg") >= 3 and "mathdefault" not in text

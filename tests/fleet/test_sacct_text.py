@@ -87,6 +87,14 @@ def test_old_gres(tmp_path: Path, gres: str, gpus: int) -> None:
     assert any("taken as those that it asked for" in note for note in totals.notes)
 
 
+def test_slices_of_gpus_are_said(tmp_path: Path) -> None:
+    """Seven slices of one card are seven GPUs in accounting, and nothing said so."""
+    sliced = row(nnodes="1", nodelist="n1", alloctres="gres/gpu:a100_1g.5gb=7,gres/gpu=7")
+    part, totals = read(tmp_path, "\n".join([HEADER, sliced, row(jobid="8"), ""]))
+    assert sorted(part.tables["jobs"]["gpus"]) == [7, 16]
+    assert [count for what, count in totals.odd.items() if "MIG" in what] == [1]
+
+
 def test_a_job_that_was_cancelled_in_the_queue_held_nothing(tmp_path: Path) -> None:
     at = "2024-05-17T10:00:10"
     (job,) = jobs(
@@ -261,3 +269,24 @@ def test_nodes_that_are_named_count_and_not_an_absurd_number(tmp_path: Path) -> 
     """One such row made r_f a thousandth of what it was."""
     found = jobs(tmp_path, row(nodelist="n[1-3]", nnodes="99999"), row(nodelist="", nnodes="5"))
     assert [one["nodes"] for one in found] == [3, 5]
+
+
+@pytest.mark.parametrize("where", ["between", "first", "last", "torn before"])
+def test_one_endless_line_is_a_reject_and_no_end_of_the_file(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of 60 MB refused a file of a million good ones."""
+    from outlast.fleet.sacct import lines
+
+    monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 1 << 16)
+    good = [row(jobid=str(n)) for n in range(40)]
+    at = {"between": 20, "first": 0, "last": 40, "torn before": 20}[where]
+    long = ["x" * (1 << 20)]
+    torn = ["half a record"] if where == "torn before" else []
+    text = "\n".join([HEADER, *good[:at], *torn, *long, *good[at:], ""])
+    part, totals = read(tmp_path, text, block_bytes=1 << 14)
+    assert sorted(map(int, part.tables["jobs"]["job"])) == list(range(40))
+    reasons = [one.reason for one in part.rejects]
+    assert any("which no record has" in reason for reason in reasons)
+    assert totals.rows == 41 + len(torn)
+    assert part.rejects[-1].line == at + 2 + len(torn) or torn

@@ -104,7 +104,7 @@ def test_sever_wakes_every_blocked_operation(cluster: Any, kind: str) -> None:
     cluster.tell("severed", [1, 2])
     cluster.expect("ended", 2)
     cluster.tell("ended", [0])
-    first, *others = cluster.join(timeout_s=20)
+    first, *others = cluster.join(timeout_s=60)
     assert first.startswith("refused")
     # A broadcast's leaf may have been answered before it was cut; it must then be the right bytes.
     assert "woken" in others
@@ -140,7 +140,7 @@ def test_a_vote_that_gloo_forgets_holds_nobody_up(cluster: Any) -> None:
     cluster.fork(3, _forgotten)
     cluster.expect("ended", 2)
     cluster.tell("ended", [0])
-    assert cluster.join(timeout_s=20) == ["told", "1 left", "1 left"]
+    assert cluster.join(timeout_s=60) == ["told", "1 left", "1 left"]
 
 
 def _wake_alone(member: Any) -> str:
@@ -164,7 +164,7 @@ def test_one_severed_rank_frees_its_neighbours(cluster: Any) -> None:
     cluster.sever(1, [0])
     cluster.sever(1, [2])
     cluster.tell("go", [2])
-    assert cluster.join(timeout_s=20) == ["woken", "woken", "told"]
+    assert cluster.join(timeout_s=60) == ["woken", "woken", "told"]
 
 
 def _with_sockets(member: Any) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def test_sever_ends_a_connect_in_progress(cluster: Any) -> None:
     cluster.fork(3, _connect_alone)
     cluster.expect("connecting", 3)
     cluster.sever(1, [1, 2])
-    assert cluster.join(timeout_s=20) == ["absent", "closed", "closed"]
+    assert cluster.join(timeout_s=60) == ["absent", "closed", "closed"]
 
 
 def _half_connected(member: Any) -> str:
@@ -245,7 +245,7 @@ def test_sever_frees_who_waits_for_a_lost_ranks_connection(cluster: Any) -> None
     cluster.fork(4, _half_connected)
     cluster.expect("published", 3)
     cluster.sever(1, [1, 2, 3])
-    assert set(cluster.join(timeout_s=20)[1:]) <= {"freed", "connected"}
+    assert set(cluster.join(timeout_s=60)[1:]) <= {"freed", "connected"}
 
 
 def _late(member: Any) -> list[str]:
@@ -333,7 +333,7 @@ def test_a_broken_connection_is_reported_once(cluster: Any) -> None:
     cluster.fork(2, _trouble)
     cluster.expect("ready", 1)
     cluster.tell("go", [0])
-    first, second = cluster.join(timeout_s=20)
+    first, second = cluster.join(timeout_s=60)
     assert first == []
     assert second == ["RuntimeError"]
 

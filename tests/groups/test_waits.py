@@ -81,7 +81,7 @@ def test_copies_have_a_deadline_of_their_own(cluster: Any) -> None:
     cluster.expect("waiting", 1)
     cluster.expect("ended", 1)
     cluster.tell("go", [0])
-    assert cluster.join(timeout_s=30) == ["waited for", "in time"]
+    assert cluster.join(timeout_s=60) == ["waited for", "in time"]
 
 
 def _as_a_worker(member: Any) -> list[float]:
@@ -131,7 +131,7 @@ def test_a_copy_that_gloo_holds_is_stuck(cluster: Any) -> None:
     cluster.fork(2, _forgotten_copy)
     cluster.expect("done", 1)
     cluster.tell("go", [1])
-    assert cluster.join(timeout_s=30)[0] == [0, 1, 0]
+    assert cluster.join(timeout_s=60)[0] == [0, 1, 0]
 
 
 def _issued(member: Any) -> list[int]:
@@ -172,7 +172,7 @@ def test_who_computes_before_its_wait_is_not_stuck(cluster: Any) -> None:
     cluster.fork(2, _issued)
     cluster.expect("done", 1)
     cluster.tell("go", [1])
-    assert cluster.join(timeout_s=30)[0] == [0, 2, 0]
+    assert cluster.join(timeout_s=60)[0] == [0, 2, 0]
 
 
 class _Queued(dist.Work):

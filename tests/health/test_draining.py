@@ -107,6 +107,18 @@ def test_a_bad_node_is_drained_with_our_reason(slurm: Slurm) -> None:
     assert sum(call.startswith("update") for call in slurm.calls) == 1
 
 
+def test_another_cluster_of_the_environment_is_not_spoken_to(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM_CLUSTERS makes scontrol drain the node of that name in another cluster."""
+    (slurm.place / "scontrol").write_text(
+        f"#!/bin/sh\necho clusters=$SLURM_CLUSTERS >>{slurm.place}/said\nexit 1\n"
+    )
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    assert not drain(report(), Drain()).drained
+    assert (slurm.place / "said").read_text() == "clusters=\n"
+
+
 @pytest.mark.parametrize(
     "state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN", "DOWN+DRAIN", "IDLE+MAINTENANCE+DRAIN", "FAIL"]
 )

@@ -93,6 +93,20 @@ def test_a_gpu_that_is_missing() -> None:
     )  # fmt: skip
 
 
+def test_a_gpu_that_fell_off_the_bus_since_the_last_check_is_missed() -> None:
+    """Where the settings count none, a node is held against itself, also as it was."""
+    memory = after(CHECK, node(gpu(), gpu(index=1)), about(Memory()))
+    one = node(gpu(), on_bus=1)
+    assert ("now", "", "1 on the PCI bus, and 2 at an earlier check") in said(
+        CHECK, one, about(memory, 60)
+    )
+    assert "now" not in severities(CHECK, one, about(memory, 60, gpus={"count": 1}))
+
+
+def test_processes_of_no_gpu_are_unknown() -> None:
+    assert severities(LEFTOVER, Leftovers(on={}), about()) == ["unknown"]
+
+
 def test_without_a_driver_nothing_is_healthy() -> None:
     silent = Gpus(on_bus=8, trouble="the NVIDIA driver could not be asked: Driver Not Loaded")
     assert severities(CHECK, silent, about(gpus={"count": 8})) == ["unknown"]

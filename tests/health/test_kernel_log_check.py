@@ -55,6 +55,24 @@ def test_what_was_read_is_not_read_again_and_a_boot_begins_anew() -> None:
     assert severities(CHECK, rebooted, about(memory, 60)) == ["now"]
 
 
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+def test_an_empty_log_is_unknown(source: str) -> None:
+    """As /dev/kmsg of a container that may not read it: nothing of trouble was said of no line."""
+    empty = msgspec.structs.replace(log(), source=source)
+    (one,) = said(CHECK, empty, about())
+    assert one[0] == "unknown" and "no line can be read" in one[2]
+    memory = after(CHECK, log((-2, "quiet")), about(Memory()), boot="b")
+    assert severities(CHECK, log(), about(memory, 60)) == ["unknown"]
+    kept = after(CHECK, log(), about(memory, 60), boot="b")
+    assert kept.counters == memory.counters, "the mark stays where it was"
+
+
+def test_a_log_that_ends_before_its_mark_is_another_ones() -> None:
+    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(Memory()), boot="b")
+    (one,) = said(CHECK, log((-2, "quiet")), about(memory, 60))
+    assert one[0] == "unknown" and "was read to 1" in one[2]
+
+
 def test_lines_that_the_kernel_overwrote_are_said() -> None:
     memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(Memory()), boot="b")
     lost = log((30, "quiet"), first=7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
+import pytest
 from judging import about, after, found, said, severities
 
 from outlast.health.checks.links import CHECK, Links, Port
@@ -46,6 +47,41 @@ def ib(
         name="mlx5_0/1", kind="ib", state=state, physical=physical, rate_gbps=rate, counters=n
     )
     return Links(ports=(port,))
+
+
+def rail(up: int, down: int, physical: str = "Polling", second: int = 0) -> Links:
+    """As many adapters with their first port up, or down; with `second` their second port down."""
+    ports = [
+        Port(name=f"mlx5_{n}/1", kind="ib", state="ACTIVE" if n < up else "DOWN",
+             physical="LinkUp" if n < up else physical, rate_gbps=400.0)
+        for n in range(up + down)
+    ]  # fmt: skip
+    ports += [Port(name=f"mlx5_{n}/2", kind="ib", state="DOWN", physical="Polling")
+              for n in range(second)]  # fmt: skip
+    return Links(ports=tuple(ports))
+
+
+@pytest.mark.parametrize("physical", ["Polling", "Disabled", "Sleep"])
+def test_one_port_down_among_eight_is_not_healthy(physical: str) -> None:
+    found = {device: one for one, device, _ in said(CHECK, rail(7, 1, physical), about())}
+    assert found == {f"mlx5_{n}/1": "healthy" for n in range(7)} | {"mlx5_7/1": "warn"}
+
+
+def test_second_ports_that_nobody_uses_are_not_missed() -> None:
+    assert severities(CHECK, rail(8, 0, second=8), about()) == ["healthy"] * 16
+    assert severities(CHECK, rail(1, 7), about()) == ["healthy"] * 8, "one port is no majority"
+
+
+def test_a_port_that_was_up_is_missed_when_it_is_down_or_not_there() -> None:
+    memory = after(CHECK, rail(2, 2), about(Memory()))
+    down = said(CHECK, rail(1, 3), about(memory, 60))
+    text = "is DOWN (Polling), and was up at an earlier check"
+    assert [one for one in down if one[0] != "healthy"] == [("drain", "mlx5_1/1", text)]
+    gone = said(CHECK, rail(1, 0), about(memory, 60))
+    text = "is not there any more, and was up at an earlier check"
+    assert [one for one in gone if one[0] != "healthy"] == [("drain", "mlx5_1/1", text)]
+    away = about(memory, 60, links={"ignore": ["mlx5_1/1"]})
+    assert severities(CHECK, rail(1, 0), away) == ["healthy"]
 
 
 EXPECTED = {"expected": {"mlx5_0/1": {"rate_gbps": 400.0}}}

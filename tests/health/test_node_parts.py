@@ -110,6 +110,7 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
 
 
 def test_drives_are_judged() -> None:
+    assert severities(disks.CHECK, Drives(drives=()), about()) == ["unknown"]
     two = Drives(drives=(Drive(name="a", state="live"), Drive(name="b", state="offline")))
     assert said(disks.CHECK, two, about()) == [("now", "b", "the kernel says it is offline")]
     assert severities(disks.CHECK, two, about(disks={"count": 3})) == ["drain", "now"]

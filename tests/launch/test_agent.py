@@ -26,7 +26,7 @@ SomeBody = TypeVar("SomeBody", bound=wire.Body)
 # A worker that says Hello and then whatever it hears: the name of each body, on stdout.
 SPEAKER = """
 import socket
-from outlast import wire
+from outlast import framing, wire
 from outlast.config import worker_settings
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
@@ -35,14 +35,16 @@ seq = 0
 def say(body):
     global seq
     seq += 1
-    sock.sendall(wire.encode(wire.Envelope(run=settings.run, term=settings.term, agent="x",
+    sock.sendall(framing.encode(wire.Envelope(run=settings.run, term=settings.term, agent="x",
         incarnation=99, worker="somebody else", seq=seq, body=body), token))
 say(wire.Hello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
 tell(settings.worker)
-decoder = wire.Decoder(token)
+decoder = framing.Decoder(token)
 while data := sock.recv(65536):
     for envelope in decoder.feed(data):
         print(type(envelope.body).__name__)
+        if isinstance(envelope.body, wire.Seat):
+            tell(f"device-{envelope.body.local_rank}")
         if isinstance(envelope.body, wire.Close):
             say(wire.Status(generation=envelope.body.generation, n=4, step=4, state="idle"))
         if isinstance(envelope.body, wire.Stop):
@@ -246,7 +248,7 @@ def test_what_breaks_a_burial_breaks_the_agent(
 
 
 def test_a_lease_that_cannot_be_renewed_kills_the_workers_in_time(stage: Stage) -> None:
-    lease_s = 1.2
+    lease_s = 5.0  # what is left of it at the kill is room for a loaded machine
 
     async def act(desk: Desk, crew: Crew) -> None:
         desk.say(wire.Spawn(worker="w1-0", seat=0))
@@ -307,6 +309,67 @@ def test_a_script_without_hello_is_handed_over(stage: Stage) -> None:
         assert [worker.name for worker in desk.plain] == ["w1-0"] and not desk.of(wire.Lost)
 
     with_desk(stage, "sys.exit(3)", act)
+
+
+def test_a_spare_is_told_its_device_with_its_seat(stage: Stage) -> None:
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        await desk.until(wire.Hello)
+        desk.say(wire.Spawn(worker="w1-1", seat=-1))
+        await desk.until(wire.Hello, 2)
+        assert crew.workers["w1-1"].local_rank == 1
+        desk.say(wire.Kill(worker="w1-0", reason="it is over"))
+        await desk.until(wire.Lost)
+        desk.say(wire.Seat(generation=2, seat=0, world=1, n=3, first=False), "w1-1")
+        await stage.eventually_async(lambda: stage.pid_in("device-0"), "told")
+        assert crew.workers["w1-1"].local_rank == 0
+        desk.say(wire.Stop(ok=True, reason="done"), "w1-1")
+        await desk.until(wire.Finished)
+
+    with_desk(stage, SPEAKER, act, "--spares", "1")
+
+
+EARLY = """
+if os.environ["RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+wait_for(lambda: os.path.exists(ROOT + "/go"))
+"""
+
+
+def test_who_is_killed_before_any_hello_of_a_script_that_names_us_is_lost(stage: Stage) -> None:
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        desk.say(wire.Spawn(worker="w1-1", seat=1))
+        await desk.until(wire.Spawned, 2)
+        await stage.eventually_async(lambda: crew.workers["w1-0"].process.killed_by, "killed")
+        (stage.root / "go").touch()
+        await desk.until(wire.Hello)
+        lost = await desk.until(wire.Lost)
+        assert (lost.worker, lost.fault.kind, lost.fault.signal) == ("w1-0", "killed", 9)
+        assert not desk.plain
+        desk.say(wire.Stop(ok=True, reason="done"), "w1-1")
+        await desk.until(wire.Finished)
+
+    with_desk(stage, EARLY + SPEAKER, act, "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(("names", "handed_over"), [("", 1), ("# outlast", 2)])
+def test_who_is_killed_before_any_hello_of_another_script_is_handed_over(
+    names: str, handed_over: int, stage: Stage
+) -> None:
+    """At once where nothing in it names us; else when another one ends without a Hello."""
+
+    async def act(desk: Desk, crew: Crew) -> None:
+        desk.say(wire.Spawn(worker="w1-0", seat=0))
+        desk.say(wire.Spawn(worker="w1-1", seat=1))
+        await desk.until(wire.Spawned, 2)
+        await stage.eventually_async(lambda: crew.workers["w1-0"].process.killed_by, "killed")
+        if handed_over > 1:
+            (stage.root / "go").touch()
+        await stage.eventually_async(lambda: len(desk.plain) >= handed_over, "handed over")
+        assert desk.plain[0].name == "w1-0" and not desk.of(wire.Lost)
+
+    with_desk(stage, EARLY + names, act, "--nproc-per-node", "2")
 
 
 def test_a_worker_with_a_wrong_token_is_not_heard(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outlast import events, wire
+from outlast import events, framing, wire
 from outlast.errors import GaveUpError, RunDirError
 from outlast.launch import controller as controllers
 from outlast.launch.controller import Controller, read_journal
@@ -34,14 +34,14 @@ class Caller:
         self.sock = socket.create_connection(controller.address, timeout=10)
         self.sock.setblocking(False)
         self.run = controller.job.run
-        self.decoder = wire.Decoder(stage.token)
+        self.decoder = framing.Decoder(stage.token)
         self.frames: list[wire.Envelope] = []
 
     def say(self, body: wire.AnyBody, worker: str = "", seq: int = 1) -> None:
         envelope = wire.Envelope(
             run=self.run, term=1, agent="here", incarnation=1, worker=worker, seq=seq, body=body
         )
-        self.sock.sendall(wire.encode(envelope, self.token))
+        self.sock.sendall(framing.encode(envelope, self.token))
 
     def hello(self) -> None:
         self.say(wire.AgentHello(host="here", address="127.0.0.1", capacity=2, lease_s=5))
@@ -136,7 +136,7 @@ def test_a_stranger_cannot_fill_the_memory(stage: Stage) -> None:
     """A frame may announce 128 MiB, and its tag comes true only at its end."""
 
     async def act(caller: Caller, _controller: Controller) -> None:
-        caller.sock.sendall(wire.HEADER.pack(wire.MAGIC, 100 << 20, b"x" * 16))
+        caller.sock.sendall(framing.HEADER.pack(framing.MAGIC, 100 << 20, b"x" * 16))
         caller.sock.setblocking(True)
         with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel likes
             await asyncio.to_thread(lambda: [caller.sock.sendall(b"x" * 65536) for _ in range(99)])

@@ -105,12 +105,9 @@ signal.pause()
 def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
     async def act(crew: Crew, _record: Record) -> None:
         worker, died = await start(crew)
-        loop = asyncio.get_running_loop()
         await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
         os.kill(worker.process.pid, signal.SIGKILL)
-        begin_s = loop.time()
-        await asyncio.wait_for(died.wait(), 5)
-        assert loop.time() - begin_s < 0.5
+        await asyncio.wait_for(died.wait(), 60)  # nothing else than the pidfd sets it
         remains = await crew.bury(worker)
         fault = fault_of(worker, remains, "here", 1)
         assert (fault.kind, fault.signal, fault.detail) == ("killed", 9, "killed by SIGKILL")

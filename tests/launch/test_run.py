@@ -37,7 +37,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends(theatre: Theatre) -> None:
 
 
 def test_a_stopped_worker_is_found_out_and_replaced(theatre: Theatre) -> None:
-    limits = ("--limit", "hang_floor_s=0.5", "--limit", "hang_ceiling_s=1")
+    limits = ("--limit", "hang_floor_s=1", "--limit", "hang_ceiling_s=60")
     launcher = theatre.start(theatre.stage.script(actor()), "--nproc-per-node", "2", *limits)
     pid = theatre.told("open1-0")
     theatre.told("open1-1")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.launch.conftest import TRAINER, Stage
 
-from outlast import wire
+from outlast import framing, wire
 from outlast.core.contract import DecisionMade, Opened
 from outlast.launch.controller import Controller
 from outlast.launch.crew import Crew
@@ -121,8 +121,8 @@ def test_a_later_term_under_another_host_name_starts_its_workers(stage: Stage) -
             seq=1,
             body=body,
         )
-        wire_out.write(wire.encode(hello, stage.token))
-        decoder, heard = wire.Decoder(stage.token), []
+        wire_out.write(framing.encode(hello, stage.token))
+        decoder, heard = framing.Decoder(stage.token), []
         try:
             while not any(isinstance(frame.body, wire.Spawn) for frame in heard):
                 heard += decoder.feed(await asyncio.wait_for(reader.read(65536), 10))

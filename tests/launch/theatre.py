@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 # A worker that keeps to the protocol without torch: it ends when a file says so, or when drained.
 ACTOR = """
 import select, socket
-from outlast import wire
+from outlast import framing, wire
 from outlast.config import worker_settings
 from outlast.page import Page
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
 sock = socket.socket(fileno=settings.control_fd)
 page = Page(settings.page_fd)
-decoder, seq, seat = wire.Decoder(token), 0, settings.seat
+decoder, seq, seat = framing.Decoder(token), 0, settings.seat
 def say(body):
     global seq
     seq += 1
-    sock.sendall(wire.encode(wire.Envelope(run=settings.run, term=settings.term, agent="",
+    sock.sendall(framing.encode(wire.Envelope(run=settings.run, term=settings.term, agent="",
         incarnation=1, worker=settings.worker, seq=seq, body=body), token))
 def act(body):
     global seat, opened
@@ -93,7 +93,7 @@ class Theatre:
         return launcher
 
     def end(self, launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
-        out, err = launcher.communicate(timeout=60)
+        out, err = launcher.communicate(timeout=120)
         return launcher.returncode, out, err
 
     def go(self, script: Path, *flags: str) -> tuple[int, str, str]:

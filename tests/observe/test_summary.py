@@ -162,7 +162,7 @@ def test_a_script_that_never_called_init(tmp_path: Path) -> None:
     assert (summary.goodput, summary.ettr) == (None, None)
     text = shown(summary)
     assert "restart only" in text and "ETTR" not in text
-    assert "2 ranks, 9.00 s" in text
+    assert "2 ranks for 9.00 s" in text
 
 
 def test_durable_storage_is_summed_up(tmp_path: Path) -> None:

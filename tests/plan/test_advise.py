@@ -30,7 +30,11 @@ def told(in_use: Strategy | None = None, **said: str) -> Advice:
 
 
 def least_usd(scenario: Scenario) -> float:
-    can: list[Strategy] = [one for one in STRATEGIES if not possible(scenario, one)]
+    """Of strategies that need their spares, of which migrate is taken where one that drops replicas
+    costs as much with spares in place of all of them."""
+    can: list[Strategy] = [
+        one for one in STRATEGIES if one != "drop" and not possible(scenario, one)
+    ]
     return min(predict(scenario, one).usd for one in can)
 
 
@@ -48,7 +52,8 @@ def test_it_costs_what_its_settings_are_predicted_to() -> None:
     assert bill.ideal + math.fsum(on_top) == pytest.approx(bill.total, rel=1e-9)
     assert bill.ideal == pytest.approx(16384 * 720 * 2.5)
     for way in found.strategies:
-        assert way.usd == pytest.approx(predict(scenario_of(said), way.strategy).usd)
+        stocked = said if way.strategy != "drop" else {**said, "spares": "0"}
+        assert way.usd == pytest.approx(predict(scenario_of(stocked), way.strategy).usd)
 
 
 def test_no_other_interval_or_number_of_spares_is_better() -> None:
@@ -133,7 +138,7 @@ def test_without_a_simulator_a_formula_is_not_taken_at_its_word_outside_its_regi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outlast.plan.priced.find_spec", lambda _: None)
-    found = advise(scenario_of(FAR_OUT))
+    found = advise(scenario_of({**FAR_OUT, "failures": "4500h"}))
     usd = {one.strategy: one.usd or math.inf for one in found.strategies}
     assert found.items[0].set_to == "migrate" and 0.8 < usd["drop"] / usd["migrate"] < 0.9
     assert "drop may cost" in found.items[0].why and "outlast[plan]" in found.items[0].why
@@ -162,7 +167,7 @@ def test_a_doubt_is_what_not_knowing_costs() -> None:
     (doubt,) = [one for one in found.doubts if "95 %" in one.unknown]
     at = best(scenario)
     there = at_rate(scenario, 0.95)
-    kept = predict(fixed(there, settings_of(at.scenario, at.taken)), "migrate").usd
+    kept = priced(fixed(there, settings_of(at.scenario, at.taken)), "migrate").usd
     assert doubt.regret_usd == pytest.approx(kept - best(there).taken.usd, rel=1e-9)
     assert "2.4 times as often" in doubt.said
     (held,) = [one for one in found.doubts if "only once" in one.unknown]
@@ -284,3 +289,11 @@ def test_the_tornado(plan: Plan, tmp_path: Path) -> None:
         flags = ("--gpus", "64", "--failures", mtbf, "--replica-gpus", "64")
         assert plan("advise", *flags, "--figure", str(path)).code == 0
         assert shows in path.read_text()
+
+
+def test_what_outlast_run_cannot_do_is_said_with_what_it_can() -> None:
+    found = advise(scenario_of(FAR_OUT))
+    assert found.items[0].set_to == "drop"
+    why = found.items[0].why
+    assert "`outlast run` does not do this" in why and "is the cheapest, for $" in why
+    assert "outlast run" not in told(failures="50kh").items[0].why

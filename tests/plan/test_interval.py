@@ -109,7 +109,7 @@ def test_a_value_lies_in_its_band(plan: Plan) -> None:
 
 
 def test_versions_in_memory_that_do_not_pay_at_every_rate(plan: Plan) -> None:
-    flags = ("--gpus=512", "--failures=500h", "--failures-seen=3", "--cost=60s")
+    flags = ("--gpus=512", "--failures=500h", "--failures-seen=3", "--cost=60s", "--copies=4")
     found = plan("interval", "--strategy=outlast", *flags, "--json")
     memory = found.named("best interval in memory")
     assert 0 < memory["low"] <= memory["value"] and memory["high"] is None  # never

@@ -39,6 +39,8 @@ WRONG = {
     ("000", "spares that suffice"): 549,
     ("001", "Llama 3: interruptions, by its formula"): 4434.8,
     ("001", "Llama 3: interruptions that hardware caused"): 70.13,
+    ("001", "lost without checkpoints"): None,
+    ("001", "lost with a checkpoint an hour"): 3.4274e6,
     ("002", "time of a save, 10 TB at 80 GB/s"): 125,
     ("002", "overhead, every 4 h"): 95.65,
     ("002", "efficiency, every 4 h"): 32.88,
@@ -79,8 +81,8 @@ def test_what_disagrees_is_known() -> None:
 
 
 @pytest.mark.parametrize(("key", "right"), [*WRONG.items(), *ANSWERS.items()])
-def test_what_is_right(key: tuple[str, str], right: float) -> None:
-    assert ROWS[key].ours == pytest.approx(right, rel=5e-4)
+def test_what_is_right(key: tuple[str, str], right: float | None) -> None:
+    assert ROWS[key].ours == (None if right is None else pytest.approx(right, rel=5e-4))
     assert (ROWS[key].says is None) == (key in ANSWERS)
 
 
@@ -88,7 +90,7 @@ def test_every_row_says_enough() -> None:
     assert len(ROWS) == len(rows()), "two rows of a document have one name"
     assert {document for document, _ in ROWS} == set(DOCUMENTS)
     for row in ROWS.values():
-        assert math.isfinite(row.ours), row
+        assert row.ours is not None or "never ends" in row.why, row
         assert row.why or row.agrees, row
         assert row.agrees is None or row.says is not None, row
 

@@ -35,7 +35,7 @@ from outlast.plan.simulated import job_of
 from outlast.plan.tables import SUFFIXES, Column, about, table
 
 SAID = ("--gpus", "1024", "--failures", "5kh", "--work", "10d")
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 class Plan:
@@ -230,3 +230,15 @@ def test_ctrl_c_keeps_the_first_runs(tmp_path: Path) -> None:
     assert len(rows) == found["replications"] > 0
     same = simulate(job_of(scenario_of({"gpus": "64"}), "checkpoint-restart"), 100)
     assert [float(row["wall_s"]) for row in rows[:100]] == same["wall_s"].tolist()
+
+
+def test_compiling_is_said(tmp_path: Path) -> None:
+    """In a process that finds nothing compiled; the second one loads what the first one kept."""
+    code = "from outlast.plan.parts import compile_once; compile_once(); compile_once()"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for times in (1, 0):
+        said = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+            check=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert said.stderr.count("compiling the simulator") == times

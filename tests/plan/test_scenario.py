@@ -25,7 +25,7 @@ GPUS = {"gpus": "16384"}
 # What else a scenario may say: which of it matters follows from the question, not the strategy.
 BESIDES = {
     "gpus", "failures-seen", "rack-nodes", "lemons", "lemon-factor", "shape", "age", "state",
-    "gpu-hour", "rates",
+    "gpu-hour", "rates", "gap-spread",
 }  # fmt: skip
 
 
@@ -194,15 +194,16 @@ def test_every_key_that_matters_is_a_field_and_every_field_matters() -> None:
 
 RICH = {
     "gpus": "1024", "failures": "3kh", "failures-seen": "9", "fatal": "5%", "rack-mtbf": "1y",
-    "spares": "3", "drag": "5%", "copies": "2", "interval": "30min", "memory-interval": "5min",
+    "spares": "3", "drag": "5%", "copies": "4", "interval": "30min", "memory-interval": "5min",
     "replica-gpus": "512",
 }  # fmt: skip
 OTHER = {
     "gpus-per-node": "4", "failures": "2kh", "transient": "30%", "fatal": "7%", "spares": "5",
     "rack-mtbf": "2y", "repair": "30h", "work": "40d", "step": "20s", "replica-gpus": "256",
     "interval": "40min", "cost": "9s", "flush": "3min", "drag": "9%", "memory-interval": "3min",
-    "memory-cost": "2s", "copies": "4", "window": "10min", "detect": "2min", "restart": "20min",
+    "memory-cost": "2s", "copies": "8", "window": "10min", "detect": "2min", "restart": "20min",
     "restore": "4min", "pause": "50s",
+    "overhead": "checkpoint-restart=1%,peer-memory=2%,migrate=3%,drop=4%,outlast=5%",
 }  # fmt: skip
 
 
@@ -228,7 +229,8 @@ def test_what_no_strategy_names_is_used_all_the_same() -> None:
     plain = scenario_of(rich)
     job = job_of(plain, "outlast")
     others = {
-        "rack-nodes": "4", "lemons": "9%", "lemon-factor": "3", "shape": "0.7", "age": "30d",
+        "rack-nodes": "4", "gap-spread": "30%",
+        "lemons": "9%", "lemon-factor": "3", "shape": "0.7", "age": "30d",
     }  # fmt: skip
     for key, text in others.items():
         assert job_of(scenario_of({**rich, key: text}), "outlast") != job, key

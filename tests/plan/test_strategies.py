@@ -8,12 +8,16 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
-from outlast.errors import UsageError
-from outlast.plan.ladders import STRATEGIES, Strategy, mtbf_s
-from outlast.plan.scenario import scenario_of
+from outlast.errors import ConfigError, UsageError
+from outlast.plan import parts
+from outlast.plan.ladders import STRATEGIES, Strategy, kinds_of, mtbf_s
+from outlast.plan.priced import priced
+from outlast.plan.reproduce import gaps
+from outlast.plan.scenario import OVERHEAD_OF, scenario_of
 from outlast.plan.simulate import simulate
 from outlast.plan.simulated import job_of
 from outlast.plan.strategies import predict
+from outlast.theory import replicas
 
 Z_MAX, REPLICATIONS = 4.0, 200
 SCENARIOS = (
@@ -125,3 +129,85 @@ def test_outlast_is_never_behind_what_it_contains() -> None:
 def test_a_strategy_that_cannot_be_had_says_why() -> None:
     with pytest.raises(UsageError, match="migrate needs two replicas"):
         predict(scenario_of({"gpus": "8"}), "migrate")
+
+
+def test_shares_of_failures_sum_to_all_of_them() -> None:
+    """Half of them transient and half fatal leave none that takes a node."""
+    scenario = scenario_of({"gpus": "1024", "transient": "50%", "fatal": "50%"})
+    by_name = {one.name: one.rate_per_s * mtbf_s(scenario) for one in kinds_of(scenario)}
+    assert by_name == pytest.approx({"node": 0, "transient": 0.5, "fatal": 0.5, "rack": 0})
+    assert predict(scenario, "checkpoint-restart").spares == 0
+    assert job_of(scenario, "checkpoint-restart").kept == 1
+    third = scenario_of({"gpus": "1024", "transient": "30%", "fatal": "20%"})
+    rates = [one.rate_per_s * mtbf_s(third) for one in kinds_of(third)]
+    assert rates == pytest.approx([0.5, 0.3, 0.2, 0])
+    with pytest.raises(ConfigError, match=r"sum to 100\.0100%"):
+        scenario_of({"gpus": "8", "transient": "50.01%", "fatal": "50%"})
+
+
+def test_what_no_run_ends_with_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred million GPUs fail each 2 s: nothing comes out of a recovery of 30 s."""
+    monkeypatch.setattr(parts, "run_part", lambda _: pytest.fail("simulated"))
+    scenario = scenario_of({"gpus": "100M"})
+    for strategy in ("checkpoint-restart", "peer-memory", "migrate", "outlast"):
+        assert math.isinf(priced(scenario, strategy).usd)
+
+
+def test_a_part_with_very_many_holders_is_counted_at_once() -> None:
+    """The sum over holders ends where nothing is added any more: -ln(1 - u) in the limit."""
+    gone = -math.expm1(-1e-3)
+    most = replicas.loss_rate_per_s(10**7, 10**7, 1e-6, 1e3)
+    assert most == 0
+    two = replicas.loss_rate_per_s(2, 2, 1e-6, 1e3)
+    assert two == pytest.approx(1e-6 * gone / (1 / 2 + gone), rel=1e-12)
+
+
+@pytest.mark.parametrize("spares", ["0", "2", "40"])
+def test_spares_stand_in_for_replicas_that_would_be_dropped(spares: str) -> None:
+    """They were passed over without a word."""
+    said = {"gpus": "16384", "work": "600d", "fatal": "0%", "transient": "0%", "spares": spares}
+    scenario = scenario_of(said)
+    predicted = predict(scenario, "drop")
+    assert predicted.spares == int(spares)
+    wall_s = simulate(job_of(scenario, "drop"), 50, seed=3)["wall_s"]
+    assert abs(wall_s.mean() / predicted.wall_s - 1) < 0.01
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint-restart", "migrate", "drop"])
+def test_steps_that_a_strategy_always_slows_down(strategy: Strategy) -> None:
+    said = {"gpus": "16384", "work": "60d", "spares": "40", "transient": "0%", "fatal": "0%"}
+    slow = scenario_of({**said, "overhead": f"{strategy}=20%"})
+    predicted = predict(slow, strategy)
+    assert predicted.how == predict(scenario_of(said), strategy).how
+    rows = simulate(job_of(slow, strategy), REPLICATIONS, seed=3)
+    assert abs(rows["wall_s"].mean() / predicted.wall_s - 1) < 0.01
+    slower_s = rows["slow_s"].mean()  # of work that is done again, too, and of missing replicas
+    assert 0.99 < slower_s / (slow.work_s / 4) < (1.05 if strategy != "drop" else 1.3)
+    other = next(one for one in STRATEGIES if one != strategy)
+    assert predict(slow, other) == predict(scenario_of(said), other)
+
+
+def test_an_overhead_names_its_strategies() -> None:
+    assert OVERHEAD_OF == STRATEGIES
+    assert scenario_of({"gpus": "8", "overhead": "drop=4%, outlast=1%"}).overhead == (
+        ("drop", 0.04), ("outlast", 0.01),
+    )  # fmt: skip
+    for text in ("torchft=4%", "drop=4%,drop=5%", "drop", "drop=100%"):
+        with pytest.raises(ConfigError, match="overhead"):
+            scenario_of({"gpus": "8", "overhead": text})
+
+
+def test_failures_at_even_gaps_are_those_of_document_003() -> None:
+    """Every 45 to 75 min for 405 min of work, each a pause of 100 s: by recursion, and by runs."""
+    said = {
+        "gpus": "64", "failures": "64h", "gap-spread": "25%", "work": "405min", "transient": "0%",
+        "fatal": "0%", "detect": "0", "pause": "100s", "step": "1ms", "replica-gpus": "8",
+        "interval": "405min", "cost": "0", "flush": "0", "window": "0", "spares": "8",
+    }  # fmt: skip
+    scenario = scenario_of(said)
+    rows = simulate(job_of(scenario, "migrate"), 4000, seed=3)
+    expected = gaps.failures(gaps.Gaps(45 * 60.0, 75 * 60.0), 405 * 60.0, pause=100.0)
+    assert rows["failures"].mean() == pytest.approx(expected, abs=0.05)
+    assert rows["failures"].std() < 1
+    predicted = predict(scenario, "migrate")
+    assert predicted.how == "first order" and "even gaps" in predicted.warnings[0]

@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from outlast.core import decide, membership, moving, regroup, restart, roster, verifying
+from outlast.core.audit import protocol
+from outlast.core.audit.verdict import Verdict
+from outlast.core.detect import hang
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -54,6 +57,10 @@ def _trusting(turn, event):
         restart.start_unverified(turn)
 
 
+def _agreeing(holdings, names, may_ask=True):
+    return Verdict(outcome="agreed", compared=len(holdings))
+
+
 BREAKAGES = {
     "the least complete survivor decides": (decide, "_place", _smallest_place),
     "nobody is waited for": (decide, "is_silent", lambda turn, worker: False),
@@ -65,6 +72,13 @@ BREAKAGES = {
     "any checkpoint is trusted": (restart, "found", _trusting),
     "copies outlive their hosts": (verifying, "look_again", lambda turn: False),
     "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
+    "an accident at the start is the script's": (roster, "is_accident", lambda fault: False),
+    "a wait is a hang": (hang, "is_out", lambda look: False),
+    "no place is excused": (hang, "_excuse", lambda memory, *_: memory),
+    "audits find nothing": (protocol, "judge", _agreeing),
+    "who differs is not replaced": (protocol, "_replace", lambda *arguments: None),
+    "what was saved meanwhile is trusted": (protocol, "_bar", lambda *arguments: None),
+    "a term forgets what is out of use": (protocol, "restored", lambda *arguments: None),
     "a term forgets who was moved": (moving, "moved_before", lambda turn, entry: None),
 }
 

@@ -42,10 +42,11 @@ class Outcome:
     output: str
     run_dir: Path
     out: Path
+    world: int = WORLD
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
-        return [json.loads((self.out / f"{r}.json").read_text()) for r in range(WORLD)]
+        return [json.loads((self.out / f"{r}.json").read_text()) for r in range(self.world)]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -63,8 +64,8 @@ class Outcome:
 class Runner:
     """Starts launchers, and knows how to find whatever they may have left behind."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, world: int = WORLD) -> None:
+        self.folder, self.world = folder, world
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(
@@ -73,7 +74,7 @@ class Runner:
         if "--hold" in job:  # who waits there for the test is not stuck
             flags = ("--limit=hang_floor_s=60", *flags)
         command = [
-            *(sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={WORLD}"),
+            *(sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={self.world}"),
             *(
                 f"--run-dir={self.folder / name}",
                 *flags,
@@ -96,7 +97,7 @@ class Runner:
             text = (self.folder / f"{name}.txt").read_text()
             raise AssertionError(f"still running after {DEADLINE_S} s:\n{text[-6000:]}") from None
         text = (self.folder / f"{name}.txt").read_text()
-        return Outcome(code, text, self.folder / name, self.folder / "out")
+        return Outcome(code, text, self.folder / name, self.folder / "out", self.world)
 
     def run(self, *flags: str, job: tuple[str, ...] = (), script: Path = JOB) -> Outcome:
         return self.end(self.start(*flags, job=job, script=script))

@@ -33,10 +33,3 @@ def test_a_bug_stops_the_run_with_its_cause(
     framed = outcome.output[max(0, outcome.output.rindex("-" * 40) - 6000) :]
     assert words in framed
     assert outcome.summary["outcome"] == "user_error"
-
-
-def test_a_worker_that_dies_before_its_first_step_burns_no_restarts(runner: Runner) -> None:
-    outcome = runner.run("--nproc-per-node=2", "--spares=1", "--fault", "kill:rank=1,phase=setup")
-    assert outcome.code == 3, outcome.output
-    assert "before its first step" in outcome.output
-    assert outcome.summary["respawns"] == 0

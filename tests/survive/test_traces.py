@@ -63,34 +63,39 @@ def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = read_events(run_dir)
-    hung = [one.fault for one in found if isinstance(one, events.Noticed)]
-    folders = sorted((run_dir / "traces").iterdir())
-    assert [(fault.kind, fault.seat) for fault in hung] == [("hung", 1), ("hung", 2)]
-    first, second = (analyse(read([folder])) for folder in folders)
-    for fault, folder in zip(hung, folders, strict=True):
-        assert str(folder) in fault.detail
+    # Under load a peer may report its cut connection as well, and a slow rank may be traced.
+    faults = [one.fault for one in found if isinstance(one, events.Noticed)]
+    hung = [fault for fault in faults if fault.kind == "hung"]
+    assert [fault.seat for fault in hung] == [1, 2]
+    folders = [
+        next(each for each in (run_dir / "traces").iterdir() if str(each) in fault.detail)
+        for fault in hung
+    ]
+    for folder in folders:
         assert sorted(path.name.partition("@")[0] for path in folder.iterdir()) == [
             "rank_0", "rank_1", "rank_2",
         ]  # fmt: skip
+    first, second = (analyse(read([folder])) for folder in folders)
     assert (first.ranks, first.confidence, first.missing) == ((1,), "sure", ())
     assert (first.stuck[0].members, first.stuck[0].seq) == ((1, 2), 5)
     assert first.hosts.keys() == {0, 1, 2}
     assert (second.ranks, second.confidence) == ((2,), "sure"), second.verdict
     assert (second.stuck[0].members, second.stuck[0].seq) == ((0, 1, 2), 1)
-    line = next(traced(run_dir, incidents(found)))
-    assert line.startswith("incident 1: Rank 1 never entered all_reduce")
+    lines = list(traced(run_dir, incidents(found)))
+    assert any("Rank 1 never entered all_reduce" in line for line in lines), lines
 
 
 SKIPS = """
 import sys
+from pathlib import Path
 import torch
 from torch import distributed as dist
 import outlast
 session = outlast.init()
-left_out = []
+left_out = Path(__file__).with_suffix(".left_out")  # a retry puts the script's variables back
 def both():
-    if session.rank == 2 and calls == 5 and (sys.argv[1] == "always" or not left_out):
-        left_out.append(calls)
+    if session.rank == 2 and calls == 5 and (sys.argv[1] == "always" or not left_out.exists()):
+        left_out.touch()
         return
     dist.all_reduce(torch.ones(3))
 for calls in range(1, 8):

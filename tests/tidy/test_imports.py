@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 BASE = {
     "errors": 0, "amounts": 1, "config": 1, "drafts": 1, "events": 1, "generators": 1, "page": 1,
     "processes": 1, "toml": 1,
-    "drawing": 2, "records": 2, "wire": 2,
+    "drawing": 2, "records": 2, "wire": 2, "framing": 3,
 }  # fmt: skip
 ROOMS = {
     "theory": 2,

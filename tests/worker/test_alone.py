@@ -25,6 +25,19 @@ def loss_of(batch):
 
 
 SCRIPTS = {
+    "parameters": """
+        session.protect(model=model, optimizer=optimizer)
+        def step(batch):
+            optimizer.zero_grad()
+            loss_of(batch).backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.module[0].weight.clamp_(-1, 1)
+        for batch in session.batches(None, until=2):
+            session.run(step, batch)
+            nn.init.zeros_(model.module[0].bias)
+        print(session.step_index)
+        """,
     "phases": """
         other = torch.optim.AdamW(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -102,6 +115,15 @@ ERRORS = {
         "session.run(lambda: loss_of(1).backward())",
         "no protected optimizer stepped",
     ),
+    "a parameter changed by hand": (
+        "def f():\n  with torch.no_grad(): model.module[0].weight.mul_(0.9)\nsession.run(f)",
+        "PhaseError: f:",
+    ),
+    "a parameter changed before the step": (
+        "def f():\n  nn.init.zeros_(model.module[0].bias)\n  loss_of(1).backward()\n"
+        "  optimizer.step()\nsession.run(f)",
+        "changed the parameter model.module.0.bias before the vote",
+    ),
     "a phase inside a phase": (
         "session.run(lambda: session.run(lambda: None))",
         "session.run inside session.run",
@@ -146,6 +168,10 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
 def test_phases_steps_and_results(left: dict[str, Left]) -> None:
     code, out, err = left["phases"]
     assert (out.split(), code) == (["0", "1", "6"], 0), err
+
+
+def test_parameters_may_change_behind_the_step_and_between_phases(left: dict[str, Left]) -> None:
+    assert left["parameters"].out.strip() == "2", left["parameters"].err
 
 
 def test_a_loop_over_epochs_and_an_iterator_that_cannot_rewind(left: dict[str, Left]) -> None:

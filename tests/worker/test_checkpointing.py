@@ -51,7 +51,7 @@ def saver(
     settings = WorkerSettings(
         run="job", token=TOKEN, term=1, agent="a", incarnation=1, worker=f"w{rank}", seat=rank,
         world=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir), checkpoint_every=1,
-        snapshot_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
+        snapshot_every=0, audit_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
         clock_anchor_ns=0, limits=Limits(),
     )  # fmt: skip
     moment = Moment(Page.create(1 << 16), send, lambda _: None)

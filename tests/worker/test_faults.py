@@ -18,6 +18,7 @@ class Place:
     def __init__(self, markers: Path, *specs: FaultSpec) -> None:
         self.step = 0
         self.resets = 0
+        self.flipped: list[str] = []
         self.faults = Faults(
             list(specs),
             markers,
@@ -25,6 +26,7 @@ class Place:
             lambda: (self.step, self.step),
             self.reset,
             lambda: True,
+            self.flipped.append,
         )
         self.faults.seat = 0
 
@@ -77,3 +79,11 @@ def test_what_the_launcher_does_is_not_done_here(tmp_path: Path) -> None:
     place.faults.reach("forward")
     place.faults.warm(-1)
     assert place.resets == 0
+
+
+def test_a_flip_comes_once_after_the_commit(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("flip:rank=0,step=3,tensor=model.0.*"))
+    place.step = 3
+    for where in ("forward", "backward", "apply", "done", "committed", "committed"):
+        place.faults.reach(where)
+    assert place.flipped == ["model.0.*"]

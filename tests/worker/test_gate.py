@@ -107,3 +107,17 @@ def test_a_step_inside_backward_is_an_error(bench: Bench) -> None:
     with pytest.raises(PhaseError, match="inside backward"):
         bench.loss().backward()
     assert bench.asked == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own, at its import
+def test_a_compiled_optimizer_comes_by_the_gate(bench: Bench) -> None:
+    asked: list[bool] = []
+    bench.gate.ask = lambda: asked.append(torch.compiler.is_compiling())
+
+    def update() -> None:
+        bench.optimizer.step()
+
+    bench.loss().backward()
+    torch.compile(update, backend="eager")()
+    torch._dynamo.reset()
+    assert asked == [False]

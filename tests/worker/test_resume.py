@@ -10,6 +10,7 @@ from outlast.checkpoint import tree
 from outlast.errors import CorruptionError
 from outlast.worker.part import SEAT_MAGIC, SeatPart, told
 from outlast.worker.place import LOST, Intervals, Place, Slot
+from outlast.worker.reducers import ReducerState
 
 
 def slot(**changed: object) -> Slot:
@@ -21,21 +22,25 @@ def slot(**changed: object) -> Slot:
 
 
 def test_a_place_comes_back() -> None:
-    part = SeatPart(slot().pack(), [True, False], {"name": tree.encode("run-1")})
+    states = [ReducerState(sync=True, buckets=[[1], [0, 2]]), ReducerState(sync=False)]
+    part = SeatPart(slot().pack(), states, {"name": tree.encode("run-1")})
     found = SeatPart.unpack(part.pack(), "here")
     assert found == part
     assert Slot.unpack(found.slot) == slot()
-    older = SEAT_MAGIC + msgspec.msgpack.encode([slot().pack(), []])
-    assert SeatPart.unpack(older, "here").shared == {}
+    older = b"OLP2" + msgspec.msgpack.encode([slot().pack(), [True, False]])
+    states = [ReducerState(sync=True), ReducerState(sync=False)]
+    assert SeatPart.unpack(older, "here") == SeatPart(slot().pack(), states, {})
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x80", r"rank 3 is not a seat's part of version 2 \(starts with b'\\x80'"),
+        (b"\x80", r"rank 3 is not a seat's part of version 2 or 3 \(starts with b'\\x80'"),
         (b"OLP1\x80", "the Outlast that wrote it"),
         (SEAT_MAGIC + b"\xc1", "rank 3 is no place in a run"),
         (SEAT_MAGIC + msgspec.msgpack.encode([b"\x80", []]), "missing required field"),
+        (b"OLP2" + msgspec.msgpack.encode([b"\x80"]), "rank 3 is no place in a run"),
+        (b"OLP2" + msgspec.msgpack.encode({}), "rank 3 is no place in a run"),
     ],
 )
 def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
@@ -45,11 +50,11 @@ def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
 
 def test_what_is_told_is_what_training_goes_on_from() -> None:
     """Not when it saves, nor what it has saved: two runs may do that differently."""
-    part = told(SeatPart(slot(at_draw=True).pack(), [True]).pack(), "here")
+    part = told(SeatPart(slot(at_draw=True).pack(), [ReducerState(sync=True)]).pack(), "here")
     assert part == {
         "random": 3, "objects": {"o": 4}, "buffers": {}, "batch": {"step": 3}, "results": [8],
-        "ddp": [True],
+        "ddp": [[True, False, None]], "script": {},
     }  # fmt: skip
     other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
-    assert told(SeatPart(other.pack(), [True]).pack(), "here") == part
+    assert told(SeatPart(other.pack(), [ReducerState(sync=True)]).pack(), "here") == part
     assert "random" in told(SeatPart(slot().pack(), []).pack(), "here")["batch"]

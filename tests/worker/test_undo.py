@@ -201,3 +201,18 @@ def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
     before = tree.encode(state)
     step(model, optimizer)
     assert tree.encode(state) == before
+
+
+def test_modes_and_gradient_flags_are_the_ranks_own() -> None:
+    def built() -> tuple[nn.Module, Protected]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        return model, Protected({"model": model}, {})
+
+    model, protected = built()
+    model.eval()
+    next(model.parameters()).requires_grad_(False)
+    own = protected.own_state(protected.own_choices())
+    other, joiner = built()
+    joiner.restore_own(own)
+    assert [part.training for part in other.modules()] == [False] * 3
+    assert [p.requires_grad for p in other.parameters()] == [False, True]

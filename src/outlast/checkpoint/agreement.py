@@ -2,13 +2,15 @@
 
 Ranks with equal tables of plain tensors are taken for each other's replicas (which tells pipeline
 stages apart). Ranks that are to divide boxes must agree on them, and on a sample of their values:
-what differs by rank is neither a replica nor a shard, and is refused, not mixed. Parameters are
-sampled even where they are too small to be divided: one rank's would stand for all.
+what differs by rank is neither a replica nor a shard, and is refused, not mixed. So are values, and
+tensors under one name whose ranks are not of one table or mesh: where there are any, all compare
+names in a second exchange. Who holds what in common is looked at again at every save (samples.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,22 +18,24 @@ import msgspec
 import torch
 import xxhash
 
-from outlast.checkpoint.plan import WHOLE_BYTES, Held, Share, divide
-from outlast.checkpoint.tree import raw
+from outlast.checkpoint.plan import Held, Share, divide
+from outlast.checkpoint.samples import Mates, digests_of
 from outlast.errors import GroupError, UsageError
 
 Exchange = Callable[[bytes], list[bytes]]
-_SAMPLES = 4  # about as many a dimension: enough to tell what is no replica
+VALUES = "values"  # the key of what is no tensor
 _NAMES_MAX = 5  # names in a message
 
 
 class Plan(NamedTuple):
     """`held`: with the holders of plain tensors filled in. `shares`: what this rank writes.
-    `digest`: of everything that all ranks hold; equal on all of them."""
+    `digest`: of everything that all ranks hold; equal on all of them. `mates`: what this rank holds
+    with others, tensors and values."""
 
     held: tuple[Held, ...]
     shares: tuple[Share, ...]
     digest: str
+    mates: tuple[Mates, ...] = ()
 
 
 class _Set(msgspec.Struct, frozen=True, array_like=True):
@@ -44,12 +48,25 @@ class _Set(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's message. `plain`: the key of its plain tensors among `sets`."""
+    """One rank's message. `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of
+    the ranks that its tensors lie on. `values`: digests by name."""
 
     error: str = ""
     everything: bytes = b""
     plain: bytes = b""
     sets: dict[bytes, _Set] = {}
+    meshes: bytes = b""
+    values: dict[str, bytes] = {}
+
+
+class _Named(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor as one rank has it. `sample`: empty where it may differ by rank."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    sample: bytes
 
 
 def agree(
@@ -59,13 +76,18 @@ def agree(
     rank: int,
     world: int,
     exchange: Exchange,
+    apart: Collection[str] = (),
+    values: Mapping[str, bytes] | None = None,
 ) -> Plan:
     """The plan of this rank; every rank of the job calls this (or `refuse`) at the same save.
 
-    `exchange` gives all ranks' messages, in order of rank, and has a deadline of its own. Raises
-    UsageError on all ranks when replicas contradict each other or a rank refused.
+    `exchange` gives all ranks' messages, in order of rank, and has a deadline of its own. `apart`:
+    names of tensors that may differ by rank, since each rank keeps its own beside them. `values`:
+    digests of what is no tensor. Raises UsageError on all ranks when replicas contradict each other
+    or a rank refused.
     """
     held = list(held)
+    digests = _digests(held, sources, rank, world, apart)
     plain = _digest(_line(item) for item in held if not item.holders)
     sets: dict[bytes, list[Held]] = {plain: []}
     for item in held:
@@ -76,7 +98,9 @@ def agree(
         error=_strangers(held, rank, world),
         everything=_digest(map(_line, held)),
         plain=plain,
-        sets={key: _seen(items, sources) for key, items in sets.items()},
+        sets={key: _seen(items, digests) for key, items in sets.items()},
+        meshes=_digest(sorted({str(item.mesh) for item in held if item.holders})),
+        values=dict(values or {}),
     )
     messages = exchange(msgspec.msgpack.encode(message))
     said = [msgspec.msgpack.decode(each, type=_Said) for each in messages]
@@ -88,11 +112,18 @@ def agree(
     _check_errors(said)
     disputed = _disputed(said)
     if disputed:
-        raise _conflict(sets.get(disputed, []), sources, exchange)
+        raise _conflict(sets.get(disputed, []), digests, exchange)
+    _check_values(said)
     replicas = tuple(other for other in range(world) if said[other].plain == plain)
     held = [item if item.holders else item._replace(holders=replicas) for item in held]
+    holders = {item.name: item.holders for item in held}
+    if len({(each.plain, each.meshes) for each in said}) > 1:
+        alone = {i.name: sources[i.name] for i in held if not digests[i.name] and world > 1}
+        samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
+        holders = _among_strangers(held, samples, exchange)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
-    return Plan(tuple(held), tuple(divide(held, rank)), digest)
+    mates = _mates(held, holders, apart) + _mates_of_values(said, rank)
+    return Plan(tuple(held), tuple(divide(held, rank)), digest, tuple(mates))
 
 
 def refuse(error: str, exchange: Exchange) -> None:
@@ -118,8 +149,24 @@ def _strangers(held: list[Held], rank: int, world: int) -> str:
     return ""
 
 
-def _seen(items: list[Held], sources: Mapping[str, torch.Tensor]) -> _Set:
-    values = _digest(_sample(item, sources[item.name]) for item in items)
+def _digests(
+    held: list[Held],
+    sources: Mapping[str, torch.Tensor],
+    rank: int,
+    world: int,
+    apart: Collection[str],
+) -> dict[str, bytes]:
+    """A sample of all that must be equal on other ranks; b"" of what may differ."""
+    if world == 1:
+        return dict.fromkeys((item.name for item in held), b"")
+    alone = (rank,)
+    looked_at = [i.name for i in held if i.name not in apart and i.holders != alone]
+    found = digests_of({name: sources[name] for name in looked_at}, 0)
+    return {item.name: found.get(item.name, b"") for item in held}
+
+
+def _seen(items: list[Held], digests: Mapping[str, bytes]) -> _Set:
+    values = _digest(digests[item.name] for item in items)
     count = len(items[0].holders) if items else 0
     return _Set(count, _digest(map(_line, items)), values)
 
@@ -137,22 +184,106 @@ def _disputed(said: list[_Said]) -> bytes | None:
     return None
 
 
-def _conflict(
-    items: list[Held], sources: Mapping[str, torch.Tensor], exchange: Exchange
-) -> UsageError:
+def _conflict(items: list[Held], digests: Mapping[str, bytes], exchange: Exchange) -> UsageError:
     """What to raise: who holds what differently. All ranks come here together."""
-    mine = {item.name: _digest([_line(item), _sample(item, sources[item.name])]) for item in items}
+    mine = {item.name: _digest([_line(item), digests[item.name]]) for item in items}
     answers = exchange(msgspec.msgpack.encode(mine))
     tables = [msgspec.msgpack.decode(each, type=dict[str, bytes]) for each in answers]
     ranks = [rank for rank, table in enumerate(tables) if table]
     names = sorted({name for table in tables for name in table})
     differing = [name for name in names if len({tables[rank].get(name) for rank in ranks}) > 1]
-    more = f" and {len(differing) - _NAMES_MAX} more" if len(differing) > _NAMES_MAX else ""
     return UsageError(
         f"ranks {', '.join(map(str, ranks))} are replicas by the names, shapes and placements of"
-        f" their tensors, but do not hold the same: {', '.join(differing[:_NAMES_MAX])}{more};"
-        " nothing was saved; give what differs by rank names that differ by rank"
+        f" their tensors, but do not hold the same: {listed(differing)};"
+        " nothing was saved; give what differs by rank names that differ by rank, or save it as"
+        " this rank's own"
     )
+
+
+def _check_values(said: list[_Said]) -> None:
+    by_name: dict[str, set[bytes]] = {}
+    for each in said:
+        for name, digest in each.values.items():
+            by_name.setdefault(name, set()).add(digest)
+    differing = [name for name, found in by_name.items() if len(found) > 1]
+    if differing:
+        raise UsageError(
+            f"values that are no tensors differ by rank, and rank 0's would be everybody's:"
+            f" {listed(differing)}; nothing was saved; give what is one rank's alone in own={{...}}"
+        )
+
+
+def _among_strangers(
+    held: list[Held], digests: Mapping[str, bytes], exchange: Exchange
+) -> dict[str, tuple[int, ...]]:
+    """All ranks that hold the same box under the same name, by name, whatever table or mesh they
+    are of. Raises UsageError on all where they do not hold the same."""
+    mine = {
+        item.name: _Named(
+            str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
+        )
+        for item in held
+    }
+    answers = exchange(msgspec.msgpack.encode(mine))
+    by_name: dict[str, dict[int, _Named]] = {}
+    for other, answer in enumerate(answers):
+        for name, named in msgspec.msgpack.decode(answer, type=dict[str, _Named]).items():
+            by_name.setdefault(name, {})[other] = named
+    wrong = [f"{name} ({why})" for name in sorted(by_name) if (why := _unlike(by_name[name]))]
+    if wrong:
+        raise UsageError(
+            f"ranks hold tensors of one name that are not the same: {listed(wrong)}; nothing was"
+            " saved; give what differs by rank names that differ by rank (a stage's number, say)"
+        )
+
+    def same(name: str) -> tuple[int, ...]:
+        box = mine[name].start, mine[name].size
+        return tuple(r for r, each in by_name[name].items() if (each.start, each.size) == box)
+
+    return {item.name: same(item.name) for item in held}
+
+
+def _unlike(named: Mapping[int, _Named]) -> str:
+    """Return why these cannot be parts of one tensor; "" where they can."""
+    first, one = next(iter(named.items()))
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, bytes]] = {}
+    for rank, each in named.items():
+        if (each.dtype, each.shape) != (one.dtype, one.shape):
+            return f"{one.dtype} {one.shape} on rank {first}, {each.dtype} {each.shape} on {rank}"
+        holder, sample = boxes.setdefault((each.start, each.size), (rank, each.sample))
+        if sample != each.sample:
+            return f"ranks {holder} and {rank} differ"
+    if sum(math.prod(size) for _, size in boxes) > math.prod(one.shape):
+        return f"ranks {', '.join(map(str, named))} hold pieces that overlap"
+    return ""
+
+
+def _mates(
+    held: list[Held], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
+) -> list[Mates]:
+    together: dict[tuple[int, ...], list[Held]] = {}
+    for item in held:
+        if len(holders[item.name]) > 1 and item.name not in apart and item.size_bytes:
+            together.setdefault(holders[item.name], []).append(item)
+    return [
+        Mates(_digest([str(ranks), *map(_line, items)]).hex(), ranks, tuple(i.name for i in items))
+        for ranks, items in together.items()
+    ]
+
+
+def _mates_of_values(said: Sequence[_Said], rank: int) -> list[Mates]:
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name in sorted(said[rank].values):
+        ranks = tuple(other for other, each in enumerate(said) if name in each.values)
+        if len(ranks) > 1:
+            together.setdefault(ranks, []).append(name)
+    return [Mates(f"{VALUES} {ranks}", ranks, tuple(names)) for ranks, names in together.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of many."""
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return f"{', '.join(names[:_NAMES_MAX])}{more}"
 
 
 def _line(item: Held) -> str:
@@ -166,11 +297,3 @@ def _digest(parts: Iterable[str | bytes | memoryview]) -> bytes:
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.digest()
-
-
-def _sample(item: Held, tensor: torch.Tensor) -> memoryview | bytes:
-    """Some of the values that must be equal; of small tensors that are no parameters none."""
-    if item.size_bytes < WHOLE_BYTES and not isinstance(tensor, torch.nn.Parameter):
-        return b""
-    steps = tuple(slice(None, None, max(1, length // _SAMPLES)) for length in tensor.shape)
-    return raw(tensor.detach()[steps].resolve_conj().resolve_neg().contiguous())

@@ -1,12 +1,13 @@
 """Which checkpoints a store has, and what they hold. Nothing is believed without its digest.
 
-The newest is the one with the greatest (step, n), then the one committed last.
+The newest is the one at the greatest position (line, step, n), then the one committed last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 from threading import Lock
@@ -22,6 +23,7 @@ from outlast.checkpoint.checking import (
     uncovered,
 )
 from outlast.checkpoint.chunks import Chunk, chunks_of, fetch, walk
+from outlast.checkpoint.lineage import Lineage, resumed
 from outlast.checkpoint.record import COMMIT, Commit, Entry, Manifest, Place, Tensor, unseal
 from outlast.checkpoint.storage import Listed, Source, Store
 from outlast.errors import CorruptionError, StalledError, StorageError
@@ -120,31 +122,50 @@ def open_checkpoint(store: Source, place: Place) -> Checkpoint:
 
 def places(store: Source) -> list[Place]:
     """What has a commit record, good or bad, newest first. Raises StorageError."""
+    found = sorted(_committed(store), key=_by_position, reverse=True)
     return [
         place
-        for _, rivals in groupby(
-            sorted(_committed(store), reverse=True), lambda place: (place.step, place.n)
-        )
+        for _, rivals in groupby(found, lambda place: place.position)
         for place in _latest_first(store, list(rivals))
     ]
 
 
 def uncommitted(store: Source) -> list[Place]:
-    """What has no commit record: it is being written, or was left behind. Raises StorageError."""
+    """What has no commit record, newest first: it is being written, was left behind, or has lost
+    it. Raises StorageError."""
     committed = set(_committed(store))
-    return [place for place in _places(store) if place not in committed]
+    found = [place for place in _places(store) if place not in committed]
+    return sorted(found, key=_by_position, reverse=True)
+
+
+def lineage_of(store: Source, origin: Place | None = None) -> Lineage:
+    """The lineage of saves that come after `origin`, or else after the newest checkpoint that is
+    there. Raises StorageError."""
+    committed, left = places(store)[:1], uncommitted(store)[:1]
+    newest = committed[0] if committed else None
+    tip = max([*committed, *left], key=lambda place: place.position, default=None)
+    base = ""
+    with suppress(CorruptionError, StorageError):  # it began nowhere, as far as is known
+        base = open_checkpoint(store, newest).commit.base if newest else ""
+    return resumed(origin or newest, base, newest, tip)
 
 
 def newest(
-    store: Source, on_damage: Callable[[str], None], verify: bool = False, job: str | None = None
+    store: Source,
+    on_damage: Callable[[str], None],
+    verify: bool = False,
+    job: str | None = None,
+    barred: Callable[[Place], bool] = lambda _: False,
 ) -> Checkpoint | None:
     """The newest checkpoint whose records are whole and whose files have their sizes, or None.
 
     With `verify` each of its bytes is read, too; with `job` that must be whose it is. What is
-    passed over is told to `on_damage`.
+    passed over is told to `on_damage`; what is `barred` is no candidate at all.
     Raises StorageError when the store cannot be listed, StalledError when it does not answer.
     """
     for place in places(store):
+        if barred(place):
+            continue
         try:
             checkpoint = open_checkpoint(store, place)
             if job is not None and checkpoint.job != job:
@@ -250,6 +271,10 @@ def _check_every_byte(checkpoint: Checkpoint) -> None:
     if damages := verify(checkpoint):
         more = f" (and {len(damages) - 1} more damages)" if damages[1:] else ""
         raise CorruptionError(f"{damages[0].what}{more}")
+
+
+def _by_position(place: Place) -> tuple[tuple[int, int, int], str]:
+    return place.position, place.attempt
 
 
 def _places(store: Source) -> Iterator[Place]:

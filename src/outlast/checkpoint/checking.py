@@ -15,6 +15,7 @@ from outlast.checkpoint.record import (
     Commit,
     Entry,
     Manifest,
+    Sample,
     Tensor,
     digest_of,
     manifest_name,
@@ -24,6 +25,7 @@ from outlast.errors import CorruptionError
 
 CHUNK_BYTES_MAX = 1 << 30
 _BLOCK_BYTES = 4096
+_NAMED_MAX = 8  # in a message
 _MOST = (1 << 63) // 16  # elements, of any type: torch counts bytes in 64 bits
 
 
@@ -99,6 +101,34 @@ def merged(manifests: Sequence[Manifest]) -> dict[str, Tensor]:
                     f" another rank has {tensors[name].dtype} {tensors[name].shape}"
                 )
     return tensors
+
+
+def disagreements(samples: Mapping[int, Sequence[Sample]]) -> list[str]:
+    """What ranks hold in common and see differently, in words: tensors and values by name. What
+    they wrote of it together is a mixture."""
+    by_key: dict[str, dict[int, Sample]] = {}
+    for rank, seen in samples.items():
+        for sample in seen:
+            by_key.setdefault(sample.key, {})[rank] = sample
+    wrong: list[str] = []
+    for found in by_key.values():
+        ranks = next(iter(found.values())).ranks
+        named = ", ".join(map(str, ranks[:_NAMED_MAX])) + ("..." if ranks[_NAMED_MAX:] else "")
+        if tuple(sorted(found)) != ranks:
+            wrong.append(f"not all of ranks {named} tell of what they hold in common")
+        elif len({each.digest for each in found.values()}) > 1:
+            wrong.append(f"{_differing(found)} on ranks {named}")
+    return wrong
+
+
+def _differing(found: Mapping[int, Sample]) -> str:
+    views = list(found.values())
+    names = next((each.names for each in views if each.names), ())
+    pieces = [[each.each[at : at + 8] for at in range(0, len(each.each), 8)] for each in views]
+    odd = [number for number, row in enumerate(zip(*pieces, strict=False)) if len(set(row)) > 1]
+    called = [names[number] if number < len(names) else f"tensor {number}" for number in odd]
+    more = f" and {len(called) - _NAMED_MAX} more" if called[_NAMED_MAX:] else ""
+    return f"{', '.join(called[:_NAMED_MAX]) or 'something'}{more}"
 
 
 def faults_of_files(files: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import platform
 import secrets
 import socket
@@ -21,7 +22,7 @@ from torch import distributed as dist
 from outlast import __version__
 from outlast.checkpoint import agreement
 from outlast.checkpoint import own as rank_own
-from outlast.checkpoint.catalog import clean
+from outlast.checkpoint.claim import Claim, Claiming, Loaded
 from outlast.checkpoint.completeness import must_be_complete
 from outlast.checkpoint.content import flatten
 from outlast.checkpoint.engine import Engine
@@ -29,9 +30,10 @@ from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.protocol import Outcome
 from outlast.checkpoint.keeper.writing import failure_path
 from outlast.checkpoint.loading import Loading, Restored
-from outlast.checkpoint.patience import ANSWER_S
+from outlast.checkpoint.ownership import wait_for_keeper
+from outlast.checkpoint.patience import ANSWER_S, Patience
 from outlast.checkpoint.ranks import Ranks
-from outlast.checkpoint.record import Place, manifest_name
+from outlast.checkpoint.record import STEPS_MAX, Place, manifest_name
 from outlast.checkpoint.state import State
 from outlast.checkpoint.tiers import Address, Tiers
 from outlast.checkpoint.upkeep.client import Upkeep
@@ -39,6 +41,7 @@ from outlast.errors import CorruptionError, OutlastError, StorageError, UsageErr
 
 OnFailure: TypeAlias = Literal["warn", "raise"]
 WhenBusy: TypeAlias = Literal["wait", "skip"]
+OnUnreadable: TypeAlias = Literal["raise", "older"]
 
 
 class CheckpointWarning(UserWarning):
@@ -65,13 +68,18 @@ class Checkpointer:
     "/mirror/run every=6h keep=last=2 rate=200MB/s"; as `--durable`), and which `load` reads, too.
     Both are done by a process of their own, started at the first save.
 
-    `job`: a name; checkpoints of another job are refused. `complete=False`: state may leave out
+    `job`: a name; checkpoints of another job are refused, and so is a second process that saves to
+    `root`. A run that loads an older checkpoint begins a line: what it saves is newer than what was
+    there. One that loads none, where there are some, is refused unless it says `branch=True`.
+    `complete=False`: state may leave out
     what the next step depends on (weights alone, say). `on_failure`: a failed save is a warning at
     the next `save` or `wait`, or a StorageError there. `arenas`: saves in flight at a time, each
     with this rank's part of the state in memory; `when_busy`: wait for one to end, or skip the
     save with a warning. `save_s`: a save that has not become durable by then has failed; so long
     ranks wait for each other. `answer_s`: a file system that gets no further for so long while it
-    is read has failed the load.
+    is read has failed the load. `on_unreadable`: what a load does about a newer checkpoint that is
+    not damaged and cannot be read (an I/O error, a right that is missing): raise StorageError, or
+    pass it over for an older one, which is noted.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class Checkpointer:
         group: dist.ProcessGroup | None = None,
         job: str = "",
         complete: bool = True,
+        branch: bool = False,
         on_failure: OnFailure = "warn",
         keep: str = "",
         durable: Address | Sequence[Address] = (),
@@ -88,16 +97,20 @@ class Checkpointer:
         when_busy: WhenBusy = "wait",
         save_s: float = 1800.0,
         answer_s: float = ANSWER_S,
+        on_unreadable: OnUnreadable = "raise",
     ) -> None:
         self._tiers = Tiers(root, keep, durable, answer_s)
         self._store = self._tiers.root
         self._ranks = Ranks(group, save_s)
-        self._job, self._complete = job, complete
+        self._job, self._complete, self._branch = job, complete, branch
+        self._answer_s, self._older = answer_s, on_unreadable == "older"
         self._on_failure: OnFailure = on_failure
         self._when_busy: WhenBusy = when_busy
         self._arenas, self._save_s = arenas, save_s
         self._attempt = self._begin()
         self._attempts = 0
+        self._loaded: Loaded | None = None
+        self._claim: Claim | None = None
         self._engine: Engine | None = None
         self._keeper: Keeper | None = None
         self._upkeep: Upkeep | None = None
@@ -148,18 +161,30 @@ class Checkpointer:
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
         with self._ranks.together():
-            self._check(step)
+            if self._closed:
+                raise UsageError("this Checkpointer is closed; nothing was saved")
+            step = _counted(step)
             self._tell(self._on_failure)
-            place = Place(step, step, f"{self._attempt}{self._attempts}")
+            claim = self._claim or self._make_claim()
+            attempt = f"{self._attempt}{self._attempts}"
+            place, parent, base = claim.lineage.go_on(step, step, attempt)
             try:
-                return self._save(place, State(state, own))
+                return self._save(claim, place, parent, base, State(state, own))
             except Exception as error:  # raised again: it is the other ranks that are told
                 self._refuse(place, str(error))
                 raise
 
-    def _save(self, place: Place, given: State) -> int:
+    def _make_claim(self) -> Claim:
+        claiming = Claiming(
+            self._store, self._tiers.sources(), self._ranks, job=self._job, save_s=self._save_s,
+            answer_s=self._answer_s,
+        )  # fmt: skip
+        self._claim = claiming.make(self._loaded, self._branch)
+        return self._claim
+
+    def _save(self, claim: Claim, place: Place, parent: str, base: str, given: State) -> int:
         try:
-            engine = self._engine or self._start()
+            engine = self._engine or self._start(claim)
             self._check_parts(given)
             content = flatten(given)
             own_bytes = rank_own.capture(given, content.rest, self._ranks.world)
@@ -169,9 +194,12 @@ class Checkpointer:
             raise
         if self._upkeep and self._keeper:
             self._upkeep.saving(self._keeper.pid)
+        if claim.owned and self._keeper:
+            claim.owned.keeper_is(self._keeper.pid)
         save = engine.save(
-            place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin()
-        )
+            place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin(),
+            parent=parent, base=base, apart=rank_own.buffers(given), values=content.digests,
+        )  # fmt: skip
         self._parts = frozenset(_parts(given))
         self._pending[save] = place.step
         return save
@@ -200,9 +228,19 @@ class Checkpointer:
         with self._ranks.together():
             loading = Loading(
                 self._tiers.sources(), self._ranks, State(state, own), job=self._job,
-                complete=self._complete,
+                complete=self._complete, older=self._older,
             )  # fmt: skip
-            restored = loading.run(step)
+            if self._ranks.rank == 0:
+                wait_for_keeper(self._store.root, self._save_s, Patience(self._answer_s))
+            restored = loading.run(None if step is None else _counted(step))
+            if restored:
+                self._loaded = Loaded(restored.place, loading.base)
+            if restored and self._claim:
+                self._claim.lineage.loaded(restored.place)
+            if restored is None and loading.lost:
+                warnings.warn(
+                    f"nothing was loaded: {loading.begun}", CheckpointWarning, stacklevel=3
+                )
             if restored and loading.mendable and self._ranks.rank == 0:
                 self._look_after().mend(restored.place.directory)
             return restored
@@ -230,18 +268,14 @@ class Checkpointer:
             except StorageError as error:
                 found.append(str(error))
             found += self._failures(engine.outcomes())
+        if self._claim and self._claim.owned:
+            self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None
         if upkeep and in_peace:
             found += upkeep.close(self._save_s)
         elif upkeep:
             upkeep.let_go()  # it ends its work alone: nobody is to wait for that now
         self._report(found, on_failure)
-
-    def _check(self, step: int) -> None:
-        if self._closed:
-            raise UsageError("this Checkpointer is closed; nothing was saved")
-        if not isinstance(step, int) or step < 0:
-            raise UsageError(f"step is {step!r} where a count of steps is wanted")
 
     def _check_parts(self, given: State) -> None:
         if self._complete:
@@ -253,10 +287,9 @@ class Checkpointer:
                 " on from it; nothing was saved; give the same parts at every save"
             )
 
-    def _start(self) -> Engine:
-        if self._ranks.rank == 0:
-            clean(self._store, self._may_be_written)
-        self._keeper = Keeper.start(f"rank {self._ranks.rank}")
+    def _start(self, claim: Claim) -> Engine:
+        fds = claim.owned.fds if claim.owned else ()
+        self._keeper = Keeper.start(f"rank {self._ranks.rank}", fds)
         self._engine = Engine(
             self._store.root,
             rank=self._ranks.rank,
@@ -267,6 +300,7 @@ class Checkpointer:
             arenas=self._arenas,
             save_s=self._save_s,
             when_busy=self._when_busy,
+            owner=claim.token,
         )
         if self._ranks.rank == 0 and not self._tiers.plain:
             self._look_after()
@@ -278,10 +312,6 @@ class Checkpointer:
             setup = self._tiers.setup(self._save_s)
             self._upkeep = Upkeep(setup, f"rank {self._ranks.rank}")
         return self._upkeep
-
-    def _may_be_written(self, place: Place) -> bool:
-        """Whether a keeper of the run before this one may still be at it."""
-        return self._store.quiet_s(place.directory) < self._save_s
 
     def _tell(self, on_failure: OnFailure) -> None:
         if self._engine:
@@ -308,6 +338,20 @@ class Checkpointer:
             raise StorageError("; ".join(failures))
         for failure in failures:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
+
+
+def _counted(step: int) -> int:
+    """A number of steps, whatever type of integer it has."""
+    try:
+        count = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= STEPS_MAX:
+        raise UsageError(
+            f"step is {step!r} where a count of steps is wanted, from 0 to 10^18 - 1; nothing was"
+            " saved or loaded"
+        )
+    return count
 
 
 def _parts(given: State) -> set[str]:

@@ -11,22 +11,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 from torch.optim import Optimizer
 
 from outlast.checkpoint import names, tree
 from outlast.checkpoint.state import State
 from outlast.checkpoint.values import add, split
+from outlast.errors import CodecError
 
 Skeleton = dict[str, Any]
 
 
 class Content(NamedTuple):
     """`tensors`: live, by reference. `shared`: an encoded value. `rest`: the part of it that may
-    differ between ranks that hold different parts of a model (pipeline stages)."""
+    differ between ranks that hold different parts of a model (pipeline stages). `digests`: of what
+    must be equal on all ranks that have it, by entry."""
 
     tensors: dict[str, torch.Tensor]
     shared: bytes
     rest: dict[str, Skeleton]
+    digests: dict[str, bytes]
 
 
 def flatten(state: State) -> Content:
@@ -54,7 +58,20 @@ def flatten(state: State) -> Content:
         "values": {name: split(value, name, tensors) for name, value in state.values.items()},
         "rest": rest,
     }
-    return Content(tensors, tree.encode(shared), rest)
+    return Content(tensors, tree.encode(shared), rest, _digests(shared))
+
+
+def _digests(shared: dict[str, Any]) -> dict[str, bytes]:
+    """8 bytes an entry. Names of parameters are left out: stages of a pipeline have others."""
+    optimizers = {
+        name: {key: value for key, value in part.items() if key != "parameters"}
+        for name, part in shared["optimizers"].items()
+    }
+    skeletons = optimizers | shared["objects"] | shared["values"]
+    return {
+        name: xxhash.xxh3_64_digest(tree.encode([shared["kinds"][name], skeleton]))
+        for name, skeleton in skeletons.items()
+    }
 
 
 def class_of(part: Any) -> str:
@@ -96,6 +113,7 @@ def _optimizer(
 ) -> dict[str, Any]:
     """What of an optimizer belongs to no parameter. Raw tensors are kept, and not what its
     state_dict gives: its load_state_dict would cast moments to the parameters' dtype."""
+    _refuse_hidden_state(name, optimizer)
     for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
         for parameter, called in zip(group["params"], group_names, strict=True):
             if parameter not in optimizer.state:
@@ -117,6 +135,18 @@ def _optimizer(
         "parameters": parameters,
         "state": split(unowned(optimizer), f"{name}.state", tensors),
     }
+
+
+def _refuse_hidden_state(name: str, optimizer: Optimizer) -> None:
+    """Raises CodecError for an optimizer that keeps its moments in another one inside of it
+    (ZeroRedundancyOptimizer: each rank's own part of them)."""
+    for attribute, inner in vars(optimizer).items():
+        if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
+            raise CodecError(
+                f"{name} is a {type(optimizer).__qualname__}, which keeps what it knows of its"
+                f" parameters in .{attribute}, and not where it would be saved; nothing was saved;"
+                " use the optimizer itself (with fully_shard, which divides its state among ranks)"
+            )
 
 
 def unowned(optimizer: Optimizer) -> dict[Any, Any]:

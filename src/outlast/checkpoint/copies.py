@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outlast.checkpoint.arena import Unmapped
+from outlast.checkpoint.checking import disagreements
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.rebuilding import HeldParity, Part, rebuild
 from outlast.checkpoint.record import (
@@ -178,10 +179,13 @@ class _Lying:
 
 
 def _whole(manifests: list[Manifest]) -> bool:
-    """Whether these are all parts of one version, which no rank divided otherwise."""
+    """Whether these are all parts of one version, which no rank divided otherwise, and of which
+    replicas were equal."""
     first = manifests[0]
     agreed = {(each.job, each.world, each.plan) for each in manifests}
-    return len(agreed) == 1 and {each.rank for each in manifests} == set(range(first.world))
+    if len(agreed) > 1 or {each.rank for each in manifests} != set(range(first.world)):
+        return False
+    return not disagreements({each.rank: each.samples for each in manifests})
 
 
 def _records(manifests: list[Manifest]) -> dict[str, bytes]:

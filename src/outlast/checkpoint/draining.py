@@ -208,9 +208,9 @@ class Drainer:
     def _clear(self, offered: list[Place]) -> None:
         """Of copies that a killed launcher had begun, those go that nobody can finish: what they
         are of is gone, and a newer one is there."""
-        newest_step = max((place.step for place in places(self._target)), default=-1)
+        newest = places(self._target)[:1]
         for place in uncommitted(self._target):
-            if place.step < newest_step and place not in offered:
+            if newest and place.position < newest[0].position and place not in offered:
                 self._target.remove(place.directory)
 
     def _starts(self, place: Place) -> None:

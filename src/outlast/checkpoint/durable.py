@@ -116,8 +116,8 @@ def _due(
 ) -> list[Known]:
     """The first of each span of which nothing is there, and milestones.
 
-    A span is what lies side by side in the order of steps: a clock that was set back begins a new
-    one, and keeps nothing from being carried.
+    A span is what lies side by side in the order of positions: a job that goes back, or a clock
+    that was set back, begins a new one, and keeps nothing from being carried.
     """
     covered = {known.place for known in there}
     milestones = keep.milestones if keep else frozenset[int]()
@@ -135,5 +135,5 @@ def _due(
     return due
 
 
-def _order(known: Known) -> tuple[int, int, int]:
-    return known.place.step, known.place.n, known.time_ns
+def _order(known: Known) -> tuple[tuple[int, int, int], int]:
+    return known.place.position, known.time_ns

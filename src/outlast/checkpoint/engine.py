@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from outlast.checkpoint.agreement import Exchange, Plan, agree, refuse
+from outlast.checkpoint.agreement import VALUES, Exchange, Plan, agree, refuse
 from outlast.checkpoint.device import Device, only_device
 from outlast.checkpoint.fill import fill
 from outlast.checkpoint.keeper.client import Keeper
@@ -31,10 +31,12 @@ from outlast.checkpoint.record import (
     Commit,
     Manifest,
     Place,
+    Sample,
     Tensor,
     shard_name,
 )
 from outlast.checkpoint.room import check_room, spelled
+from outlast.checkpoint.samples import digests_of, salt_of, samples_of
 from outlast.checkpoint.slot import Slot
 from outlast.checkpoint.stage import BLOCK_BYTES, Layout, aligned, lay_out
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
@@ -46,11 +48,12 @@ _OUTCOMES_MAX = 1024  # that nobody asked for
 
 
 class _Planned(NamedTuple):
-    """What holds as long as the tensors are of the same table."""
+    """What holds as long as the tensors are of the same table, and values have these names."""
 
     table: dict[str, Local]
     plan: Plan
     layout: Layout
+    values: frozenset[str]
 
 
 class Engine:
@@ -70,10 +73,12 @@ class Engine:
         arenas: int = 2,
         save_s: float = 1800.0,
         when_busy: Literal["wait", "skip"] = "wait",
+        owner: str = "",
     ) -> None:
         """`root`: the directory of checkpoints. `exchange` gives every rank's message, in order of
         rank, and has a deadline. `save_s`: a save that is not durable by then has failed.
-        `when_busy`: what to do when a save is due while all arenas are being written.
+        `when_busy`: what to do when a save is due while all arenas are being written. `owner`: the
+        token of `root`'s owner, "" where somebody else sees to that.
         """
         self._root = str(root.absolute())
         self._rank, self._world, self._job = rank, world, job
@@ -82,6 +87,7 @@ class Engine:
         self._arenas = arenas
         self._save_s = save_s
         self._when_busy = when_busy
+        self._owner = owner
         self._saves = 0
         self._planned: _Planned | None = None
         self._slots: list[Slot] = []  # the one that was used longest ago first
@@ -90,12 +96,17 @@ class Engine:
         self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
         self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # those that nobody asked for yet
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int = 0) -> None:
+    def prepare(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        blobs_bytes: int = 0,
+        apart: Collection[str] = (),
+    ) -> None:
         """Plan and make arenas before the first save, which is then as fast as all others.
 
         All ranks call it together. Raises as `save` does.
         """
-        self._plan(self._described(tensors))
+        self._plan(self._described(tensors), apart, {})
         self._make_slots(blobs_bytes)
 
     def save(
@@ -106,6 +117,10 @@ class Engine:
         shared: bytes,
         own: bytes,
         origin: dict[str, str],
+        parent: str = "",
+        base: str = "",
+        apart: Collection[str] = (),
+        values: Mapping[str, bytes] | None = None,
         to_disk: bool = True,
         overlap: bool = False,
         faults: tuple[Fault, ...] = (),
@@ -113,9 +128,10 @@ class Engine:
         """Copy the state and order its write; the save's number. What becomes of it is told by
         `outcomes` and `wait`: "skipped" and "failed" there, never by an exception here.
 
-        `shared` and `origin` count on rank 0; `faults` strike the keeper's disk. When this returns,
-        everything may change again; with `overlap` not before `fence` was called: a device's copies
-        run on meanwhile.
+        `shared`, `origin`, `parent` and `base` count on rank 0; `apart` and `values` as for
+        `agree`; `faults` strike the keeper's disk.
+        When this returns, everything may change again; with `overlap` not before `fence` was
+        called: a device's copies run on meanwhile.
 
         Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
         contradict each other, what `exchange` raises where one does not come to compare, and
@@ -123,7 +139,8 @@ class Engine:
         """
         described = self._described(tensors)
         blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
-        planned = self._plan(described)
+        planned = self._plan(described, apart, values or {})
+        samples = self._samples(planned.plan, described, place, values or {})
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
         self._make_slots(blobs_bytes)
         self._saves += 1
@@ -136,29 +153,16 @@ class Engine:
         laid, size_bytes = slot.fill(described.sources, blobs)
         slot.save = save
         manifest = Manifest(
-            job=self._job,
-            place=place,
-            rank=self._rank,
-            world=self._world,
-            shard=shard_name(self._rank),
-            size_bytes=size_bytes,
-            chunk_bytes=CHUNK_BYTES,
-            chunks=(),
-            plan=planned.plan.digest,
-            tensors=planned.layout.tensors,
-            pieces=planned.layout.pieces,
-            blobs=laid,
-        )
+            job=self._job, place=place, rank=self._rank, world=self._world,
+            shard=shard_name(self._rank), size_bytes=size_bytes, chunk_bytes=CHUNK_BYTES,
+            chunks=(), plan=planned.plan.digest, tensors=planned.layout.tensors,
+            pieces=planned.layout.pieces, blobs=laid, samples=samples,
+        )  # fmt: skip
+        commit = _commit(manifest, origin, parent, base) if to_disk and not self._rank else None
         order = Order(
-            save=save,
-            arena=slot.number,
-            root=self._root,
-            manifest=manifest,
-            commit=_commit(manifest, origin) if to_disk and self._rank == 0 else None,
-            deadline_s=self._save_s,
-            to_disk=to_disk,
-            faults=faults,
-        )
+            save=save, arena=slot.number, root=self._root, manifest=manifest, commit=commit,
+            deadline_s=self._save_s, to_disk=to_disk, owner=self._owner, faults=faults,
+        )  # fmt: skip
         slot.order(
             lambda: self._order(order),
             lambda error: self._refuse(save, place, "failed", error),
@@ -232,10 +236,24 @@ class Engine:
             refuse(str(error), self._exchange)
             raise
 
-    def _plan(self, described: Described) -> _Planned:
+    def _samples(
+        self, plan: Plan, described: Described, place: Place, values: Mapping[str, bytes]
+    ) -> tuple[Sample, ...]:
+        """What this rank sees of all that it holds with others."""
+        tensors = [group for group in plan.mates if not group.key.startswith(VALUES)]
+        others = [group for group in plan.mates if group.key.startswith(VALUES)]
+        names = [name for group in tensors for name in group.names]
+        digests = digests_of({name: described.sources[name] for name in names}, salt_of(place))
+        found = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
+        return tuple(found)
+
+    def _plan(
+        self, described: Described, apart: Collection[str], values: Mapping[str, bytes]
+    ) -> _Planned:
         """The plan for these tensors: the last one as long as nothing has changed."""
-        if self._planned and self._planned.table == described.table:
-            return self._planned
+        known = self._planned
+        if known and known.table == described.table and known.values == values.keys():
+            return known
         try:
             held = hold(described.table)
             there = {self._cuda} if self._cuda else set[torch.device]()
@@ -250,11 +268,13 @@ class Engine:
                 rank=self._rank,
                 world=self._world,
                 exchange=self._exchange,
+                apart=apart,
+                values=values,
             )
         except GroupError as error:
             if not self._planned:
                 raise
-            names = _changed(self._planned.table, described.table)
+            names = _changed(self._planned.table, described.table) or "values"
             raise GroupError(
                 f"{error}; rank {self._rank} wants to because its tensors are not those of the save"
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
@@ -262,7 +282,7 @@ class Engine:
             ) from error
         tensors = {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
         layout = lay_out(tensors, plan.shares)
-        self._planned = _Planned(described.table, plan, layout)
+        self._planned = _Planned(described.table, plan, layout, frozenset(values))
         return self._planned
 
     def _make_slots(self, blobs_bytes: int) -> None:
@@ -273,7 +293,7 @@ class Engine:
         if missing <= 0:
             return
         assert self._planned
-        table, _, layout = self._planned
+        table, layout = self._planned.table, self._planned.layout
         size_bytes = _arena_bytes(layout.size_bytes, blobs_bytes)
         check_room(missing * size_bytes, f"{missing} arenas of {spelled(size_bytes)}")
         if self._cuda and not self._slots:
@@ -344,7 +364,7 @@ def _arena_bytes(pieces_bytes: int, blobs_bytes: int) -> int:
     return pieces_bytes + 2 * blobs_bytes + _SLACK_BYTES
 
 
-def _commit(manifest: Manifest, origin: dict[str, str]) -> Commit:
+def _commit(manifest: Manifest, origin: dict[str, str], parent: str, base: str) -> Commit:
     return Commit(
         job=manifest.job,
         place=manifest.place,
@@ -354,4 +374,6 @@ def _commit(manifest: Manifest, origin: dict[str, str]) -> Commit:
         size_bytes=0,
         manifests=(),
         origin=origin,
+        parent=parent,
+        base=base,
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from outlast.checkpoint import own, tree
-from outlast.checkpoint.candidates import Candidate, candidates
+from outlast.checkpoint.candidates import OLDER, Candidate, candidates
 from outlast.checkpoint.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.fill import fill
 from outlast.checkpoint.fitting import Fitting, Saved
@@ -43,10 +43,11 @@ class Restored(NamedTuple):
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank found. `spare`: what it has no place for; `repairs`: chunks that came
-    from elsewhere."""
+    """What one rank found. `unread`: why it could not read what is not known to be damaged;
+    `spare`: what it has no place for; `repairs`: chunks that came from elsewhere."""
 
     damage: str = ""
+    unread: str = ""
     stalled: str = ""
     differences: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
@@ -63,22 +64,29 @@ class Loading:
     """One load, by all ranks together."""
 
     def __init__(
-        self, sources: Sequence[Source], ranks: Ranks, state: State, *, job: str, complete: bool
-    ) -> None:
-        """`sources`: where checkpoints may lie. What is damaged in one is read from another."""
-        self._sources, self._ranks, self._state = sources, ranks, state
+        self, sources: Sequence[Source], ranks: Ranks, state: State, *, job: str, complete: bool,
+        older: bool = False,
+    ) -> None:  # fmt: skip
+        """`sources`: where checkpoints may lie. What is damaged in one is read from another.
+        `older`: what cannot be read, though it is not damaged, is passed over as well."""
+        self._sources, self._ranks, self._state, self._older = sources, ranks, state, older
         self._job, self._complete = job, complete
         self._repairs: list[str] = []
         self._repaired = False
         self.mendable = False  # what was restored is damaged where it should be whole
+        self._unread: tuple[str, str] = ("", "")  # a checkpoint, and why it cannot be read
         self.notes: list[str] = []
+        self.begun, self.lost = "", False  # newer saves without a commit record
+        self.base = ""  # where the line of what was restored began
 
     def run(self, step: int | None) -> Restored | None:
         """Restore the newest checkpoint, or that of `step`; None when there never was one.
 
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
-        found = candidates(self._sources, self._job, step) if self._ranks.rank == 0 else iter(())
+        found: Iterator[Candidate] = iter(())
+        if self._ranks.rank == 0:
+            found = candidates(self._sources, self._job, step, older=self._older)
         touched = False
         while (candidate := self._next(found, touched)) is not None:
             place = Place.parse(candidate.directory)
@@ -91,6 +99,8 @@ class Loading:
                 if self._read(ready):
                     self.mendable = candidate.spoilt or (candidate.at == 0 and self._repaired)
                     self._finish(ready)
+                    self.base = ready.reader.checkpoint.commit.base
+                    self.notes += [self.begun] if self.begun else []
                     return Restored(place.step, place, tuple(self.notes))
         return None
 
@@ -100,6 +110,10 @@ class Loading:
         answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
         choice = msgspec.msgpack.decode(answer, type=Candidate)
         self.notes += choice.notes
+        self.begun, self.lost = choice.begun or self.begun, choice.lost or self.lost
+        directory, why = self._unread
+        if directory not in ("", choice.directory):
+            choice = Candidate(unreachable=f"{why}; {OLDER}")
         if choice.unusable:
             raise UsageError(choice.unusable)
         harm = _FILLED_IN_PART if touched else "nothing was touched"
@@ -127,7 +141,9 @@ class Loading:
             )
         except StalledError as error:
             said = _Said(stalled=str(error))
-        except (CorruptionError, StorageError) as error:
+        except StorageError as error:
+            said = _Said(unread=str(error))
+        except CorruptionError as error:
             said = _Said(damage=str(error))
         except UsageError as error:
             said = _Said(differences=(str(error),))
@@ -180,7 +196,9 @@ class Loading:
             fill(ready.reader, ready.fitting.targets)
         except StalledError as error:
             said = _Said(stalled=str(error))
-        except (CorruptionError, StorageError) as error:
+        except StorageError as error:
+            said = _Said(unread=str(error))
+        except CorruptionError as error:
             said = _Said(damage=str(error))
         heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
         if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
@@ -210,7 +228,10 @@ class Loading:
         stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(heard) if s.stalled]
         if stalled:
             raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")
-        damages = [f"rank {rank}: {s.damage}" for rank, s in enumerate(heard) if s.damage]
+        unread = [f"rank {rank}: {s.unread}" for rank, s in enumerate(heard) if s.unread]
+        if unread and not self._older:
+            self._unread = place.directory, unread[0]  # unless another source has it
+        damages = [f"rank {rank}: {s.damage}" for rank, s in enumerate(heard) if s.damage] + unread
         if damages:
             self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
         return bool(damages)

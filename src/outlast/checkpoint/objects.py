@@ -92,6 +92,12 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
         },
     }
     try:
+        if url.startswith("s3://"):
+            # Many services that speak like S3 refuse to delete several objects at once, or even one
+            # by that request (501 Not Implemented): one request an object is known to all of them.
+            return from_url(  # pyright: ignore[reportCallIssue] - the key is not in its types
+                url, client_options=client, retry_config=again, aws_disable_bulk_delete=True
+            )
         return from_url(url, client_options=client, retry_config=again)
     except (BaseError, ValueError) as error:
         scheme = url.partition("://")[0]

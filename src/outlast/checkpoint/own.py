@@ -29,7 +29,7 @@ def capture(state: State, rest: Mapping[str, Any], world: int) -> bytes:
                 name: part if isinstance(part, (dict, list)) else part.state_dict()
                 for name, part in state.own.items()
             },
-            "buffers": _buffers(state) if world > 1 else {},
+            "buffers": buffers(state) if world > 1 else {},
             "rest": rest if world > 1 else {},
         }
     )
@@ -51,7 +51,7 @@ def differences(state: State, saved: Mapping[str, Any]) -> list[str]:
 def restore(state: State, saved: Mapping[str, Any], *, process: bool) -> None:
     """Put a decoded own part back, into the objects that the script holds; with `process`, this
     process's generators too. They come last: an object may draw while it takes its state back."""
-    live = _buffers(state)
+    live = buffers(state)
     for name, value in saved["buffers"].items():
         if name in live and live[name].shape == value.shape:
             live[name].copy_(value)
@@ -67,7 +67,8 @@ def restore(state: State, saved: Mapping[str, Any], *, process: bool) -> None:
         generators.restore(saved["random"])
 
 
-def _buffers(state: State) -> dict[str, torch.Tensor]:
+def buffers(state: State) -> dict[str, torch.Tensor]:
+    """Small buffers by the name that they have among the tensors: each rank keeps its own."""
     return {
         f"{module}.{entry.name}": entry.value
         for module, found in state.entries.items()

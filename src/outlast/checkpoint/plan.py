@@ -46,13 +46,15 @@ class Local(NamedTuple):
 
 class Held(NamedTuple):
     """A box of a whole tensor that this rank holds. `holders`: all ranks that hold this box, in
-    order; of a plain tensor they are not known before the ranks have compared their tables."""
+    order; of a plain tensor they are not known before the ranks have compared their tables. `mesh`:
+    the ranks that the tensor lies on, where it is no plain one."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     box: Box
     holders: tuple[int, ...]
+    mesh: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -106,6 +108,7 @@ def hold(table: Mapping[str, Local]) -> list[Held]:
     """The boxes that this rank holds, in the order of their names; those of a mesh that it is no
     part of are left out. Raises CodecError, by name, for placements that are no boxes."""
     held: list[Held] = []
+    meshes: dict[int, tuple[int, ...]] = {}
     for name in sorted(table):
         local = table[name]
         if local.spread is None:
@@ -123,7 +126,11 @@ def hold(table: Mapping[str, Local]) -> list[Held]:
                 f" {box.size}; nothing was saved; shard it evenly, or redistribute it first"
             )
         holders = _holders(local.spread, coordinate)
-        held.append(Held(name, local.dtype, tuple(local.spread.shape), box, holders))
+        mesh = local.spread.mesh
+        if id(mesh) not in meshes:
+            meshes[id(mesh)] = tuple(sorted(mesh.mesh.flatten().tolist()))
+        shape = tuple(local.spread.shape)
+        held.append(Held(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
     return held
 
 

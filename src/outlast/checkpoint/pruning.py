@@ -82,4 +82,4 @@ def _opened(store: Store) -> tuple[list[Checkpoint], list[Verdict]]:
 
 def _known(checkpoint: Checkpoint, *, verified: bool) -> Known:
     commit = checkpoint.commit
-    return Known(commit.place, commit.time_ns, commit.size_bytes, verified)
+    return Known(commit.place, commit.time_ns, commit.size_bytes, verified, commit.base)

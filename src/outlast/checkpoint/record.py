@@ -13,33 +13,45 @@ import xxhash
 
 from outlast.errors import CorruptionError
 
-FORMAT = 2
+FORMAT = 3
+FORMATS = (2, 3)  # that are read
+STEPS_MAX = 10**18 - 1
+LINES_MAX = 10**9 - 1
 CHUNK_BYTES = 16 << 20
 COMMIT = "commit.json"
 LATEST = "latest"
-_NAME = re.compile(r"step-([0-9]{9,18})-n([0-9]{1,18})-([a-z0-9]{1,32})")
+_SINCE_3 = {"samples", "parent", "base"}
+_NAME = re.compile(r"step-([0-9]{9,18})-n([0-9]{1,18})(?:-l([1-9][0-9]{0,8}))?-([a-z0-9]{1,32})")
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a run was when it was saved, and which attempt at saving it this is.
 
     `n`: phases completed (under `outlast run`; else the step). `attempt`: letters and digits, new
-    for every attempt, equal on all ranks of one.
+    for every attempt, equal on all ranks of one. `line`: how often the job had gone back, or begun
+    anew, in this directory; what a later line holds is newer, whatever its step (lineage.py).
     """
 
     step: int
     n: int
     attempt: str
+    line: int = 0
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """What checkpoints are ordered by; of equal positions the one committed last is newer."""
+        return self.line, self.step, self.n
 
     @property
     def directory(self) -> str:
-        return f"step-{self.step:09d}-n{self.n}-{self.attempt}"
+        line = f"-l{self.line}" if self.line else ""
+        return f"step-{self.step:09d}-n{self.n}{line}-{self.attempt}"
 
     @classmethod
     def parse(cls, directory: str) -> Place | None:
         """The place that a directory's name says, or None for a name of somebody else's."""
         match = _NAME.fullmatch(directory)
-        place = cls(int(match[1]), int(match[2]), match[3]) if match else None
+        place = cls(int(match[1]), int(match[2]), match[4], int(match[3] or 0)) if match else None
         return place if place and place.directory == directory else None
 
 
@@ -67,9 +79,25 @@ class Blob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     size_bytes: int
 
 
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a rank saw of tensors that it holds with others, to be compared at the commit.
+
+    `key`: equal on all ranks that hold these tensors. `ranks`: these. `digest`: xxh3_128 in hex of
+    the sample of all of them. `each`: 8 hex digits a tensor, in order of their names. `names`: on
+    the first of the ranks; empty on the others.
+    """
+
+    key: str
+    ranks: tuple[int, ...]
+    digest: str
+    each: str
+    names: tuple[str, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rank's part of a checkpoint. `chunks`: xxh3_128 in hex of each `chunk_bytes` of the
     shard, the last one shorter. `plan`: a digest of how tensors were divided; equal on all ranks.
+    `samples`: since format 3.
     """
 
     format: int = FORMAT
@@ -85,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tensors: dict[str, Tensor]
     pieces: tuple[Piece, ...]
     blobs: tuple[Blob, ...]
+    samples: tuple[Sample, ...] = ()
     digest: str = ""
 
 
@@ -100,7 +129,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record that makes a checkpoint exist. `time_ns`: Unix, told by the committing host; it
-    orders attempts at one place, and tells its age. `origin`: who wrote it (versions, host, ...).
+    orders attempts at one position, and tells its age. `origin`: who wrote it (versions, host).
+    Since format 3: `parent`, the directory of the save or load before it ("" for none; that save
+    may have failed), and `base`, the one that its line began from ("" for none).
     """
 
     format: int = FORMAT
@@ -112,6 +143,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     size_bytes: int
     manifests: tuple[Entry, ...]
     origin: dict[str, str]
+    parent: str = ""
+    base: str = ""
     digest: str = ""
 
 
@@ -133,8 +166,8 @@ def digest_of(data: bytes | memoryview) -> str:
 
 def seal(record: Sealed) -> bytes:
     """The record as JSON with its digest filled in, as it lies in a file."""
-    empty = msgspec.json.encode(msgspec.structs.replace(record, digest=""))
-    return msgspec.json.encode(msgspec.structs.replace(record, digest=digest_of(empty))) + b"\n"
+    empty = _encode(msgspec.structs.replace(record, digest=""))
+    return _encode(msgspec.structs.replace(record, digest=digest_of(empty))) + b"\n"
 
 
 def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
@@ -144,10 +177,10 @@ def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
     """
     try:
         version = msgspec.json.decode(data, type=_Version).format
-        if version != FORMAT:
+        if version not in FORMATS:
             raise CorruptionError(
-                f"{where}: format {version} where this Outlast reads {FORMAT}; use the Outlast that"
-                " wrote it"
+                f"{where}: format {version} where this Outlast reads {FORMATS[0]} to {FORMAT}; use"
+                " the Outlast that wrote it"
             )
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,6 +190,13 @@ def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
             f"{where}: its bytes do not match its digest; nothing was taken over from it"
         )
     return record
+
+
+def _encode(record: Manifest | Commit) -> bytes:
+    if record.format >= 3:
+        return msgspec.json.encode(record)
+    fields = msgspec.to_builtins(record)
+    return msgspec.json.encode({k: v for k, v in fields.items() if k not in _SINCE_3})
 
 
 class _Version(msgspec.Struct):

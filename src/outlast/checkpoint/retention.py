@@ -2,6 +2,8 @@
 
 Nothing is given up before a newer one has been read back, and the newest never is. Beyond that a
 policy says what stays: the last n, one in every k steps, milestones, what is young, what has room.
+Newer is what a later line holds (lineage.py): a job that went back keeps its new checkpoints, and
+the end of the line that it left.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from outlast.amounts import BYTES, SECONDS, measured
+from outlast.checkpoint.lineage import ancestry, ends
 from outlast.checkpoint.record import Place
 from outlast.errors import ConfigError
 
@@ -20,20 +23,24 @@ _EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
 
 
 class Known(NamedTuple):
-    """A complete checkpoint. `verified`: every byte of it has been read back and was right."""
+    """A complete checkpoint. `verified`: every byte of it has been read back and was right. `base`:
+    the directory that its line began from, "" for none."""
 
     place: Place
     time_ns: int
     size_bytes: int
     verified: bool
+    base: str = ""
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
     """What stays.
 
-    `last`: so many of the newest. `every`: of each span of so many steps, the first one in it.
-    `milestones`: these steps, for ever. `age_s`, `size_bytes`: of the rest, what is younger, and
-    what still has room beside all that is kept, newest first; with neither, the rest goes.
+    `last`: so many of the newest. `every`: of each span of so many steps, the first one in it; both
+    count the newest and its ancestors. `lines`: of so many of the newest lines that the job has
+    left, the last one; None for all. `milestones`: these steps, for ever. `age_s`, `size_bytes`: of
+    the rest, what is younger, and what still has room beside all that is kept, newest first; with
+    neither, the rest goes.
     """
 
     last: int = 2
@@ -41,6 +48,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     milestones: frozenset[int] = frozenset()
     age_s: float | None = None
     size_bytes: int | None = None
+    lines: int | None = None
 
     def __post_init__(self) -> None:
         if self.last < 1:
@@ -67,7 +75,7 @@ def choose(known: Sequence[Known], keep: Keep, now_ns: int) -> list[Verdict]:
     time; a checkpoint from the future counts as young.
     """
     newest_first = sorted(
-        known, key=lambda k: (k.place.step, k.place.n, k.time_ns, k.place), reverse=True
+        known, key=lambda k: (k.place.position, k.time_ns, k.place.attempt), reverse=True
     )
     reasons = _reasons(newest_first, keep)
     room_bytes = (keep.size_bytes or 0) - sum(k.size_bytes for k in known if k.place in reasons)
@@ -86,7 +94,12 @@ def choose(known: Sequence[Known], keep: Keep, now_ns: int) -> list[Verdict]:
 def _reasons(newest_first: Sequence[Known], keep: Keep) -> dict[Place, str]:
     """What stays whatever its age and size, by place; the strongest reason is the one told."""
     verified = next((i for i, item in enumerate(newest_first) if item.verified), None)
-    firsts = set(_firsts(newest_first, keep.every)) if keep.every else set[Place]()
+    places = [item.place for item in newest_first]
+    ancestors = ancestry(places, {item.place: item.base for item in newest_first})
+    own = [item for item in newest_first if item.place in ancestors]
+    firsts = set(_firsts(own, keep.every)) if keep.every else set[Place]()
+    last = {item.place for item in own[: keep.last]}
+    left = set(ends(places, ancestors)[: keep.lines])
     reasons: dict[Place, str] = {}
     for i, item in enumerate(newest_first):
         if i == verified:
@@ -95,10 +108,12 @@ def _reasons(newest_first: Sequence[Known], keep: Keep) -> dict[Place, str]:
             why = "the newest" if i == 0 else "no newer one has been verified"
         elif item.place.step in keep.milestones:
             why = "a milestone"
-        elif i < keep.last:
+        elif item.place in last:
             why = f"one of the last {keep.last}"
         elif item.place in firsts:
             why = f"the first of its {keep.every} steps"
+        elif item.place in left:
+            why = "the end of a line that the job has left"
         else:
             continue
         reasons[item.place] = why
@@ -155,6 +170,7 @@ def parse(text: str) -> Keep:
         milestones=frozenset(milestones),
         age_s=said.get("age"),
         size_bytes=int(said["size"]) if "size" in said else None,
+        lines=int(said["lines"]) if "lines" in said else None,
     )
 
 
@@ -175,6 +191,7 @@ def _bytes(part: str, value: str) -> float:
 _READ: dict[str, Callable[[str, str], float]] = {
     "last": _whole,
     "every": _whole,
+    "lines": _whole,
     "milestone": _whole,
     "age": _seconds,
     "size": _bytes,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from outlast.checkpoint.catalog import open_checkpoint, places
+from outlast.checkpoint.catalog import places
+from outlast.checkpoint.claim import refuse_others
 from outlast.checkpoint.durable import Durable, parse
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.retention import Keep
@@ -16,7 +17,7 @@ from outlast.checkpoint.retention import parse as parse_keep
 from outlast.checkpoint.storage import Source
 from outlast.checkpoint.targets import open_target, open_targets
 from outlast.checkpoint.upkeep.protocol import Setup
-from outlast.errors import CorruptionError, StorageError, UsageError
+from outlast.errors import StorageError, UsageError
 
 Address: TypeAlias = str | Path
 
@@ -59,7 +60,7 @@ class Tiers:
         told = [str(error) for error in silent]
         for store in [] if self.plain else [self.root, *answering]:
             try:
-                _refuse_others(store, job)
+                refuse_others(store, places(store), job)
             except StorageError as error:
                 told.append(str(error))
         return list(dict.fromkeys(told))
@@ -79,22 +80,3 @@ def _asked(address: Address) -> Durable:
     if "://" in asked.address:
         return asked
     return msgspec.structs.replace(asked, address=str(Path(asked.address).absolute()))
-
-
-def _refuse_others(store: Source, job: str) -> None:
-    for known in _newest(store):
-        if known != job:
-            raise UsageError(
-                f"{store.where} holds checkpoints of job {known!r}, and this is {job!r}: they would"
-                " be taken for this one's, and deleted; use a place of its own"
-            )
-
-
-def _newest(store: Source) -> Iterable[str]:
-    """The job of the newest checkpoint whose commit record can be read."""
-    for place in places(store):
-        try:
-            return [open_checkpoint(store, place).job]
-        except CorruptionError:
-            continue
-    return []

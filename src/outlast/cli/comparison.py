@@ -59,7 +59,7 @@ def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> Comparison:
     left, right = losses(disturbed), losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
     return Comparison(
-        steps=(summaries[0].steps, summaries[1].steps),
+        steps=(summaries[0].steps or 0, summaries[1].steps or 0),
         losses=(len(left), len(right)),
         loss_difference_max=difference_max(left, right),
         losses_equal=bool(right) and bits(left) == bits(right),
@@ -67,7 +67,7 @@ def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> Comparison:
         faults_asked=faults,
         faults_struck=len(_struck(disturbed)),
         twin_struck=len(_struck(undisturbed)),
-        committed_steps_lost=summaries[0].committed_steps_lost,
+        committed_steps_lost=summaries[0].committed_steps_lost or 0,
     )
 
 

@@ -9,13 +9,14 @@ import msgspec
 from outlast.cli.stream import Printer, as_json, say
 from outlast.cli.traced import traced
 from outlast.errors import EXIT_DONE, UsageError
-from outlast.events import Scheduled
+from outlast.events import RunEnded, Scheduled
 from outlast.observe.alive import life_of
 from outlast.observe.explain import explain as tell
 from outlast.observe.explain import saves
 from outlast.observe.incidents import Incident, incidents
 from outlast.observe.store import read_events
 from outlast.observe.warned import lines
+from outlast.observe.words import frame_cause
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,5 +61,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         for line in (*lines(found, events), *traced(run_dir, found)):
             say(line)
     else:
-        say(f"{run_dir}: nothing broke.")
+        ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
+        framed = frame_cause(ended.outcome, ended.cause) if ended else ""
+        said = f"no failure was recorded before the run ended:\n{framed}"
+        say(f"{run_dir}: {said if framed else 'nothing broke.'}")
     return EXIT_DONE

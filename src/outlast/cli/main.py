@@ -33,7 +33,7 @@ Exit codes:
 * {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
 * {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was started
 * {EXIT_GAVE_UP}: every way to go on was tried
-* {EXIT_INTERRUPTED}: interrupted; the same command resumes the run
+* {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
 """
 # Where each is, and its docstring's first line: a list of commands imports none of them.
 COMMANDS = {

@@ -15,8 +15,9 @@ from outlast.core.contract import End
 from outlast.errors import EXIT_DONE
 from outlast.launch import arguments
 from outlast.launch.display import Detached
-from outlast.launch.run import frame_cause, launch
+from outlast.launch.run import launch
 from outlast.observe.live import display
+from outlast.observe.words import frame_cause
 
 
 def run(argv: list[str]) -> int:
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
 def conclude(end: End, run_dir: Path, *, as_json: bool) -> None:
     """Say how the run ended. Raises nothing: a scheduler acts on the exit code that follows."""
     try:
-        if framed := frame_cause(end):
+        if framed := frame_cause(end.outcome, end.cause):
             tell(framed)
         _summarise(run_dir, as_json=as_json)
     except (OSError, KeyboardInterrupt) as error:  # a full disk; Ctrl-C has had its say

@@ -21,9 +21,10 @@ from outlast.launch import planned
 from outlast.launch.arguments import RunPlan
 from outlast.launch.branching import branch
 from outlast.launch.display import Detached
-from outlast.launch.run import frame_cause, launch
+from outlast.launch.run import launch
 from outlast.observe.live import display
 from outlast.observe.store import read_events
+from outlast.observe.words import frame_cause
 
 _FOLDER = "replay"
 Say = Callable[[str], None]
@@ -99,7 +100,8 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) ->
         keep(end.outcome)
         raise OutlastError(
             f"a replay from step {start.place.step} broke, so that nothing can be said of it;"
-            f" its logs and events were kept: outlast explain {target}\n{frame_cause(end)}"
+            f" its logs and events were kept: outlast explain {target}\n"
+            + frame_cause(end.outcome, end.cause)
         )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from outlast import events
 from outlast.core import decide, ending, exchange, incident, regroup, restart, resume, roster
+from outlast.core.audit import protocol as audit
 from outlast.core.contract import Wake
 from outlast.core.state import S_NS, Worker
 from outlast.core.turn import Turn
@@ -24,6 +25,7 @@ def expire(turn: Turn) -> None:
         if worker.name in state.workers:
             _expire_worker(turn, worker)
     exchange.give_up_late(turn)
+    audit.expire(turn)
     if state.drain_ns and now_ns >= state.drain_ns and state.mode not in ("stopping", "ended"):
         ending.interrupt(turn, f"{state.drain_reason} (not everybody drained in time)")
         return
@@ -81,7 +83,8 @@ def _expire_worker(turn: Turn, worker: Worker) -> None:
         detail = f"{worker.name} did not reach init() within {state.limits.hello_s:g} s"
         incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
     else:
-        detail = f"rank {worker.seat} was not ready within {state.limits.join_s:g} s"
+        limit_s = state.limits.ready_s if worker.whole else state.limits.join_s
+        detail = f"rank {worker.seat} was not ready within {limit_s:g} s"
         incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
 
 
@@ -102,7 +105,8 @@ def _worker_deadline(turn: Turn, worker: Worker) -> int | None:
         and worker.member == state.generation
         and worker.ready != state.generation
     )
-    return worker.since_ns + _ns(limits.join_s) if waits_for_ready else None
+    limit_s = limits.ready_s if worker.whole else limits.join_s
+    return worker.since_ns + _ns(limit_s) if waits_for_ready else None
 
 
 def _cannot_be_killed(turn: Turn, worker: Worker) -> None:
@@ -145,8 +149,9 @@ def _mode_deadline(turn: Turn) -> int | None:
     state = turn.state
     limits = state.limits
     if state.mode == "closing":
-        silent = any(decide.is_silent(turn, w) for w in state.members())
-        return state.since_ns + _ns(limits.status_s) if silent else None
+        silent = [w for w in state.members() if decide.is_silent(turn, w)]
+        limit_s = min((decide.answer_limit_s(turn, worker) for worker in silent), default=0.0)
+        return state.since_ns + _ns(limit_s) if silent else None
     if state.mode == "connecting":
         return regroup.deadline_ns(turn)
     if state.mode == "stopping":
@@ -181,6 +186,8 @@ def wake(turn: Turn) -> None:
     mode_ns = _mode_deadline(turn)
     if mode_ns is not None:
         due.append(mode_ns)
+    if names_ns := audit.due_ns(turn):
+        due.append(names_ns)
     if state.drain_ns and state.mode != "stopping":
         due.append(state.drain_ns)
     if due and (min(due) != state.wake_ns or state.wake_ns <= turn.now_ns):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from outlast import events, wire
+from outlast.core.audit.record import Bar
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
     CheckpointFound. Nobody writes checkpoints meanwhile."""
 
     generation: int  # the newest: it has ended, or nobody has been told of it
+    bars: tuple[Bar, ...] = ()  # copies that must be passed over
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,4 +181,18 @@ class Moved(JournalEntry, frozen=True):
     t_ns: int
 
 
-AnyEntry = DecisionMade | Opened | SharedKept | RecordKept | PutKept | Moved
+class Agreed(JournalEntry, frozen=True):
+    """Replicas held the same in all of their state after phase n."""
+
+    n: int
+    step: int
+
+
+class Barred(JournalEntry, frozen=True):
+    """Replicas differed: copies beyond phase `after_n` made up to `generation` are not used."""
+
+    after_n: int
+    generation: int
+
+
+AnyEntry = DecisionMade | Opened | SharedKept | RecordKept | PutKept | Moved | Agreed | Barred

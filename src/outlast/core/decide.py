@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from outlast import events
 from outlast.core import ending, incident, recovery, regroup, restart, roster
+from outlast.core.audit import protocol as audit
 from outlast.core.recovery import Choice, Situation
-from outlast.core.state import State, Worker
+from outlast.core.state import S_NS, State, Worker
 from outlast.core.turn import Turn
 
 _CAUSES_MAX = 64
@@ -14,6 +15,7 @@ _CAUSES_MAX = 64
 def decide_when_answered(turn: Turn) -> None:
     """Invariants (b) and (g): nobody of the old generation is left who could still act in it."""
     state = turn.state
+    audit.conclude(turn)
     members = list(state.members())
     if any(w.killed_ns or is_silent(turn, w) for w in members):
         return
@@ -146,8 +148,10 @@ def _situation(turn: Turn, survivors: list[Worker], n: int) -> Situation:
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.faults if fault.worker in moved),
         stateless=tuple(stateless),
-        donors=len(survivors),
+        donors=0 if state.audit.undecided else len(survivors),
+        diverged=state.audit.undecided,
         spares=len(state.warm_spares()),
+        cold=len(state.cold_spares()),
         respawns=state.respawns_left(),
         attempts=inner.get(worst, 0),
         attempts_all=sum(inner.values()),
@@ -231,17 +235,27 @@ def _last_fault_by_seat(faults: tuple[events.Fault, ...]) -> dict[int, events.Fa
 def _stop(turn: Turn, n: int, step: int, choice: Choice, situation: Situation) -> None:
     _announce(turn, choice, "redo", n, step)
     cause = situation.cause or events.Fault(kind="requested", detail=choice.reason)
-    outcome = "user_error" if recovery.is_user_error(cause) else "gave_up"
-    ending.stop(turn, outcome, cause, choice.reason)
+    audits = turn.state.audit
+    never_equal = audits.undecided and audits.whole is None  # so the script built it
+    user_error = recovery.is_user_error(cause) or never_equal
+    ending.stop(turn, "user_error" if user_error else "gave_up", cause, choice.reason)
+
+
+def answer_limit_s(turn: Turn, worker: Worker) -> float:
+    """How long a worker may take for its answer: one whose interpreter is held by a computation
+    has the ceiling, as it would have in an open generation."""
+    limits = turn.state.limits
+    return max(limits.status_s, limits.hang_ceiling_s) if worker.held else limits.status_s
 
 
 def fence_silent(turn: Turn) -> None:
-    """Whoever has not answered Close in time is given up; Lost follows."""
+    """Give up who has not answered Close in time; Lost follows."""
     state = turn.state
     for worker in tuple(state.members()):
-        if is_silent(turn, worker):
+        limit_s = answer_limit_s(turn, worker)
+        if is_silent(turn, worker) and turn.now_ns >= state.since_ns + int(limit_s * S_NS):
             detail = (
-                f"rank {worker.seat} has not answered for {state.limits.status_s:g} s after"
+                f"rank {worker.seat} has not answered for {limit_s:g} s after"
                 f" generation {state.generation} was closed"
             )
             incident.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")

@@ -70,6 +70,8 @@ def interrupt(turn: Turn, reason: str) -> None:
 def finish_when_finished(turn: Turn) -> None:
     """In an open generation: once every seat's script has ended, so does the run."""
     state = turn.state
+    if state.audit.is_disputed:
+        return
     occupants = [state.occupant(seat) for seat in range(state.world)]
     if not all(worker is not None and worker.finished for worker in occupants):
         return

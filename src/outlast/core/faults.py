@@ -7,6 +7,7 @@
     hang:rank=1,step=8                     the main thread sleeps for ever
     slow:rank=1,step=8,for=2               the main thread sleeps 2 s (1 s without `for`)
     full:step=10                           the next checkpoint write from there on fails: ENOSPC
+    flip:rank=1,step=6,tensor=model.0.*    one bit of a replicated tensor flips after the commit
     kill:spare=0                           the first spare, as soon as it is warm
     kill:random=3,steps=5-50               three kills at seeded places of steps 5 to 50
     kill:rank=1,after=30                   SIGKILL (or stop) 30 s after the start, in any script
@@ -31,7 +32,7 @@ import msgspec
 
 from outlast.errors import ConfigError
 
-Kind = Literal["kill", "stop", "raise", "reset", "hang", "slow", "full"]
+Kind = Literal["kill", "stop", "raise", "reset", "hang", "slow", "full", "flip"]
 Where = Literal[
     "setup",  # between init() and the first phase
     "forward",  # at the first collective or module call of the attempt
@@ -39,6 +40,7 @@ Where = Literal[
     "vote",  # after this rank's yes is on its way
     "apply",  # inside optimizer.step, some parameters changed
     "done",  # after the phase is complete, before `run` returns
+    "committed",  # the same, of a step alone, before its audit
     "between",  # in the script's own code, after `run` has returned
     "eval",  # inside a phase without an optimizer
     "heal",  # after the generation closed, before the next one opens
@@ -53,6 +55,7 @@ _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
     "random": ({"rank", "phase", "steps", "for"}, _KINDS),
+    "tensor": ({"rank", "step", "phase", "times"}, ("flip",)),
     "": ({"rank", "step", "phase", "times", "for"}, _KINDS),
 }
 _LASTING: tuple[Kind, ...] = ("stop", "slow")
@@ -62,7 +65,9 @@ _DRAWN: dict[str, tuple[Where, ...]] = {
     "stop": ("forward", "backward", "vote"),
     "slow": ("forward",),
     "full": ("checkpoint",),
+    "flip": ("committed",),
 }
+_USUALLY: dict[str, Where] = {"full": "checkpoint", "flip": "committed"}  # else "forward"
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +83,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float = 0.0
     after_s: float = 0.0
     random: int = 0
+    tensor: str = "*"  # that flip strikes: a name as audits give it, with * and ?
     steps: tuple[int, int] = _STEPS  # that `random` draws from
     places: tuple[Where, ...] = ()  # likewise
 
@@ -91,7 +97,7 @@ def parse(text: str) -> FaultSpec:
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"--fault {text!r}: {kind!r} is none of {', '.join(_KINDS)}")
-    fields: dict[str, object] = {"where": "checkpoint" if kind == "full" else "forward"}
+    fields: dict[str, object] = {"where": _USUALLY.get(kind, "forward")}
     keys: set[str] = set()
     for part in filter(None, rest.split(",")):
         key, found, value = part.partition("=")
@@ -117,6 +123,8 @@ def _read(key: str, value: str) -> dict[str, object]:
         if value not in _PLACES:
             raise ValueError(f"phase {value!r} is none of {', '.join(_PLACES)}")
         return {"where": value}
+    if key == "tensor":
+        return {"tensor": value}
     if key in ("for", "after"):
         seconds = float(_number(value, float))
         if not 0 < seconds < math.inf:
@@ -128,7 +136,7 @@ def _read(key: str, value: str) -> dict[str, object]:
             raise ValueError(f"steps={value} must be FIRST-LAST, from 1 on")
         return {"steps": (first, last)}
     if key not in _LEAST:
-        known = ", ".join(sorted([*_LEAST, "after", "for", "phase", "steps"]))
+        known = ", ".join(sorted([*_LEAST, "after", "for", "phase", "steps", "tensor"]))
         raise ValueError(f"unknown key {key!r} (known: {known})")
     number = _number(value, int)
     if number < _LEAST[key]:

@@ -77,8 +77,11 @@ def answered(turn: Turn, worker: Worker, body: wire.Status) -> None:
 
 def _must_be_replaced(turn: Turn, worker: Worker, body: wire.Status) -> None:
     """Torn or broken: true whenever it is said, and whatever was said before."""
-    detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
     known = _complete(turn, worker, body.fault) if body.fault else None
+    if known is None and body.state == "broken":  # the end of another has cut its set-up
+        detail = f"rank {worker.seat} was cut in set-up or a rehearsal before phase {body.n + 1}"
+        known = turn.blame(worker, "transport", detail)
+    detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
     give_up(turn, worker, known or turn.blame(worker, "torn", detail), "report")
     _report(turn, worker, body)
 

@@ -28,6 +28,7 @@ from outlast.core import (
     roster,
     saving,
 )
+from outlast.core.audit import protocol as audit
 from outlast.core.contract import (
     Action,
     AgentGone,
@@ -242,6 +243,14 @@ def _from_worker(turn: Turn, envelope: wire.Envelope, worker: Worker) -> None:
             turn.drop(envelope, f"of generation {body.generation}, now {state.generation}")
         case wire.Status():
             incident.answered(turn, worker, body)
+        case wire.Audited() | wire.AuditNamed() if (
+            body.generation != state.generation or state.mode != "open"
+        ):
+            turn.drop(envelope, f"an audit of generation {body.generation}, out of turn")
+        case wire.Audited():
+            audit.reported(turn, worker, body)
+        case wire.AuditNamed():
+            audit.named(turn, worker, body)
         case wire.Protected():
             exchange.protected(turn, worker, body)
         case wire.Recorded():

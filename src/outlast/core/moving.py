@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from outlast import wire
@@ -82,10 +84,13 @@ def moved_before(turn: Turn, entry: Moved) -> None:
     turn.state.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
 
 
-def well_first(state: State) -> list[Worker]:
-    """Warm spares; those that a finding names last."""
+def well_first(state: State, near: Collection[str] = ()) -> list[Worker]:
+    """Warm spares; those that a finding names last, those of the agents `near` before others."""
     unwell = _unwell(state)
-    return sorted(state.warm_spares(), key=lambda worker: worker.name in unwell)
+    return sorted(
+        state.warm_spares(),
+        key=lambda worker: (worker.name in unwell, worker.agent not in near),
+    )
 
 
 def _wished(state: State) -> list[tuple[FindingKey, Warned, Worker]]:

@@ -26,7 +26,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
     stateless: tuple[int, ...] = ()  # those among them whose own state is gone
     donors: int = 0  # survivors that hold the replicated state
+    diverged: bool = False  # replicas differ, and nothing says which of them is right
     spares: int = 0  # warm, and fit
+    cold: int = 0  # spares that are still starting
     respawns: int = 0  # workers that may still be started
     attempts: int = 0  # generations without progress that ended in the same fault of their own
     attempts_all: int = 0  # that ended in any fault of their own
@@ -73,6 +75,8 @@ def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
 
 
 def _retry(situation: Situation, _: str) -> tuple[str, bool]:
+    if situation.diverged:
+        return f"nobody is known to hold the right state{_because(situation)}", False
     if not situation.donors:
         return "no worker is left that holds the whole state", False
     if situation.lost:
@@ -96,20 +100,22 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
     if situation.stateless:
         ranks = _ranks(situation.stateless)
         return f"nothing is left of the own state of {ranks}", False
-    if len(lost) > situation.spares:
+    if len(lost) > situation.spares + situation.cold:
         return "", False
-    return f"{_ranks(lost)} lost{_because(situation)}: warm spares take over", True
+    starting = len(lost) - situation.spares
+    which = "warm spares take over" if starting <= 0 else "spares that are starting take over"
+    return f"{_ranks(lost)} lost{_because(situation)}: {which}", True
 
 
 def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     if not situation.donors or situation.stateless:
         return why_not, False
-    missing = len(situation.lost) - situation.spares
+    missing = len(situation.lost) - situation.spares - situation.cold
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
     return (
         f"{_ranks(situation.lost)} lost{_because(situation)}: {situation.spares} warm spare(s),"
-        f" so {missing} worker(s) are started anew",
+        f" {situation.cold} starting, so {missing} worker(s) are started anew",
         True,
     )
 
@@ -125,6 +131,8 @@ def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
 def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
     if situation.donors and not situation.stateless and not situation.checkpoint_n:
         return why_not, False  # only workers are lacking, and every committed step would be, too
+    if situation.diverged and not situation.checkpoint_n:
+        return f"{why_not}; there is no copy from before the last agreement", False
     if situation.restarts >= situation.attempts_max:
         return (
             f"{situation.restarts} restarts in a row did not get beyond the same place"
@@ -162,17 +170,16 @@ _KINDS_OF_TROUBLE = 4
 _CRASHES = (4, 6, 7, 8, 11)
 
 _TELLING = (
-    "contract", "mismatch", "torn", "storage", "hung", "stopped", "killed", "exited", "raised",
-    "agent_lost", "transfer", "transport", "unsettled", "requested",
-    "save",
+    "contract", "mismatch", "diverged", "torn", "storage", "hung", "stopped", "killed", "exited",
+    "raised", "agent_lost", "transfer", "transport", "unsettled", "requested", "save",
 )  # fmt: skip
 
 
 def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
     """The fault that explains the others: a traceback first, a broken connection last."""
-    order = [fault for fault in faults if fault.kind == "contract"] + [
-        fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")
-    ]
+    order = [fault for fault in faults if fault.kind == "contract"]
+    order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
+    order += [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
     if order:
         return order[0]
     return min(faults, key=_telling, default=None)
@@ -190,9 +197,7 @@ def recurring(faults: tuple[Fault, ...]) -> str:
     """
     roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
     fault = most_telling(roots or faults)
-    if fault is None or fault.kind in ("agent_lost", "stopped", "requested", "save"):
-        return ""
-    if fault.kind == "killed" and fault.signal not in _CRASHES:
+    if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
         return ""
     lines = fault.traceback.strip().splitlines()
     if lines:
@@ -200,6 +205,13 @@ def recurring(faults: tuple[Fault, ...]) -> str:
     if fault.kind in ("transport", "transfer", "unsettled"):
         return fault.kind  # who notices it is chance
     return f"{fault.kind} at rank {fault.seat}"
+
+
+def is_accident(fault: Fault) -> bool:
+    """Whether the fault came from outside the process: a kill, a stop signal, a lost host."""
+    if fault.kind == "killed":
+        return fault.signal not in _CRASHES
+    return fault.kind in ("agent_lost", "stopped")
 
 
 def is_user_error(cause: Fault | None) -> bool:

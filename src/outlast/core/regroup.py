@@ -19,6 +19,7 @@ def start_over(turn: Turn, n: int, step: int) -> None:
     waiting = {worker.seat: worker.name for worker in state.workers.values()}
     state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
     state.left, state.records, state.puts = {}, {}, {}
+    state.audit = state.audit.begun_again(n, step)
     turn.enter("gathering")
 
 
@@ -231,8 +232,10 @@ def open_when_joined(turn: Turn) -> None:
         )
     )
     state.incident, state.faults, state.spares_failed = 0, (), 0
+    state.early_deaths, state.refill_due = {}, True
     pacing.opened(turn)
-    roster.keep_spares(turn)
+    if state.first:
+        roster.keep_spares(turn)
 
 
 def _arrived(

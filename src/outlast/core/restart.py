@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events, wire
-from outlast.core import pacing, regroup, verifying
+from outlast.core import ending, pacing, recovery, regroup, verifying
 from outlast.core.contract import CheckpointFound
 from outlast.core.turn import Turn
 
@@ -41,6 +41,11 @@ def found(turn: Turn, event: CheckpointFound) -> None:
     hoped, state.checkpoint = state.checkpoint, event.checkpoint
     n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
     in_memory = event.checkpoint is not None and event.checkpoint.tier == "memory"
+    if event.checkpoint is None and state.audit.undecided:
+        detail = "replicas differ, and no copy from before the last agreement is whole"
+        cause = recovery.most_telling(state.faults)
+        ending.stop(turn, "gave_up", cause, detail)
+        return
     if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):
         _correct(turn, hoped, n, step)
     pacing.found(turn)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from outlast import events, wire
 from outlast.core import incident, moving, regroup
+from outlast.core.audit import protocol as audit
 from outlast.core.contract import (
+    Agreed,
+    Barred,
     Begin,
     DecisionMade,
     Moved,
@@ -23,6 +26,7 @@ def begin(turn: Turn, event: Begin) -> None:
     state.run, state.term = event.run, event.term
     state.checkpoint = event.checkpoint
     state.measured = Measured(since_ns=turn.now_ns)
+    audit.restored(turn, [one for one in event.journal if isinstance(one, Agreed | Barred)])
     decided: DecisionMade | None = None
     for entry in event.journal:
         if isinstance(entry, DecisionMade):

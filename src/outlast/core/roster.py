@@ -8,21 +8,26 @@ import msgspec
 
 from outlast import events, wire
 from outlast.core import ending, exchange, incident, moving
-from outlast.core.state import S_NS, Agent, Worker
+from outlast.core.recovery import is_accident
+from outlast.core.state import S_NS, Agent, State, Worker
 from outlast.core.turn import Turn
 
 _NEARLY = 0.8
+_REFILL_S = 30.0  # after Open, where no phase has been completed by then
 _SETUP = ("starting", "waiting", "setup", "dry")
 
 
 def spawn(turn: Turn, seat: int) -> str:
-    """Start a worker on the agent with the most room; "" where there is no room now."""
+    """Start a worker: on an agent of its neighbours while that has fewer seats than its share, so
+    that ranks are contiguous by host as torchrun's are; else on the agent with the most room; ""
+    where there is no room now."""
     state = turn.state
     load = dict.fromkeys(state.agents, 0)
     for worker in state.workers.values():
         load[worker.agent] = load.get(worker.agent, 0) + 1
+    near = neighbours(state, seat)
     room = [
-        (load[agent.name] - agent.capacity, agent.name)
+        (agent.name not in near, load[agent.name] - agent.capacity, agent.name)
         for agent in state.agents.values()
         if agent.connected and load[agent.name] < agent.capacity
     ]
@@ -35,10 +40,26 @@ def spawn(turn: Turn, seat: int) -> str:
         _count_respawn(turn)
     name = f"w{state.term}-{state.spawned}"
     state.spawned += 1
-    agent = min(room)[1]
-    state.workers[name] = Worker(name=name, agent=agent, seat=seat, since_ns=turn.now_ns)
+    agent = min(room)[-1]
+    state.workers[name] = Worker(
+        name=name, agent=agent, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
+    )
     turn.tell(agent, wire.Spawn(worker=name, seat=seat))
     return name
+
+
+def neighbours(state: State, seat: int) -> set[str]:
+    """Agents whose hosts hold a rank beside this one, and fewer seats than their share."""
+    if seat < 0 or not state.agents:
+        return set()
+    share = -(-state.world // len(state.agents))
+    held: dict[str, int] = {}
+    for worker in state.workers.values():
+        if worker.seat >= 0 and not worker.killed_ns:
+            held[worker.agent] = held.get(worker.agent, 0) + 1
+    beside = (state.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.seats))
+    agents = {worker.agent for name in beside if (worker := state.workers.get(name))}
+    return {agent for agent in agents if held.get(agent, 0) < share}
 
 
 def _count_respawn(turn: Turn) -> None:
@@ -54,9 +75,10 @@ def _count_respawn(turn: Turn) -> None:
 
 
 def fill(turn: Turn, seat: int) -> str:
-    """Somebody for an empty seat: a warm spare, else a new worker; "" where there is neither."""
+    """Fill an empty seat: a warm spare, else one that is starting, which will be warm before any
+    other, else a new worker; "" where there is none."""
     state = turn.state
-    spares = moving.well_first(state)
+    spares = moving.well_first(state, neighbours(state, seat)) or state.cold_spares()
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:
@@ -73,6 +95,21 @@ def keep_spares(turn: Turn) -> None:
         if not spawn(turn, -1):
             return
         have += 1
+
+
+def refill_spares(turn: Turn, body: wire.Renew) -> None:
+    """Replace the spares that were used, once the generation has completed a phase: to start a
+    process beside the redone step would slow the recovery down."""
+    state = turn.state
+    if not state.refill_due or state.mode != "open" or state.drain_ns:
+        return
+    moved = any(
+        n > state.n and (worker := state.workers.get(name)) is not None and worker.seat >= 0
+        for name, (n, *_) in body.beats.items()
+    )
+    if moved or turn.now_ns - state.since_ns > _REFILL_S * S_NS:
+        state.refill_due = False
+        keep_spares(turn)
 
 
 def spawned(turn: Turn, agent: Agent, body: wire.Spawned) -> None:
@@ -99,6 +136,21 @@ def hello(turn: Turn, worker: Worker, body: wire.Hello) -> None:
     turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
     if state.fingerprint is not None:
         refuse_other_bits(turn, worker)
+    worker = state.workers[worker.name]
+    if worker.seat < 0 and not worker.killed_ns:
+        _overtake(turn, worker)
+
+
+def _overtake(turn: Turn, spare: Worker) -> None:
+    """A spare that is warm first takes a seat from one that was born a spare and still starts."""
+    state = turn.state
+    for seat, name in enumerate(state.seats):
+        slow = state.workers.get(name)
+        if slow is not None and slow.is_spare and slow.hello is None and not slow.killed_ns:
+            turn.change(slow.name, seat=-1)
+            turn.change(spare.name, seat=seat, since_ns=turn.now_ns)
+            state.seats = (*state.seats[:seat], spare.name, *state.seats[seat + 1 :])
+            return
 
 
 def refuse_other_bits(turn: Turn, worker: Worker) -> None:
@@ -175,11 +227,17 @@ def renewed(turn: Turn, agent: Agent, body: wire.Renew) -> None:
         state.reached = max(state.reached, (n, step))
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own word may have been lost on the way
+        if worker.held != (name in body.held):
+            turn.change(name, held=name in body.held)
     moving.looked(turn.state, agent, body)
+    refill_spares(turn, body)
 
 
 def checkpointed(turn: Turn, body: wire.Checkpointed) -> None:
     """The newest one counts; of one place the copy in memory, which is nearer."""
+    if turn.state.audit.is_barred(body):
+        return
+    turn.state.audit = turn.state.audit.with_copy(body)
     known = turn.state.checkpoint
     if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
         turn.state.checkpoint = body
@@ -233,7 +291,10 @@ def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> Non
         return
     retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
     starting = never_connected or body.state in _SETUP
-    if state.first and not retired and starting and state.is_new():
+    external = is_accident(fault)
+    if state.first and state.mode == "gathering" and worker.hello is None and external:
+        _died_before_its_seat(turn, worker, fault, how)
+    elif state.first and not retired and not external and starting and state.is_new():
         _died_before_first_step(turn, worker, fault)
     elif not worker.killed_ns or state.mode != "closing":
         incident.notice(turn, fault, how)
@@ -245,7 +306,15 @@ def _spare_lost(turn: Turn, worker: Worker, fault: events.Fault) -> None:
     if fault.kind not in ("requested", "agent_lost"):
         young = worker.hello is None or turn.now_ns - worker.since_ns < state.limits.hello_s * S_NS
         state.spares_failed = state.spares_failed + 1 if young else 0
+    words = fault.traceback.strip().splitlines()
+    last = f"; its last line: {words[-1].strip()}" if words else ""
+    why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
+    if worker.hello is None:
+        why += (
+            f" before outlast.init(), where a spare has no rank yet: see logs/spare/{worker.name}"
+        )
     if state.mode != "open" or state.drain_ns:
+        turn.note(why, worker.name)
         return
     before = state.spawned
     keep_spares(turn)
@@ -257,7 +326,7 @@ def _spare_lost(turn: Turn, worker: Worker, fault: events.Fault) -> None:
             if many
             else "now: there is no room, or no respawn is left"
         )
-    turn.note(f"spare {worker.name} is lost ({fault.kind}: {fault.detail}); {then}", worker.name)
+    turn.note(f"{why}; {then}", worker.name)
 
 
 def _why(turn: Turn, worker: Worker, body: wire.Lost) -> events.Fault:
@@ -276,6 +345,22 @@ def _why(turn: Turn, worker: Worker, body: wire.Lost) -> events.Fault:
         n=fault.n if fault.n >= 0 else body.n,
         traceback=fault.traceback or body.fault.traceback,
         t_ns=fault.t_ns or turn.now_ns,
+    )
+
+
+def _died_before_its_seat(turn: Turn, worker: Worker, fault: events.Fault, how: str) -> None:
+    """Nobody counts on it yet: another takes its seat, and the others go on starting. Too often at
+    one seat, it is a failed start like any other, which the bound on restarts ends."""
+    state = turn.state
+    count = state.early_deaths[worker.seat] = state.early_deaths.get(worker.seat, 0) + 1
+    if count >= state.limits.attempts_max:
+        state.early_deaths = {}
+        incident.notice(turn, fault, how)
+        return
+    turn.note(
+        f"rank {worker.seat} was lost before init() ({fault.kind}: {fault.detail}); another worker"
+        " takes its seat",
+        worker.name,
     )
 
 

@@ -42,7 +42,7 @@ def failed(turn: Turn, body: wire.SaveFailed) -> None:
         return
     detail = (
         f"{failure}; the run ends, as --on-save-failure stop asks for; older checkpoints are kept:"
-        " see to the storage, then start the same command again to resume"
+        " fix the storage, then resume with: outlast run --run-dir RUN_DIR ..."
     )
     fault = events.Fault(kind="storage", detail=detail, n=body.n, step=body.step, t_ns=turn.now_ns)
     ending.stop(turn, "gave_up", fault, detail)

@@ -9,6 +9,7 @@ import msgspec
 
 from outlast import events, wire
 from outlast.config import Limits
+from outlast.core.audit.record import AuditState
 from outlast.core.contract import End, FindingKey
 from outlast.core.measured import Measured
 from outlast.core.policy import SavePolicy
@@ -52,6 +53,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     since_ns: int  # when it was spawned, later when it was last asked for something
     seat: int = -1
+    is_spare: bool = False  # born without a seat
     hello: wire.Hello | None = None
     member: int = 0  # the newest generation that it has been told of
     whole: bool = False  # has stood in an open generation: holds its seat's state
@@ -64,6 +66,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     killed_ns: int = 0  # when Kill was sent; 0: not given up
     kills: int = 0
     missing_ns: int = 0  # its agent came back without it; 0: not missing
+    held: bool = False  # its interpreter was seen to be held: it cannot answer now
 
 
 class Making(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +122,8 @@ class State(msgspec.Struct, kw_only=True):
     reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
     spawned: int = 0
     respawns: int = 0  # workers started beyond the first ones, with no phase completed between
+    early_deaths: dict[int, int] = {}  # seat -> accidents before its seat, since one opened
+    refill_due: bool = False  # spares are to be filled up once this generation completes a phase
     respawned_at: int = -1  # the farthest phase heard of when the newest of them was started
     spares_failed: int = 0  # spares in a row that died young, since the generation opened
     save_wanted: bool = False  # the next generation that opens saves first
@@ -133,6 +138,7 @@ class State(msgspec.Struct, kw_only=True):
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
     moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: who was given up, and when
     unmoved: tuple[FindingKey, ...] = ()  # findings of which it was said that nobody moves
+    audit: AuditState = AuditState()
     drain_reason: str = ""
     drain_ns: int = 0
     end: End | None = None
@@ -154,6 +160,7 @@ class State(msgspec.Struct, kw_only=True):
         fresh.shared = dict(self.shared)
         fresh.making = dict(self.making)
         fresh.attempts = dict(self.attempts)
+        fresh.early_deaths = dict(self.early_deaths)
         fresh.warned = dict(self.warned)
         fresh.calm = dict(self.calm)
         fresh.moves = dict(self.moves)
@@ -180,6 +187,17 @@ class State(msgspec.Struct, kw_only=True):
             and not worker.killed_ns
             and not worker.missing_ns
             and (self.fingerprint is None or worker.hello.fingerprint == self.fingerprint)
+        ]
+
+    def cold_spares(self) -> list[Worker]:
+        """Workers without a seat that are still starting, the oldest first."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.seat < 0
+            and worker.hello is None
+            and not worker.killed_ns
+            and not worker.missing_ns
         ]
 
     def is_new(self) -> bool:

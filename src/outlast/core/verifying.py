@@ -12,7 +12,7 @@ def look(turn: Turn) -> None:
     state.looked = True
     state.looks += 1
     turn.enter("verifying")
-    turn.actions.append(Verify(generation=state.generation))
+    turn.actions.append(Verify(generation=state.generation, bars=state.audit.bars))
 
 
 def look_again(turn: Turn) -> bool:

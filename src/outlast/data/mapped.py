@@ -89,6 +89,11 @@ class MappedSource(Counted):
     def __init__(self, loader: DataLoader[Any]) -> None:
         """Raises UsageError when the loader has no batches."""
         super().__init__()
+        if loader.num_workers > 0:
+            self.note = (
+                "random numbers in the loader's processes come from a seed for each batch: the same"
+                " in every run of Outlast, others than under torchrun, which seeds each process"
+            )
         self._batched = loader.batch_sampler is not None
         self._sampler: Any = loader.batch_sampler if self._batched else loader.sampler
         self._epochs = (loader.dataset, loader.sampler, self._sampler,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from outlast import generators
 from outlast.data import randomness
 from outlast.data.counted import Counted, set_epoch
@@ -33,7 +35,8 @@ class ReplayedSource(Counted):
         self.note = (
             f"the loader ({name}) cannot say its place: a worker that takes a seat reads all its"
             f" batches again from {since} start; give it state_dict and load_state_dict, or use a"
-            " map-style DataLoader, to make that quick"
+            " map-style DataLoader, to make that quick; random numbers that it draws come from"
+            " generators of its own, and are others than under torchrun"
         )
         self._kept = randomness.owned({"loader": loader})
         self._fresh = generators.states(self._kept)
@@ -52,10 +55,17 @@ class ReplayedSource(Counted):
     def _begin(self) -> None:
         kept = {} if self._once else generators.states(self._kept)
         self._history.append(
-            {"epoch": self.epoch, "seed": randomness.draw_seed(None), "done": 0, "whole": False,
-             "kept": kept}
-        )  # fmt: skip
+            {"epoch": self.epoch, "seed": self._seed(), "done": 0, "whole": False, "kept": kept}
+        )
         self._open(self._history[-1])
+
+    def _seed(self) -> int:
+        """A seed for this epoch. A DataLoader draws one from the process, other iterables do not:
+        what the script draws next is what it would draw without us."""
+        if isinstance(self._loader, DataLoader):
+            return randomness.draw_seed(None)
+        with generators.preserved():
+            return randomness.mix(randomness.draw_seed(None), self.epoch) >> 1
 
     def _open(self, entry: dict[str, Any]) -> None:
         self._batches = None

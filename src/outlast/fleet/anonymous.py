@@ -45,6 +45,8 @@ _COLUMNS: dict[Name, dict[str, str]] = {
     "repairs": {"cluster": "cluster", "node": "host", "detail": "text"},
     "nodes": {"cluster": "cluster", "node": "host", "rack": "rack", "pod": "pod"},
     "checks": {"cluster": "cluster"},
+    "interruptions": {"cluster": "cluster", "job": "job", "node": "host"},
+    "costs": {"cluster": "cluster", "job": "job"},
 }  # fmt: skip
 
 
@@ -89,6 +91,8 @@ class Names:
             return lambda _text: ""
         if what == "hosts":
             return self._hosts
+        if what == "host":
+            return self._host
         if what == "job":
             return partial(self._unless, _NUMBERS, what)
         if what == "device":
@@ -98,13 +102,20 @@ class Names:
     def _unless(self, plain: re.Pattern[str], kind: str, text: str) -> str:
         return text if plain.fullmatch(text) else self.replaced(kind, text)
 
+    def _host(self, name: str) -> str:
+        """A word for a host, and one for its domain behind it: n1.example.org stays one of n1."""
+        first, dot, rest = name.partition(".")
+        if not dot or not first or first.isdecimal():
+            return self.replaced("host", name)
+        return f"{self.replaced('host', first)}.{self.replaced('domain', rest)}"
+
     def _hosts(self, text: str) -> str:
         """A host list of as many hosts; what is no host list is one host."""
         try:
             found = hosts.expand(text)
         except UsageError:
             found = [text]
-        return ",".join(sorted(self.replaced("host", one) for one in found))
+        return ",".join(sorted(self._host(one) for one in found))
 
 
 def names_of(key_file: Path, lake: Path) -> Names:

@@ -20,7 +20,8 @@ def blamed(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
 
     `infra`: cluster, job, attempt and, if it has it, `node` ("" or null: not known; several rows
     share the blame). Else the scheduler's `failed_node` is blamed, else the only node of the
-    attempt, else all of its nodes alike. An attempt of which no node is known is left out.
+    attempt, else all of its nodes alike. A component of a heterogeneous job shares the failed node
+    of the others. An attempt of which no node is known is left out.
     """
     columns = infra.collect_schema().names()
     said = pl.col("node") if "node" in columns else pl.lit("")
@@ -29,6 +30,7 @@ def blamed(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     failures = (
         tables.jobs.select(*KEY, "t_ns", "nodes", "hosts", "failed_node")
         .join(whole, on=KEY, how="inner")
+        .with_columns(failed_node=_failed_node())
         .with_columns(
             said=pl.when(pl.col("said").list.len() > 0)
             .then("said")
@@ -50,6 +52,16 @@ def blamed(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
         .with_columns(weight=weight)
         .with_columns(named=pl.col("weight") == 1)
     )
+
+
+def _failed_node() -> pl.Expr:
+    """Return the scheduler's failed node; of a component of a heterogeneous job (12+1) that has
+    none, that of the other components: they end with it, and their own nodes are well."""
+    leader = pl.col("job").str.extract(r"^(\d+)\+\d+$")
+    named = pl.col("failed_node").filter(pl.col("failed_node") != "").first()
+    together = named.over("cluster", leader, "attempt")
+    alone = (pl.col("failed_node") == "") & leader.is_not_null()
+    return pl.when(alone & together.is_not_null()).then(together).otherwise("failed_node")
 
 
 def at_fault(found: Attributed) -> pl.LazyFrame:

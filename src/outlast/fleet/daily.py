@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import polars as pl
 
-from outlast.fleet.exposure import DAY_S, SECOND_NS, attempts
+from outlast.fleet.exposure import DAY_S, SECOND_NS, attempts, has_gpus, on_gpus
 from outlast.fleet.tables import DAY_NS, Tables
 
 
 def jobs_by_day(tables: Tables) -> pl.DataFrame:
-    """`node_days` that jobs held on each `day` of the window (days since 1970, UTC)."""
+    """Return `node_days` that jobs held on each `day` of the window (days since 1970, UTC): of jobs
+    on GPUs, where there is any, by the share of a node's GPUs that they hold."""
     end_ns = pl.col("begin_ns") + (pl.col("ran_s") * SECOND_NS).cast(pl.Int64)
-    held = attempts(tables).select("nodes", "begin_ns", end_ns=end_ns)
+    ran = on_gpus(tables) if has_gpus(tables) else attempts(tables)
+    held = ran.select("begin_ns", nodes="held_nodes", end_ns=end_ns)
     return spent(held, tables).rename({"spent": "node_days"})
 
 

@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import polars as pl
 
+from outlast.fleet.hosts import nodes_of
 from outlast.fleet.tables import Tables
 
 KEY = ("cluster", "job", "attempt")
 SECOND_NS = 10**9
 HOUR_S = 3600.0
 DAY_S = 86_400.0
-NODE_GPUS = 8
+NODE_GPUS = 8  # where neither a list of nodes nor a job tells
+WHOLE_NODE_GPUS = 4  # of each node, from which on a job on several has them whole, it is taken
+USED_SHARE = 0.05  # of GPU time in jobs that held so many GPUs of a node: one odd job tells nothing
+
+
+class NodeGpus(NamedTuple):
+    """GPUs of a node. `source`: a list of nodes, what jobs held, or neither (NODE_GPUS)."""
+
+    gpus: int
+    source: Literal["nodes", "jobs", "assumed"]
+
+
+def gpus_per_node(tables: Tables) -> NodeGpus:
+    """Return what most nodes have; else the most that jobs held of a node.
+
+    Jobs tell it where they hold equally many GPUs of each of their nodes, and where those with so
+    many or more have USED_SHARE of their GPU time.
+    """
+    listed = tables.nodes.filter(pl.col("gpus") > 0).group_by("gpus").len().sort("len", "gpus")
+    found = listed.collect()
+    if len(found):
+        return NodeGpus(int(found["gpus"][-1]), "nodes")
+    used = _gpus_of_a_node(tables).collect()
+    if not len(used):
+        return NodeGpus(NODE_GPUS, "assumed")
+    return NodeGpus(int(used["each"].item()), "jobs")
+
+
+def _gpus_of_a_node(tables: Tables, *by: str) -> pl.LazyFrame:
+    """Return `each`, the most GPUs of a node that jobs held for USED_SHARE of their GPU time."""
+    held = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=1).cast(pl.Float64)
+    sums = (
+        tables.jobs.filter(
+            pl.col("start_ns").is_not_null(),
+            pl.col("gpus") > 0,
+            pl.col("nodes") > 0,
+            pl.col("gpus") % pl.col("nodes") == 0,
+        )
+        .group_by(*by, each=pl.col("gpus") // pl.col("nodes"))
+        .agg(spent=(held * pl.col("gpus")).sum())
+        .sort("each", descending=True)
+    )
+    so_far, whole = pl.col("spent").cum_sum(), pl.col("spent").sum()
+    if by:
+        so_far, whole = so_far.over(by), whole.over(by)
+    enough = sums.filter(so_far >= USED_SHARE * whole)
+    return enough.group_by(*by).agg(pl.col("each").max()) if by else enough.head(1).select("each")
 
 
 def attempts(tables: Tables) -> pl.LazyFrame:
@@ -20,7 +69,9 @@ def attempts(tables: Tables) -> pl.LazyFrame:
       window: time in which a failure would have been counted, and no other. One that ended after
       the window, or is RUNNING, counts until the window ends or it was last seen. 0 where it ended
       before it began.
-    - `node_days`, `gpu_hours`: that times its nodes or GPUs.
+    - `held_nodes`: its nodes, of which a job on GPUs counts by the share of their GPUs that it
+      holds: eight jobs with a GPU each are on one node, and not on eight.
+    - `node_days`, `gpu_hours`: the time times `held_nodes`, or times its GPUs.
     - `ended`: its end lies in the window, so that it can have failed there.
     - `run`: one user's jobs of one name (or the job, where it has none): what is begun again and
       again belongs together.
@@ -42,16 +93,55 @@ def attempts(tables: Tables) -> pl.LazyFrame:
             ended=inside & (pl.col("state") != "RUNNING"),
             run=pl.struct("cluster", "user", named.alias("named")).hash(),
         )
+        .pipe(_with_held_nodes, tables)
         .with_columns(
-            node_days=pl.col("nodes") * pl.col("ran_s") / DAY_S,
+            node_days=pl.col("held_nodes") * pl.col("ran_s") / DAY_S,
             gpu_hours=pl.col("gpus") * pl.col("ran_s") / HOUR_S,
         )
     )
 
 
+def _with_held_nodes(jobs: pl.LazyFrame, tables: Tables) -> pl.LazyFrame:
+    """Return jobs with `held_nodes`, by the GPUs of their own nodes where these are listed, else
+    by those of the nodes of their partition that jobs on several nodes show, else by the
+    cluster's."""
+    count, source = gpus_per_node(tables)
+    capacity = count * pl.col("nodes")
+    if source == "nodes" and _kinds(tables) > 1:
+        of = tables.nodes.sort("t_ns").group_by("cluster", "node").agg(pl.col("gpus").last())
+        lists = nodes_of(tables.jobs).join(of, on="node")
+        known = lists.group_by("cluster", "hosts").agg(
+            listed=pl.len().cast(pl.Int64), has=pl.col("gpus").sum()
+        )
+        jobs = jobs.join(known, on=["cluster", "hosts"], how="left", maintain_order="left")
+        own = pl.col("has") + count * (pl.col("nodes") - pl.col("listed"))
+        capacity = pl.when(pl.col("has") > 0).then(own).otherwise(capacity)
+    elif source == "jobs":
+        several = tables._replace(jobs=tables.jobs.filter(pl.col("nodes") > 1))
+        known = _gpus_of_a_node(several, "partition").filter(pl.col("each") >= WHOLE_NODE_GPUS)
+        jobs = jobs.join(known, on="partition", how="left", maintain_order="left")
+        capacity = pl.col("each").fill_null(count) * pl.col("nodes")
+    share = (pl.col("gpus") / capacity).clip(upper_bound=1.0)
+    on_some = (pl.col("gpus") > 0) & (pl.col("nodes") > 0)
+    held = pl.when(on_some).then(pl.col("nodes") * share).otherwise(pl.col("nodes"))
+    columns = tables.jobs.collect_schema().names()
+    extra = ("begin_ns", "ran_s", "ended", "run", "held_nodes")
+    return jobs.with_columns(held_nodes=held.cast(pl.Float64)).select(*columns, *extra)
+
+
+def _kinds(tables: Tables) -> int:
+    """Return how many different numbers of GPUs the listed nodes have."""
+    return int(tables.nodes.select(pl.col("gpus").n_unique()).collect().item())
+
+
 def on_gpus(tables: Tables) -> pl.LazyFrame:
     """`attempts` that held GPUs."""
     return attempts(tables).filter(pl.col("gpus") > 0)
+
+
+def has_gpus(tables: Tables) -> bool:
+    """Return whether any job held GPUs."""
+    return bool(tables.jobs.select((pl.col("gpus") > 0).any()).collect().item())
 
 
 def in_whole_nodes(gpus: pl.Expr, node_gpus: int = NODE_GPUS) -> pl.Expr:

@@ -9,7 +9,7 @@ from outlast.errors import LakeError
 from outlast.fleet.aftermath import aftermath
 from outlast.fleet.attribution import Attributed, attribute
 from outlast.fleet.blame import at_fault
-from outlast.fleet.exposure import DAY_S, NODE_GPUS
+from outlast.fleet.exposure import DAY_S, gpus_per_node
 from outlast.fleet.intervals import garwood, jeffreys, share
 from outlast.fleet.job_runs import attempts as attempts_of_runs
 from outlast.fleet.lemons import known_by, lemons
@@ -17,12 +17,24 @@ from outlast.fleet.mttf import LARGE_GPUS, failure_rate
 from outlast.fleet.outages import by_symptom, outage_rate, repair_time
 from outlast.fleet.rates import ALL, by_cause
 from outlast.fleet.tables import DAY_NS, Tables
+from outlast.observe.run_costs import mean_of
 from outlast.observe.words import counted, duration
+from outlast.records import COST_NAMES, CostName
 
 OUTAGES = "outages"  # the basis where no job failed
 ENOUGH = 10  # failures: below, more jobs are looked at
 WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
 FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; plans take no more
+MANY_MOST = 1000  # steps of one run that its mean stands for
+SAID: dict[CostName, str] = {
+    "detect": "mean time from a fault until it was noticed",
+    "pause": "mean time of a recovery from live ranks, from there on",
+    "restore": "mean time of a recovery from memory, from there on",
+    "restart": "mean time of a recovery from storage, or of a later launcher's start",
+    "cost": "mean time that a checkpoint blocked the slowest rank",
+    "flush": "mean time from there until the checkpoint was complete",
+    "step": "mean step of the slowest rank",
+}
 LEMONS_LEAST = 0.05  # by which lemons raise the fleet's rate where they are worth naming
 
 
@@ -80,9 +92,10 @@ def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
     measured = _repair(tables, notes)
     measured |= _shares(tables, found, size, notes)
     measured |= _lemons(tables, found, notes)
+    measured |= _durations(tables)
     scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
     for key, one in measured.items():
-        scenario[key] = f"{max(1, round(one.value))}s" if key == "repair" else round(one.value, 6)
+        scenario[key] = _said(key, one.value)
     return Fit(
         since_ns=tables.since_ns,
         until_ns=tables.until_ns,
@@ -93,6 +106,42 @@ def fit(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> Fit:
         causes=_causes(tables, found, rate),
         notes=notes,
     )
+
+
+def _said(key: str, value: float) -> str | float:
+    """A figure as a scenario takes it."""
+    if key == "repair":
+        return f"{max(1, round(value))}s"
+    return f"{value:.6f}s" if key in (*COST_NAMES, "window") else round(value, 6)
+
+
+def _survived(tables: Tables, above_gpus: int = 0) -> pl.DataFrame:
+    """Failures of larger jobs, after which the job went on."""
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    return tables.interruptions.filter(inside, pl.col("gpus") > above_gpus).collect()
+
+
+def _durations(tables: Tables) -> dict[str, Measured]:
+    """What runs of `outlast run` measured of their recoveries, saves and steps."""
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    costs = tables.costs.filter(inside).collect()
+    found: dict[str, Measured] = {}
+    for what in COST_NAMES:
+        ours = costs.filter(pl.col("what") == what)
+        if not len(ours):
+            continue
+        each = zip(ours["length_ns"].to_list(), ours["many"].to_list(), strict=True)
+        told = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
+        found[what] = Measured(
+            value=told.mean_s, low=told.low_s, high=told.high_s, count=int(ours["many"].sum()),
+            said=SAID[what],
+        )  # fmt: skip
+    if "pause" in found:
+        found["window"] = Measured(
+            value=0.0, low=None, high=None, count=found["pause"].count,
+            said="a replica is whole again when its state has moved, which the pause contains",
+        )  # fmt: skip
+    return found
 
 
 def _causes(tables: Tables, found: Attributed, rate: Rate) -> list[Cause]:
@@ -112,16 +161,20 @@ def _rate(
     size of the jobs above which it is."""
     for above in (above_gpus, 0):
         one = failure_rate(tables, found, above_gpus=above)
-        if one.failures >= ENOUGH or not above:
+        survived = len(_survived(tables, above))
+        failures = one.failures + survived
+        if failures >= ENOUGH or not above:
             break
         notes.append(
-            f"jobs above {above:,} GPUs had {counted(one.failures, 'failure')} in"
+            f"jobs above {above:,} GPUs had {counted(failures, 'failure')} in"
             f" {one.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
         )
-    if one.node_days and (one.failures or not _count(tables.outages)):
+    if one.node_days and (failures or not _count(tables.outages)):
         basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"
-        gpu_days = one.gpu_days
-        told = _told(basis, one.failures, one.node_days, gpu_days, one.dispersion, one.sure_as)
+        if survived:
+            basis += f", {survived:,} of which they survived"
+        weight = one.sure_as + survived / max(1.0, one.dispersion or 1.0)
+        told = _told(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
         return told, above
     away = outage_rate(tables)
     if away.per_1000_node_days is None or not away.outages:
@@ -153,16 +206,11 @@ def _told(
 
 
 def _node_gpus(tables: Tables, notes: list[str]) -> int:
-    """What most nodes have; else what jobs on several nodes have on each; else 8."""
-    said = tables.nodes.filter(pl.col("gpus") > 0).select("gpus")
-    held = tables.jobs.filter(pl.col("nodes") > 1, pl.col("gpus") % pl.col("nodes") == 0)
-    used = held.filter(pl.col("gpus") > 0).select(gpus=pl.col("gpus") // pl.col("nodes"))
-    for each in (said, used):
-        found = each.group_by("gpus").len().sort("len", "gpus").collect()
-        if len(found):
-            return int(found["gpus"][-1])
-    notes.append(f"nobody says how many GPUs a node has: {NODE_GPUS} are assumed")
-    return NODE_GPUS
+    """Return `exposure.gpus_per_node`, with a note where they are only assumed."""
+    found = gpus_per_node(tables)
+    if found.source == "assumed":
+        notes.append(f"nobody says how many GPUs a node has: {found.gpus} are assumed")
+    return found.gpus
 
 
 def _repair(tables: Tables, notes: list[str]) -> dict[str, Measured]:
@@ -184,19 +232,29 @@ def _repair(tables: Tables, notes: list[str]) -> dict[str, Measured]:
 def _shares(
     tables: Tables, found: Attributed, above_gpus: int, notes: list[str]
 ) -> dict[str, Measured]:
-    if not _count(tables.outages):
+    """Of failures that ended jobs, by the outages that followed; of failures that jobs survived,
+    as they said themselves."""
+    survived = _survived(tables, above_gpus)
+    stored = pl.col("rung") == "restart"
+    transient = len(survived.filter(~stored, pl.col("took_node") == 0))
+    fatal, failures = len(survived.filter(stored)), len(survived)
+    if _count(tables.outages):
+        left = aftermath(tables, found, above_gpus=above_gpus)
+        transient, fatal = transient + left.went_on, fatal + left.wide
+        failures += left.failures
+    elif not failures:
         notes.append("no outages are known: whether failures take a node cannot be told")
         return {}
-    left = aftermath(tables, found, above_gpus=above_gpus)
-    if not left.failures:
+    if not failures:
         notes.append("no failures of jobs: whether they take a node cannot be told")
         return {}
     said = {
-        "transient": (left.went_on, "share of failures after which no blamed node was away"),
-        "fatal": (left.wide, "share of failures that took half of the job's nodes or more"),
-    }
+        "transient": (transient, "share of failures after which no blamed node was away"),
+        "fatal": (fatal, "share of failures that took half of the job's nodes or more, or that"
+                  " only storage was left after"),
+    }  # fmt: skip
     return {
-        key: Measured(**share(count, left.failures)._asdict(), count=count, said=text)
+        key: Measured(**share(count, failures)._asdict(), count=count, said=text)
         for key, (count, text) in said.items()
     }
 

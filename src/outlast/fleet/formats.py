@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet import checked, faults, launched, machines, mapped, mapping, sacct
+from outlast.fleet import checked, faults, launched, machines, mapped, mapping, sacct, slurm_events
 from outlast.fleet.hosts import HOSTS_MAX
 from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Reading
@@ -22,7 +22,7 @@ from outlast.symptoms.envelopes import known
 
 Format = Literal[
     "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi",
-    "check", "run",
+    "check", "run", "slurm-events",
 ]  # fmt: skip
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
@@ -174,9 +174,13 @@ def _mapped(path: Path, asked: Asked) -> Reading:
     said = mapping.load(file)
     if asked.format in ("events", "jobs") and (said.rows == "jobs") != (asked.format == "jobs"):
         raise UsageError(f"--as {asked.format}: {file} says rows = {said.rows!r}")
+    return mapped.read(path, said, _given(path, asked))
+
+
+def _given(path: Path, asked: Asked) -> mapped.Given:
     zone = asked.zone_info.key if asked.zone else ""
     taken_ns = _moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns
-    return mapped.read(path, said, mapped.Given(zone, asked.cluster, taken_ns))
+    return mapped.Given(zone, asked.cluster, taken_ns)
 
 
 def _sacct(path: Path, asked: Asked) -> Reading:
@@ -214,6 +218,7 @@ def _is_kernel(head: str) -> bool:
 
 
 _FITS: dict[Format, Callable[[str], bool]] = {
+    "slurm-events": slurm_events.is_one,
     "check": checked.is_one,
     "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
     "dcgm": lambda head: any(f'"{each}"' in head for each in (*dcgm.ROOTS, "Overall Health")),
@@ -230,6 +235,7 @@ _READERS: dict[Format, Callable[[Path, Asked], Reading]] = {
     "dcgm": lambda path, asked: machines.diagnosis(path, _told(path, asked)),
     "nvidia-smi": lambda path, asked: machines.smi(path, _told(path, asked)),
     "check": lambda path, asked: checked.read(path, asked.cluster),
+    "slurm-events": lambda path, asked: slurm_events.read(path, _given(path, asked)),
     "events": _mapped,
     "jobs": _mapped,
     "sacct": _sacct,

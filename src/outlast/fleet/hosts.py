@@ -25,6 +25,11 @@ _SEVERAL = r"\][^,]*\["  # brackets in one item: their sizes multiply
 _SIZES = (pl.col("size").min().alias("least"), pl.col("size").sum().alias("hosts_in"))
 _WRONG = (pl.col("least") < 1) | (pl.col("hosts_in") > HOSTS_MAX)
 
+NODE_GPUS_MAX = 1024  # of a node, slices of GPUs counted
+
+TOO_LARGE = "more nodes or GPUs than any cluster has: a damaged record"
+FAR_MORE = "a list of far more nodes than their number: the number counts, the list is left out"
+FAR_MORE_TIMES = 4
 OTHER_NODES = "a number of nodes that is not how many its list names: the list counts"
 # What a record says in the place of a list when a job had no hosts.
 NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
@@ -53,6 +58,13 @@ def count(text: str) -> int:
             _bound(total + several, text)
         total += several
     return total
+
+
+def too_large(nodes: pl.Expr, gpus: pl.Expr) -> pl.Expr:
+    """Return whether a job has more nodes than any cluster, or more GPUs than these can have: one
+    such record would outweigh all others in every rate."""
+    most = NODE_GPUS_MAX * nodes.clip(lower_bound=1)
+    return (nodes > HOSTS_MAX) | (nodes < 0) | (gpus > most) | (gpus < 0)
 
 
 def compress(names: Iterable[str]) -> str:

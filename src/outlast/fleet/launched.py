@@ -23,12 +23,15 @@ from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.tables import NAMES, table
 from outlast.observe.accounting import Term, split_terms
 from outlast.observe.alive import life_of
+from outlast.observe.run_costs import is_host_lost, run_costs
 from outlast.observe.segments import Damage
 from outlast.observe.store import read_events
 from outlast.records import (
     SEVERITIES,
     SYMPTOMS,
+    Cost,
     Finding,
+    Interruption,
     JobEnded,
     JobState,
     Record,
@@ -78,6 +81,9 @@ def _parts(run_dir: Path, cluster: str, totals: Totals) -> Iterator[Part]:
         findings = _findings(term, cluster)
         records += [_job(term, number, cluster, going_on), *findings]
     totals.skipped["events of no failure"] += len(events) - len(records)
+    derived = [*_interruptions(events, terms, cluster), *_costs(events, terms, cluster)]
+    totals.more += len(derived)
+    records += derived
     of = {kind: [one for one in records if type(one) is kind] for kind in NAMES}
     yield Part({NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects)
 
@@ -95,6 +101,41 @@ def _job(term: Term, number: int, cluster: str, going_on: bool) -> JobEnded:
         gpus=begun.world, hosts=hosts.compress(where), excluded="",
         failed_node=cause.host if cause else "", priority=0, restarts=number,
     )  # fmt: skip
+
+
+def _interruptions(
+    events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str
+) -> Iterator[Interruption]:
+    """The incidents that the run survived."""
+    for incident in run_costs(events).survived:
+        attempt = _attempt(terms, incident.t_ns)
+        hosts_of = _hosts(terms[attempt].events)
+        cause = incident.cause
+        yield Interruption(
+            t_ns=incident.t_ns, cluster=cluster, job=terms[attempt].started.run, attempt=attempt,
+            node=cause.host or hosts_of.get(cause.worker, ""), cause=cause.kind,
+            rung=incident.rung, gpus=terms[attempt].started.world,
+            took_node=int(is_host_lost(incident)), length_ns=round(incident.total_ms * 1e6),
+        )  # fmt: skip
+
+
+def _costs(events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str) -> Iterator[Cost]:
+    """What the run measured, dated by its start: from there on it is known. Steps by their mean
+    alone, for there are many of them."""
+    for what, seconds in run_costs(events).seconds.items():
+        groups = [seconds] if what == "step" and seconds else [[one] for one in seconds]
+        for group in groups:
+            mean_s = sum(group) / len(group)
+            yield Cost(
+                t_ns=terms[0].started.t_ns, cluster=cluster, job=terms[0].started.run,
+                attempt=0, what=what, length_ns=round(mean_s * 1e9), many=len(group),
+            )  # fmt: skip
+
+
+def _attempt(terms: Sequence[Term], t_ns: int) -> int:
+    """The number of the term that was under way."""
+    began = [number for number, term in enumerate(terms) if term.started.t_ns <= t_ns]
+    return began[-1] if began else 0
 
 
 def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:

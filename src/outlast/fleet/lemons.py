@@ -71,7 +71,8 @@ def lemons(
     was called by chance.
 
     A `lemon` has q of at most `fdr`, at least `times_min` as many failures as expected, and at
-    least two events that are certainly its own, one of them in the last `days`. Rates are computed
+    least two events that are certainly its own, one of them in the last `days`; one that had none
+    of them in the last `days` was a lemon `earlier`. Rates are computed
     again without the lemons until none is new. Columns besides: the signals of the last `days`.
 
     `by` outages: for a cluster of which no job is known, failures are the outages that began, and
@@ -91,7 +92,10 @@ def lemons(
     nodes = nodes_of(past.jobs).collect().lazy()
     evidence, held = signals(now, infra, nodes), exposure(past, nodes).drop("alone")
     if by == "outages":
-        evidence, held = evidence.drop("node_days").join(up(now), on=NODE, how="left"), up(past)
+        there = evidence.drop("node_days").join(up(now), on=NODE, how="full", coalesce=True)
+        counts = [name for name in SIGNALS if name != "single_node_nodefailure_rate"]
+        evidence, held = there.with_columns(pl.col(counts).fill_null(0)), up(past)
+        evidence = evidence.with_columns(pl.col("kind").fill_null(""))
     before = held.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
     found = (
         evidence.join(_counts(now, blame, same_s), on=NODE, how="left")
@@ -172,12 +176,14 @@ def _called(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) 
             p=pl.Series(p, dtype=pl.Float64), q=pl.Series(q, dtype=pl.Float64)
         )
         found = found.with_columns(lemon=(pl.col("q") <= fdr) & often & certain)
+        before_now = (pl.col("named") == 0) & (pl.col("past_named") >= NAMED_MIN)
+        found = found.with_columns(earlier=(pl.col("q") <= fdr) & often & before_now)
         if found["lemon"].equals(before):
             break
     return found.sort(
         ["lemon", "p", "times", *NODE], descending=[True, False, True, False, False]
     ).select(
-        *NODE, "kind", "lemon", "p", "q", "failures", "expected", "times", "node_days",
+        *NODE, "kind", "lemon", "earlier", "p", "q", "failures", "expected", "times", "node_days",
         "past_failures", "past_expected", "past_times", "past_node_days", "last_ns", *SIGNALS,
     )  # fmt: skip
 

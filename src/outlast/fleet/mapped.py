@@ -8,9 +8,17 @@ from typing import NamedTuple
 
 import polars as pl
 
-from outlast.fleet import hosts
-from outlast.fleet.mapping import DURATIONS, Mapping, choices, ours, pattern_of, whole
-from outlast.fleet.moments import moments
+from outlast.fleet import hosts, lake
+from outlast.fleet.mapping import (
+    DURATIONS,
+    Mapping,
+    choices,
+    moment_of,
+    ours,
+    pattern_of,
+    whole,
+)
+from outlast.fleet.moments import EARLIEST_S, LATEST_S, moments
 from outlast.fleet.readings import ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.rows import Rows, rows
 from outlast.fleet.tables import DAY_NS, schema
@@ -20,11 +28,20 @@ STATES = {
     "SUCCEEDED": "COMPLETED", "SUCCESS": "COMPLETED", "DONE": "COMPLETED", "COMPLETE": "COMPLETED",
     "FINISHED": "COMPLETED", "EXIT": "FAILED", "ERROR": "FAILED", "EVICTED": "PREEMPTED",
     "OOMKILLED": "OUT_OF_MEMORY", "CANCELED": "CANCELLED", "KILLED": "CANCELLED",
-    "ACTIVE": "RUNNING", "RUN": "RUNNING",
+    "ACTIVE": "RUNNING", "RUN": "RUNNING", "NODELOST": "NODE_FAIL", "NODESHUTDOWN": "NODE_FAIL",
+    "DEADLINEEXCEEDED": "TIMEOUT", "BACKOFFLIMITEXCEEDED": "FAILED", "PREEMPTING": "PREEMPTED",
 }  # fmt: skip
+# What stands for a time that there is none of: words, and the zeros of Slurm, Go and Unix.
+NEVER = (
+    *hosts.NOBODY, "0", "0.0", "null", "NULL", "none", "unknown", "NaT", "nan", "NaN", "-",
+    "0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T00:00:00", "1970-01-01 00:00:00",
+)  # fmt: skip
+QUEUED = ("PENDING", "PEND", "QUEUED", "WAITING", "SUSPENDED_BY_QUEUE", "SUBMITTED", "CREATED")
+QUEUED_SAID = "job that held nothing yet"
 OPEN = ("RUNNING", "SUSPENDED")
 COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # more than anybody has
 LONGEST_NS = 100 * 366 * DAY_NS
+ENDS_FIRST = "outages that end before they begin: they took no time"
 BACKWARDS = "jobs that end before they start: their time counts as none"
 
 
@@ -34,6 +51,7 @@ class Given(NamedTuple):
     zone: str
     cluster: str
     taken_ns: int
+    passed_over: tuple[str, str] | None = None  # rows without this column, and what they are
 
 
 def read(path: Path, mapping: Mapping, given: Given) -> Reading:
@@ -44,13 +62,52 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
         naive = 0
         for some in rows(path, mapping, totals.quoted):
             totals.rows += len(some.lines) + len(some.torn)
-            work = _Work(_frame(some), mapping, given)
+            frame = _frame(some)
+            if mapping.rows == "jobs":
+                some, frame = _kept(some, frame, _queued(mapping), QUEUED_SAID, totals)
+            if given.passed_over is not None:
+                column, what = given.passed_over
+                some, frame = _kept(some, frame, pl.col(column) == "", what, totals)
+            work = _Work(frame, mapping, given)
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
         if naive and not (mapping.times.zone or given.zone):
             totals.notes.append(ZONE_ASSUMED)
 
     return Reading(source, mapping.rows, parts)
+
+
+def _queued(mapping: Mapping) -> pl.Expr:
+    """Return which rows are jobs that wait, and held nothing yet. A word that the mapping
+    translates is none of a job that waits."""
+    states, starts = mapping.sources("state"), mapping.sources("start")
+    table = {theirs.upper() for theirs in mapping.values.get("state", {})}
+    words = [word for word in QUEUED if word not in table]
+    if not states or "*" in table:
+        return pl.lit(value=False)
+    said = pl.any_horizontal(pl.col(one) != "" for one in states)
+    return pl.all_horizontal(
+        said,
+        *(pl.col(one).str.to_uppercase().is_in([*words, ""]) for one in states),
+        *(pl.col(one).is_in(NEVER) for one in starts),
+    )
+
+
+def _kept(
+    some: Rows, frame: pl.DataFrame, without: pl.Expr, what: str, totals: Totals
+) -> tuple[Rows, pl.DataFrame]:
+    """Return rows without some, which are counted as skipped."""
+    if not frame.height:
+        return some, frame
+    out = frame.select(without.alias("out")).get_column("out")
+    if len(out) == 1 < frame.height:
+        out = out.new_from_index(0, frame.height)
+    if not out.any():
+        return some, frame
+    totals.skipped[what] += int(out.sum())
+    at = (~out).arg_true().to_list()
+    lines, texts = [some.lines[i] for i in at], [some.texts[i] for i in at]
+    return some._replace(columns={}, lines=lines, texts=texts), frame.filter(~out)
 
 
 def _frame(some: Rows) -> pl.DataFrame:
@@ -74,6 +131,10 @@ def _part(source: str, some: Rows, work: _Work, mapping: Mapping, totals: Totals
     rejects += [
         reject(source, some.lines[at], reasons[at], some.texts[at]) for at in bad.arg_true()
     ]
+    if mapping.rows == "outages":
+        backwards = records.filter(~bad, pl.col("until_ns") < pl.col("t_ns")).height
+        if backwards:
+            totals.odd[ENDS_FIRST] += backwards
     kept = records.filter(~bad).cast(schema(mapping.kind))  # type: ignore[arg-type]
     return Part({mapping.name: kept}, rejects)
 
@@ -87,6 +148,11 @@ class _Work:
         self._given = given
         self._types = schema(mapping.kind)
         self._words = choices(mapping.kind)
+        times = mapping.times
+        self._epoch_ns = moment_of(Path("times"), "epoch", times.epoch)
+        earliest_ns = moment_of(Path("times"), "earliest", times.earliest)
+        default_ns = min(EARLIEST_S * 10**9, self._epoch_ns or LATEST_S * 10**9)
+        self._earliest_ns = default_ns if earliest_ns is None else earliest_ns
         self._wrong: list[tuple[str, pl.Series]] = []
         self.twice = 0
         self.naive = 0
@@ -121,10 +187,20 @@ class _Work:
         if backwards:
             totals.odd[BACKWARDS] += backwards
         named = hosts.sizes(found["hosts"]).fill_null(0)
+        stated = found["nodes"]
+        wrong = (stated > 0) & (named > hosts.FAR_MORE_TIMES * stated)
+        if wrong.any():
+            totals.odd[hosts.FAR_MORE] += int(wrong.sum())
+            found["hosts"] = found["hosts"].set(wrong, "")
+            named = named.set(wrong, 0)
         other = int(((found["nodes"] != named) & (found["nodes"] > 0) & (named > 0)).sum())
         if other:
             totals.odd[hosts.OTHER_NODES] += other
-        return {**found, "t_ns": end, "nodes": named.zip_with(named > 0, found["nodes"])}
+        nodes = named.zip_with(named > 0, stated)
+        sizes = pl.DataFrame({"nodes": nodes, "gpus": found["gpus"]})
+        large = sizes.select(hosts.too_large(pl.col("nodes"), pl.col("gpus")).alias("large"))
+        self._note(hosts.TOO_LARGE, large["large"])
+        return {**found, "t_ns": end, "nodes": nodes}
 
     def reasons(self) -> pl.Series:
         """Null for rows that are well."""
@@ -138,19 +214,28 @@ class _Work:
             self._wrong.append((reason, where))
 
     def _texts(self, name: str) -> pl.Series:
-        column = self._mapping.columns.get(name)
-        if column is not None:
-            return self._frame[column].alias(name)
+        columns = self._mapping.sources(name)
+        if columns:
+            told = pl.coalesce(
+                pl.when(~pl.col(one).is_in(hosts.NOBODY)).then(pl.col(one)) for one in columns[:-1]
+            ) if columns[1:] else pl.lit(None, pl.String)  # fmt: skip
+            return self._frame.select(told.fill_null(pl.col(columns[-1])).alias(name)).to_series()
         default = self._given.cluster if name == "cluster" else ""
         constant = self._mapping.constants.get(name, default)
         return pl.Series(name, [str(constant)]).new_from_index(0, self._frame.height)
 
     def _time(self, name: str, texts: pl.Series) -> pl.Series:
         times = self._mapping.times
-        found = moments(texts, times.zone or self._given.zone or "UTC", times.format)
+        unset = NEVER if times.epoch is None else hosts.NOBODY
+        texts = texts.set(texts.is_in(unset), "")
+        found = moments(
+            texts, times.zone or self._given.zone or "UTC", times.format, epoch_ns=self._epoch_ns,
+            earliest_ns=self._earliest_ns,
+        )  # fmt: skip
         self.twice += found.twice
         self.naive += found.naive
-        self._note(f"no time between 2000 and 2100: {name}", found.wrong)
+        first = lake.said(self._earliest_ns)[:4]
+        self._note(f"no time between {first} and 2100: {name}", found.wrong)
         if name == "time":
             self._note("no time", texts == "")
         return found.ns

@@ -2,8 +2,11 @@
 
 rows = "events"                # or jobs, outages, repairs, nodes, checks
 
-[columns]                      # ours = theirs; in JSON also a path, as in metadata.name
+items = "data.jobs"            # where in a JSON object its rows are; else "items", as of kubectl
+
+[columns]                      # ours = theirs; in JSON also a path (json_paths.py)
 time = "timestamp"
+until = ["fixed", "closed"]    # the first of them that says something
 node = "host"
 symptom = "kind"
 
@@ -14,6 +17,8 @@ severity = "warn"
 [times]
 zone = "Europe/Paris"
 format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
+epoch = "2020-03-01"           # else: numbers count from then (seconds, or as `format` says)
+earliest = "1993-01-01"        # times before it are none; 2000 where nothing is said
 
 [values.symptom]               # theirs = ours; /a pattern/; * for all others
 "ECC" = "gpu-memory"
@@ -23,6 +28,7 @@ format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,10 +60,13 @@ _NEEDED: dict[Rows, tuple[str, ...]] = {
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`zone`: of times without one; None: as the command line says, else UTC."""
+    """`zone`: of times without one; None: as the command line says, else UTC. `epoch`: when the
+    count of times that are numbers begins; None: 1970. `earliest`: what lies before is no time."""
 
     zone: str | None = None
     format: str | None = None
+    epoch: str | None = None
+    earliest: str | None = None
     duration: Duration = "s"
 
 
@@ -65,11 +74,22 @@ class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a mapping file says."""
 
     rows: Rows
-    columns: dict[str, str]
+    columns: dict[str, str | list[str]]
+    items: str = "items"
     delimiter: str = ","
     constants: dict[str, str | int] = {}
     times: Times = Times()
     values: dict[str, dict[str, str]] = {}
+
+    def sources(self, name: str) -> list[str]:
+        """Return the columns that say what we call `name`, the first that says something counts."""
+        said = self.columns.get(name, [])
+        return [said] if isinstance(said, str) else said
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are named, each once."""
+        return list(dict.fromkeys(one for name in self.columns for one in self.sources(name)))
 
     @property
     def name(self) -> Name:
@@ -146,6 +166,26 @@ def _check(path: Path, mapping: Mapping) -> None:
             " one as in %Y-%m-%d %H:%M:%S"
         )
     _zone(path, mapping.times.zone)
+    for key in ("epoch", "earliest"):
+        moment_of(path, key, getattr(mapping.times, key))
+    if mapping.times.epoch and mapping.times.format not in (None, *UNITS):
+        raise UsageError(f"mapping {path}: epoch is of times that are numbers, not of a format")
+
+
+def moment_of(path: Path, key: str, text: str | None) -> int | None:
+    """Return a moment of [times] in Unix ns, UTC where it has no zone. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        when = dt.datetime.fromisoformat(text)
+        known = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+        if not 1970 <= known.year < 2100:
+            raise ValueError("not between 1970 and 2100")
+        return round(known.timestamp()) * 10**9
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"mapping {path}: {key} {text!r}: say a date or a time from 1970 on, as in 2020-03-01"
+        ) from error
 
 
 def _zone(path: Path, zone: str | None) -> None:

@@ -26,11 +26,24 @@ class Moments(NamedTuple):
     naive: int
 
 
-def moments(texts: pl.Series, zone: str, format_: str | None = None) -> Moments:
-    """Of texts. `format_`: as strftime's, or one of UNITS; None: a date and a time in ISO 8601, or
-    a number since 1970, in the unit that puts it between 2000 and 2100. `zone`: of times without
-    an offset."""
+def moments(
+    texts: pl.Series,
+    zone: str,
+    format_: str | None = None,
+    *,
+    epoch_ns: int | None = None,
+    earliest_ns: int = EARLIEST_S * 10**9,
+) -> Moments:
+    """Read times from texts.
+
+    `format_`: as strftime's, or one of UNITS; None: a date and a time in ISO 8601, or a number
+    since 1970, in the unit that puts it between 2000 and 2100. `zone`: of times without an offset.
+    With `epoch_ns` numbers count from then, in seconds unless `format_` names another unit. What is
+    before `earliest_ns` is no time.
+    """
     frame = pl.DataFrame({"text": texts.str.strip_chars()})
+    if epoch_ns is not None:
+        format_ = format_ or "unix"
     text = pl.col("text")
     if format_ in UNITS:
         found = frame.select(
@@ -41,7 +54,9 @@ def moments(texts: pl.Series, zone: str, format_: str | None = None) -> Moments:
     else:
         found = _guessed(frame)
     ns, twice = _placed(found["ns"], found["local"], zone)
-    inside = (ns >= EARLIEST_S * 10**9) & (ns < LATEST_S * 10**9)
+    if epoch_ns is not None:
+        ns = ns + epoch_ns
+    inside = (ns >= earliest_ns) & (ns < LATEST_S * 10**9)
     ns = ns.set(~inside.fill_null(value=True), None)
     return Moments(
         ns,

@@ -7,7 +7,7 @@ import polars as pl
 
 from outlast.fleet.attribution import Attributed
 from outlast.fleet.bootstrap import CLUSTERS, Spread, grouped, spread, widest
-from outlast.fleet.exposure import KEY, NODE_GPUS, in_whole_nodes, on_gpus
+from outlast.fleet.exposure import KEY, gpus_per_node, in_whole_nodes, on_gpus
 from outlast.fleet.intervals import garwood, jeffreys
 from outlast.fleet.tables import Tables
 
@@ -68,7 +68,7 @@ def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
 
 
 def mttf(
-    tables: Tables, found: Attributed, *, above_gpus: int = LARGE_GPUS, node_gpus: int = NODE_GPUS
+    tables: Tables, found: Attributed, *, above_gpus: int = LARGE_GPUS, node_gpus: int | None = None
 ) -> pl.DataFrame:
     """For each size, in GPUs rounded up to the next multiple of a node's: `attempts`, `failures`,
     `hours` that they ran, and `mttf_h` = hours / failures (null where none failed).
@@ -77,10 +77,13 @@ def mttf(
       Without a failure there is no upper end, and MTTF is above `low_h` with 95 %: hours / 3.0,
       exact.
     - `boot_low_h`, `boot_high_h`, `dispersion`, `clusters`: as in FailureRate.
-    - `projected_h`, with the ends of r_f's own interval: 24 / (nodes x r_f), nodes = size / a
-      node's GPUs: what MTTF would be if failures were a matter of size alone.
+    - `projected_h`, with the ends of r_f's own interval: 24 / (nodes x r_f), nodes = size / the
+      GPUs that r_f's jobs held of a node: what MTTF would be if failures were a matter of size
+      alone.
+
+    `node_gpus`: of a node, for the sizes; by default `exposure.gpus_per_node`.
     """
-    size = in_whole_nodes(pl.col("gpus"), node_gpus)
+    size = in_whole_nodes(pl.col("gpus"), node_gpus or gpus_per_node(tables).gpus)
     counted = _counted(tables, found, size, above_gpus)
     told = {
         clusters: {
@@ -94,6 +97,7 @@ def mttf(
     ends = [jeffreys(each) if each else garwood(0) for each in sums["failures"]]
     hours, failed = pl.col("hours"), pl.col("failures") > 0
     large = _rate(counted, above_gpus)
+    of_a_node = large.gpu_days / large.node_days if large.node_days else 0.0
     rates = (large.per_1000_node_days, large.high, large.low)
     names = ("projected_h", "projected_low_h", "projected_high_h")
     return sums.rename({"size": "gpus"}).with_columns(
@@ -105,7 +109,7 @@ def mttf(
         dispersion=pl.Series([one.dispersion for _, one in chosen], dtype=pl.Float64),
         clusters=pl.Series([name for name, _ in chosen], dtype=pl.String),
         **{
-            name: 24_000 * node_gpus / pl.col("gpus") / (rate or None)
+            name: 24_000 * of_a_node / pl.col("gpus") / (rate or None)
             for name, rate in zip(names, rates, strict=True)
         },
     )

@@ -87,7 +87,7 @@ def by_symptom(tables: Tables) -> pl.DataFrame:
     window, on how many `nodes`, `per_1000_node_days` of all nodes being up with both intervals
     (`intervals.with_rates`), and `median_h`, hours until half of those that ended were over."""
     up = float(by_day(tables)["node_days"].sum())
-    ended = pl.col("until_ns") <= tables.until_ns
+    ended = pl.col("until_ns").is_between(pl.col("t_ns"), tables.until_ns)
     took_h = (pl.col("until_ns") - pl.col("t_ns")) / SECOND_NS / 3600
     found = (
         _begun(tables)
@@ -151,8 +151,10 @@ class RepairTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def repair_time(tables: Tables) -> RepairTime:
     """Of outages that began in the window: all their time, over those that ended (the estimate of
-    greatest likelihood where repairs are exponential and some are not over; Lawless 2003, 3.2)."""
-    began = _begun(tables).select("t_ns", "until_ns").collect()
+    greatest likelihood where repairs are exponential and some are not over; Lawless 2003, 3.2).
+    One that ends before it begins tells nothing of how long repairs take."""
+    forwards = pl.col("until_ns").is_null() | (pl.col("until_ns") >= pl.col("t_ns"))
+    began = _begun(tables).filter(forwards).select("t_ns", "until_ns").collect()
     open_ = pl.col("until_ns").is_null() | (pl.col("until_ns") > tables.until_ns)
     took = (pl.col("until_ns").clip(upper_bound=tables.until_ns) - pl.col("t_ns")) / SECOND_NS
     told = began.select(

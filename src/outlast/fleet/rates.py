@@ -7,7 +7,7 @@ import polars as pl
 
 from outlast.fleet.attribution import Attributed, By, labelled
 from outlast.fleet.daily import jobs_by_day, per_1000, whole_days
-from outlast.fleet.exposure import on_gpus
+from outlast.fleet.exposure import has_gpus, on_gpus
 from outlast.fleet.intervals import with_rates
 from outlast.fleet.tables import DAY_NS, Tables
 
@@ -37,12 +37,15 @@ def by_cause(tables: Tables, found: Attributed, by: By = "symptom") -> pl.DataFr
 def rolling(
     tables: Tables, found: Attributed, by: By = "symptom", *, days: int = ROLLING_DAYS
 ) -> pl.DataFrame:
-    """Failures per 1000 node-days in the `days` up to and with each day, by cause and for ALL:
-    `day` (a date), `cause`, `failures`, `node_days`, `per_1000_node_days`. Whole days only, and the
-    first whole stretch is the first row: a rate of less time would swing more."""
+    """Failures per 1000 node-days of jobs on GPUs (of all jobs, where none had one) in the `days`
+    up to and with each day, by cause and for ALL: `day` (a date), `cause`, `failures`,
+    `node_days`, `per_1000_node_days`. Whole days only, and the first whole stretch is the first
+    row: a rate of less time would swing more."""
     calendar = whole_days(jobs_by_day(tables), tables)
-    causes = labelled(found, by).select("cause", day=pl.col("t_ns") // DAY_NS)
-    whole = found.failures.select(cause=pl.lit(ALL), day=pl.col("t_ns") // DAY_NS)
+    ours = pl.col("gpus") > 0 if has_gpus(tables) else pl.lit(value=True)
+    causes = labelled(found, by).filter(ours).select("cause", day=pl.col("t_ns") // DAY_NS)
+    failures = found.failures.filter(ours)
+    whole = failures.select(cause=pl.lit(ALL), day=pl.col("t_ns") // DAY_NS)
     counts = pl.concat([causes, whole]).group_by("cause", "day").agg(failures=pl.len())
     names = pl.concat([counts.select("cause").unique(), pl.DataFrame({"cause": [ALL]})]).unique()
     return (
@@ -69,7 +72,8 @@ def introduced(tables: Tables, found: Attributed, *, days: int = ROLLING_DAYS) -
     symptom per 1000 node-days in the `days` before (`before`) and after (`after`), with counts.
     Days outside of the window count for nothing; a check that was there before it is left out."""
     calendar = jobs_by_day(tables)
-    causes = labelled(found).select("cause", day=pl.col("t_ns") // DAY_NS)
+    ours = pl.col("gpus") > 0 if has_gpus(tables) else pl.lit(value=True)
+    causes = labelled(found).filter(ours).select("cause", day=pl.col("t_ns") // DAY_NS)
     rows = [
         {"check": check, "symptom": symptom, "day": at_ns // DAY_NS}
         | _around("before", symptom, at_ns // DAY_NS - days, days, calendar, causes)

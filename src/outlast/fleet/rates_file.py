@@ -13,8 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from outlast import __version__
-from outlast.drafts import draft_of, refuse_existing, sync
-from outlast.errors import LakeError, StorageError, UsageError
+from outlast.errors import LakeError
 from outlast.fleet.attribution import AFTER_S, BEFORE_S
 from outlast.fleet.fit import OUTAGES, Fit
 from outlast.fleet.intervals import CONVENTION
@@ -122,27 +121,3 @@ def digest(lake: Path) -> str:
         return xxhash.xxh3_128_hexdigest((lake / MANIFEST).read_bytes())
     except OSError as error:
         raise LakeError(f"{lake / MANIFEST} cannot be read: {error.strerror}") from error
-
-
-def put(path: Path, told: str | None) -> None:
-    """Write a file that was not there, whole or not at all; None: only see that it could be. Raises
-    UsageError, StorageError."""
-    refuse_existing(path)
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
-    if told is None:
-        return
-    draft = draft_of(path.absolute())
-    try:
-        try:
-            draft.write_text(told, encoding="utf-8")
-            sync(draft)
-            draft.rename(path)
-        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
-            draft.unlink(missing_ok=True)
-            raise
-        sync(path.absolute().parent)
-    except OSError as error:
-        raise StorageError(
-            f"{path} could not be written: {error.strerror}; nothing was kept of it"
-        ) from error

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from outlast.errors import SourceError
-from outlast.fleet import sources
+from outlast.fleet import json_paths, sources
 from outlast.fleet.mapping import Mapping
+from outlast.fleet.readings import TEXT_CHARS_MAX
 
 ROWS_AT_ONCE = 50_000
 CHARS_AT_ONCE = 64 << 20
@@ -42,7 +43,7 @@ def rows(path: Path, mapping: Mapping, notes: list[str]) -> Iterator[Rows]:
             if start == "[":
                 yield from _objects(mapping, enumerate(_listed(path), 1), notes)
             elif start == "{":
-                yield from _objects(mapping, enumerate(sources.lines(file), 1), notes)
+                yield from _objects(mapping, _documents(path, file), notes)
             else:
                 yield from _csv(path, file, mapping)
     except (OSError, EOFError) as error:
@@ -53,7 +54,7 @@ def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
     csv.field_size_limit(FIELD_CHARS_MAX)
     reader = csv.reader(sources.lines(file), delimiter=mapping.delimiter)
     header = [name.strip() for name in next(reader, [])]
-    wanted = set(mapping.columns.values())
+    wanted = set(mapping.names)
     if missing := sorted(wanted - set(header)):
         other = next((one for one in DELIMITERS if len(header) == 1 and one in header[0]), None)
         hint = f'; say delimiter = "{other}" in the mapping' if other else ""
@@ -103,7 +104,8 @@ def _some(
 def _objects(
     mapping: Mapping, numbered: Iterable[tuple[int, str | msgspec.Raw]], notes: list[str]
 ) -> Iterator[Rows]:
-    paths = {name: name.split(".") for name in mapping.columns.values()}
+    paths = {name: json_paths.parse(name) for name in mapping.names}
+    list_path = json_paths.parse(mapping.items)
     decoder = msgspec.json.Decoder(dict[str, Any])
     source = iter(numbered)
     seen: set[str] = set()
@@ -118,17 +120,44 @@ def _objects(
             except (msgspec.DecodeError, RecursionError):
                 found.torn.append((line, "no JSON object", text.strip()))
                 continue
-            found.lines.append(line)
-            found.texts.append(text.strip())
-            for name, keys in paths.items():
-                value = _at(one, name, keys)
-                if value is not None:
-                    seen.add(name)
-                found.columns[name].append(_said(value))
+            for nth, row in enumerate(_rows_of(one, mapping.items, list_path)):
+                if not isinstance(row, dict):
+                    found.torn.append((line + nth, "no JSON object", _said(row)[:TEXT_CHARS_MAX]))
+                    continue
+                found.lines.append(line + nth)
+                said = text.strip() if row is one else _said(row)
+                found.texts.append(said[:TEXT_CHARS_MAX])
+                for name, steps in paths.items():
+                    value = json_paths.find(row, name, steps)
+                    if value is not None:
+                        seen.add(name)
+                    found.columns[name].append(_said(value))
         yield found
     notes += [
         f"no row has {name!r}, which the mapping names" for name in sorted(paths.keys() - seen)
     ]
+
+
+def _rows_of(one: dict[str, Any], path: str, steps: tuple[json_paths.Step, ...]) -> list[Any]:
+    """Return the rows of an object: those of its list, as in what `kubectl get -o json` writes, or
+    itself."""
+    found = json_paths.find(one, path, steps)
+    return found if isinstance(found, list) else [one]
+
+
+def _documents(path: Path, file: TextIO) -> Iterable[tuple[int, str | msgspec.Raw]]:
+    """Return an object a line, or the one object that the whole file is."""
+    first = file.readline(sources.LINE_CHARS_MAX)
+    file.seek(0)
+    try:
+        msgspec.json.decode(first.encode("utf-8", "replace"), type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        data = sources.whole(path, LIST_BYTES_MAX, "write an object a line, as `jq -c .` does")
+        try:
+            return [(1, msgspec.json.decode(data, type=msgspec.Raw))]
+        except (msgspec.DecodeError, RecursionError):
+            pass  # neither: its lines tell what is wrong with each
+    return enumerate(sources.lines(file), 1)
 
 
 def _listed(path: Path) -> list[msgspec.Raw]:
@@ -137,18 +166,6 @@ def _listed(path: Path) -> list[msgspec.Raw]:
         return msgspec.json.decode(data, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} begins as a JSON list, but is none: {error}") from error
-
-
-def _at(one: dict[str, Any], name: str, keys: list[str]) -> Any:
-    """By its name, or by its path."""
-    if name in one:
-        return one[name]
-    found: Any = one
-    for key in keys:
-        if not isinstance(found, dict) or key not in found:
-            return None
-        found = found[key]
-    return found
 
 
 def _said(value: Any) -> str:

@@ -119,6 +119,8 @@ def within(tables: Tables, since_ns: int, until_ns: int) -> Tables:
         repairs=tables.repairs.filter(inside),
         nodes=tables.nodes.filter(at < until_ns),
         checks=tables.checks.filter(at < until_ns),
+        interruptions=tables.interruptions.filter(inside),
+        costs=tables.costs.filter(inside),
         since_ns=since_ns,
         until_ns=until_ns,
     )

@@ -12,7 +12,9 @@ from msgspec.structs import astuple
 from outlast.records import (
     KINDS,
     CheckAdded,
+    Cost,
     Finding,
+    Interruption,
     JobEnded,
     NodeSeen,
     Outage,
@@ -21,10 +23,12 @@ from outlast.records import (
 )
 
 DAY_NS = 86_400 * 10**9
-Name = Literal["jobs", "findings", "outages", "repairs", "nodes", "checks"]
+Name = Literal[
+    "jobs", "findings", "outages", "repairs", "nodes", "checks", "interruptions", "costs"
+]
 NAMES: dict[type[Record], Name] = {
     JobEnded: "jobs", Finding: "findings", Outage: "outages", Repair: "repairs",
-    NodeSeen: "nodes", CheckAdded: "checks",
+    NodeSeen: "nodes", CheckAdded: "checks", Interruption: "interruptions", Cost: "costs",
 }  # fmt: skip
 KIND_OF: dict[Name, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
@@ -39,6 +43,8 @@ class Tables(NamedTuple):
     repairs: pl.LazyFrame
     nodes: pl.LazyFrame
     checks: pl.LazyFrame
+    interruptions: pl.LazyFrame
+    costs: pl.LazyFrame
     since_ns: int
     until_ns: int
 

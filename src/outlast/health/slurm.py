@@ -107,11 +107,19 @@ def _time_ns(said: str) -> int | None:
         return None
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment without SLURM_CLUSTERS: it would make scontrol speak of a node of
+    another cluster that has this node's name."""
+    found = child_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
+    found.pop("SLURM_CLUSTERS", None)
+    return found
+
+
 def _answer(command: list[str], within_s: float) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
-            env=child_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}),
+            env=_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SlurmError(

@@ -6,8 +6,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
 
 from outlast import wire
+from outlast.core.recovery import is_accident
 from outlast.errors import ConfigError
 from outlast.events import Fault
 from outlast.launch.checks import Checks
@@ -22,6 +26,8 @@ LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
 BURIALS_MAX = 6
 BURIAL_PAUSE_S = 1.0
+HELD_S = 1.0  # several of the pulse's periods
+TEXT_BYTES_MAX = 1 << 20
 
 
 class Agent:
@@ -44,6 +50,7 @@ class Agent:
         self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
         self._lease_from_s = time.monotonic()
         self._held: list[wire.Spawn] = []  # spares, until the script is known to be ours
+        self._killed_early: list[Worker] = []  # before any Hello, in a script that may yet say it
         self._lost: deque[wire.Lost] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,11 +123,16 @@ class Agent:
     def _from_worker(self, worker: Worker, frame: wire.Envelope) -> None:
         if self._done or frame.run != self._crew.run_dir.job.run:
             return
+        if isinstance(frame.body, wire.Hello):
+            self._crew.devices = max(self._crew.devices, frame.body.devices)
         if isinstance(frame.body, wire.Hello) and not self.said_hello:
             self._ours.set()
             for spawn in self._held:
                 self._spawn(spawn)
             self._held.clear()
+            killed, self._killed_early = self._killed_early, []
+            for one in killed:
+                self._exited(one)
         if isinstance(frame.body, wire.Traced):
             self._traces.answered(worker.name, frame.body)
             return
@@ -146,6 +158,9 @@ class Agent:
         elif isinstance(body, wire.Kill):
             self._kill(body)
         elif worker := self._crew.workers.get(frame.worker):
+            if isinstance(body, wire.Seat) and worker.seat < 0:
+                chosen = msgspec.structs.replace(body, local_rank=self._crew.device_for(worker))
+                frame = msgspec.structs.replace(frame, body=chosen)
             worker.channel.send(frame)
             if isinstance(body, wire.Seat):
                 self._seat(worker, body.seat)
@@ -223,11 +238,31 @@ class Agent:
         if not self.said_hello and not worker.kill_reason and not self._done:
             worker.channel.read_rest()  # its Hello may be in there
         if not self.said_hello and not worker.kill_reason and not self._done:
-            self._on_plain(worker)
+            self._exited_before_hello(worker)
             return
         task = asyncio.create_task(self._bury(worker, self._crew.clock.now_ns()))
         self._tasks.add(task)
         task.add_done_callback(self._buried)
+
+    def _exited_before_hello(self, worker: Worker) -> None:
+        """A kill from outside says nothing about a script that names us: the others will say
+        Hello. Anything else makes this a job that is not ours."""
+        number = worker.process.killed_by
+        is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
+        early = [*self._killed_early, worker]
+        if is_killed and len(early) < len(self._crew.workers) and self._names_us():
+            self._killed_early = early
+            return
+        self._killed_early = []
+        for one in early:
+            self._on_plain(one)
+
+    def _names_us(self) -> bool:
+        """Whether the script's own text has our name: another one need not be waited for."""
+        try:
+            return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
+        except OSError:
+            return False  # a module, or a program of its own
 
     def _buried(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -294,7 +329,7 @@ class Agent:
                 renewed_s = now_s
                 if self._link.connected and not self._done:
                     self._renewals.append(now_s)
-                    self._say(wire.Renew(beats=self._beats()))
+                    self._say(wire.Renew(beats=self._beats(), held=self._held_interpreters()))
             due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
             await asyncio.sleep(max(0.001, due_s - time.monotonic()))
 
@@ -305,6 +340,19 @@ class Agent:
                 beat = worker.page.read()
                 beats[name] = (beat.n, beat.step, beat.state, beat.loss)
         return beats
+
+    def _held_interpreters(self) -> tuple[str, ...]:
+        """Workers with a seat whose pulse stands still though the kernel has not stopped them: a C
+        extension holds the interpreter, and with it the thread that would answer."""
+        late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
+        return tuple(
+            name
+            for name, worker in self._crew.workers.items()
+            if worker.burial is None
+            and worker.seat >= 0
+            and 0 < worker.page.pulse().t_ns < late_ns
+            and worker.process.state not in "TtZX"
+        )
 
     async def _lease_out(self) -> None:
         """Nobody may count on these workers any more, and nobody will: they die here and now."""

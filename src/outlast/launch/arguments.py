@@ -8,24 +8,20 @@ import shutil
 import signal
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 import msgspec
 
-from outlast import amounts, config
-from outlast.checkpoint import durable, retention
+from outlast import config
 from outlast.checkpoint.durable import Durable
-from outlast.checkpoint.keeper.receiving import SENDERS_MAX
 from outlast.checkpoint.retention import Keep
 from outlast.core import faults
 from outlast.core.state import MigrateOn
 from outlast.errors import ConfigError, UsageError
-from outlast.launch import watching
+from outlast.launch import saving_flags, watching
 
-T = TypeVar("T")
 # torchrun flags that a run of ours cannot honour, each with its value when it is not given.
 _REFUSED: dict[str, object] = {
     "run_path": False,
@@ -35,6 +31,8 @@ _REFUSED: dict[str, object] = {
     "duplicate_stdout_filters": [],
     "duplicate_stderr_filters": [],
 }
+
+AUDIT_EVERY = 100
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +61,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     keep: Keep
     durable: tuple[Durable, ...]
     on_save_failure: Literal["warn", "stop"]
-    check_every_s: float = 0.0  # between the beginnings of two node checks; 0: none
+    on_unrepeatable: Literal["stop", "warn"] = "stop"
+    check_every_s: float = 0.0  # between the beginnings of two checks; 0: none
     check_settings: str = ""
     migrate_on: MigrateOn = ""
+    audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
     faults: tuple[str, ...]
     fault_seed: int
     limits: config.Limits
@@ -92,7 +92,7 @@ def parse(argv: list[str]) -> RunPlan:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} must not be negative, not {getattr(given, name)}")
     script = given.training_script
-    copies, parity = _copies(given.copies, world)
+    copies, parity = saving_flags.copies(given.copies, world)
     return RunPlan(
         world=world,
         spares=given.spares,
@@ -116,9 +116,11 @@ def parse(argv: list[str]) -> RunPlan:
         keep=given.keep,
         durable=tuple(given.durable),
         on_save_failure=given.on_save_failure,
+        on_unrepeatable=given.on_unrepeatable,
         check_every_s=given.check_every,
         check_settings=given.check_settings,
         migrate_on=given.migrate_on,
+        audit_every=given.audit_every,
         faults=_faults(given, world),
         fault_seed=given.fault_seed,
         limits=_limits(given),
@@ -147,8 +149,17 @@ def _parser() -> ArgumentParser:
     add = ours.add_argument
     add("--spares", type=int, default=0, help="Workers that wait without a seat.")
     add("--run-dir", "--run_dir", help="Where the run lives; resumed when it is there already.")
-    _add_saving(add)
+    saving_flags.add(add)
     watching.add(add)
+    add(
+        "--audit-every",
+        "--audit_every",
+        type=saving_flags.steps,
+        default=AUDIT_EVERY,
+        metavar="STEPS",
+        help="Committed steps between two audits, in which ranks compare digests of one eighth of"
+        " their state in turn (default 100; 0: only after the start and after each recovery).",
+    )
     add(
         "--fault",
         action="append",
@@ -167,113 +178,7 @@ def _parser() -> ArgumentParser:
     )
     add("--json", action="store_true", help="The summary as JSON on stdout.")
     add("--plain", action="store_true", help="Progress lines, even on a terminal.")
-    return parser  # fmt: skip
-
-
-def _add_saving(add: Callable[..., object]) -> None:
-    """The flags that say what is saved when, and where."""
-    add(
-        "--checkpoint-every",
-        "--checkpoint_every",
-        type=_interval,
-        default=0,
-        metavar="STEPS|auto",
-        help="Committed steps between checkpoints on disk; auto: as costs and failures ask for;"
-        " 0: only when asked to stop.",
-    )
-    add(
-        "--snapshot-every",
-        "--snapshot_every",
-        type=_interval,
-        default=0,
-        metavar="STEPS|auto",
-        help="Committed steps between copies in memory, from which all can begin again without the"
-        " disk; 0: a checkpoint's own.",
-    )
-    add(
-        "--copies",
-        default="1",
-        metavar="COUNT|xor:RANKS",
-        help="How many keepers hold each rank's last saves in memory: its own, and others', where"
-        " they survive both. xor:4: instead of copies, parity in groups of up to 4 ranks, for the"
-        " loss of one of them, and a third of the memory.",
-    )
-    add(
-        "--peer-rate",
-        "--peer_rate",
-        type=_read(lambda text: amounts.rate(text, text)),
-        metavar="RATE",
-        help="What goes from this host's keepers to others for --copies, at most: 1GB/s.",
-    )
-    add(
-        "--keep",
-        type=_read(retention.parse),
-        default=Keep(),
-        metavar="RULES",
-        help="Which checkpoints stay: last=3,every=1000,milestone=5000,age=7d,size=10TB"
-        " (default: last=2).",
-    )
-    add(
-        "--durable",
-        type=_read(durable.parse),
-        action="append",
-        default=[],
-        metavar="TARGET",
-        help="Where checkpoints are copied to in the background: a directory, s3://, gs:// or"
-        " az://, and options after spaces: every=1000 or every=6h (one checkpoint of each such"
-        " span), keep=RULES (default: those of --keep), rate=200MB/s (at most). Repeatable.",
-    )
-    add(
-        "--on-save-failure",
-        "--on_save_failure",
-        choices=("warn", "stop"),
-        default="warn",
-        help="When a checkpoint cannot be written: say so and go on, or end the run, resumable.",
-    )
-
-
-def _interval(text: str) -> int:
-    if text == "auto":
-        return config.AUTO
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ArgumentTypeError(f"{text!r} is neither a number of steps below 10^9 nor auto")
-    return int(text)
-
-
-def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For a flag whose text is read elsewhere, and whose errors are argparse's to tell."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise ArgumentTypeError(str(error)) from error
-
-    return read
-
-
-def _copies(text: str, world: int) -> tuple[int, int]:
-    """Copies, and the ranks of a parity group; 0 for none."""
-    kind, colon, count = text.rpartition(":")
-    most = min(world, SENDERS_MAX + 1)
-    number = int(count) if re.fullmatch(r"-?[0-9]{1,9}", count) else None
-    if number is None or (colon and kind != "xor"):
-        raise UsageError(
-            f"--copies {text}: neither a number of copies nor xor: and the ranks of a group; try"
-            " --copies 2, or --copies xor:4"
-        )
-    if colon and not 2 <= number <= most:
-        raise UsageError(
-            f"--copies {text}: a group's parity is held by the keepers of its ranks, so that"
-            f" {f'xor:2 to xor:{most} are' if most > 1 else 'none is'} possible with {world} ranks"
-        )
-    if not 1 <= number <= most:
-        raise UsageError(
-            f"--copies {text}: each is held by another rank's keeper, so that 1 to {most} are"
-            f" possible with {world} ranks"
-        )
-    # In a pair, parity is a copy.
-    return (1, number) if colon and number > 2 else (number, 0)
+    return parser
 
 
 def _refuse(given: Namespace) -> None:

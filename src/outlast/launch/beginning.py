@@ -14,6 +14,7 @@ from outlast.checkpoint.catalog import Checkpoint
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.storage import Store
+from outlast.core.audit.record import Bar
 from outlast.errors import (
     ConfigError,
     CorruptionError,
@@ -37,19 +38,23 @@ class _There(NamedTuple):
 
 
 def begin(
-    run_dir: RunDir, durable: Sequence[Store], tell: Callable[[str], None]
+    run_dir: RunDir,
+    durable: Sequence[Store],
+    tell: Callable[[str], None],
+    bars: Sequence[Bar] = (),
 ) -> tuple[wire.Checkpointed | None, list[str]]:
     """The checkpoint to begin from, if there is any, and why others were passed over.
 
     `durable` is copied from where nothing here is whole, or something here is damaged; `tell` hears
     of it before, since that takes time. A fresh directory takes the job over then: it is the same
-    run, on another machine. Raises ConfigError where a store is another job's, and CorruptionError
-    or StorageError where one has checkpoints, or does not answer, and none can be brought here.
+    run, on another machine. `bars`: copies that are out of use. Raises ConfigError where a store is
+    another job's, and CorruptionError or StorageError where one has checkpoints, or does not
+    answer, and none can be brought here.
     """
     notes: list[str] = []
     root = run_dir.room("checkpoints")
     catalog.clean(Folder(root))  # of a killed launcher: nobody writes now
-    found = newest_checkpoint(root, run_dir.job.run, notes.append)
+    found = newest_checkpoint(root, run_dir.job.run, notes.append, bars)
     damaged = bool(notes)
     there = _ask(durable, notes)
     # A launcher that came no further than this has left a directory that is as good as fresh.
@@ -58,8 +63,7 @@ def begin(
     brought = None
     if there.newest and (damaged or found is None):
         try:
-            beyond_n = found.n if found else 0
-            brought = bring(there.answering, root, beyond_n, notes.append, tell)
+            brought = bring(there.answering, root, found, notes.append, tell, bars)
         except StorageError as error:
             if found is None:
                 raise

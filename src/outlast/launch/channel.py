@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from outlast import wire
+from outlast import framing, wire
 from outlast.errors import WireError
 
 _READ_BYTES = 256 << 10
@@ -39,7 +39,7 @@ class Channel:
         sock.setblocking(False)
         self._sock = sock
         self._token = token
-        self._decoder = wire.Decoder(token)
+        self._decoder = framing.Decoder(token)
         self._on_frame = on_frame
         self._on_closed = on_closed
         self._stranger = stranger
@@ -55,7 +55,7 @@ class Channel:
         PENDING_BYTES_MAX pile up is not reading. Raises WireError above the frame's limit."""
         if self.closed:
             return False
-        frame = memoryview(wire.encode(envelope, self._token))
+        frame = memoryview(framing.encode(envelope, self._token))
         if self._pending_bytes + len(frame) > PENDING_BYTES_MAX:
             self.close(f"the peer left {self._pending_bytes} bytes unread")
             return False

@@ -15,6 +15,7 @@ import msgspec
 
 from outlast import wire
 from outlast.core import contract
+from outlast.core.audit.record import Bar
 from outlast.core.membership import SavePolicy, handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.arguments import RunPlan
@@ -57,6 +58,13 @@ def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[contr
                 " nothing was changed; resume with the version that wrote it"
             ) from error
     return tuple(entries)
+
+
+def bars_of(run_dir: RunDir) -> tuple[Bar, ...]:
+    """Return the copies that earlier terms have put out of use. Raises as `read_journal` does."""
+    entries = read_journal(run_dir.room("journal"), lambda _: None)
+    barred = [entry for entry in entries if isinstance(entry, contract.Barred)]
+    return tuple(Bar(entry.after_n, entry.generation) for entry in barred)
 
 
 class Controller:
@@ -170,7 +178,9 @@ class Controller:
         elif isinstance(action, contract.Wake):
             self._arm(action.t_ns)
         elif isinstance(action, contract.Verify):
-            search(self._origins, self._loop, lambda result: self._found(action, result))
+            search(
+                self._origins, self._loop, lambda result: self._found(action, result), action.bars
+            )
         elif not self.ended.done():
             self.ended.set_result(action)
 
@@ -203,7 +213,7 @@ class Controller:
         return GaveUpError(
             f"the controller itself failed ({type(error).__name__}: {error}); all workers were"
             f" stopped, what was committed and checkpointed is kept; please report {path},"
-            " and start the same command again to resume"
+            f" and resume with: outlast run --run-dir {self._journal_dir.parent} ..."
         )
 
     def _append(self, entry: contract.JournalEntry) -> None:

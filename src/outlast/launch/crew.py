@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from outlast import config, wire
 from outlast.core.placement import Spot
 from outlast.events import Fault
+from outlast.launch import error_file
 from outlast.launch.arguments import RunPlan
 from outlast.launch.channel import Channel
 from outlast.launch.environment import free_port, worker_environment
@@ -44,6 +45,7 @@ class Remains(NamedTuple):
     beat: Beat | None  # None: its page cannot be read
     slots: dict[str, bytes]
     stderr_tail: str
+    error_file: error_file.ErrorFile | None = None
 
 
 class Worker:
@@ -81,6 +83,7 @@ class Crew:
         self.run_dir = run_dir
         self.host = host
         self.workers: dict[str, Worker] = {}
+        self.devices = 0  # GPUs that a worker sees, once one has said so
         self.unwell: set[int] = set()  # local ranks whose device is to be left
         self.started: deque[Worker] = deque(maxlen=_STARTED_MAX)  # for whoever follows their logs
         self._token = token
@@ -117,7 +120,7 @@ class Crew:
                 worker.local_rank,
                 self.master_port,
                 post.restart_count,
-                str(log_dir / "error.json"),
+                str(log_dir / error_file.NAME),
             )
             born = Born(post.name, mark, environment, log_dir, theirs, page)
             process = Process(self.plan.command, born, self.leaders, lambda: worker.on_exit(worker))
@@ -151,8 +154,10 @@ class Crew:
             run_dir=str(self.run_dir.path.absolute()),
             checkpoint_every=self.plan.checkpoint_every,
             snapshot_every=self.plan.snapshot_every,
+            audit_every=self.plan.audit_every,
             until_step=self.plan.until_step,
             keepers=self._keepers_prefix,
+            on_unrepeatable=self.plan.on_unrepeatable,
             faults=self.plan.faults,
             fault_seed=self.plan.fault_seed,
             clock_anchor_ns=self.clock.anchor_ns,
@@ -170,6 +175,16 @@ class Crew:
         numbers = seated if seat >= 0 else [*range(world, total), *range(world)]
         free = [number for number in numbers if number not in taken]
         return next((number for number in free if number not in self.unwell), (free or numbers)[0])
+
+    def device_for(self, worker: Worker) -> int:
+        """The local rank of a spare that takes a seat. One born without a GPU of its own, since
+        the host has none left for spares, gets the one that the seat's last worker had."""
+        if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
+            taken = {other.local_rank for other in self.workers.values() if other is not worker}
+            free = [number for number in range(self.plan.world) if number not in taken]
+            well = [number for number in free if number not in self.unwell]
+            worker.local_rank = (well or free or [worker.local_rank])[0]
+        return worker.local_rank
 
     def kill(self, worker: Worker, reason: str) -> None:
         """SIGKILL; `on_exit` follows. The first reason is the one that is told."""
@@ -200,6 +215,7 @@ class Crew:
             self._try(worker, worker.page.read, None),
             self._try(worker, worker.page.slots, {}),
             worker.process.stderr_tail(),
+            error_file.read(worker.process.log_dir / error_file.NAME),
         )
         worker.page.close()
         self._warden.buried(worker.process.pid)
@@ -243,25 +259,37 @@ def mark_of(token: bytes) -> str:
 
 
 def fault_of(worker: Worker, remains: Remains, host: str, t_ns: int) -> Fault:
-    """What the death looks like from outside."""
-    code = remains.exit_code
+    """Return the fault that a worker's death is, as seen from outside.
+
+    An exception that the worker recorded in its error file (torch's ``@record``) comes before the
+    end of its stderr. A worker that had not called ``outlast.init()`` has no step.
+    """
+    code, beat = remains.exit_code, remains.beat
     if worker.kill_reason:
         kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
     elif code < 0:
         kind, detail = "killed", f"killed by {signal_name(-code)}"
     else:
         kind, detail = "exited", f"ended by itself with exit code {code}"
+    has_session = beat is not None and beat.state != "starting"
     return Fault(
         kind=kind,
         detail=detail,
         worker=worker.name,
         seat=worker.seat,
         host=host,
-        n=remains.beat.n if remains.beat else -1,
-        step=remains.beat.step + 1 if remains.beat and worker.seat >= 0 else -1,
-        state=remains.beat.state if remains.beat else "",
+        n=beat.n if beat else -1,
+        step=beat.step + 1 if beat and has_session and worker.seat >= 0 else -1,
+        state=beat.state if beat else "",
         signal=max(0, -code),
         exit_code=max(0, code),
-        traceback=remains.stderr_tail if code > 0 else "",
+        traceback=_traceback(remains) if code > 0 else "",
         t_ns=t_ns,
     )
+
+
+def _traceback(remains: Remains) -> str:
+    recorded = remains.error_file
+    if recorded is None:
+        return remains.stderr_tail
+    return recorded.traceback or recorded.message

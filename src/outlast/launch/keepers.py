@@ -93,7 +93,7 @@ class Keepers:
             self._note(
                 f"rank {seat} has no keeper any more, and cannot be saved: {STARTS_MAX} died within"
                 f" {YOUNG_S:g} s of their start; older checkpoints are kept; see to the host, then"
-                " stop this run and start the same command again"
+                " stop this run and resume it with: outlast run --run-dir RUN_DIR ..."
             )
             return
         self._started_s[seat] = self._loop.time()

@@ -18,6 +18,7 @@ from outlast.checkpoint.copying import copy
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.storage import Store
+from outlast.core.audit.record import Bar, is_barred
 from outlast.errors import CorruptionError, OutlastError, StorageError
 
 
@@ -42,22 +43,25 @@ class Search(NamedTuple):
 
 
 def newest_checkpoint(
-    root: Path, job: str, on_damage: Callable[[str], None]
+    root: Path, job: str, on_damage: Callable[[str], None], bars: Sequence[Bar] = ()
 ) -> wire.Checkpointed | None:
     """The newest whole checkpoint of the job, or None; reads every byte of it. Each one that is
     passed over is told to `on_damage`. Raises StorageError when they cannot be listed."""
-    found = catalog.newest(Folder(root), on_damage, verify=True, job=job)
+    found = catalog.newest(
+        Folder(root), on_damage, verify=True, job=job, barred=_barred(bars, on_damage)
+    )
     return _point(found, str(root.absolute()), "disk")
 
 
 def newest_copy(
-    keepers: Sequence[str], token: str, on_damage: Callable[[str], None]
+    keepers: Sequence[str], token: str, on_damage: Callable[[str], None], bars: Sequence[Bar] = ()
 ) -> wire.Checkpointed | None:
     """The newest version of which these keepers hold every rank's part, or None; every byte of it
     is verified."""
     copies = Copies.reach(keepers, token, "the launcher", on_damage)
     try:
-        return _point(catalog.newest(copies, on_damage, verify=True), "", "memory")
+        found = catalog.newest(copies, on_damage, verify=True, barred=_barred(bars, on_damage))
+        return _point(found, "", "memory")
     finally:
         copies.close()
 
@@ -65,25 +69,28 @@ def newest_copy(
 def bring(
     durable: Sequence[Store],
     root: Path,
-    beyond_n: int,
+    beyond: wire.Checkpointed | None,
     on_damage: Callable[[str], None],
     tell: Callable[[str], None] = lambda _: None,
+    bars: Sequence[Bar] = (),
 ) -> wire.Checkpointed | None:
-    """The newest checkpoint of all these stores beyond that phase, copied to `root`; None where
+    """The newest checkpoint of all these stores, newer than `beyond`, copied to `root`; None where
     there is none that is whole. Every byte is verified; what is damaged here is mended.
 
     Of stores that have the same one, the first is asked first. One that fails is told to
     `on_damage`; where nothing could be brought for that reason, its StorageError is raised.
     """
+    barred = _barred(bars, on_damage)
     found: list[tuple[Place, Store]] = []
     failures: list[StorageError] = []
     for store in durable:
         try:
-            found += [(place, store) for place in catalog.places(store) if place.n > beyond_n]
+            newer = [p for p in catalog.places(store) if p.position > _position(beyond)]
+            found += [(place, store) for place in newer if not barred(place)]
         except StorageError as error:
             failures.append(error)
     brought = None
-    for place, store in sorted(found, key=lambda one: (one[0].step, one[0].n), reverse=True):
+    for place, store in sorted(found, key=lambda one: one[0].position, reverse=True):
         tell(f"the checkpoint of step {place.step} is copied here from {store.where}")
         try:
             copy(store, place, Folder(root))
@@ -102,39 +109,62 @@ def bring(
     return brought
 
 
-def look(what: Search) -> Result:
-    """The newest of all, every byte of it verified."""
+def look(what: Search, bars: Sequence[Bar] = ()) -> Result:
+    """The newest of all that is not barred, every byte of it verified."""
     damaged: list[str] = []
     held = disk = far = error = None
     try:
-        held = newest_copy(what.keepers, what.token, damaged.append)
-        disk = newest_checkpoint(what.root, what.job, damaged.append)
+        held = newest_copy(what.keepers, what.token, damaged.append, bars)
+        disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
         # A bucket may be slow, or gone: it is asked only where something is wrong here.
         if what.durable and (damaged or not (held or disk)):
-            beyond_n = max(point.n if point else 0 for point in (held, disk))
-            far = bring(what.durable, what.root, beyond_n, damaged.append)
+            beyond = max(held, disk, key=_position)
+            far = bring(what.durable, what.root, beyond, damaged.append, bars=bars)
     except OutlastError as unreadable:
         error = unreadable
     if error and (held or disk):
         damaged.append(str(error))
         error = None
-    nearest = far or (held if held and (disk is None or held.n >= disk.n) else disk)
-    return Result(nearest, tuple(damaged), error)
+    return Result(far or max(held, disk, key=_position), tuple(damaged), error)
 
 
 def search(
-    what: Search, loop: asyncio.AbstractEventLoop, on_result: Callable[[Result], None]
+    what: Search,
+    loop: asyncio.AbstractEventLoop,
+    on_result: Callable[[Result], None],
+    bars: Sequence[Bar] = (),
 ) -> None:
     """`look` beside the loop, which must go on renewing leases; the answer comes by `on_result` in
     the loop, unless that has closed by then."""
 
     def find() -> None:
-        result = look(what)
+        result = look(what, bars)
         with contextlib.suppress(RuntimeError):  # the launcher has ended meanwhile
             loop.call_soon_threadsafe(on_result, result)
 
     # A daemon: a disk that does not answer must not keep the launcher from ending.
     threading.Thread(target=find, name="outlast-checkpoints", daemon=True).start()
+
+
+def _barred(bars: Sequence[Bar], tell: Callable[[str], None]) -> Callable[[Place], bool]:
+    """Whether a place must not be started from; each one is told."""
+
+    def barred(place: Place) -> bool:
+        found = is_barred(bars, place.n, place.directory)
+        if found:
+            tell(
+                f"checkpoint {place.directory} is passed over: it was saved after the replicas were"
+                " last found equal, and before they were found to differ"
+            )
+        return found
+
+    return barred
+
+
+def _position(point: wire.Checkpointed | None) -> tuple[int, int, int]:
+    """Its order among checkpoints; before all others where there is none."""
+    place = Place.parse(Path(point.path).name) if point else None
+    return place.position if place else (-1, -1, -1)
 
 
 def _point(found: Checkpoint | None, root: str, tier: str) -> wire.Checkpointed | None:

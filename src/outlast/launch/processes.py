@@ -108,6 +108,16 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, number)
 
     @property
+    def killed_by(self) -> int:
+        """The signal that ended the main process, while it is not buried; 0: none did."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return 0
+        ended = found is not None and found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        return found.si_status if found is not None and ended else 0
+
+    @property
     def state(self) -> str:
         """The kernel's state letter (R S D T t Z), "X" when it is gone."""
         seen = warden.look(self.pid)

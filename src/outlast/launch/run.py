@@ -26,14 +26,15 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import RunPlan
 from outlast.launch.checks import left
 from outlast.launch.console import Console
-from outlast.launch.controller import Controller
+from outlast.launch.controller import Controller, bars_of
 from outlast.launch.crew import Crew, Worker
 from outlast.launch.display import Display, Record
 from outlast.launch.origin import Search
-from outlast.launch.plain import PlainGroup
 from outlast.launch.processes import become_subreaper
 from outlast.launch.rundir import RunDir
+from outlast.launch.standstill import Standstill
 from outlast.launch.strikes import Strikes
+from outlast.launch.unmanaged import UnmanagedGroup
 from outlast.launch.upkeep import Upkeep
 from outlast.observe.store import Clock, EventWriter
 
@@ -80,9 +81,9 @@ class _Launcher:
         self._record, self._clock = record, clock
         self._durable = durable
         self._stops = 0
-        self._plain: PlainGroup | None = None
+        self._unmanaged: UnmanagedGroup | None = None
         self._over: asyncio.Future[End]
-        self._went_plain: asyncio.Event
+        self._took_over: asyncio.Event
         self._controller: Controller
         self._agent: Agent
         self._crew: Crew
@@ -90,7 +91,11 @@ class _Launcher:
     async def run(self) -> End:
         """Once RunStarted is written, RunEnded follows, with the one cause of whatever end."""
         stores = [target.store for target in self._durable]
-        checkpoint, notes = beginning.begin(self._run_dir, stores, self._show)
+        try:
+            bars = bars_of(self._run_dir)
+        except RunDirError:
+            bars = ()  # the controller reads the same journal: its error is the cause of the end
+        checkpoint, notes = beginning.begin(self._run_dir, stores, self._show, bars)
         self._begin(checkpoint, notes)
         end = self._interrupted("the launcher was cancelled")
         try:
@@ -122,7 +127,7 @@ class _Launcher:
         become_subreaper()
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
-        self._went_plain = asyncio.Event()
+        self._took_over = asyncio.Event()
         self._crew = Crew(
             plan, self._run_dir, token, socket.gethostname(), self._clock, record.note
         )
@@ -131,7 +136,11 @@ class _Launcher:
         root = self._run_dir.room("checkpoints")
         upkeep = Upkeep(root, plan.keep, self._durable, record)
         done = False
-        helpers = [asyncio.create_task(part.run()) for part in (console, strikes)]
+        standstill = Standstill(
+            self._crew, record.note, self._end_standstill, lambda: not self._agent.said_hello
+        )
+        parts = (console, strikes, standstill)
+        helpers = [asyncio.create_task(part.run()) for part in parts]
         with self._signals(loop):
             try:
                 origins = Search(
@@ -146,7 +155,7 @@ class _Launcher:
                 )
                 if plan.migrate_on:
                     self._crew.unwell = left(self._controller.earlier, self._crew.host)
-                self._agent = Agent(self._crew, self._controller.address, token, self._find_plain)
+                self._agent = Agent(self._crew, self._controller.address, token, self._take_over)
                 end = await self._lead()
                 done = end.outcome == "done"
                 return end
@@ -157,7 +166,7 @@ class _Launcher:
                 patience_s = plan.limits.save_s if done else plan.limits.stop_s
                 await upkeep.close(patience_s, self._over, done=done)
                 console.look()
-                strikes.tell_missed(plain=self._plain is not None)
+                strikes.tell_missed(plain=self._unmanaged is not None)
 
     def _own_fault(self, error: Exception) -> events.Fault:
         """What broke the launcher itself."""
@@ -169,34 +178,34 @@ class _Launcher:
             detail=str(error)
             if known
             else f"the launcher itself failed ({type(error).__name__}: {error}); all workers were"
-            " stopped, what was committed and checkpointed is kept; please report this, and start"
-            " the same command again to resume",
+            " stopped, what was committed and checkpointed is kept; please report this, and resume"
+            f" with: outlast run --run-dir {self._run_dir.path} ...",
             traceback="" if known else "".join(traceback.format_exception(error)),
             host=socket.gethostname(),
             t_ns=self._record.now_ns(),
         )
 
     async def _lead(self) -> End:
-        """The controller leads while the script may be one of ours; else the plain group."""
+        """The controller leads while the script may be one of ours; else the unmanaged group."""
         self._controller.begin()
         serving = asyncio.create_task(self._agent.run())
-        went_plain = asyncio.create_task(self._went_plain.wait())
-        waiting = {self._controller.ended, self._over, serving, went_plain}
+        took_over = asyncio.create_task(self._took_over.wait())
+        waiting = {self._controller.ended, self._over, serving, took_over}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            went_plain.cancel()
+            took_over.cancel()
             serving.cancel()
             self._controller.close()
         if self._over.done():
             return self._over.result()
-        if self._plain:
-            plain = asyncio.create_task(self._plain.run())
-            await asyncio.wait({plain, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        if self._unmanaged:
+            group = asyncio.create_task(self._unmanaged.run())
+            await asyncio.wait({group, self._over}, return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
-                plain.cancel()
+                group.cancel()
                 return self._over.result()
-            return plain.result()
+            return group.result()
         if serving.done() and not self._controller.ended.done():
             serving.result()  # raises what broke the agent
         return self._controller.ended.result()
@@ -220,13 +229,19 @@ class _Launcher:
         for note in (*notes, *self._run_dir.notes):
             self._record.note(note)
 
-    def _find_plain(self, exited: Worker | None = None) -> None:
-        if self._plain is None:
+    def _take_over(self, exited: Worker | None = None) -> None:
+        if self._unmanaged is None:
             self._agent.step_back()
-            self._plain = PlainGroup(self._crew, self._record)
-            self._went_plain.set()
+            self._unmanaged = UnmanagedGroup(self._crew, self._record)
+            self._took_over.set()
         if exited:
-            self._plain.exited(exited)
+            self._unmanaged.exited(exited)
+
+    def _end_standstill(self, reason: str) -> bool:
+        if not self._plan.max_restarts:
+            return False
+        self._take_over()
+        return self._unmanaged is not None and self._unmanaged.give_up(reason)
 
     # --- signals --------------------------------------------------------------------------
 
@@ -254,7 +269,7 @@ class _Launcher:
 
     def _asked_to_save(self) -> None:
         """A scheduler gives notice, or `outlast ckpt now`: a checkpoint at once."""
-        if self._plain is None and self._agent.said_hello:
+        if self._unmanaged is None and self._agent.said_hello:
             self._controller.save("SIGUSR1 to the launcher")
         else:
             self._record.note(asking.REFUSED)
@@ -270,13 +285,13 @@ class _Launcher:
         else:
             self._record.note(f"{reason}, again: everything is killed")
         if not self._agent.said_hello:
-            self._find_plain()
-        if self._plain is None:
+            self._take_over()
+        if self._unmanaged is None:
             self._controller.stop(reason)
             if self._stops > 2:
                 self._give_in(reason)
         elif self._stops == 1:
-            self._plain.stop()
+            self._unmanaged.stop()
         else:
             self._give_in(reason)
 
@@ -287,18 +302,3 @@ class _Launcher:
     def _interrupted(self, reason: str) -> End:
         cause = events.Fault(kind="requested", detail=reason, t_ns=self._record.now_ns())
         return End(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
-
-
-def frame_cause(end: End) -> str:
-    """The one root cause, framed for a terminal; "" when the run is done."""
-    fault = end.cause
-    if end.outcome == "done" or fault is None:
-        return ""
-    where = [f"rank {fault.seat}"] if fault.seat >= 0 else []
-    where += [f"worker {fault.worker}"] if fault.worker else []
-    where += [f"host {fault.host}"] if fault.host else []
-    where += [f"step {fault.step}"] if fault.step >= 0 else []
-    lines = [f"{end.outcome.replace('_', ' ')}: {fault.kind}: {fault.detail}", ", ".join(where)]
-    lines += fault.traceback.rstrip().splitlines()
-    rule = "-" * 72
-    return "\n".join([rule, *filter(None, lines), rule])

@@ -63,7 +63,7 @@ class Watch:
             self._say(wire.Suspect(worker="", fault=verdict.retry))
 
     def _look_at(self, worker: Worker) -> hang.Look:
-        beat = worker.page.read()
+        beat, pulse = worker.page.read(), worker.page.pulse()
         since_ns = max(worker.started_ns, self._awake_ns)
         return hang.Look(
             worker=worker.name,
@@ -71,8 +71,10 @@ class Watch:
             n=beat.n,
             state=beat.state,
             collectives=beat.collectives,
-            t_ns=max(beat.t_ns, since_ns),
+            t_ns=max(beat.t_ns, since_ns, pulse.released_ns),
             t_work_ns=self._effort.worked_ns(worker.process.pid),
+            t_woken_ns=self._effort.woken_ns(worker.process.pid),
+            waits=pulse.is_waiting and pulse.beat_ns == beat.t_ns,
             key=beat.key,
             paces=worker.page.paces(),
             letter=worker.process.state,

@@ -1,4 +1,4 @@
-"""The flags of `outlast run` that let it look at its node, and move away from what is found."""
+"""The flags of `outlast run` that watch the node and the script."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from outlast.errors import ConfigError, UsageError
 
 def add(add: Callable[..., object]) -> None:
     """Give the parser its flags."""
+    add(
+        "--on-unrepeatable",
+        "--on_unrepeatable",
+        choices=("stop", "warn"),
+        default="stop",
+        help="When a step changes what nobody protects, or gives two results from one state: end"
+        " the run and name it (stop, the default), or say so and go on.",
+    )
     add(
         "--check-every",
         "--check_every",

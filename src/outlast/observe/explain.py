@@ -38,6 +38,8 @@ _NOTICED = {
     "heartbeat": "its heartbeat stood still for longer than this run's steps allow",
     "lease": "its host's agent no longer renewed its lease",
     "report": "the worker reported it itself",
+    "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
+    "audit": "an audit: ranks that must hold the same bytes compared digests of them",
     "check": "a node check found its device unwell, and it was retired before that failed",
 }
 _RUNG = {
@@ -47,6 +49,7 @@ _RUNG = {
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
     "rollback": "roll back: every worker began again from the newest copy in memory",
     "shrink": "shrink: the replica group left, the others went on",
+    "relaunch": "restart of the group: all ranks were ended and started again, as torchrun does",
     "restart": "restart: every worker began again from the newest complete checkpoint",
     "stop": "stop: no rung of the ladder could help",
 }
@@ -58,6 +61,12 @@ _MEANS: dict[Phase, str] = {
     "connect": "groups of the new generation built",
     "transfer": "state copied, digests checked",
     "redo": "dry steps of joiners, then the step, until every rank had it",
+}
+_MEANS_UNMANAGED: dict[Phase, str] = {
+    "notice": "the failure, until it was noticed",
+    "decide": "the other ranks ended",
+    "join": "the run ended",
+    "connect": "all ranks started",
 }
 _MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
     "connect": "models built, state read, groups of the new generation built",
@@ -113,11 +122,14 @@ def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
     if one.echoes:
         seen = ", ".join(dict.fromkeys(who(fault) for fault in one.echoes))
         rows.append(("seen by", f"{seen}: the connection to a peer broke"))
-    rows.append(("where", f"{one.where}, generation {one.generation_from}"))
+    generation = f", generation {one.generation_from}" if one.is_managed else ""
+    rows.append(("where", one.where + generation))
     how = dict.fromkeys(one.how)
     rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))
     if one.rung:
-        rows.append(("decided", _RUNG.get(one.rung, one.rung)))
+        stop = "stop: the ranks were not started again"
+        told = _RUNG.get(one.rung, one.rung)
+        rows.append(("decided", stop if one.rung == "stop" and not one.is_managed else told))
         rows.append(("why", one.reason))
     rows += [
         ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}") for each in one.replaced
@@ -154,6 +166,8 @@ def _broke(fault: Fault) -> str:
 
 
 def _kept(one: Incident) -> str:
+    if not one.is_managed:
+        return "what the script itself saved; Outlast does not know its steps"
     if not one.rung:
         done = f"what was committed before: all up to phase {one.n}" if one.n > 0 else "nothing yet"
         ended = "the run ended" if one.state == "stopped" else "the events end"
@@ -181,7 +195,7 @@ def _kept_by_stop(one: Incident) -> str:
     origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
     done = _committed(one)
     said = f"{counted(done, 'step')} had been committed" if done else "no step had been committed"
-    return f"{said}; the same command resumes from {origin}"
+    return f"{said}; the run resumes from {origin} (outlast run --run-dir RUN_DIR ...)"
 
 
 def _committed(one: Incident) -> int:
@@ -205,6 +219,8 @@ def _of_the_interrupted(one: Incident) -> str:
 
 
 def _now(one: Incident, life: Life) -> str:
+    if one.state == "recovered" and not one.is_managed:
+        return f"all ranks were started again after {duration(one.total_ms / 1e3)}"
     if one.state == "recovered":
         return f"recovered in generation {one.generation_to}, {duration(one.total_ms / 1e3)} in all"
     if one.state == "stopped":
@@ -224,6 +240,7 @@ def _cost(one: Incident) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(style="dim")
     means = {**_MEANS, **_MEANS_AGAIN} if one.rung in FROM_A_COPY else _MEANS
+    means = means if one.is_managed else _MEANS | _MEANS_UNMANAGED
     longest_ms = max(one.phases_ms.values(), default=0.0)
     for phase in PHASES:
         ms = one.phases_ms.get(phase, 0.0)

@@ -28,6 +28,7 @@ from outlast.events import (
     Reported,
     RunEnded,
     RunStarted,
+    ScriptUnmanaged,
     Transferred,
     WorkerLost,
     WorkerSeated,
@@ -102,6 +103,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1  # the step that was interrupted, or the one behind which something else was
     where: str = ""  # where the cause's worker was, in words
     kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where nobody told
+    is_managed: bool = True  # False: the script had no session, its steps are not known
     redone: bool = True  # the interrupted phase was put back; else every survivor had done it
     checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
     committed_steps_lost: int = 0
@@ -151,6 +153,7 @@ class _Course:
         self.trail = seen.trail.copy()
         self.checkpoint_step = seen.checkpoint_step
         self.world = seen.world
+        self.is_managed = seen.is_managed
         self.after_the_last = False
         self.regained: set[int] = set()  # seats that have again what all had before
         self.regained_ns = 0
@@ -188,7 +191,7 @@ class _Course:
             self._pass("transfer" if self.last is Connected else "connect", event)
             self.opened = event
             self.waiting = set(range(self.world))
-            if self.target <= event.n:
+            if not self.is_managed or self.target <= event.n:
                 self._finish()
         elif isinstance(event, PhaseDone):
             self._done(event)
@@ -254,7 +257,7 @@ class _Course:
         decided, opened = self.decided, self.opened
         spent_ns = self._spent_ns()
         went_on = decided if decided and decided.rung != "stop" else None
-        n, step, redone = self._interrupted(went_on)
+        n, step, redone = self._interrupted(went_on) if self.is_managed else (-1, -1, False)
         return Incident(
             number=self.number,
             t_ns=self.t_begin_ns,
@@ -266,23 +269,16 @@ class _Course:
             reason=decided.reason if decided else "",
             generation_from=self.generation_from,
             generation_to=opened.generation if opened else 0,
-            n=went_on.n if went_on else self.reached.n,
+            n=n if not self.is_managed else went_on.n if went_on else self.reached.n,
             step=step,
             where=self._where(step),
             kind=self.trail.kind(n),
+            is_managed=self.is_managed,
             redone=redone,
             checkpoint_step=self.checkpoint_step,
             committed_steps_lost=max(0, self.reached.step - went_on.step) if went_on else 0,
             replaced=tuple(self.replaced[seat] for seat in sorted(self.replaced)),
-            copies=tuple(
-                Copy(
-                    donor=copy.donor,
-                    joiner=copy.joiner,
-                    size_bytes=copy.size_bytes,
-                    seconds=copy.seconds,
-                )
-                for copy in self.copies
-            ),
+            copies=msgspec.convert(self.copies, tuple[Copy, ...], from_attributes=True),
             phases_ms={phase: spent_ns[phase] / 1e6 for phase in PHASES},
             total_ms=sum(spent_ns.values()) / 1e6,
         )
@@ -291,6 +287,8 @@ class _Course:
         return most_telling(tuple(self.faults)) or self.faults[0]
 
     def _where(self, step: int) -> str:
+        if not self.is_managed:
+            return "in the script (no session)"
         if self.after_the_last:
             return "after the last step"
         if all(fault.is_wish for fault in self.faults):
@@ -325,6 +323,7 @@ class _Seen:
         self.reached = Reached()
         self.trail = Trail()
         self.checkpoint_step = -1
+        self.is_managed = True
         self._injected: dict[str, int] = {}
 
     def take(self, event: AnyEvent) -> None:
@@ -333,6 +332,9 @@ class _Seen:
         if isinstance(event, RunStarted):
             self.world = event.world
             self.checkpoint_step = event.resumed_step
+            self.is_managed = True
+        elif isinstance(event, ScriptUnmanaged):
+            self.is_managed = False
         elif isinstance(event, CheckpointSaved):
             self.checkpoint_step = event.step
         elif isinstance(event, PhaseDone):

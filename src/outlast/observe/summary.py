@@ -24,6 +24,7 @@ from outlast.events import (
     Note,
     Noticed,
     PhaseDone,
+    ScriptUnmanaged,
     Warned,
     WorkerLost,
     WorkerSeated,
@@ -31,6 +32,7 @@ from outlast.events import (
     WorkerWarm,
 )
 from outlast.observe.accounting import Term, account, split_terms
+from outlast.observe.agreement import Agreed, agreement
 from outlast.observe.alive import Life, life_of
 from outlast.observe.incidents import PHASES, Incident, Phase, incidents
 from outlast.observe.reached import Reached
@@ -77,8 +79,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     running | died (no end was recorded, and nobody holds the run directory) | unfinished (no end
     was recorded, and this host cannot tell).
 
-    `buckets_s` are seat-seconds and add up to `wall_s` x `world`. `goodput` and `ettr` are None
-    where nothing could be measured (`restart_only`).
+    `buckets_s` are seat-seconds and add up to `wall_s` x `world`. Where no worker called
+    `outlast.init()`, nothing is known of steps: `steps`, `committed_steps_lost`, `goodput` and
+    `ettr` are None.
     """
 
     version: int = 1
@@ -92,10 +95,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     terms: int
     generations: int
-    steps: int
+    steps: int | None
     steps_total: int | None  # where the script said so
     phases: int
-    committed_steps_lost: int
+    committed_steps_lost: int | None
     step_s: float  # median over seats and steps
     loss: float | None  # what rank 0 reported last
     wall_s: float
@@ -110,6 +113,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     spares_refilled: int  # spares started in place of earlier ones
     checkpoints: int
     durable: dict[str, int]  # checkpoints that reached durable storage, by target
+    replicas: Agreed = Agreed()
     notes: tuple[str, ...]
 
 
@@ -138,6 +142,7 @@ def summarise_events(
     progress = _Progress(terms)
     last = terms[-1]
     measured = workers.said_hello
+    lost = progress.lost + sum(one.committed_steps_lost for one in found)
     unfinished = "unfinished" if life == "unknown" else life
     return Summary(
         run=last.started.run,
@@ -150,10 +155,10 @@ def summarise_events(
         world=last.started.world,
         terms=len(terms),
         generations=progress.generation,
-        steps=progress.step,
+        steps=progress.step if measured else None,
         steps_total=_steps_total(events),
         phases=progress.n,
-        committed_steps_lost=progress.lost + sum(one.committed_steps_lost for one in found),
+        committed_steps_lost=lost if measured else None,
         step_s=progress.step_s(),
         loss=_last_loss(events),
         wall_s=times.wall_ns / 1e9,
@@ -168,6 +173,7 @@ def summarise_events(
         spares_refilled=workers.spares_refilled,
         checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
         durable=_durable(events),
+        replicas=agreement(events),
         notes=_notes(events, terms, damages, workers.lesson(run_dir), run_dir),
     )
 
@@ -223,8 +229,14 @@ class _Workers:
         spawned = [event for event in events if isinstance(event, WorkerSpawned)]
         spares = {event.worker for event in spawned if event.seat < 0}
         seated = {event.worker for event in events if isinstance(event, WorkerSeated)}
+        managed = [
+            event
+            for term in terms
+            if not any(isinstance(event, ScriptUnmanaged) for event in term.events)
+            for event in term.events
+        ]
         self.said_hello = not spawned or any(
-            isinstance(event, WorkerWarm | WorkerSeated | GenerationOpened) for event in events
+            isinstance(event, WorkerWarm | WorkerSeated | GenerationOpened) for event in managed
         )
         ranks_at_first = sum(term.started.world for term in terms)
         spares_at_first = sum(term.started.spares for term in terms)

@@ -12,7 +12,16 @@ from rich.text import Text
 
 from outlast.observe.spans import BUCKETS, Bucket
 from outlast.observe.summary import IncidentLine, Summary
-from outlast.observe.words import beyond, counted, duration, error_line, share, what, who
+from outlast.observe.words import (
+    beyond,
+    counted,
+    duration,
+    error_line,
+    resume_hint,
+    share,
+    what,
+    who,
+)
 
 STYLE: dict[Bucket, str] = {
     "start": "blue",
@@ -42,13 +51,14 @@ _STATE = {
     "died": "then its launcher died",
 }
 INCIDENTS_MAX = 10
+_RESUMABLE = ("interrupted", "died")
 _OUTCOME = {
     "done": ("done", "green"),
     "user_error": ("ended by an error of the script", "red"),
     "gave_up": ("gave up", "red"),
-    "interrupted": ("interrupted; start the same command again to resume", "yellow"),
+    "interrupted": ("interrupted", "yellow"),
     "running": ("still running", "blue"),
-    "died": ("no end recorded: its launcher died; start the same command to resume", "red"),
+    "died": ("no end recorded: its launcher died", "red"),
     "unfinished": ("no end recorded: it still runs, or its launcher was killed", "yellow"),
 }
 
@@ -67,7 +77,7 @@ def panel(summary: Summary) -> RenderableType:
         parts += [Text(""), _incidents(summary)]
     if len(summary.incidents) > 1 and summary.causes:
         parts += [Text(""), _causes(summary)]
-    if not summary.restart_only:
+    if summary.steps is not None:
         parts += [Text(""), _buckets(summary)]
     if summary.notes:
         parts += [Text(""), *(Text(f"note: {note}", style="yellow") for note in summary.notes)]
@@ -82,32 +92,28 @@ def _head(summary: Summary, outcome: str, style: str) -> RenderableType:
     grid.add_column(style="bold")
     grid.add_column()
     grid.add_row("outcome", Text(outcome, style=style))
-    steps = (
-        f"{counted(summary.steps, 'step')} of {summary.world} ranks in {duration(summary.wall_s)}"
-    )
-    if summary.step_s:
-        steps += f", median step {duration(summary.step_s)}"
-    if summary.steps_total and summary.outcome != "done":
-        steps += f", {100 * summary.steps / summary.steps_total:.0f} % of {summary.steps_total}"
-    if summary.loss is not None:
-        steps += f", last loss {summary.loss:.4g}"
-    if summary.restart_only:
-        grid.add_row("ran", f"{counted(summary.world, 'rank')}, {duration(summary.wall_s)}")
+    if summary.outcome in _RESUMABLE:
+        grid.add_row("", Text(resume_hint(summary.run_dir)))
+    grid.add_row("ran", _ran(summary))
+    asked = [line for line in summary.incidents if line.drain or line.cause == "save"]
+    drains = sum(line.drain for line in asked)
+    saves = len(asked) - drains
+    said = f"{counted(len(summary.incidents) - len(asked), 'incident')}, "
+    said += f"{counted(drains, 'drain')} on request, " if drains else ""
+    said += f"{counted(saves, 'checkpoint')} on request, " if saves else ""
+    if summary.committed_steps_lost is None:
+        lost = Text("steps unknown: no session")
     else:
-        grid.add_row("ran", steps)
         lost = Text(f"{summary.committed_steps_lost} committed steps lost")
         lost.stylize("green" if not summary.committed_steps_lost else "red")
-        asked = [line for line in summary.incidents if line.drain or line.cause == "save"]
-        drains = sum(line.drain for line in asked)
-        saves = len(asked) - drains
-        said = f"{counted(len(summary.incidents) - len(asked), 'incident')}, "
-        said += f"{counted(drains, 'drain')} on request, " if drains else ""
-        said += f"{counted(saves, 'checkpoint')} on request, " if saves else ""
-        grid.add_row("failures", Text(said) + lost)
+    grid.add_row("failures", Text(said) + lost)
     if summary.durable:
         reached = [f"{count} in {target}" for target, count in summary.durable.items()]
         saved = ", ".join([f"{summary.checkpoints} saved", *reached])
         grid.add_row("checkpoints", Text(saved))
+    if summary.world > 1 and not summary.restart_only:
+        differs = summary.replicas.step < 0 or summary.replicas.differed > 0
+        grid.add_row("replicas", Text(summary.replicas.sentence, style="red" if differs else ""))
     spares = f"{summary.spares} configured, {summary.spares_used} used"
     if summary.spares_refilled:
         spares += f", {summary.spares_refilled} refilled"
@@ -116,6 +122,19 @@ def _head(summary: Summary, outcome: str, style: str) -> RenderableType:
         grid.add_row("ETTR", f"{share(summary.ettr)}, goodput {share(summary.goodput)}")
     grid.add_row("run directory", Text(summary.run_dir))
     return grid
+
+
+def _ran(summary: Summary) -> str:
+    if summary.steps is None:
+        return f"{counted(summary.world, 'rank')} for {duration(summary.wall_s)}"
+    ran = f"{counted(summary.steps, 'step')} of {summary.world} ranks in {duration(summary.wall_s)}"
+    if summary.step_s:
+        ran += f", median step {duration(summary.step_s)}"
+    if summary.steps_total and summary.outcome != "done":
+        ran += f", {100 * summary.steps / summary.steps_total:.0f} % of {summary.steps_total}"
+    if summary.loss is not None:
+        ran += f", last loss {summary.loss:.4g}"
+    return ran
 
 
 def _cause(summary: Summary) -> RenderableType:

@@ -13,6 +13,7 @@ _SAID = {
     "transport": "lost its connection to a peer",
     "unsettled": "met a function that steps for the first time since it joined",
     "torn": "was left half-way: it could neither finish its phase nor put it back",
+    "diverged": "did not hold what its replicas hold",
     "mismatch": "does not fit the job",
     "transfer": "got a state copy late or damaged",
     "storage": "could not write to its disk",
@@ -126,3 +127,22 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def resume_hint(run_dir: str) -> str:
+    """Return what to type to resume a run: without `--run-dir` a new run would begin."""
+    return f"resume with: outlast run --run-dir {run_dir} ... (the flags and script as before)"
+
+
+def frame_cause(outcome: str, fault: Fault | None) -> str:
+    """Return the root cause of a run's end, framed for a terminal; "" for a run that is done."""
+    if outcome == "done" or fault is None:
+        return ""
+    where = [f"rank {fault.seat}"] if fault.seat >= 0 else []
+    where += [f"worker {fault.worker}"] if fault.worker else []
+    where += [f"host {fault.host}"] if fault.host else []
+    where += [f"step {fault.step}"] if fault.step >= 0 else []
+    lines = [f"{outcome.replace('_', ' ')}: {fault.kind}: {fault.detail}", ", ".join(where)]
+    lines += fault.traceback.rstrip().splitlines()
+    rule = "-" * 72
+    return "\n".join([rule, *filter(None, lines), rule])

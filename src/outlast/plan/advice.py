@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from outlast.plan.answers import Answer, How, Unit
+from outlast.plan.extras import Extra
 from outlast.plan.ladders import Strategy
 from outlast.plan.levers import Lever
 
@@ -87,7 +88,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 class Advice(Answer, frozen=True, kw_only=True):
     """For one scenario. Where no run ends there are no items, and prices are infinite. `sure`: how
-    little the advice may be wrong by, besides `doubts`."""
+    little the advice may be wrong by, besides `doubts`. `extras`: what was asked for besides
+    failures."""
 
     finishes: bool
     now: Now | None
@@ -99,3 +101,4 @@ class Advice(Answer, frozen=True, kw_only=True):
     doubts: list[Doubt]
     sure: str
     measure: list[Measure]
+    extras: tuple[Extra, ...] = ()

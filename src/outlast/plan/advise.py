@@ -7,9 +7,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from outlast.plan import counsel
+from outlast.plan import counsel, domain
 from outlast.plan.advice import Advice, Bill, Doubt, Item, Now, Way
 from outlast.plan.answers import HIGH, LOW, Quantity, answer, at_rate, banded
+from outlast.plan.extras import AskedExtras, extras
 from outlast.plan.interval import flat_zone
 from outlast.plan.ladders import STRATEGIES, Strategy, matters
 from outlast.plan.levers import (
@@ -36,7 +37,9 @@ RARER_POWER_MAX = 20
 FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
 
 
-def advise(scenario: Scenario, in_use: Strategy | None = None) -> Advice:
+def advise(
+    scenario: Scenario, in_use: Strategy | None = None, asked: AskedExtras | None = None
+) -> Advice:
     """`in_use`: the strategy at the moment; checkpoint-restart where a scenario says an interval
     and nobody says with what. Raises UsageError where `in_use` cannot be."""
     open_ = _with_copies(replace(scenario, interval_s=None, memory_interval_s=None))
@@ -71,6 +74,7 @@ def advise(scenario: Scenario, in_use: Strategy | None = None) -> Advice:
         doubts=doubts if finishes else [],
         sure=counsel.sure(doubts, rest, at) if finishes else "",
         measure=counsel.measures(scenario, found, at),
+        extras=tuple(extras(at.scenario, at.taken, asked)) if asked else (),
     )
 
 
@@ -180,7 +184,7 @@ def _items(scenario: Scenario, in_use: Strategy | None, at: Best, settings: Sett
             ),
             Item(
                 what="copies", set_to=f"{settings.copies}", value=settings.copies, unit="nodes",
-                how="exact", why=counsel.copies(scenario, settings),
+                how=how, why=counsel.copies(scenario, settings),
             ),
         ]  # fmt: skip
     return [*found, _spares(scenario, at, settings)]
@@ -205,7 +209,7 @@ def _interval(scenario: Scenario, at: Best, settings: Settings) -> Item:
 def _spares(scenario: Scenario, at: Best, settings: Settings) -> Item:
     """What is in stock may have decided the strategy: another number may ask for another one."""
     held = stock(scenario)
-    there = best(replace(at.scenario, spares=held.best))
+    there = best(replace(at.scenario, spares=held.best), stocked=True)
     if there.taken.strategy == settings.strategy == "drop":
         return Item(
             what="spares", set_to="0", value=0, unit="nodes", why=counsel.NO_SPARES, how="exact"
@@ -217,7 +221,7 @@ def _spares(scenario: Scenario, at: Best, settings: Settings) -> Item:
     return Item(
         what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
         why=counsel.spares(scenario, held, there.taken, trap_usd, saves, settings),
-        how="exact",
+        how="first order" if held.racks else domain.of_repairs(scenario),
     )  # fmt: skip
 
 

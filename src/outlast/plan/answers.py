@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -74,18 +74,29 @@ def at_rate(scenario: Scenario, probability: float) -> Scenario:
 def banded(
     name: str,
     unit: Unit,
-    how: How,
+    how: How | Callable[[Scenario], How],
     source: str,
     scenario: Scenario,
     function: Callable[[Scenario], float],
 ) -> Quantity:
     """`function` of the scenario, with the band that the failure rate's own gives it: where the
     rate's 90 % interval leads, exact for what rises or falls with the rate throughout; the value
-    itself always lies in it."""
+    itself always lies in it. `how`, where it depends on the rate: exact if it is so at both ends
+    of the band, too."""
     value, low, high = function(scenario), None, None
+    shown = [scenario]
     if scenario.failures.weight_failures != EXACT:
-        ends = [function(at_rate(scenario, probability)) for probability in (LOW, HIGH)]
+        shown += [at_rate(scenario, probability) for probability in (LOW, HIGH)]
+        ends = [function(one) for one in shown[1:]]
         low, high = min(value, *ends), max(value, *ends)
+    hows: list[How] = [how(one) for one in shown] if callable(how) else [how]
     return Quantity(
-        name=name, value=value, unit=unit, low=low, high=high, how=how, source=source
+        name=name, value=value, unit=unit, low=low, high=high, how=_least_sure(hows), source=source
     )  # fmt: skip
+
+
+def _least_sure(hows: Sequence[How]) -> How:
+    for one in hows:
+        if one != "exact":
+            return one
+    return "exact"

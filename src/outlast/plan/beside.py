@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,8 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.errors import RunDirError
+from outlast.events import AnyEvent, CheckpointSaved
 from outlast.observe.accounting import Account, account
 from outlast.observe.alive import life_of
+from outlast.observe.run_costs import run_costs
 from outlast.observe.segments import Damage
 from outlast.observe.spans import Bucket
 from outlast.observe.store import read_events
@@ -57,7 +60,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     (`outside_s`); empty where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-
     seconds in which something could fail. `transient`, `fatal`: shares of failures after which
     everybody was on a host that went on, and of those that restarted from storage. `course`: of
-    one seat, pairs of seconds since its first step and seconds of work that lasted."""
+    one seat, pairs of seconds since its first step and seconds of work that lasted. `fields`: of a
+    scenario, by key, as the run measured them."""
 
     summary: Summary
     failures: int
@@ -68,6 +72,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     work_s: float
     spent_s: dict[Cause, float]
     course: list[tuple[float, float]]
+    fields: dict[str, str]
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +119,7 @@ def seen(run_dir: Path) -> Seen:
     count = sum(one.count for one in summary.causes.values())
     fatal = sum(one.rung == "restart" and one.cause in summary.causes for one in summary.incidents)
     gone = sum(one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents)
+    work_s = spent_s.get("work", 0.0) / summary.world
     return Seen(
         summary=summary,
         failures=count,
@@ -121,9 +127,10 @@ def seen(run_dir: Path) -> Seen:
         fatal=fatal / count if count else 0.0,
         exposure_s=times.capacity_ns / 1e9 - summary.buckets_s["down"],
         outside_s=outside_s,
-        work_s=spent_s.get("work", 0.0) / summary.world,
+        work_s=work_s,
         spent_s=spent_s,
         course=_course(times) if spent_s else [],
+        fields=_fields(events, summary, work_s) if work_s else {},
     )
 
 
@@ -145,11 +152,32 @@ def beside(scenario: Scenario, of: Seen, *, seed: int = 0) -> Observed:
         rows += _shares(of, runs, again)
     return Observed(
         run_dir=summary.run_dir, outcome=summary.outcome, strategy=strategy,
-        devices=summary.world, steps=summary.steps, wall_s=summary.wall_s, outside_s=of.outside_s,
+        devices=summary.world, steps=summary.steps or 0, wall_s=summary.wall_s,
+        outside_s=of.outside_s,
         goodput=summary.goodput, ettr=summary.ettr,
         incidents={kind: one.count for kind, one in summary.causes.items()},
         rows=rows, believed=_believed(scenario, of), notes=list(summary.notes),
     )  # fmt: skip
+
+
+def _fields(events: Sequence[AnyEvent], summary: Summary, work_s: float) -> dict[str, str]:
+    """Return what the run measured of a scenario, by key."""
+    costs = run_costs(events)
+    mean_s = {name: one.mean_s for name, one in costs.measured().items()}
+    interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
+    mean_s["flush"] = min(mean_s.get("flush", 0.0), interval_s)
+    mean_s.setdefault("cost", 0.0)
+    found = {name: f"{value:.6f}s" for name, value in mean_s.items() if value or name != "step"}
+    found["interval"] = f"{interval_s:.6f}s"
+    if "pause" in mean_s:
+        found["window"] = "0"  # a replica is whole when its state has moved, in the pause
+    return found
+
+
+def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
+    """Mean work between two checkpoints; 0 where none was saved."""
+    saved = sorted({one.step for one in events if isinstance(one, CheckpointSaved)})
+    return saved[-1] / len(saved) * step_s if saved else 0.0
 
 
 def _outside_s(times: Account) -> float:

@@ -38,9 +38,20 @@ def cached(function: F) -> F:
 
 def sources() -> str:
     """A digest of the files that are compiled."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in _files())).hexdigest()
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Whether a `cached` function has been compiled since its sources changed, by any process."""
+    folder = getattr(getattr(function, "stats", None), "cache_path", None)
+    changed_s = max(path.stat().st_mtime for path in _files())
+    kept = Path(folder).glob("*.nbi") if folder else ()
+    return any(path.stat().st_mtime >= changed_s for path in kept)
+
+
+def _files() -> list[Path]:
     names = ("compiled", "heap", "job", "kernel", "nodes", "stream")
-    texts = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)
-    return hashlib.sha256(b"".join(texts)).hexdigest()
+    return [Path(__file__).with_name(f"{name}.py") for name in names]
 
 
 def _bare(_: Any, tables: Any) -> Any:

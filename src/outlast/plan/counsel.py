@@ -34,6 +34,9 @@ DOES: dict[Strategy, str] = {
     "outlast": "A spare takes over from a live replica; where none lives, from memory; else from"
     " storage.",
 }
+RUN_CANNOT: dict[Strategy, str] = {
+    "drop": "`outlast run` does not do this: it waits for a node or a spare",
+}
 _GOES_ON = {
     "redo": "work done again", "recover": "restarts", "detect": "detection", "save": "saves",
     "wait": "waits for a node", "slow": "slowness without the missing replicas",
@@ -99,7 +102,15 @@ def strategy(at: Best) -> str:
                 f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
             )
             said.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
-    return " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
+    text = " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
+    if at.taken.strategy not in RUN_CANNOT:
+        return text
+    least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
+    instead = (
+        f"; of what it does, {least.strategy} is the cheapest, for {_usd(least.usd - at.taken.usd)}"
+        " more" if least and math.isfinite(least.usd) else ""
+    )  # fmt: skip
+    return f"{text} {RUN_CANNOT[at.taken.strategy]}{instead}."
 
 
 def _listed(names: Sequence[Strategy]) -> str:

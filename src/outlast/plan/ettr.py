@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from outlast.core.reasons import span
 from outlast.errors import UsageError
-from outlast.plan.answers import Answer, Quantity, answer, banded
+from outlast.plan import domain
+from outlast.plan.answers import Answer, How, Quantity, answer, banded
 from outlast.plan.ladders import matters, mtbf_s
 from outlast.plan.scenario import Scenario
-from outlast.plan.strategies import at_other_rate, predict, tuned_job
+from outlast.plan.strategies import at_other_rate, how_at_other_rate, predict, tuned_job
 from outlast.theory import ettr as theory
 from outlast.theory.roots import least, root
 
@@ -29,12 +30,14 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
         raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
     at_s = interval_s(scenario)
     found = [
-        banded("between failures of the job", "s", "exact", "rates add up", scenario, mtbf_s),
+        banded(
+            "between failures of the job", "s", domain.of_rate, "rates add up", scenario, mtbf_s
+        ),
         Quantity(
             name="interval, tau",
             value=at_s,
             unit="s",
-            how="given" if scenario.interval_s else "exact",
+            how="given" if scenario.interval_s else predict(scenario, "checkpoint-restart").how,
             source="" if scenario.interval_s else "the best; `outlast plan interval`",
         ),
         Quantity(
@@ -72,13 +75,19 @@ def exact(scenario: Scenario, at_s: float, queue_s: float) -> float:
     )
 
 
+def how(scenario: Scenario) -> How:
+    """Return how `exact` is known: it is of a long run whose saves are there at once, and which
+    never lacks a node."""
+    bare = replace(scenario, flush_s=0.0, drag=0.0, spares=None)
+    return predict(bare, "checkpoint-restart").how
+
+
 def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantity]:
     start_s, work_s = init_s(scenario), scenario.work_s
     scenario = replace(scenario, interval_s=at_s)
-    whole, job = predict(scenario, "checkpoint-restart"), tuned_job(scenario, "checkpoint-restart")
+    job = tuned_job(scenario, "checkpoint-restart")
     share = partial(banded, unit="share", scenario=scenario)
-
-    how = whole.how
+    flushed = partial(how_at_other_rate, strategy="checkpoint-restart", job=job)
 
     def free(one: Scenario) -> float:
         return theory.exact(at_s, mtbf_s(one), init_s=start_s, queue_s=queue_s)
@@ -102,7 +111,7 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
     return [
         share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
         share(
-            "goodput", how=how, source="with flushes and waits for nodes",
+            "goodput", how=flushed, source="with flushes and waits for nodes",
             function=lambda one: at_other_rate(one, "checkpoint-restart", job).goodput,
         ),
         share("ETTR with free saves", how=how, source="C = 0", function=free),
@@ -141,7 +150,7 @@ def _giving(
             cannot.append(f"no {name.removesuffix(' at most')} alone gives {target:g}: {error}")
         else:
             known = partial(_or_0, function)
-            found.append(banded(name, "s", "exact", source, scenario, known))
+            found.append(banded(name, "s", how, source, scenario, known))
             if "interval" in name and found[-1].value < scenario.flush_s:
                 cannot.append(
                     f"{name} {span(found[-1].value)}: a flush takes {span(scenario.flush_s)}, and"
@@ -165,11 +174,15 @@ def _giving(
         cannot.append(f"no failure rate alone gives {target:g}: {error}")
     else:
         times = banded(
-            "failure rate at most", "times", "exact", "of today's", scenario,
+            "failure rate at most", "times", how, "of today's", scenario,
             lambda one: mtbf_s(one) / every_s,
         )  # fmt: skip
         least_s = Quantity(
-            name="between failures at least", value=every_s, unit="s", how="exact", source=source
+            name="between failures at least",
+            value=every_s,
+            unit="s",
+            how=how(scenario),
+            source=source,
         )
         found += [least_s, times]
     return found, cannot

@@ -9,10 +9,17 @@ from functools import partial
 from msgspec.structs import replace
 
 from outlast.core.reasons import span
+from outlast.plan import domain
 from outlast.plan.answers import Answer, How, Quantity, answer, banded
 from outlast.plan.ladders import Strategy, matters, mtbf_s
 from outlast.plan.scenario import Scenario
-from outlast.plan.strategies import Prediction, at_other_rate, predict, tuned_job
+from outlast.plan.strategies import (
+    Prediction,
+    at_other_rate,
+    how_at_other_rate,
+    predict,
+    tuned_job,
+)
 from outlast.theory import intervals
 
 BOUGERET = "Bougeret et al. 2011, solved by Lambert's W"
@@ -26,16 +33,21 @@ def interval(scenario: Scenario, strategy: Strategy) -> Answer:
     bands keep intervals and spares: nobody knows the true rate."""
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
-    how = best.how
+
+    def hows(one: Scenario) -> How:
+        return predict(one, strategy).how
+
     found = [
-        banded("between failures of the job", "s", "exact", "rates add up", scenario, mtbf_s),
         banded(
-            "best interval", "s", how, _why(tuned, best), tuned,
+            "between failures of the job", "s", domain.of_rate, "rates add up", scenario, mtbf_s
+        ),
+        banded(
+            "best interval", "s", hows, _why(tuned, best), tuned,
             lambda one: predict(one, strategy).interval_s,
         ),
         _classic("Young's interval", "Young 1974", tuned, intervals.young),
         _classic("Daly's interval", "Daly 2006, series", tuned, intervals.daly),
-        _goodput("goodput at the best", how, tuned, strategy),
+        _goodput("goodput at the best", tuned, strategy),
     ]  # fmt: skip
     warnings = list(best.warnings)
     if best.memory_interval_s is not None:
@@ -47,7 +59,7 @@ def interval(scenario: Scenario, strategy: Strategy) -> Answer:
         ends = (("flat zone from", zone.low_s), ("flat zone to", zone.high_s))
         found[-1:-1] = [
             Quantity(
-                name=name, value=value, unit="s", how=how, source="within one point of goodput"
+                name=name, value=value, unit="s", how=best.how, source="within one point of goodput"
             )
             for name, value in ends
         ]
@@ -56,7 +68,7 @@ def interval(scenario: Scenario, strategy: Strategy) -> Answer:
         warnings.append(f"no interval ends this run: failures come every {every}")
     if scenario.interval_s is not None:
         here = predict(scenario, strategy)
-        found.append(_goodput("goodput at the given interval", how, scenario, strategy))
+        found.append(_goodput("goodput at the given interval", scenario, strategy))
         warnings += [one for one in here.warnings if one not in warnings]
     return answer(
         f"How often should {strategy} save?",
@@ -83,16 +95,18 @@ def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
             how="given", source="a whole number of them in the other",
         )  # fmt: skip
     return banded(
-        "best interval in memory", "s", best.how, MODEL, scenario,
+        "best interval in memory", "s", lambda one: predict(one, best.strategy).how, MODEL,
+        scenario,
         lambda one: predict(one, best.strategy).memory_interval_s or math.inf,
     )  # fmt: skip
 
 
-def _goodput(name: str, how: How, scenario: Scenario, strategy: Strategy) -> Quantity:
+def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
     job = tuned_job(scenario, strategy)
     return banded(
-        name, "share", how, MODEL, scenario, lambda one: at_other_rate(one, strategy, job).goodput
-    )
+        name, "share", partial(how_at_other_rate, strategy=strategy, job=job), MODEL, scenario,
+        lambda one: at_other_rate(one, strategy, job).goodput,
+    )  # fmt: skip
 
 
 def _why(scenario: Scenario, best: Prediction) -> str:

@@ -10,6 +10,7 @@ from outlast.errors import UsageError
 from outlast.theory.checks import not_negative, positive, share, whole
 
 LIVE, MEMORY, STORAGE = 0, 1, 2  # where a failed job's state comes from
+RANDOM = -1.0  # `gap_spread` of a Poisson process
 SEED_MAX = 2**63 - 1
 RACK_NODES_MAX = 120  # whose repairs one failure can draw
 _NOT_NEGATIVE = (
@@ -52,6 +53,8 @@ class Job(NamedTuple):
     node_from: int
     drop: bool
     failures_max: int
+    pace: float = 1.0  # time that a second of work takes, always
+    gap_spread: float = -1.0  # of gaps between failures that are even, over their mean; -1: random
 
 
 Parameters: TypeAlias = Any  # a record of PARAMETERS
@@ -134,6 +137,10 @@ def check(job: Job, replications: int = 1) -> None:
         not_negative("restart_s", length_s)
     if job.shape != 1:
         positive("scale_s", job.scale_s)
+    if not job.pace >= 1:
+        raise UsageError(f"pace must be 1 or above, not {job.pace!r}")
+    if job.gap_spread != RANDOM:
+        share("gap_spread", job.gap_spread)
     if job.flush_s > job.interval_s:
         raise UsageError(
             f"flush_s ({job.flush_s:g}) is above interval_s ({job.interval_s:g}): a save begins"

@@ -82,7 +82,7 @@ def _simulate(p: Parameters, f: Fleet, s: State, key: np.uint64) -> None:
 def _set_pace(p: Parameters, s: State) -> None:
     """How long things take with the replicas that there are: a second of work, a memory version, a
     durable save and all before it, and a job that never fails, until all is flushed."""
-    s.pace = p.replicas / (p.replicas - s.replicas_lost)
+    s.pace = p.pace * p.replicas / (p.replicas - s.replicas_lost)
     s.version_s = p.interval_s / p.versions * s.pace + p.memory_cost_s
     s.cycle_s = p.versions * s.version_s + p.cost_s
     cycles = math.floor(p.work_s / p.interval_s * (1 + 1e-12))

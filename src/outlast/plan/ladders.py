@@ -17,7 +17,7 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _ALWAYS = frozenset(
     {
         "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
-        "interval", "cost", "flush", "drag", "detect", "restart",
+        "interval", "cost", "flush", "drag", "detect", "restart", "overhead",
     }
 )  # fmt: skip
 _LIVE = frozenset({"replica-gpus", "pause", "step", "window"})
@@ -26,7 +26,7 @@ _MATTERS: dict[Strategy, frozenset[str]] = {
     "checkpoint-restart": _ALWAYS | {"spares"},
     "peer-memory": _ALWAYS | {"spares"} | _MEMORY,
     "migrate": _ALWAYS | {"spares"} | _LIVE,
-    "drop": _ALWAYS | _LIVE,
+    "drop": _ALWAYS | {"spares"} | _LIVE,
     "outlast": _ALWAYS | {"spares"} | _LIVE | _MEMORY,
 }
 ENOUGH = 0.999  # of time, repairs take no more than the spares there are
@@ -42,6 +42,18 @@ def node_rate_per_s(scenario: Scenario) -> float:
     return scenario.failures.per_gpu_s * scenario.gpus_per_node * (1 - scenario.fatal)
 
 
+def pace_of(scenario: Scenario, strategy: Strategy) -> float:
+    """The time that a second of work takes with this strategy, where nothing fails."""
+    return 1 / (1 - dict(scenario.overhead).get(strategy, 0.0))
+
+
+def stays_share(scenario: Scenario) -> float:
+    """The share of `node_rate_per_s` after which the node itself goes on: `transient` is one of all
+    failures, the fatal ones among them."""
+    beside = 1 - scenario.fatal
+    return min(1.0, scenario.transient / beside) if beside > 0 else 0.0
+
+
 def fatal_rate_per_s(scenario: Scenario) -> float:
     """Failures a second after which only storage is left."""
     return scenario.failures.per_gpu_s * scenario.gpus * scenario.fatal
@@ -53,24 +65,26 @@ def mtbf_s(scenario: Scenario) -> float:
 
 
 def spares_of(scenario: Scenario, strategy: Strategy) -> int:
-    """Nodes that stand by; none where the strategy goes on without."""
-    if strategy == "drop":
-        return 0
+    """Nodes that stand by. A strategy that goes on without a replica has those that are said to be
+    there, and no others."""
     if scenario.spares is not None:
         return scenario.spares
+    if strategy == "drop":
+        return 0
     if scenario.rack_mtbf_s == NEVER_S:
-        mean = spares.in_repair(_taking_rate(scenario), scenario.repair_s)
+        mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
         return int(spares.quantile(ENOUGH, mean))
     return bursts.in_repair(kinds_of(scenario), scenario.repair_s).quantile(ENOUGH)
 
 
-def _taking_rate(scenario: Scenario) -> float:
-    return node_rate_per_s(scenario) * scenario.nodes * (1 - scenario.transient)
+def taking_rate_per_s(scenario: Scenario) -> float:
+    """Failures a second of single nodes that take the node."""
+    return node_rate_per_s(scenario) * scenario.nodes * (1 - stays_share(scenario))
 
 
 def kinds_of(scenario: Scenario) -> list[kinds.Kind]:
     """What can fail; `devices` are nodes."""
-    rate, gone = node_rate_per_s(scenario), 1 - scenario.transient
+    rate, gone = node_rate_per_s(scenario), 1 - stays_share(scenario)
     racks = math.ceil(scenario.nodes / scenario.rack_nodes)
     return [
         kinds.Kind(name="node", rate_per_unit_s=rate * gone, units=scenario.nodes),
@@ -101,17 +115,25 @@ def sources(
 def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]:
     """The share of failures that each source is for, those that take a node apart from others."""
     every = 1 / mtbf_s(scenario)
-    rate = node_rate_per_s(scenario)
+    rate, stays = node_rate_per_s(scenario), stays_share(scenario)
     racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
     left: float = min(1.0, rate * scenario.nodes / every)  # of rounding
     found: list[Rung] = []
+    holders = 0  # nodes that have to be lost for the sources so far
     for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
-        members = {"nothing": scenario.replicas, "snapshot": scenario.copies}.get(loses, 0)
-        gone = _lost_share(scenario, members, scenario.detect_s + recover_s + scenario.window_s)
-        here = left * (1 - gone) if members else left
+        gone, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
+        if loses == "checkpoint":
+            gone = 0.0
+        elif loses == "nothing":
+            holders = scenario.replicas
+            gone = _lost_share(scenario, holders, window_s)
+        elif (every_one := _holders(scenario, holders)) > holders:
+            before = _lost_share(scenario, holders, window_s) if holders else 1.0
+            gone = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
+        here = left * (1 - gone)
         left -= here
-        taking = here * (1 - scenario.transient) + (racks / every if at == 0 else 0.0)
-        staying = here * scenario.transient
+        taking = here * (1 - stays) + (racks / every if at == 0 else 0.0)
+        staying = here * stays
         if loses == "checkpoint":
             staying += fatal_rate_per_s(scenario) / every
         found += [
@@ -124,6 +146,15 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
     short = 1 - math.fsum(one.share for one in found)
     found[-1] = replace(found[-1], share=max(0.0, found[-1].share + short))  # of rounding
     return found
+
+
+def _holders(scenario: Scenario, live: int) -> int:
+    """Nodes that hold a part of the state live (`live`; 0: none do) or in memory, each once: both
+    lie as many nodes apart as there can be, so that some hold both."""
+    if not live:
+        return scenario.copies
+    apart = math.lcm(scenario.nodes // live, scenario.nodes // scenario.copies)
+    return live + scenario.copies - scenario.nodes // apart
 
 
 def _lost_share(scenario: Scenario, members: int, window_s: float) -> float:

@@ -141,19 +141,21 @@ class Best(NamedTuple):
     taken: Prediction
 
 
-def best(scenario: Scenario, *, every: bool = True) -> Best:
+def best(scenario: Scenario, *, every: bool = True, stocked: bool = False) -> Best:
     """Of what is open in `scenario`, spares included, the best; the simplest strategy within 0.1 %
     of the cheapest. What a formula does not hold for is simulated, and counts a quarter more where
     Numba is not there. Where none ends, the one with most goodput. Without `every`, what cannot be
-    the best at any interval is left out."""
+    the best at any interval is left out. `stocked`: the spares of `scenario` are what would be
+    bought, which are none for replicas that are dropped."""
     if scenario.spares is None:
-        scenario = replace(scenario, spares=stock(scenario).best)
+        scenario, stocked = replace(scenario, spares=stock(scenario).best), True
     found: list[Prediction] = []
     for one in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
         least = min((_at_most_usd(other) for other in found), default=math.inf)
         if possible(scenario, one) or not (every or _least_usd(scenario, one) <= least * (1 + TIE)):
             continue
-        found.append(priced(scenario, one, beside_usd=math.inf if every else least))
+        here = replace(scenario, spares=0) if stocked and one == "drop" else scenario
+        found.append(priced(here, one, beside_usd=math.inf if every else least))
     least = min(_at_most_usd(one) for one in found)
     if math.isinf(least):
         return Best(scenario, found, max(found, key=lambda one: one.outcome.goodput))

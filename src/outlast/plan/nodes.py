@@ -9,7 +9,7 @@ import numpy as np
 from outlast.plan.compiled import compiled, inlined
 from outlast.plan.heap import pop, push
 from outlast.plan.job import LIVE, MEMORY, STORAGE, Fleet, Parameters, State
-from outlast.plan.stream import exponential, gamma, uniform
+from outlast.plan.stream import exponential, gamma, gap, uniform
 
 _SALT = np.uint64(0xD6E8FEB86659FD93)  # streams that are not about failures
 _WHOSE = np.uint64(0xA0761D6478BD642F)  # and one about which node they strike
@@ -50,7 +50,7 @@ def begin_fleet(p: Parameters, f: Fleet, s: State, key: np.uint64) -> None:
     s.node_rate = p.node_rate if p.shape == 1.0 else 0.0
     s.other_rate = p.software_rate + p.rack_rate * _racks(p)
     s.rate = _rate(p, s)
-    s.next_s = exponential(s.key, 0, _NEXT) / s.rate
+    s.next_s = gap(s.key, 0, _NEXT, p.gap_spread) / s.rate
 
 
 @inlined
@@ -111,7 +111,7 @@ def strike(p: Parameters, f: Fleet, s: State) -> int:
         return _node_fails(p, f, s, seat, event)
     source = _drawn(p, f, s, event)
     s.rate = _rate(p, s)
-    s.next_s = s.now_s + exponential(s.key, event + 1, _NEXT) / s.rate
+    s.next_s = s.now_s + gap(s.key, event + 1, _NEXT, p.gap_spread) / s.rate
     return source
 
 

@@ -3,6 +3,7 @@ executor."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
@@ -14,6 +15,7 @@ import numpy as np
 
 from outlast import __version__
 from outlast.errors import OutlastError, UsageError
+from outlast.plan.compiled import is_kept
 from outlast.plan.interruption import interruption
 from outlast.plan.job import STATE, Job, check, check_seed, fleet, parameters
 from outlast.plan.kernel import TALLIES, replicate
@@ -23,6 +25,18 @@ ROWS = np.dtype([(name, "f8") for name in TALLIES])
 FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
 ROWS_A_PART = 4096  # half a megabyte
 HEARD_S = 0.2
+COMPILES = (
+    "outlast: compiling the simulator; it takes some seconds, once: the result is kept beside the"
+    " installed files, or in the user's cache"
+)
+ANY_JOB = Job(
+    work_s=1.0, interval_s=1.0, versions=1, step_s=0.0, memory_cost_s=0.0, cost_s=0.0, flush_s=0.0,
+    nodes=1, spares=0, replicas=1, copies=0, window_s=0.0, node_rate=0.0, kept=0.0, lemons=0.0,
+    lemon_factor=1.0, mended=0.0, software_rate=0.0, rack_rate=0.0, rack_nodes=1, shape=1.0,
+    scale_s=0.0, age_s=0.0, repair_s=0.0, repair_shape=1.0, detect_s=0.0,
+    restart_s=(0.0, 0.0, 0.0), software_from=0, node_from=0, drop=False, failures_max=1,
+)  # fmt: skip
+_log = logging.getLogger(__name__)
 K = TypeVar("K")
 
 
@@ -64,10 +78,22 @@ def run_part(part: Part) -> np.ndarray:
     UsageError where it is another."""
     if part.version != __version__:
         raise UsageError(f"asked for by outlast {part.version}, and this worker has {__version__}")
+    compile_once()
     out = np.empty((part.count, len(TALLIES)))
     job = part.job
     replicate(parameters(job), fleet(job), np.zeros(1, STATE)[0], part.seed, part.first, out)
     return out.view(ROWS)[:, 0]
+
+
+def compile_once() -> None:
+    """Compile the kernel and say so, or load what is kept of it; no-op in a process that has done
+    so."""
+    if replicate.signatures:  # pyright: ignore[reportFunctionMemberAccess]  # Numba's
+        return
+    if not is_kept(replicate):
+        _log.warning(COMPILES)
+    out = np.empty((0, len(TALLIES)))
+    replicate(parameters(ANY_JOB), fleet(ANY_JOB), np.zeros(1, STATE)[0], 0, 0, out)
 
 
 def results(

@@ -29,6 +29,9 @@ def processes(workers: int) -> Iterator[Place]:
     if workers == 1:
         yield Place(None, 1)
         return
+    from outlast.plan.parts import compile_once  # Numba takes a second to load
+
+    compile_once()  # or each process would, at the same time
     pool = Processes(workers)
     try:
         yield Place(pool, PARTS_A_WORKER * workers)

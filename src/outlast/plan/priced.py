@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from outlast.plan.ladders import Strategy
+from outlast.plan.ladders import Strategy, mtbf_s, sources
 from outlast.plan.scenario import Scenario
 from outlast.plan.strategies import GOODPUT_MIN, Prediction, cost_usd, predict
 from outlast.theory import intervals
@@ -37,8 +37,8 @@ class _Met(NamedTuple):
     @property
     def between_falls_s(self) -> float:
         """Of a job at full speed that should save as often: a slower one falls more often in the
-        same work, and takes longer to redo it."""
-        running = 1 - self.shares["wait"]
+        same work, and takes longer to redo it. Recoveries and waits add nothing that is lost."""
+        running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
         speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
         return speed**2 * running / self.falls_per_s
 
@@ -52,10 +52,10 @@ def priced(scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.i
     the scenario does not touch is not changed by chance. Raises UsageError naming what cannot be.
     """
     said = predict(scenario, strategy)
-    if said.outcome.in_regime or find_spec("numba") is None:
+    if said.outcome.in_regime or _is_hopeless(scenario, strategy) or find_spec("numba") is None:
         return said
     met = _met(scenario, strategy, FIRST)
-    if _usd(scenario, said, met) > FAR * beside_usd:
+    if math.isinf(met.wall_s) or _usd(scenario, said, met) > FAR * beside_usd:
         return _simulated(scenario, said, met)
     open_ = scenario.interval_s is None and said.memory_interval_s is None
     if open_ and met.falls_per_s and math.isfinite(met.wall_s):
@@ -63,6 +63,16 @@ def priced(scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.i
         scenario = replace(scenario, interval_s=best_s)
         said = replace(said, interval_s=best_s)
     return _simulated(scenario, said, _met(scenario, strategy, MANY))
+
+
+def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
+    """Whether no run ends, whatever is saved: the job works for M on the average, and then even its
+    shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M). Replicas that
+    are dropped fail no more, and are no such case."""
+    if strategy == "drop":
+        return False
+    shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))
+    return math.exp(-(scenario.detect_s + shortest_s) / mtbf_s(scenario)) < GOODPUT_MIN
 
 
 @lru_cache(KEPT)

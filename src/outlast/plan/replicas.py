@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.errors import UsageError
-from outlast.plan.answers import HIGH, LOW, Answer, Quantity, answer, at_rate, banded
+from outlast.plan import domain
+from outlast.plan.answers import HIGH, LOW, Answer, How, Quantity, answer, at_rate, banded
 from outlast.plan.ladders import (
     fatal_rate_per_s,
     kinds_of,
@@ -69,12 +70,12 @@ def replicas(scenario: Scenario) -> Replicas:
             how="given", source="without copies",
         ),
         banded(
-            "failures beyond any copy", "times", "exact", "fatal ones, of a run", scenario,
+            "failures beyond any copy", "times", _how, "fatal ones, of a run", scenario,
             lambda one: _of_a_run(one, fatal_rate_per_s(one), scenario.copies),
         ),
         banded(
-            f"losses of all of {scenario.copies}", "times", "exact", "docs/theory.md, of a run",
-            scenario, lambda one: losses(one, scenario.copies),
+            f"losses of all of {scenario.copies}", "times", _how_losses,
+            "docs/theory.md, of a run", scenario, lambda one: losses(one, scenario.copies),
         ),
         *(limits := _limits(scenario)),
     ]  # fmt: skip
@@ -122,6 +123,16 @@ def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
 def _predicted(scenario: Scenario, copies: int) -> Prediction:
     strategy = "peer-memory" if copies > 1 else "checkpoint-restart"
     return predict(replace(scenario, copies=copies), strategy)
+
+
+def _how(scenario: Scenario) -> How:
+    """Return how the length of the run is known, and with it what happens in it."""
+    return _predicted(scenario, scenario.copies).how
+
+
+def _how_losses(scenario: Scenario) -> How:
+    found = domain.of_losses(scenario, short_s(scenario))
+    return found if found != "exact" else _how(scenario)
 
 
 def _row(scenario: Scenario, copies: int) -> Copies:

@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -21,8 +21,14 @@ from outlast.theory import gamma, spares
 
 NEVER_S = math.inf
 REPLICA_GPUS = 512
+SHARES_CLOSE = 1e-6  # of rounding, in files that were measured
 SPAN_MAX_S = 1000 * amounts.SECONDS["y"]
 IN_REPAIR_MAX = spares.MEAN_MAX / 10  # on the average; the ends of a band are some times as far
+
+
+Overheads: TypeAlias = tuple[tuple[str, float], ...]  # by strategy
+OVERHEAD_OF = ("checkpoint-restart", "peer-memory", "migrate", "drop", "outlast")
+OVERHEAD_MAX = 0.99
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +46,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     lemon_factor: float
     shape: float
     age_s: float
+    gap_spread: float | None
     spares: int | None
     repair_s: float
     work_s: float
@@ -57,6 +64,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float
     restore_s: float
     pause_s: float
+    overhead: Overheads
     usd_per_gpu_hour: float
     state_bytes: float
     assumed: frozenset[str] = frozenset()
@@ -88,6 +96,21 @@ def span(what: str, text: str) -> float:
     return found
 
 
+def overheads(what: str, text: str) -> Overheads:
+    """Strategies with the share of time that their steps always take more, by name. Raises
+    ConfigError."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        if name not in OVERHEAD_OF or name in found:
+            known = ", ".join(OVERHEAD_OF)
+            raise ConfigError(f"{what!r}: say each of {known} once, as in drop=4%,outlast=1%")
+        if (value := amounts.share(what, share)) > OVERHEAD_MAX:
+            raise ConfigError(f"{what!r}: {share} is more than {OVERHEAD_MAX:.0%}")
+        found[name] = value
+    return tuple(sorted(found.items()))
+
+
 def _unless(word: str, value: object, read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     return lambda what, text: value if text == word else read(what, text)
 
@@ -107,9 +130,9 @@ FIELDS = (
     Field("failures-seen", "seen", _unless("preset", None, amounts.count), "preset", _CLUSTER,
           "how many failures the rate was measured on: the bands follow from it"),
     Field("transient", "transient", amounts.share, "20%", _CLUSTER,
-          "share of failures after which the node itself goes on"),
+          "share of all failures after which the node itself goes on"),
     Field("fatal", "fatal", amounts.share, "1%", _CLUSTER,
-          "share of failures after which only storage is left"),
+          "share of all failures after which only storage is left; the rest take a node"),
     Field("rack-nodes", "rack_nodes", amounts.count, "8", _CLUSTER,
           "nodes in a rack"),
     Field("rack-mtbf", "rack_mtbf_s", _unless("never", NEVER_S, span), "never", _CLUSTER,
@@ -122,8 +145,10 @@ FIELDS = (
           "Weibull shape of a node's life; below 1: infant mortality, 1: no ageing"),
     Field("age", "age_s", span, "0", _CLUSTER,
           "of all nodes at the start, where they age"),
+    Field("gap-spread", "gap_spread", _unless("random", None, amounts.share), "random", _CLUSTER,
+          "gaps between failures lie evenly around their mean, as in 25%; random: Poisson"),
     Field("spares", "spares", _unless("enough", None, amounts.count), "enough", _CLUSTER,
-          "nodes that stand by; enough: as many as repairs take in 99.9 % of time"),
+          "nodes that stand by; enough: as many as repairs take in 99.9 % of time, none for drop"),
     Field("repair", "repair_s", span, "24h", _CLUSTER,
           "until a failed node is back"),
     Field("work", "work_s", span, "30d", _RUN,
@@ -158,6 +183,8 @@ FIELDS = (
           "of the whole job, from memory"),
     Field("pause", "pause_s", span, "30s", _RECOVERY,
           "until live replicas go on, with a spare or without"),
+    Field("overhead", "overhead", _unless("none", (), overheads), "none", _RECOVERY,
+          "share of steps' time that strategies always take, as in drop=4%,outlast=1%"),
     Field("gpu-hour", "usd_per_gpu_hour", amounts.price, "$2.50", _PRICE,
           "price of a GPU for an hour"),
 )
@@ -267,8 +294,12 @@ def _check(scenario: Scenario) -> None:
         raise ConfigError("--flush is longer than --interval: a save begins when the last is there")
     if scenario.memory_interval_s and scenario.memory_interval_s > (interval_s or scenario.work_s):
         raise ConfigError("--memory-interval is longer than --interval")
-    if scenario.transient + scenario.fatal > 1:
-        raise ConfigError("--transient and --fatal are shares of the same failures: at most 100 %")
+    if scenario.transient + scenario.fatal > 1 + SHARES_CLOSE:
+        both = scenario.transient + scenario.fatal
+        raise ConfigError(
+            f"--transient and --fatal are shares of the same failures, and sum to {both:.4%}: at"
+            " most 100 %; the rest take a node"
+        )
     if scenario.spares is not None and scenario.spares > nodes:
         raise ConfigError(f"--spares {scenario.spares:,} is more than the {nodes:,} nodes")
     failing = rate.per_gpu_s * scenario.gpus + 1 / scenario.rack_mtbf_s * nodes

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
-from outlast.plan.ladders import Strategy, fatal_rate_per_s, node_rate_per_s, sources, spares_of
+from outlast.plan.job import LIVE, MEMORY, RANDOM, STORAGE, Job
+from outlast.plan.ladders import (
+    Strategy,
+    fatal_rate_per_s,
+    node_rate_per_s,
+    pace_of,
+    sources,
+    spares_of,
+    stays_share,
+)
 from outlast.plan.scenario import NEVER_S, Scenario
 from outlast.plan.strategies import Prediction, tuned_job
 from outlast.theory.strategies import DEPTHS
@@ -37,7 +45,7 @@ def job_of(scenario: Scenario, strategy: Strategy) -> Job:
         copies=scenario.copies if saves.snapshots else 0,
         window_s=scenario.window_s,
         node_rate=node_rate / lemonade,
-        kept=scenario.transient,
+        kept=stays_share(scenario),
         lemons=scenario.lemons,
         lemon_factor=scenario.lemon_factor,
         mended=0.0,
@@ -55,6 +63,8 @@ def job_of(scenario: Scenario, strategy: Strategy) -> Job:
         node_from=best,
         drop=strategy == "drop",
         failures_max=FAILURES_MAX,
+        pace=pace_of(scenario, strategy),
+        gap_spread=RANDOM if scenario.gap_spread is None else scenario.gap_spread,
     )
 
 

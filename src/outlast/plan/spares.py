@@ -11,7 +11,8 @@ from functools import cached_property
 import msgspec
 from msgspec.structs import replace
 
-from outlast.plan.answers import Answer, Quantity, answer, at_rate, banded
+from outlast.plan import domain
+from outlast.plan.answers import Answer, How, Quantity, answer, at_rate, banded
 from outlast.plan.ladders import kinds_of
 from outlast.plan.rates import EXACT
 from outlast.plan.scenario import NEVER_S, Scenario
@@ -30,7 +31,6 @@ ABOUT = frozenset({
     "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
     "replica-gpus", "gpu-hour",
 })  # fmt: skip
-RUN_MIN = 5.0  # repair times that a run should last for the long run to be told of it
 
 
 class Stock(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,12 +207,15 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
         return stocks.setdefault(one.failures.per_gpu_s, Stocks(one))
 
     racks = scenario.rack_mtbf_s < NEVER_S
-    how = "first order" if racks else "exact"
+
+    def how(one: Scenario) -> How:
+        return "first order" if racks else domain.of_repairs(one)
+
     law = "racks return together" if racks else "Poisson, any law of repairs"
     waits = "racks return one by one" if racks else "Erlang's B of s + 1"
     return [
         banded(
-            "nodes in repair, mean", "nodes", "exact", "Little 1961", scenario,
+            "nodes in repair, mean", "nodes", domain.of_repairs, "Little 1961", scenario,
             lambda one: at(one).mean,
         ),
         *(
@@ -240,8 +243,9 @@ def _named(rows: Sequence[Stock], name: str) -> Stock:
 def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
     said = {
         "nodes are taken not to age": scenario.shape != 1,
+        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
         "figures are of the long run: this one ends before repairs have settled":
-            scenario.work_s < RUN_MIN * scenario.repair_s,
+            scenario.work_s < domain.REPAIRS_MIN * scenario.repair_s,
         "nodes of a rack are taken to return together, and one by one where a job waits":
             scenario.rack_mtbf_s < NEVER_S,
         "no run ends here, whatever stands by: failures come faster than it gets on":

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from outlast.core.reasons import span
 from outlast.errors import UsageError
+from outlast.plan import domain
 from outlast.plan.answers import How
 from outlast.plan.ladders import (
     Strategy,
@@ -27,11 +28,23 @@ from outlast.plan.ladders import (
     kinds_of,
     mtbf_s,
     node_rate_per_s,
+    pace_of,
     rungs,
     spares_of,
+    stays_share,
+    taking_rate_per_s,
 )
 from outlast.plan.scenario import NEVER_S, Scenario
-from outlast.theory import bursts, degraded, dollars, intervals, replicas, strategies, tuning
+from outlast.theory import (
+    bursts,
+    degraded,
+    dollars,
+    intervals,
+    replicas,
+    spares,
+    strategies,
+    tuning,
+)
 from outlast.theory.strategies import Outcome
 
 EXPONENT_MAX = 500.0  # e to it is for ever
@@ -57,17 +70,20 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
     """Goodput and what takes the rest, in the long run; the interval is the best one where the
     scenario leaves it open. Raises UsageError naming what cannot be."""
     job, outcome = _tuned(scenario, strategy)
+    missing = domain.gaps(scenario, strategy, job, outcome)
+    holds = outcome.in_regime and domain.is_first_order(missing)
+    outcome = replace(outcome, exact=not missing, in_regime=not missing or holds)
     wall_s = math.inf
     if outcome.goodput >= GOODPUT_MIN:
         wall_s = dollars.wall_s(scenario.work_s, outcome.goodput)
     stand_by = spares_of(scenario, strategy)
     memory_s = job.interval_s / job.snapshots if job.snapshots else None
     shortest_s = memory_s or job.interval_s
-    warnings = _left_out(scenario, outcome, shortest_s)
+    warnings = _warnings(scenario, outcome, missing, shortest_s)
     return Prediction(
         strategy=strategy, interval_s=job.interval_s, memory_interval_s=memory_s, spares=stand_by,
         outcome=outcome, wall_s=wall_s, usd=cost_usd(scenario, wall_s, stand_by),
-        how="exact" if outcome.exact and not warnings else "first order", warnings=warnings,
+        how="exact" if outcome.exact else "first order", warnings=warnings,
     )  # fmt: skip
 
 
@@ -84,6 +100,12 @@ def at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.Job) -
     has."""
     job = replace(job, mtbf_s=mtbf_s(scenario))
     return _recovering(scenario, strategy, job)(job)
+
+
+def how_at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.Job) -> How:
+    """Return how `at_other_rate` is known."""
+    outcome = at_other_rate(scenario, strategy, job)
+    return "first order" if domain.gaps(scenario, strategy, job, outcome) else "exact"
 
 
 def possible(scenario: Scenario, strategy: Strategy) -> str:
@@ -173,7 +195,22 @@ def _with_versions(
 def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.Job
 ) -> Callable[[strategies.Job], Outcome]:
-    """What becomes of `job` at the intervals of another one."""
+    """What becomes of `job` at the intervals of another one, with the strategy's own overhead."""
+    found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
+    if pace == 1:
+        return found
+    return lambda one: _slower(found(replace(one, interval_s=one.interval_s * pace)), pace)
+
+
+def _slower(of: Outcome, pace: float) -> Outcome:
+    """The same where a second of work takes `pace`."""
+    useful = of.goodput / pace
+    return replace(of, goodput=useful, degraded=of.degraded + of.goodput - useful)
+
+
+def _at_full_speed(
+    scenario: Scenario, strategy: Strategy, job: strategies.Job
+) -> Callable[[strategies.Job], Outcome]:
     if strategy == "drop":
         return _dropping(scenario, job)
     ladder = rungs(scenario, strategy, memory=job.snapshots > 0)
@@ -199,11 +236,12 @@ def _stalled(of: Outcome, share: float) -> Outcome:
 def _dropping(scenario: Scenario, job: strategies.Job) -> Callable[[strategies.Job], Outcome]:
     """First order: that a replica has several nodes, which fail and return while others are out,
     and what strikes while the job restarts, are put into one repair and one restart time."""
-    many, every, staying = scenario.replicas, 1 / job.mtbf_s, 1 - scenario.transient
+    many, every, taking = scenario.replicas, 1 / job.mtbf_s, 1 - stays_share(scenario)
     # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
-    taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * staying
+    taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
     load = min(EXPONENT_MAX, taken_rate * scenario.repair_s)
     out_s = scenario.repair_s * (math.expm1(load) / load if load else 1.0)
+    out_s *= _unspared_share(scenario)
     lost = replicas.loss_rate_per_s(many, many, every / many, out_s)
     fatal = min(every, lost + fatal_rate_per_s(scenario))
     restart_s = _under_all_s(job.detect_s + scenario.restart_s, every, fatal) - job.detect_s
@@ -211,13 +249,21 @@ def _dropping(scenario: Scenario, job: strategies.Job) -> Callable[[strategies.J
 
     def outcome(one: strategies.Job) -> Outcome:
         found = degraded.drop_and_regrow(
-            replace(one, repair_s=out_s * staying), many, pause_s, restart_s, fatal / every
+            replace(one, repair_s=out_s * taking), many, pause_s, restart_s, fatal / every
         )
         paused = intervals.in_regime(job.detect_s + pause_s, job.mtbf_s)
         holds = found.in_regime and paused and load <= intervals.REGIME_MAX
         return replace(found, exact=False, in_regime=holds)
 
     return outcome
+
+
+def _unspared_share(scenario: Scenario) -> float:
+    """Of the time that nodes are in repair, the share in which no spare stands in for them: those
+    that are there shorten how long a seat is empty (Little 1961)."""
+    count = spares_of(scenario, "drop")
+    mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
+    return spares.shortage(count, mean) / mean if count and mean else 1.0
 
 
 def _under_all_s(length_s: float, every: float, fatal: float) -> float:
@@ -229,15 +275,19 @@ def _under_all_s(length_s: float, every: float, fatal: float) -> float:
     return math.log1p(fatal * takes_s) / fatal
 
 
-def _left_out(scenario: Scenario, outcome: Outcome, shortest_s: float) -> list[str]:
-    """What the closed forms take for simpler than the scenario says it is."""
-    said = {
-        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
-        "nodes are taken not to age": scenario.shape != 1,
-        "a rack's failure is taken to leave what one node's does": scenario.rack_mtbf_s < NEVER_S,
-        "first order, and outside where that holds": not outcome.in_regime,
-    }
-    found = [f"{text}; `outlast plan compare` simulates it" for text, here in said.items() if here]
+def _warnings(
+    scenario: Scenario, outcome: Outcome, missing: Sequence[domain.Gap], shortest_s: float
+) -> list[str]:
+    """Return what the closed form leaves out, each with its size where that is known."""
+    simulated = "`outlast plan compare` simulates it"
+    found = [
+        f"{one.said}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
+        f" {simulated}"
+        for one in missing
+        if one.said != domain.FIRST_ORDER
+    ]
+    if not outcome.in_regime:
+        found.append(f"first order, and outside where that holds; {simulated}")
     if shortest_s < scenario.step_s:
         found.append(
             f"saves come every {span(shortest_s)}, in the midst of steps: a step of"

@@ -46,6 +46,15 @@ def exponential(key: np.uint64, event: int, slot: int) -> float:
 
 
 @compiled
+def gap(key: np.uint64, event: int, slot: int, spread: float) -> float:
+    """Between two failures, with mean 1: evenly spread to `spread` of it, or exponential if that is
+    negative."""
+    if spread < 0:
+        return exponential(key, event, slot)
+    return 1 + spread * (2 * uniform(key, event, slot) - 1)
+
+
+@compiled
 def gamma(key: np.uint64, event: int, slot: int, shape: float) -> float:
     """With mean 1 and the given shape (1: exponential), by Marsaglia and Tsang 2000."""
     if shape == 1.0:

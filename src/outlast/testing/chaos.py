@@ -10,7 +10,7 @@ from outlast.core.policy import SavePolicy
 
 Deed = Literal[
     "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",
-    "crash", "drop",
+    "crash", "drop", "wait", "flip",
 ]  # fmt: skip
 
 # Every place in a worker's life where something can break.
@@ -29,11 +29,17 @@ _DEEDS: tuple[Deed, ...] = (
 )  # fmt: skip
 
 
+# Where a script may wait for something that is not another rank.
+WAITS = ("setup", "attempt", "answered", "applying", "tail")
+WAIT_S = (3.0, 8.0)  # above the hang floor and below the ceiling of simulated runs
+
+_EARLY = ("spawned", "hello", "seated", "setup", "connect", "meshed", "joined", "opened", "attempt")
 PATIENT = 1000  # attempts of a plan that must end well
 
 
 class Strike(NamedTuple):
-    """At the `nth` time that anybody (or `seat`) comes by `point`, `deed` happens to it."""
+    """At the `nth` time that anybody (or `seat`) comes by `point`, `deed` happens to it. A wait
+    belongs to the script: whoever makes phase `nth` waits there, each time."""
 
     point: str
     deed: Deed
@@ -58,6 +64,9 @@ class Plan(NamedTuple):
     rot: bool  # whether the newest checkpoint is damaged when a restart wants it
     policy: SavePolicy
     fails: float  # the share of saves that fail
+    waits: bool = False  # the script waits, and nothing else happens
+    early: bool = False  # nothing but a few kills before the first step
+    flips: tuple[Strike, ...] = ()  # bits of one rank's state, after a phase; then all are audited
 
 
 def draw(seed: int) -> Plan:
@@ -108,7 +117,58 @@ def draw(seed: int) -> Plan:
         often = ("unwell",) * 12 + ("crash",) * 3
         when = [(dice.uniform(3.0, 20.0), what) for what in often]
         plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))
-    return plan
+    plan = _waiting(dice, plan)
+    plan = _killed_early(dice, plan) if dice.random() < 0.08 else plan
+    return _flipping(dice, plan)
+
+
+def _killed_early(dice: random.Random, plan: Plan) -> Plan:
+    """Fewer kills before the first step than there may be failed starts in a row."""
+    kills = tuple(
+        Strike(dice.choice(_EARLY), "kill", dice.randint(1, plan.world), -1)
+        for _ in range(dice.choice((1, 1, 2)))
+    )
+    return plan._replace(
+        strikes=kills, timed=(), bug_at=-1, attempts_max=3, fails=0.0, rot=False, waits=False,
+        early=True,
+    )  # fmt: skip
+
+
+def _waiting(dice: random.Random, plan: Plan) -> Plan:
+    """In some plans the script waits, at one place of one phase: one rank or all of them; beside
+    whatever else happens, or alone."""
+    if dice.random() >= 0.15:
+        return plan
+    waits = tuple(strike for _ in range(dice.choice((1, 1, 2))) for strike in _wait(dice, plan))
+    if dice.random() < 0.5:
+        return plan._replace(agents=1, strikes=(*plan.strikes, *waits))
+    return plan._replace(
+        agents=1,
+        strikes=waits,
+        timed=(),
+        bug_at=-1,
+        attempts_max=3,
+        fails=0.0,
+        rot=False,
+        waits=True,
+    )
+
+
+def _wait(dice: random.Random, plan: Plan) -> list[Strike]:
+    point = dice.choice(WAITS)
+    nth = 1 if point == "setup" else dice.randint(1, plan.phases)
+    everybody = dice.random() < 0.5
+    seats = range(plan.world) if everybody else [dice.randrange(plan.world)]
+    return [Strike(point, "wait", nth, seat) for seat in seats]
+
+
+def _flipping(dice: random.Random, plan: Plan) -> Plan:
+    """In some plans bits of one rank's state flip, and every phase is audited."""
+    if plan.waits or plan.early or dice.random() >= 0.2:
+        return plan
+    often = plan.world * plan.phases
+    flips = [Strike("audited", "flip", dice.randint(1, often), -1) for _ in range(2)]
+    return plan._replace(flips=tuple(flips[: dice.choice((1, 1, 2))]))
 
 
 def _strike(dice: random.Random, world: int, spares: int, phases: int, *, early: bool) -> Strike:

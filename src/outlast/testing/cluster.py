@@ -36,6 +36,7 @@ from outlast.core.contract import (
 from outlast.core.membership import handle, initial
 from outlast.core.recovery import FROM_A_COPY
 from outlast.testing.agent import SimAgent
+from outlast.testing.audits import AuditJudge, bars_of
 from outlast.testing.chaos import Plan, draw
 from outlast.testing.ledger import Ledger
 from outlast.testing.mesh import Mesh
@@ -82,6 +83,7 @@ class SimCluster:
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
         self.journal: list[AnyEntry] = []
         self.shelf = Shelf(rots=self.plan.rot)
+        self.audits = AuditJudge(self.ledger, self.shelf)
         self.maker: SimProcess | None = None
         self.controller_up = False
         self.term = 0
@@ -89,7 +91,7 @@ class SimCluster:
         self.end: End | None = None
         self.struck = 0
         self.restarts = 0
-        self._strikes = [[strike, strike.nth] for strike in self.plan.strikes]
+        self._strikes = [[strike, strike.nth] for strike in plan.strikes + plan.flips]
         self._meshes: dict[int, Mesh] = {}
         self._crash_in = -1
         self._look_costs_a_host = False
@@ -113,6 +115,8 @@ class SimCluster:
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
         judge(self.plan, self.ledger, self.end)
+        if self.plan.waits:
+            self._check_calm()
         return Outcome(
             seed=self.seed,
             outcome=self.end.outcome,
@@ -130,13 +134,14 @@ class SimCluster:
         self.term += 1
         self.controller_up = True
         self._state = self._first
+        self.ledger.condemned.clear()  # a term knows nothing of what the last one had found
         self._feed(
             Begin(
                 t_ns=self.timeline.now_ns,
                 run="sim",
                 term=self.term,
                 journal=tuple(self.journal),
-                checkpoint=self.shelf.newest(),
+                checkpoint=self.shelf.newest(bars_of(self.journal)),
             )
         )
 
@@ -208,7 +213,7 @@ class SimCluster:
                 answer = CheckpointFound(
                     t_ns=self.timeline.now_ns,
                     generation=action.generation,
-                    checkpoint=self.shelf.verified(),
+                    checkpoint=self.shelf.verified(action.bars),
                 )
                 term, line = self.term, self.timeline
                 line.after(line.between(0.0, 0.5), lambda: self._feed_in(term, answer))
@@ -240,6 +245,8 @@ class SimCluster:
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             self.restarts += 1
             self._check_need(event)
+        elif isinstance(event, events.ReplicasCompared):
+            self.audits.compared(event)
         elif isinstance(event, events.WorkerLost):
             for worker in self._alive():
                 if worker.name == event.worker:
@@ -252,6 +259,11 @@ class SimCluster:
         for armed in self._strikes:
             strike, left = armed
             if strike.point == point and left > 0 and strike.seat in (-1, worker.seat):
+                if strike.deed == "wait":  # as its script has it: whoever makes that phase waits
+                    if strike.nth == worker.n + 1:
+                        self.story.append((self.timeline.now_s, f"{worker.name} waits at {point}"))
+                        return "wait"
+                    continue
                 armed[1] = left - 1
                 if left == 1:
                     self.struck += 1
@@ -340,6 +352,19 @@ class SimCluster:
             if worker.name == body.worker and not (worker.struck or worker.hung):
                 self.ledger.fail(f"{worker.name} was killed for a silence that was not its own")
 
+    def _check_calm(self) -> None:
+        """Scripts that wait lose nothing: who is alone out of a collective is given up once."""
+        seats: dict[int, set[int]] = {}
+        for strike in self.plan.strikes:
+            if strike.point == "attempt":
+                seats.setdefault(strike.nth, set()).add(strike.seat)
+        given_up = sum(len(waiting) < self.plan.world for waiting in seats.values())
+        if self.restarts or self.ledger.decided > 1 + given_up:
+            self.ledger.fail(
+                f"{self.restarts} restarts and {self.ledger.decided} generations of a run in which"
+                " nothing broke"
+            )
+
     def _news_may_be_lost(self) -> bool:
         return (
             self.term > 1
@@ -349,7 +374,7 @@ class SimCluster:
 
     def _check_need(self, event: events.Decided) -> None:
         """A restart loses steps: wrong where a survivor and every rank's own state are left."""
-        if self._news_may_be_lost():
+        if self._news_may_be_lost() or self.plan.flips:
             return
         whole = {w.seat: w for w in self._alive() if w.seat >= 0 and w.is_set_up and w.has_state}
         if not whole or any(not w.is_set_up for w in self._alive() if w.seat >= 0):
@@ -361,12 +386,8 @@ class SimCluster:
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _check_seats(self) -> None:
-        taken: dict[int, str] = {}
-        for worker in self._state.workers.values():
-            if worker.seat >= 0 and not worker.killed_ns:
-                other = taken.setdefault(worker.seat, worker.name)
-                if other != worker.name:
-                    self.ledger.fail(f"{worker.name} and {other} both have seat {worker.seat}")
+        workers = self._state.workers.values()
+        self.ledger.seats((w.name, w.seat) for w in workers if w.seat >= 0 and not w.killed_ns)
 
     def _tell(self, text: str) -> str:
         lines = [f"  {time_s:9.4f} {what}" for time_s, what in self.story]

@@ -119,6 +119,10 @@ class Desk:
             )
             self.say(worker, body)
 
+    def commit(self, n: int) -> list[Action]:
+        """The agent's pages show that every rank has completed `n` phases."""
+        return self.say("", wire.Renew(beats=dict.fromkeys(self.seats(), (n, n, "idle", 0.0))))
+
     def status(self, worker: str, n: int, state: str, fault: Any = None) -> list[Action]:
         body = wire.Status(generation=self.state.generation, n=n, step=n, state=state, fault=fault)
         return self.say(worker, body)

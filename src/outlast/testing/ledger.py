@@ -7,7 +7,7 @@ skipped, or applied to another rank's state gives another number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from outlast import wire
@@ -58,6 +58,8 @@ class Ledger:
         self.moved: dict[FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
+        self.wrong: set[int] = set()  # models that a flipped bit led to
+        self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
         self._models = [mix(0)]
         self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
@@ -70,6 +72,18 @@ class Ledger:
             self._models.append(model_step(self._models[-1], len(self._models)))
         return self._models[n]
 
+    def flip(self, model: int) -> int:
+        """A bit of the replicated state flips on one rank."""
+        self.wrong.add(model ^ 1)
+        return model ^ 1
+
+    def after(self, model: int, n: int) -> int:
+        """The replicated state after phase n; a wrong one stays wrong."""
+        found = model_step(model, n)
+        if model in self.wrong:
+            self.wrong.add(found)
+        return found
+
     def own(self, seat: int, n: int) -> int:
         """The rank's own state before phase n+1."""
         owns = self._owns[seat]
@@ -79,10 +93,18 @@ class Ledger:
 
     def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
         """A worker stands before phase n+1 of its seat."""
-        if model != self.model(n):
+        if model != self.model(n) and model not in self.wrong:
             self.fail(f"{name} at rank {seat} holds another model than phase {n} leaves")
         if own != self.own(seat, n):
             self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
+
+    def seats(self, taken: Iterable[tuple[str, int]]) -> None:
+        """Nobody sits where another one does."""
+        names: dict[int, str] = {}
+        for name, seat in taken:
+            other = names.setdefault(seat, name)
+            if other != name:
+                self.fail(f"{name} and {other} both have seat {seat}")
 
     def slots(self, body: wire.Seat) -> None:
         """What a joiner is given must be its rank's state at the place that it takes."""
@@ -143,6 +165,8 @@ class Ledger:
     def applies(self, name: str, generation: int, n: int) -> None:
         """A vote's answer is acted on."""
         self.stepped.add(name)
+        if name in self.condemned:
+            self.fail(f"{name} committed phase {n} after an audit had found it wrong")
         if generation < self.decided:
             self.fail(
                 f"{name} committed phase {n} in generation {generation}, though {self.decided} was"

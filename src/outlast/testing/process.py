@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outlast import wire
 from outlast.events import Fault, FaultKind
 from outlast.page import SLOTS
+from outlast.testing.chaos import WAIT_S
 
 if TYPE_CHECKING:
     from outlast.testing.agent import SimAgent
@@ -45,6 +46,7 @@ class SimProcess(ABC):
         self.alive, self.hung = True, False
         self.stalled = False  # the main thread does not move; the reader thread still answers
         self.struck = False
+        self.waits_until_s = 0.0  # the main thread stands in the script; others still answer
         self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], object]] = []
         self._unsaid: list[wire.WorkerBody] = []
@@ -98,7 +100,28 @@ class SimProcess(ABC):
                 what()
                 self.proceed()
 
-        self.soon(low_s, high_s, done)
+        lag_s = self.lag_s
+        self.soon(low_s + lag_s, high_s + lag_s, done)
+
+    @property
+    def lag_s(self) -> float:
+        """How long the script will still stand where it is."""
+        return max(0.0, self.waits_until_s - self.line.now_s)
+
+    def load(self, checkpoint: wire.Checkpointed | None) -> int:
+        """The phase that it starts from."""
+        if self.cluster.shelf.is_condemned(checkpoint):
+            self.ledger.fail(f"{self.name} starts from {checkpoint}, saved with a wrong rank")
+        n = self.cluster.shelf.load(checkpoint)
+        if n is None:
+            if checkpoint is None or checkpoint.tier == "disk":
+                self.ledger.fail(f"{checkpoint} does not exist")
+            fault = Fault(  # news came too late
+                kind="exited", detail="exit code 1", exit_code=1, traceback="CorruptionError"
+            )
+            self.die(fault)
+            raise Dead
+        return n
 
     def die(self, fault: Fault) -> None:
         if not self.alive:
@@ -111,7 +134,7 @@ class SimProcess(ABC):
         """A worker to which the controller says nothing for so long ends by itself."""
         limits = self.cluster.limits
         fault = Fault(kind="exited", detail="no word", exit_code=1, traceback="GaveUpError")
-        patience_s = 2 * (limits.join_s + limits.status_s + limits.transfer_s)
+        patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
         self.line.after(patience_s, lambda: self.die(fault) if waits() else None)
 
     def pause(self, seconds: float) -> None:
@@ -143,6 +166,8 @@ class SimProcess(ABC):
             self.pause(0.0 if deed == "hang" else self.line.between(0.2, 4.0))
         elif deed == "stall":
             self.stalled = True
+        elif deed == "wait":
+            self.waits_until_s = self.line.now_s + self.line.between(*WAIT_S)
         elif deed in ("transport", "raise"):
             if deed == "raise":
                 self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))

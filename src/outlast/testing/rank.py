@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast import wire
 from outlast.events import Fault
-from outlast.testing.ledger import mix, model_step, own_step, own_tail
+from outlast.testing.audits import AuditedProcess
+from outlast.testing.ledger import mix, own_step, own_tail
 from outlast.testing.mesh import Ballot, Mesh
-from outlast.testing.process import Dead, SimProcess
+from outlast.testing.process import Dead
 
 if TYPE_CHECKING:
     from outlast.testing.agent import SimAgent
 
 
-class SimWorker(SimProcess):
+class SimWorker(AuditedProcess):
     """A rank or a spare: its place, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
@@ -32,6 +33,7 @@ class SimWorker(SimProcess):
         self.received: dict[int, tuple[str, int, float]] = {}
         self.sent: dict[int, tuple[str, int, float]] = {}
         self.ballot: Ballot | None = None
+        self.begin_audits()
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:
@@ -65,6 +67,9 @@ class SimWorker(SimProcess):
                     self.is_set_up = True
                     self.state = "idle"
                     self.proceed()
+            case wire.AuditAsk() | wire.AuditAgreed():
+                if self.hear_audit(body):
+                    self._vote()
             case wire.SaveEvery():
                 if self.seat:
                     self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
@@ -90,7 +95,7 @@ class SimWorker(SimProcess):
         self.state = "setup"
         self.point("seated")
         if body.first:
-            n = self._load(body.checkpoint)
+            n = self.load(body.checkpoint)
             if n != body.n:
                 self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
             self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
@@ -103,18 +108,6 @@ class SimWorker(SimProcess):
             self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
             self.is_set_up = True
             self.work(0.2, 0.8, self._stand)
-
-    def _load(self, checkpoint: wire.Checkpointed | None) -> int:
-        n = self.cluster.shelf.load(checkpoint)
-        if n is None:
-            if checkpoint is None or checkpoint.tier == "disk":
-                self.ledger.fail(f"{checkpoint} does not exist")
-            fault = Fault(  # news came too late
-                kind="exited", detail="exit code 1", exit_code=1, traceback="CorruptionError"
-            )
-            self.die(fault)
-            raise Dead
-        return n
 
     def _stand(self) -> None:
         self.state = "idle"
@@ -129,10 +122,7 @@ class SimWorker(SimProcess):
         self.generation = max(self.generation, generation)
         self.closed = max(self.closed, generation)
         self.point("closed")
-        if self.answered >= generation:
-            self.say_again("Status")
-        else:
-            self._leave_generation(None)
+        self.say_again("Status") if self.answered >= generation else self._leave_generation(None)
 
     def _sever(self) -> None:
         """No vote can end well here any more; one under way is answered now or never."""
@@ -151,26 +141,28 @@ class SimWorker(SimProcess):
         self._sever()
         if self.state == "applying":
             self.owes_status = True
+            self.soon(0.25, 0.3, self._answer_if_won)
         else:
             self._report(fault)
+
+    def _answer_if_won(self) -> None:
+        if self.owes_status and self.state == "applying":
+            self._report(None)
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
         self.answered = left = self.generation
         self.wait_for_word(lambda: self.generation == left)
+        n = self.n + (self.state == "applying")
         self.tell(
-            wire.Status(
-                generation=self.generation, n=self.n, step=self.n, state=self._word(), fault=fault
-            )
+            wire.Status(generation=self.generation, n=n, step=n, state=self._word(), fault=fault)
         )
         self.point("reported")
 
     def _word(self) -> str:
-        if self.state in ("torn", "finished", "prepared", "running"):
+        if self.state in ("torn", "finished", "prepared", "running", "applying"):
             return self.state
-        if not self.has_state:
-            return "joining"
-        return "idle" if self.is_set_up else "broken"
+        return "joining" if not self.has_state else "idle" if self.is_set_up else "broken"
 
     def trouble(self, fault: Fault) -> None:
         """First word about a failure: this worker's answer, too."""
@@ -204,6 +196,9 @@ class SimWorker(SimProcess):
 
     def proceed(self) -> None:
         """Make the next move, if nothing is under way and one is due."""
+        if self.lag_s:
+            self.soon(self.lag_s, self.lag_s, self.proceed)
+            return
         if self.busy or self.stalled or self.seat < 0 or self.state in ("torn", "setup"):
             return
         if self.opened == self.generation > max(self.closed, self.answered):
@@ -314,6 +309,9 @@ class SimWorker(SimProcess):
 
     def _set_up(self) -> None:
         self.point("setup")
+        self.soon(self.lag_s, self.lag_s, self._protect)
+
+    def _protect(self) -> None:
         self.say(wire.Protected(schema="s", summary="a model"))
         self.say(wire.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
         self._ask()
@@ -344,6 +342,8 @@ class SimWorker(SimProcess):
         mesh = self.mesh
         if mesh is None or self.state != "running" or self.opened != self.generation:
             return
+        if self.waits():
+            return
         self._write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
         self._write(f"result:{self.n + 1}", self.n + 1)
         if self.answered >= self.generation:
@@ -356,13 +356,12 @@ class SimWorker(SimProcess):
 
     def answer(self, token: int) -> None:
         """The vote is won, if this process still listens."""
+        self.call(partial(self._win, token))
 
-        def take() -> None:
-            if token == self.token and self.state == "voting":
-                self.busy = False
-                self._apply(self.opened)
-
-        self.call(take)
+    def _win(self, token: int) -> None:
+        if token == self.token and self.state == "voting":
+            self.busy = False
+            self._apply(self.opened)
 
     def _apply(self, generation: int) -> None:
         self.state = "applying"
@@ -372,25 +371,23 @@ class SimWorker(SimProcess):
 
     def _applied(self) -> None:
         self.point("applying")
-        self.model = model_step(self.model, self.n + 1)
+        self.model = self.ledger.after(self.model, self.n + 1)
         self.own = own_step(self.own, self.n + 1)
         self.n += 1
         self.completed += 1
         self.state = "idle"
         self.work(0.001, 0.05, self._tail)
+        self.audit()
         if self.owes_status:
             self._report(None)
         self.point("applied")
         if self.seat == 0 and self.cluster.checkpoint_due(self.n):
-            self.say(self.cluster.shelf.stage(self.n))
-            self.soon(0.001, 0.5, self._written(self.n))
+            self.say(self.stage())
+            self.soon(0.001, 0.5, partial(self._written, self.n, self.opened))
 
-    def _written(self, n: int) -> Callable[[], None]:
-        def say() -> None:
-            fails = self.line.dice.random() < self.cluster.plan.fails
-            self.say(self.cluster.shelf.save(n, fails=fails))
-
-        return say
+    def _written(self, n: int, generation: int) -> None:
+        fails = self.line.dice.random() < self.cluster.plan.fails
+        self.say(self.cluster.shelf.save(n, f"g{generation}", fails=fails))
 
     def _tail(self) -> None:
         self.own = own_tail(self.own, self.n)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from outlast import wire
+from outlast.core.audit.record import Bar, is_barred
 
 
 class Shelf:
@@ -13,45 +15,60 @@ class Shelf:
 
     def __init__(self, *, rots: bool) -> None:
         self._rots = rots
-        self._copies: list[int] = []
-        self._whole: list[int] = []
+        self._copies: list[wire.Checkpointed] = []
+        self._whole: list[wire.Checkpointed] = []
+        self._tainted: set[str] = set()  # saved while some rank held a wrong state
+        self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
-    def stage(self, n: int) -> wire.Checkpointed:
-        """Every rank has copied its part."""
-        self._copies = [*self._copies[-1:], n]
+    def stage(self, n: int, mark: str = "", *, tainted: bool = False) -> wire.Checkpointed:
+        """Every rank has copied its part. `mark`: term and generation, as in a real name."""
+        copy = _at(n, "memory", mark)
+        self._copies = [*self._copies[-1:], copy]
         self._known_s = math.inf
-        return _at(n, "memory")
+        if tainted:
+            self._tainted |= {copy.path, _at(n, "disk", mark).path}
+        return copy
 
-    def save(self, n: int, *, fails: bool = False) -> wire.Checkpointed | wire.SaveFailed:
+    def save(
+        self, n: int, mark: str = "", *, fails: bool = False
+    ) -> wire.Checkpointed | wire.SaveFailed:
         """It is on the disk now, unless it fails."""
         if fails:
             return wire.SaveFailed(n=n, step=n, error="no space left")
-        self._whole.append(n)
-        return _at(n, "disk")
+        self._whole.append(_at(n, "disk", mark))
+        return self._whole[-1]
 
     def forget(self, known_s: float) -> None:
         """A host is gone, and its part of every copy in memory, which everybody knows by then."""
         self._copies = []
         self._known_s = min(self._known_s, known_s)
 
-    def newest(self) -> wire.Checkpointed | None:
-        n = max(self._whole, default=0)
-        return _at(n, "disk") if n else None
+    def condemn(self) -> None:
+        """An audit has found a rank wrong: what was saved with it must not be started from."""
+        self._condemned |= self._tainted
 
-    def verified(self) -> wire.Checkpointed | None:
+    def is_condemned(self, checkpoint: wire.Checkpointed | None) -> bool:
+        return checkpoint is not None and checkpoint.path in self._condemned
+
+    def newest(self, bars: Sequence[Bar] = ()) -> wire.Checkpointed | None:
+        return _newest(self._whole, bars)
+
+    def verified(self, bars: Sequence[Bar] = ()) -> wire.Checkpointed | None:
         """What a restart finds; the last one stays whole, so that progress is possible."""
-        if self._rots and len(self._whole) > 1:
-            self._whole.remove(max(self._whole))
-        disk, copy = self.newest(), max(self._copies, default=0)
-        return _at(copy, "memory") if copy and (disk is None or copy >= disk.n) else disk
+        disk = _newest(self._whole, bars)
+        if self._rots and disk is not None and len({one.n for one in self._whole}) > 1:
+            self._whole = [one for one in self._whole if one.path != disk.path]
+            disk = _newest(self._whole, bars)
+        copy = _newest(self._copies, bars)
+        return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
     def load(self, checkpoint: wire.Checkpointed | None) -> int | None:
         """Its phase (0 without one); None where there is no such one."""
         if checkpoint is None:
             return 0
         held = self._copies if self.is_in_memory(checkpoint) else self._whole
-        return checkpoint.n if checkpoint.n in held else None
+        return checkpoint.n if checkpoint.path in {one.path for one in held} else None
 
     def is_in_memory(self, checkpoint: wire.Checkpointed | None) -> bool:
         return checkpoint is not None and checkpoint.tier == "memory"
@@ -62,8 +79,14 @@ class Shelf:
         return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
 
 
-def _at(n: int, tier: str) -> wire.Checkpointed:
+def _newest(held: Sequence[wire.Checkpointed], bars: Sequence[Bar]) -> wire.Checkpointed | None:
+    allowed = [one for one in held if not is_barred(bars, one.n, one.path)]
+    return max(allowed, key=lambda one: one.n, default=None)
+
+
+def _at(n: int, tier: str, mark: str) -> wire.Checkpointed:
     """With what it took, as seat 0 says it."""
     return wire.Checkpointed(
-        n=n, step=n, path=f"{tier} {n}", tier=tier, blocking_s=0.01, flush_s=0.2, step_s=0.2
-    )
+        n=n, step=n, path=f"{tier} n{n} {mark}", tier=tier, blocking_s=0.01, flush_s=0.2,
+        step_s=0.2,
+    )  # fmt: skip

@@ -31,5 +31,6 @@ def look_at(worker: SimWorker) -> Look:
         collectives=0,
         t_ns=worker.moved_ns,
         paces={0: Pace(worker.completed, _PHASE_NS if worker.completed > WARM_PHASES else 0)},
+        waits=word == "voting",
         letter="T" if worker.hung else "S",
     )

@@ -13,6 +13,10 @@ def judge(plan: Plan, ledger: Ledger, end: End) -> None:
         if end.n != ledger.last:
             ledger.fail(f"done at phase {end.n} of {ledger.last}")
         return
+    if plan.waits or plan.early:
+        ledger.fail(
+            f"{end.outcome}: {end.cause.detail if end.cause else ''}, which nothing asked for"
+        )
     if end.cause is None:
         ledger.fail(f"{end.outcome} without a cause")
         return
@@ -21,6 +25,8 @@ def judge(plan: Plan, ledger: Ledger, end: End) -> None:
         ledger.fail("interrupted, though nobody asked")
     if end.outcome == "interrupted":
         return
+    if end.cause.kind == "diverged" and plan.flips:
+        return  # no majority, and no copy from before
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
         return  # a save failed: its owner wants the end
     if "before its first step" in end.cause.detail:
@@ -28,7 +34,7 @@ def judge(plan: Plan, ledger: Ledger, end: End) -> None:
             ledger.fail(f"{end.cause.detail}: but it had made steps")
         return
     deeds = {strike.deed for strike in plan.strikes}
-    accidents = deeds <= {"kill"} and kinds <= {"kill", "pair"} and plan.bug_at < 0
+    accidents = deeds <= {"kill", "wait"} and kinds <= {"kill", "pair"} and plan.bug_at < 0
     if plan.attempts_max < PATIENT and not accidents:
         return
     if end.outcome == "user_error" and end.cause.n >= ledger.last:

@@ -12,6 +12,8 @@ from outlast.errors import UsageError
 from outlast.theory.arrays import broadcasts
 from outlast.theory.checks import not_negative, positive, whole
 
+NEGLIGIBLE = 1e-18
+
 
 @broadcasts
 def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: float) -> float:
@@ -27,7 +29,7 @@ def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: 
     not_negative("node_rate_per_s", node_rate_per_s)
     not_negative("window_s", window_s)
     gone = -math.expm1(-node_rate_per_s * window_s)
-    short = math.fsum(gone**k / k for k in range(1, int(members)))
+    short = _powers(gone, int(members) - 1)
     return nodes / members * node_rate_per_s * gone ** (members - 1) / (1 / members + short)
 
 
@@ -67,6 +69,17 @@ def network_per_gpu_bytes_per_s(
     `interval_s`. Exact; a save sends it in a burst (`scale.save_s`)."""
     positive("interval_s", interval_s)
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
+
+
+def _powers(base: float, many: int) -> float:
+    """The sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
+    total = 0.0
+    for k in range(1, many + 1):
+        term = base**k / k
+        if term <= NEGLIGIBLE * total:
+            break
+        total += term
+    return total
 
 
 def _check_group(nodes: int, members: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 
 from outlast import events, wire
 from outlast.checkpoint import agreement, tree
-from outlast.checkpoint.catalog import open_checkpoint
+from outlast.checkpoint.catalog import lineage_of, open_checkpoint
 from outlast.checkpoint.content import Content, flatten
 from outlast.checkpoint.copies import Copies
 from outlast.checkpoint.engine import Engine
@@ -23,6 +23,8 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.faults import Fault as DiskFault
 from outlast.checkpoint.keeper.protocol import Outcome
+from outlast.checkpoint.lineage import Lineage
+from outlast.checkpoint.own import buffers
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
 from outlast.config import AUTO, WorkerSettings
@@ -43,12 +45,15 @@ OWN_BYTES = 64 << 10  # about what a seat's part takes at first
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says before a save: why it cannot, whether it has room to copy at once, and when
-    it would save next."""
+    """What a rank says before a save: why it cannot, whether it has room to copy at once, when it
+    would save next, and where this save stands. Of the last two rank 0's word counts."""
 
     failure: str
     ready: bool
     every: Intervals
+    place: Place
+    parent: str
+    base: str
 
 
 class _Copied(NamedTuple):
@@ -64,10 +69,12 @@ class Checkpointer:
         self, *, settings: WorkerSettings, seat: int, groups: Groups, moment: Moment,
         timeline: Timeline, send: Callable[[wire.WorkerBody], None], watch: Callable[[Where], None],
         shared: Mapping[str, bytes], stays: Callable[[Place | None], bool],
+        origin: Place | None = None,
     ) -> None:  # fmt: skip
         """`stays`: which versions of this seat's workers before this one are of use, until a save
-        of this one's is complete."""
-        self._shared, self._stays = shared, stays
+        of this one's is complete. `origin`: what this worker began again from, if anything."""
+        self._shared, self._stays, self._origin = shared, stays, origin
+        self._lineage: Lineage | None = None
         self._settings, self._seat = settings, seat
         self._root = Path(settings.run_dir) / "checkpoints"
         self._groups, self._moment, self._timeline = groups, moment, timeline
@@ -95,15 +102,20 @@ class Checkpointer:
             self._flushing.pop(self._copied.place, None)
         self._copied = None
         place = Place(moment.step, moment.n, f"t{self._settings.term}g{moment.generation}")
+        parent = base = ""
         begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
-        content = flatten(protected.content())
+        state = protected.content()
+        content, apart = flatten(state), buffers(state)  # a seat's own buffers are in its slot
         prepared = True
         try:
-            prepared = self._prepare(content)
-        except (StorageError, UsageError) as error:
+            prepared = self._prepare(content, apart)
+            if self._seat == 0:
+                place, parent, base = self._next(place)
+        except (CorruptionError, StorageError, UsageError) as error:
             failure = str(error)
         ready = self._engine is not None and self._engine.ready
-        said = self._agree(_Said(failure, ready, propose))
+        said = self._agree(_Said(failure, ready, propose, place, parent, base))
+        place = said[0].place
         failures = [
             f"rank {rank}: {each.failure}" for rank, each in enumerate(said) if each.failure
         ]
@@ -115,14 +127,14 @@ class Checkpointer:
         elif to_disk or all(each.ready for each in said):
             assert self._engine is not None
             part = SeatPart(
-                msgspec.structs.replace(slot, every=every).pack(), protected.tree.flags(),
+                msgspec.structs.replace(slot, every=every).pack(), protected.reducers.states(),
                 dict(self._shared),
             )  # fmt: skip
             if to_disk:
                 self._flushing[place] = 0.0  # before it can be told that this has ended
             save = self._engine.save(
                 place, content.tensors, shared=content.shared, own=part.pack(), origin=self._author,
-                to_disk=to_disk, faults=faults,
+                parent=parent, base=base, apart=apart, to_disk=to_disk, faults=faults,
             )  # fmt: skip
             self._pending.add(save)
             self._copied = _Copied(place, begin_s, prepared)
@@ -136,7 +148,7 @@ class Checkpointer:
             return (DiskFault("ENOSPC", step="write"),)
         return ()
 
-    def _prepare(self, content: Content) -> bool:
+    def _prepare(self, content: Content, apart: Collection[str]) -> bool:
         """Everything that can fail on one rank alone, before the ranks agree to copy; whether
         there was more to do than usual."""
         anew = self._moment.generation != self._generation
@@ -147,8 +159,14 @@ class Checkpointer:
             raise
         if anew:
             engine.compare_again()  # somebody may be new, and has not compared anything yet
-        engine.prepare(content.tensors, len(content.shared) + OWN_BYTES)
+        engine.prepare(content.tensors, len(content.shared) + OWN_BYTES, apart)
         return anew
+
+    def _next(self, place: Place) -> tuple[Place, str, str]:
+        """Where this save stands among those of the directory: its place, its parent, its base."""
+        if self._lineage is None:
+            self._lineage = lineage_of(Folder(self._root), self._origin)
+        return self._lineage.go_on(place.step, place.n, place.attempt)
 
     def _agree(self, mine: _Said) -> list[_Said]:
         said = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
@@ -326,7 +344,7 @@ class Restorer:
         targets = {n: t for n, t in fitting.targets.items() if n in saved.tensors}
         fill(self._reader, targets)
         fitting.finish()
-        protected.tree.set_flags(self._part.ddp)
+        protected.reducers.adopt(self._part.ddp)
         if self._copies:
             self._copies.close()
 

@@ -15,10 +15,11 @@ from torch import nn
 
 from outlast import events
 from outlast.core.faults import FaultSpec, Where
+from outlast.worker.groups.opaque import opaque
 from outlast.worker.timeline import Timeline
 
 # Places that belong to the step committed last, and not to the one being made.
-_BEHIND_THE_STEP: tuple[Where, ...] = ("between", "eval", "checkpoint")
+_BEHIND_THE_STEP: tuple[Where, ...] = ("committed", "between", "eval", "checkpoint")
 
 
 class InjectedError(RuntimeError):
@@ -36,7 +37,10 @@ class Faults:
         place: Callable[[], tuple[int, int]],
         reset: Callable[[], None],
         is_real: Callable[[], bool],
+        flip: Callable[[str], None],
     ) -> None:
+        """`flip`: flips one bit of the first replicated tensor whose name matches."""
+        self._flip = flip
         self._specs, self._markers, self._timeline = specs, markers, timeline
         self._place, self._reset, self._is_real = place, reset, is_real
         self._wakers: list[threading.Thread] = []
@@ -81,8 +85,8 @@ class Faults:
                     tensor.register_hook(lambda _gradient: self.reach("backward"))
                     return
 
-        model.register_forward_pre_hook(before)
-        model.register_forward_hook(after)
+        model.register_forward_pre_hook(opaque(before))
+        model.register_forward_hook(opaque(after))
 
     def _claim(self, spec: FaultSpec) -> bool:
         """True once a firing in the run's life, however many workers come by."""
@@ -117,6 +121,8 @@ class Faults:
                 threading.Event().wait()  # for ever: that is what is being tested
             case "slow":
                 time.sleep(spec.for_s or 1.0)  # house rule: being slow is the point
+            case "flip":
+                self._flip(spec.tensor)
             case "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"--fault {spec.text}")
 

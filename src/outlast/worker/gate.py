@@ -13,10 +13,12 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from outlast.errors import PhaseError
+from outlast.worker.groups.opaque import opaque, opaque_class
 
 Ask = Callable[[], None]
 
 
+@opaque_class
 class Gate:
     """Calls `ask` before a protected optimizer changes anything inside a phase.
 
@@ -80,4 +82,4 @@ def _gate_closure(closure: Callable[[], Any], ask: Ask) -> Callable[[], Any]:
         ask()
         return result
 
-    return gated
+    return opaque(gated)

@@ -18,6 +18,7 @@ class _Seen(NamedTuple):
     parameter: nn.Parameter
     gradient: weakref.ref[torch.Tensor] | None
     version: int
+    parameter_version: int
 
 
 class Gradients:
@@ -30,12 +31,21 @@ class Gradients:
         scalers: Iterable[torch.amp.GradScaler],
     ) -> None:
         self._seen = [
-            _Seen(p, None, 0) if g is None else _Seen(p, weakref.ref(g), g._version)  # noqa: SLF001 - torch's own counter of changes
+            _Seen(p, None, 0, p._version)  # noqa: SLF001 - torch's own counter of changes
+            if g is None
+            else _Seen(p, weakref.ref(g), g._version, p._version)  # noqa: SLF001 - as above
             for p in parameters
             for g in (p.grad,)
         ]
         self._reducers = reducers
         self._scalers = [(s, s._per_optimizer_states) for s in scalers]  # noqa: SLF001 - see `_skipped`
+
+    def changed_parameter(self) -> nn.Parameter | None:
+        """A parameter that the attempt has written to."""
+        for seen in self._seen:
+            if seen.parameter._version != seen.parameter_version:  # noqa: SLF001 - as above
+                return seen.parameter
+        return None
 
     def left(self) -> bool:
         """Whether the attempt, which no optimizer has voted on, leaves gradients that the next
@@ -51,11 +61,11 @@ class Gradients:
     @torch.no_grad()
     def put_back(self) -> None:
         """None where there was none, zero elsewhere: a phase begins by clearing what it finds."""
-        for parameter, gradient, _ in self._seen:
-            if gradient is None:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
+        for seen in self._seen:
+            if seen.gradient is None:
+                seen.parameter.grad = None
+            elif seen.parameter.grad is not None:
+                seen.parameter.grad.zero_()
 
     def _differs(self, seen: _Seen, now: torch.Tensor) -> bool:
         assert seen.gradient is not None

@@ -47,7 +47,7 @@ class Healer:
         self._settled, self._learn = settled, learn
         # The controller has deadlines for each part; this one only bounds a controller that is
         # itself gone without the agent noticing.
-        self.patience_s = 2 * (limits.join_s + limits.status_s + limits.transfer_s)
+        self.patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
         self._decided: wire.Decide | None = None
         self.staged: Any = None  # the job's state at n, until the walk to n is over
         self.seat = -1

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from outlast.checkpoint import tree
+from outlast.errors import GroupError
 from outlast.events import FaultKind
 from outlast.worker.groups import Groups
 from outlast.worker.healing import Healer
 from outlast.worker.moment import Moment
-from outlast.worker.place import LOST, Place, Walk
-from outlast.worker.protected import Protected, reset_reducers
+from outlast.worker.place import LOST, Place, Walk, unknown
+from outlast.worker.protected import Protected
 from outlast.worker.timeline import Timeline
 
 REHEARSALS = 2
@@ -33,11 +34,12 @@ class Joining:
         self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
         place: Place, protected: Callable[[], Protected],
         dry_attempt: Callable[[str], AbstractContextManager[None]],
-        trouble: Callable[[str, FaultKind], None],
+        trouble: Callable[[str, FaultKind], None], retire: Callable[[Exception], None],
     ) -> None:  # fmt: skip
+        """`retire` reports this process as broken and does not return: another one replaces it."""
         self._moment, self._groups, self._healer = moment, groups, healer
         self._timeline, self._place, self._protected = timeline, place, protected
-        self._dry_attempt, self._trouble = dry_attempt, trouble
+        self._dry_attempt, self._trouble, self._retire = dry_attempt, trouble, retire
         self.walk: Walk | None = None
         self.result_lost = False  # the script holds a dry run's result until the walk is over
         self.settled: set[str] = set()  # functions whose gate this process has rehearsed
@@ -58,6 +60,13 @@ class Joining:
         self.stand()
         if not self._moment.ask:
             self._settle(call, key, joins=True)
+            if key in self.settled and not self._protected().reducers.is_ready:
+                self._retire(
+                    GroupError(
+                        f"the dry step of {key} did not count the gradients of a static graph, as"
+                        " the other ranks' first step has done"
+                    )
+                )
         self.join()
 
     def join(self) -> None:
@@ -93,11 +102,11 @@ class Joining:
         if kept != LOST:
             value = tree.decode(kept)
         elif kind in ("step", "eval"):
-            value = self._dry(call, key, 1) if value is None else value
+            value = unknown(self._dry(call, key) if value is None else value)
             self.result_lost = True
             self._timeline.note(
                 f"what {key} returned before this worker took the seat was lost with the worker"
-                " that knew it; the script here sees a dry run's result instead"
+                " that knew it; the script here sees NaN in place of its numbers"
             )
         self._place.add(kept)
         self._moment.step += kind == "step"
@@ -109,20 +118,19 @@ class Joining:
     # --- dry steps ---
 
     def _settle(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
-        """Take the dry steps of a function that the others have rehearsed: kernels, allocators,
-        compilers, DDP's buckets. Where DDP's reducers have been used since the generation was
-        opened (another function steps too), a new one brings those of all ranks to one place."""
+        """Take a dry step of a function that the others have rehearsed: kernels, allocators,
+        compilers. Where a static graph's first backward lies behind the others in this generation
+        (another function steps too), a new one brings all ranks to one place."""
         if key not in self.gated_elsewhere or key in self.settled:
             return None
-        at_once = self._protected().tree.settles_at_once
-        result = self._dry(call, key, 1 if at_once else REHEARSALS, joins=joins)
+        result = self._dry(call, key, joins=joins)
         self.settled.add(key)
-        if self._moment.opened and self.reduced:
+        if self._moment.opened and self.reduced and self._protected().reducers.is_static:
             detail = f"{key} steps too: with its dry steps taken, all ranks begin it alike"
             self._trouble(detail, "unsettled")
         return result
 
-    def _dry(self, call: Callable[[], Any], key: str, times: int, *, joins: bool = False) -> Any:
+    def _dry(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
         """Run a phase's function without the others; of what it changed nothing stays, and the
         reducers stand where the opening of the generation has put everybody's. `joins`: the staged
         state, where there is one, is taken over next, and not here."""
@@ -132,20 +140,27 @@ class Joining:
             kept = copied(self._protected().replicated())
         self._moment.enter("dry")
         try:
-            for _ in range(times):
-                with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
-                    result = call()
-                    if times == 1:
-                        self._protected().tree.rebuild()
+            with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
+                result = call()
+        except Exception as error:  # noqa: BLE001 - of answers that no rank gave: nobody's fault
+            self._cut_short(key, error)
         finally:
             if kept is not None:
                 self._protected().adopt(kept)
             elif not joins:
                 self._healer.take_over()
-        if self._moment.opened and not self.reduced:
-            reset_reducers(self._protected())
+        reducers = self._protected().reducers
+        if self._moment.opened and not (self.reduced and reducers.is_static):
+            reducers.restore()
         self._timeline.dry_steps(key, begin_ns)
         return result
+
+    def _cut_short(self, key: str, error: Exception) -> None:
+        """A dry step has raised: go on without it, where all that it left can be put back."""
+        text = f"a dry step of {key} raised {type(error).__name__}: {error}"[:500]
+        if self._protected().tree.is_sharded:
+            self._retire(GroupError(f"{text}; FSDP cannot be put back after it"))
+        self._timeline.note(f"{text}; this worker goes on without it")
 
 
 def copied(value: Any) -> Any:

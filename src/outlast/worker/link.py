@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from outlast import wire
+from outlast import framing, wire
 from outlast.config import WorkerSettings
 from outlast.errors import WireError
 
@@ -46,7 +46,7 @@ class Link:
         """Queue a frame in the socket. Raises WireError when the agent does not take it."""
         with self._lock:
             self._seq += 1
-            frame = wire.encode(
+            frame = framing.encode(
                 wire.Envelope(
                     run=self._settings.run,
                     term=self._settings.term,
@@ -77,7 +77,7 @@ class Link:
         self._socket.close()
 
     def _read(self) -> None:
-        decoder = wire.Decoder(self._token)
+        decoder = framing.Decoder(self._token)
         reason = "the agent closed the control channel"
         try:
             while data := self._socket.recv(1 << 16):

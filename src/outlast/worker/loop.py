@@ -25,11 +25,12 @@ class Loop:
 
     def __init__(
         self, *, phases: Phases, place: Place, moment: Moment, groups: Groups,
-        timeline: Timeline, boundary: Callable[[bytes], None],
+        timeline: Timeline, boundary: Callable[[bytes], None], at_top: Callable[[], None],
     ) -> None:  # fmt: skip
         self._phases, self._place, self._moment = phases, place, moment
         self._joining = phases.joining
         self._groups, self._timeline, self._boundary = groups, timeline, boundary
+        self._at_top = at_top
         self.pending = False  # a batch is drawn whose phase is not complete
         self._started = False
 
@@ -110,6 +111,7 @@ class Loop:
             if not batch:
                 return
             self.pending = True
+            self._at_top()
             yield batch[0]
 
     def _describe(self, source: Source, epoch: int, length: int | None) -> bytes:

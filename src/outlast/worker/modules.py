@@ -3,6 +3,7 @@ own walk of a large model takes milliseconds."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -24,9 +25,28 @@ class Modules:
             for prefix, part in module.named_modules(prefix=name)
         ]
         self._children = self._present_children()
-        self.reducers = [
-            part for _, part in self._parts if isinstance(part, DistributedDataParallel)
-        ]
+        found = [part for _, part in self._parts if isinstance(part, DistributedDataParallel)]
+        self.reducers = list({id(part): part for part in found}.values())
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """Every module in them, they themselves included."""
+        return [part for _, part in self._parts]
+
+    def modes(self) -> bytes:
+        """Of each module whether it trains, of each parameter whether it wants a gradient."""
+        trains = bytes(part.training for _, part in self._parts)
+        return trains + bytes(p.requires_grad for p in self.parameters())
+
+    def set_modes(self, modes: bytes) -> None:
+        """Be as `modes` said. Another number of modules changes nothing."""
+        parameters = self.parameters()
+        if len(modes) != len(self._parts) + len(parameters) or modes == self.modes():
+            return
+        for (_, part), trains in zip(self._parts, modes, strict=False):
+            part.training = bool(trains)
+        for parameter, wants in zip(parameters, modes[len(self._parts) :], strict=True):
+            parameter.requires_grad_(bool(wants))
 
     def _present_children(self) -> list[int]:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
@@ -45,6 +65,15 @@ class Modules:
             if parameter is not None
         ]
 
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters now, by "module.name"."""
+        return [
+            (f"{prefix}.{key}", parameter)
+            for prefix, part in self._parts
+            for key, parameter in part._parameters.items()  # noqa: SLF001 - the same
+            if parameter is not None
+        ]
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers now, by "module.name"."""
         return {
@@ -55,16 +84,13 @@ class Modules:
         }
 
     @property
-    def settles_at_once(self) -> bool:
-        """Whether one step and `rebuild` leave every DDP where a second step would."""
-        return not any(part.static_graph or part.find_unused_parameters for part in self.reducers)
-
-    def rebuild(self) -> None:
-        """What DDP does at the start of its second step: put its buckets into the order in which
-        the first one's gradients came."""
-        for part in self.reducers:
-            if part.reducer._rebuild_buckets():  # noqa: SLF001 - as DDP's own forward calls it
-                part._has_rebuilt_buckets = True  # noqa: SLF001 - the same
+    def is_sharded(self) -> bool:
+        """Whether FSDP holds some part."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has wrapped anything
+        if fsdp is None:
+            return False
+        kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+        return any(isinstance(part, kinds) for _, part in self._parts)
 
     def flags(self) -> list[bool]:
         """Of each DDP, whether its next forward broadcasts buffers: a forward without gradients

@@ -2,7 +2,9 @@
 
 The main thread moves through states; the reader thread, on Close, must answer at once and finally.
 Both happen under one lock, so an answer "running" means that this attempt can no longer vote, and a
-worker that has begun to vote is never reported before the vote's outcome is known.
+worker that has begun to vote is never reported before the vote's outcome is known. Once a vote is
+won, the worker is given a moment to complete the phase, whose result then goes with the answer; a
+script that takes longer is not waited for: "applying" says that phase n+1 will be complete here.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from outlast.events import Fault
 from outlast.page import KEYS, Page, State
 
 RESULT_BYTES_SAID = 4096
+APPLIED_S = 0.25  # for a won phase to be complete before its answer goes out without a result
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
@@ -41,6 +44,7 @@ class Moment:
         self.n = 0
         self.step = 0
         self.state: State = "starting"
+        self._step_won = 0  # steps committed once the won phase is complete
         self.ask: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
         self.joining = False  # has not taken over the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
@@ -90,6 +94,14 @@ class Moment:
             return 0
         key = self._keys[name] = pace.key_of(name)
         return key
+
+    def won(self, step: int) -> None:
+        """The vote is won: phase n+1, after which `step` steps are committed, is being applied."""
+        with self._lock:
+            self._step_won = step
+            self.enter("applying")
+            if self._owes_status:
+                self._answer_soon()
 
     def completed(self, *, step: int, result: bytes, shared: bool) -> None:
         """Phase n+1 is complete on this worker."""
@@ -146,9 +158,22 @@ class Moment:
             if body.generation > self._answered:
                 if self.state in _UNDECIDED:
                     self._owes_status = True
+                    if self.state == "applying":
+                        self._answer_soon()
                 else:
                     self._answer(self._word(), None)
         self._sever(body.generation)
+
+    def answer_if_won(self) -> None:
+        """Pay an owed answer whose content is known though the script is not done."""
+        with self._lock:
+            if self._owes_status and self.state == "applying":
+                self._answer("applying", None)
+
+    def _answer_soon(self) -> None:
+        timer = threading.Timer(APPLIED_S, self.answer_if_won)  # the script has the main thread
+        timer.daemon = True
+        timer.start()
 
     # --- both, under the lock ---
 
@@ -165,15 +190,16 @@ class Moment:
         self._owes_status = False
         self._answered = self.generation
         news = fault if self.generation > self.closed or state in ("torn", "broken") else None
+        applying = state == "applying"  # what the phase returns is not known yet
         self._send(
             wire.Status(
                 generation=self.generation,
-                n=self.n,
-                step=self.step,
+                n=self.n + applying,
+                step=self._step_won if applying else self.step,
                 state=state,
                 fault=news,
-                result=self.result,
-                shared=self.shared,
+                result=b"" if applying else self.result,
+                shared=self.shared and not applying,
             )
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outlast.checkpoint.inplace import put_in_group
-from outlast.errors import ProtectError
+from outlast.errors import ProtectError, UnsupportedError
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -21,6 +21,17 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
         "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
     }
+
+
+def must_be_whole(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedError for an optimizer that talks to other ranks while it steps."""
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise UnsupportedError(
+            f"optimizer {name!r} is a ZeroRedundancyOptimizer: its step() broadcasts parameters"
+            " after it has begun to change them, and each rank alone holds its part of the moments,"
+            " so that a rank that is lost could be neither put back nor replaced; nothing was"
+            " protected; use FSDP2 (fully_shard) with the inner optimizer, or DDP with it unsharded"
+        )
 
 
 def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

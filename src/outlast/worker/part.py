@@ -9,16 +9,19 @@ import msgspec
 from outlast.checkpoint import tree
 from outlast.errors import CorruptionError
 from outlast.worker.place import LOST, Slot
+from outlast.worker.reducers import ReducerState
+from outlast.worker.script import carried
 
-SEAT_MAGIC = b"OLP2"  # docs/format.md, "A seat's part": a place, version 2
+SEAT_MAGIC = b"OLP3"  # docs/format.md, "A seat's part", version 3
+_FLAGS_ONLY = b"OLP2"  # version 2: without the buckets of DDP
 
 
 class SeatPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is one seat's own: its place in the run, of each DDP whether its next forward
-    broadcasts buffers, and the values of `session.shared` that it has seen."""
+    """What is one seat's own: its place in the run, the state of each DDP's reducer, and the values
+    of `session.shared` that it has seen."""
 
     slot: bytes
-    ddp: list[bool]
+    ddp: list[ReducerState]
     shared: dict[str, bytes] = {}
 
     def pack(self) -> bytes:
@@ -26,16 +29,20 @@ class SeatPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @classmethod
     def unpack(cls, data: bytes, where: str) -> SeatPart:
-        """Raises CorruptionError where it is not one of this version; `where` names it."""
-        if data[: len(SEAT_MAGIC)] != SEAT_MAGIC:
+        """Raises CorruptionError where it is none of version 2 or 3; `where` names it."""
+        magic, body = data[: len(SEAT_MAGIC)], data[len(SEAT_MAGIC) :]
+        if magic not in (SEAT_MAGIC, _FLAGS_ONLY):
             raise CorruptionError(
-                f"{where} is not a seat's part of version 2 (starts with {data[:4]!r}); nothing was"
-                " taken over; resume with the Outlast that wrote it"
+                f"{where} is not a seat's part of version 2 or 3 (starts with {data[:4]!r});"
+                " nothing was taken over; resume with the Outlast that wrote it"
             )
         try:
-            part = msgspec.msgpack.decode(data[len(SEAT_MAGIC) :], type=cls)
+            if magic == _FLAGS_ONLY:
+                slot, flags, *shared = msgspec.msgpack.decode(body, type=tuple[Any, ...])
+                body = msgspec.msgpack.encode([slot, [[flag] for flag in flags], *shared])
+            part = msgspec.msgpack.decode(body, type=cls)
             Slot.unpack(part.slot)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise CorruptionError(
                 f"{where} is no place in a run: {error}; nothing was taken over; remove it and"
                 " resume from the checkpoint before it"
@@ -56,8 +63,9 @@ def told(data: bytes, where: str) -> dict[str, Any]:
     return {
         "random": choices["random"],
         "objects": choices["objects"],
+        "script": carried.named(choices.get("script", {})),
         "buffers": own["buffers"],
         "batch": batch,
         "results": [tree.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
-        "ddp": part.ddp,
+        "ddp": msgspec.to_builtins(part.ddp),
     }

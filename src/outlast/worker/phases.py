@@ -25,6 +25,10 @@ from outlast.worker.joining import REHEARSALS, Joining
 from outlast.worker.moment import Moment
 from outlast.worker.place import LOST, Place, keep_result
 from outlast.worker.protected import Protected, Undo
+from outlast.worker.script import repetitions
+from outlast.worker.script.carried import differing
+from outlast.worker.script.repetitions import Repetitions
+from outlast.worker.script.script import Script
 from outlast.worker.timeline import Timeline
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
@@ -52,23 +56,27 @@ class Phases:
     def __init__(
         self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
         place: Place, put_slot: Callable[[Any, int, bytes], None], watch: Callable[[Where], None],
-        alone: bool,
+        script: Script, alone: bool,
     ) -> None:  # fmt: skip
         self._moment, self._groups, self._healer = moment, groups, healer
         self._timeline, self._place, self._put_slot = timeline, place, put_slot
-        self._watch, self._alone = watch, alone
+        self._watch, self.script, self._alone = watch, script, alone
         self.protected: Protected | None = None
         self.gate = Gate(self._is_protected)
         self.joining = Joining(
             moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
             protected=self._held, dry_attempt=self._dry_attempt,
             trouble=lambda detail, kind: moment.trouble(self._fault(detail, kind)),
+            retire=lambda error: self._retire(error, "broken"),
         )  # fmt: skip
         self.on_record: Callable[[], None] = lambda: None
         self.save_as_asked: Callable[[], None] = lambda: None
+        self.before_vote: Callable[[], None] = lambda: None
+        self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # a phase that the script did not call is being made
         self.attempt: Attempt | None = None
         self._rehearsals: dict[str, int] = {}
+        self._repetitions = Repetitions()
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
         self._noted: set[str] = set()
         self._recorded = False
@@ -88,8 +96,12 @@ class Phases:
 
     # --- one phase ---
 
-    def run(self, call: Callable[[], Any], *, key: str, kind: Kind) -> Any:
-        """Run `call` as the next phase; returns what it returned in the generation that has it."""
+    def run(
+        self, call: Callable[[], Any], *, key: str, kind: Kind,
+        function: Callable[..., Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """Run `call`, which calls the script's `function`, as the next phase; returns what it
+        returned in the generation that has it."""
         if self.attempt is not None:
             raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
         assert self.protected is not None
@@ -99,6 +111,8 @@ class Phases:
         if not self._recorded:
             self._recorded = True
             self.on_record()
+        if function is not None:
+            self.script.meet(key, function)
         replayed = self.joining.replay(call, key, kind=kind)
         if replayed is not None:
             return replayed[0]
@@ -132,6 +146,7 @@ class Phases:
                 result = call()
                 if not attempt.vote_ns:
                     self._no_gradient_left(attempt)
+                    self._prepare_vote(attempt)
                     self._vote(attempt)
                     self._ungated.add(key)
                 self._after_vote(attempt)
@@ -179,11 +194,26 @@ class Phases:
         if attempt.dry:
             attempt.vote_ns = self._timeline.now_ns()
             return
+        self._prepare_vote(attempt)
         if not self._alone and attempt.key not in self.joining.settled:
             self._rehearsals[attempt.key] = self._rehearsals.get(attempt.key, 0) + 1
             attempt.rehearsed = True
+            self._compare(attempt)
             raise StepRefused("rehearsal")
+        if self._repetitions.awaits(attempt.key):
+            self._compare(attempt)
         self._vote(attempt)
+
+    def _compare(self, attempt: Attempt) -> None:
+        """Hold what the attempt has computed against the attempt before it."""
+        held = self._held()
+        now = repetitions.look(
+            self._moment.opened, held.own_choices(), attempt.reports, held.tree.named_parameters()
+        )
+        key, kept = attempt.key, self._repetitions
+        found = kept.rehearsed(key, now) if attempt.rehearsed else kept.first_step(key, now)
+        if found is not None:
+            self.script.differs(key, found)
 
     def _is_rehearsal(self, key: str, kind: Kind) -> bool:
         """Whether the attempt may be refused at its gate, and so must not be cut half-way."""
@@ -199,6 +229,7 @@ class Phases:
                 f"{pending} asynchronous collectives of {attempt.key} were not waited for before"
                 " optimizer.step: their results would be applied on some ranks only"
             )
+        self.before_vote()
         moment, n = self._moment, self._moment.n + 1
         attempt.choices = self.protected.own_choices()
         own = self.protected.own_state(attempt.choices)
@@ -206,10 +237,10 @@ class Phases:
         slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
         self._put_slot("after", n, slot.pack())
         moment.enter_attempt("voting")
-        self._watch("vote")
         try:
+            self._watch("vote")
             agreed = self._groups.vote(f"{n} {attempt.kind} {attempt.key}")
-        except (GroupError, StepRefused) as error:
+        except (Exception, StepRefused) as error:  # noqa: BLE001 - whatever it is: the yes may be out
             self._undecided(error)
         else:
             if not agreed:
@@ -219,10 +250,20 @@ class Phases:
                     f" ({attempt.key}, {attempt.kind}); every rank must make the same calls of"
                     " session.run in the same order"
                 )
-        moment.enter("applying")
-        self._groups.seal()
-        self.protected.buffers.mark_vote()
         attempt.vote_ns = self._timeline.now_ns()
+        moment.won(step)
+        self._groups.seal()
+        self.protected.reducers.commit()
+        self.protected.buffers.mark_vote()
+
+    def _prepare_vote(self, attempt: Attempt) -> None:
+        if name := attempt.undo.changed_parameter():
+            raise PhaseError(
+                f"{attempt.key} changed the parameter {name} before the vote: a redo would change"
+                " it twice; change parameters in a protected optimizer's step, behind it, or"
+                " between phases"
+            )
+        self._held().reducers.settle()
 
     def _no_gradient_left(self, attempt: Attempt) -> None:
         assert self.protected is not None
@@ -233,7 +274,11 @@ class Phases:
             )
 
     def _undecided(self, error: BaseException) -> None:
-        fault = self._fault(error, "transport")
+        """The yes may have reached the others: nothing but the decision says what came of it."""
+        if self._alone:
+            raise error
+        is_cut = isinstance(error, (GroupError, StepRefused)) or is_transport_error(error)
+        fault = self._fault(error, "transport" if is_cut else "raised")
         self._moment.prepared(fault)
         if self._healer.verdict() == "redo":
             self._moment.enter("running")
@@ -244,9 +289,10 @@ class Phases:
             return
         assert self.protected is not None
         self.protected.completed(attempt.key)
-        if self.protected.own_choices() != attempt.choices:
+        if (choices := self.protected.own_choices()) != attempt.choices:
+            changed = differing(attempt.choices, choices)
             raise PhaseError(
-                f"{attempt.key} drew random numbers or changed a rank-specific object after"
+                f"{attempt.key} drew random numbers or changed {changed} after"
                 " optimizer.step: a replacement worker could not know it; do it before the step or"
                 " between phases (or wrap an object that is equal on all ranks in"
                 " outlast.Replicated)"
@@ -265,8 +311,8 @@ class Phases:
         if kept == LOST:
             self._note_once(
                 f"what {attempt.key} returns ({type(result).__name__}) cannot be written down (more"
-                " than 64 KiB, or a type of its own): a successor would see a dry run's result"
-                " instead; return plain numbers, or report them inside the phase"
+                " than 64 KiB, or a type of its own): a successor may see NaN, or None, instead;"
+                " return plain numbers, or report them inside the phase"
             )
         else:
             self._put_slot("result", n, kept)
@@ -278,6 +324,7 @@ class Phases:
         moment.completed(
             step=step, result=kept, shared=attempt.kind in ("epoch", "draw", "checkpoint")
         )
+        self.on_complete(attempt.kind)
 
     # --- what did not work ---
 
@@ -289,6 +336,9 @@ class Phases:
             self._retire(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self._retire(GroupError(why), "broken")
+        if attempt.rehearsed:
+            self.script.rehearsed(attempt.key)
+            self._held().reducers.restore()  # as the opening of a generation does elsewhere
         settled = self.joining.settled
         if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in settled:
             settled.add(attempt.key)

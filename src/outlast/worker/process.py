@@ -17,29 +17,18 @@ import torch.distributed as dist
 
 from outlast import wire
 from outlast.checkpoint import tree
-from outlast.config import (
-    Limits,
-    WorkerSettings,
-    gloo_interface,
-    local_rank,
-    set_rank,
-)
+from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
 from outlast.core import faults as fault_language
-from outlast.errors import (
-    GaveUpError,
-    PhaseError,
-    ProtectError,
-    StepRefused,
-    UsageError,
-)
+from outlast.errors import GaveUpError, PhaseError, ProtectError, StepRefused, UsageError
 from outlast.events import Fault, FaultKind
 from outlast.observe.store import Clock, EventWriter
 from outlast.page import Page
 from outlast.worker import recorder
-from outlast.worker.device import device_of
+from outlast.worker.audit.auditor import Auditor
+from outlast.worker.device import device_count, device_of
 from outlast.worker.faults import Faults
 from outlast.worker.fingerprint import fingerprint
-from outlast.worker.groups import Groups, register
+from outlast.worker.groups import Groups, is_caused_by_transport, register
 from outlast.worker.groups import Record as GroupRecord
 from outlast.worker.healing import Healer
 from outlast.worker.joining import copied
@@ -49,8 +38,10 @@ from outlast.worker.loop import Loop
 from outlast.worker.moment import Moment
 from outlast.worker.phases import Phases
 from outlast.worker.place import Intervals, Place, walk_from
-from outlast.worker.protected import Protected, reset_reducers
+from outlast.worker.protected import Protected
+from outlast.worker.pulse import PulseThread
 from outlast.worker.saving import Saver
+from outlast.worker.script.script import Script, identities
 from outlast.worker.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -85,43 +76,49 @@ class Worker:
         self._seat_body: wire.Seat | None = None
         self.restorer: Restorer | None = None
         self.groups = Groups(
-            publish=lambda g, key, value: self.link.send(
-                wire.Put(generation=g, key=key, value=value)
-            ),
-            on_trouble=self._trouble,
-            on_collective=lambda _name: self.moment.collective(),
-            timeout_s=self.limits.operation_s,
-            copy_s=self.limits.transfer_s,
+            publish=lambda g, k, value: self.link.send(wire.Put(generation=g, key=k, value=value)),
+            on_trouble=self._trouble, on_collective=lambda _name: self.moment.collective(),
+            timeout_s=self.limits.operation_s, copy_s=self.limits.transfer_s,
             interface=gloo_interface(),
-        )
+        )  # fmt: skip
         self.moment = Moment(self.page, lambda body: self.link.try_send(body), self.groups.sever)
+        self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
         self.link = (
             Link(settings, self._heard, self._orphaned) if settings else LocalControl(self._heard)
         )
         self.faults = Faults(
             [fault_language.parse(text) for text in settings.faults] if settings else [],
-            (run_dir or Path()) / "faults",
-            self.timeline,
-            lambda: (self.moment.n, self.moment.step),
-            lambda: self.groups.cut(),
-            lambda: self.phases.is_real,
-        )
+            (run_dir or Path()) / "faults", self.timeline,
+            lambda: (self.moment.n, self.moment.step), lambda: self.groups.cut(),
+            lambda: self.phases.is_real, lambda pattern: self.auditor.flip(pattern),
+        )  # fmt: skip
         self.healer = Healer(
             self.moment, self.groups, self.link.send, self.limits,
             replicated=lambda: self._need().replicated(),
             adopt=lambda state: self._need().adopt(state),
-            opened=self._opened,
-            settled=lambda: self.phases.joining.settled,
+            opened=self._opened, settled=lambda: self.phases.joining.settled,
             learn=lambda keys: self.phases.joining.gated_elsewhere.update(keys),
-            tick=self.faults.reach,
-            now_ns=self.timeline.now_ns,
+            tick=self.faults.reach, now_ns=self.timeline.now_ns,
+        )  # fmt: skip
+        self.script = Script(
+            lambda: identities(self._need()), settings.on_unrepeatable if settings else "",
+            self.timeline.note,
         )  # fmt: skip
         self.phases = Phases(
             moment=self.moment, groups=self.groups, healer=self.healer, timeline=self.timeline,
             place=self.place, put_slot=self.page.put, watch=self.faults.reach,
-            alone=settings is None,
+            script=self.script, alone=settings is None,
         )  # fmt: skip
+        self._follow_phases(settings)
+
+    def _follow_phases(self, settings: WorkerSettings | None) -> None:
         self.phases.on_record = self._tell_record
+        self.auditor = Auditor(
+            self.moment, self.groups, self._need, lambda body: self.link.try_send(body),
+            self._trouble, self.faults.reach, every=settings.audit_every if settings else 0,
+            patience_s=self.limits.status_s,
+        )  # fmt: skip
+        self.phases.before_vote, self.phases.on_complete = self.auditor.hooks
         self.saver = Saver(
             self.phases, self.place, self.moment, self.faults.reach,
             until_step=settings.until_step if settings else 0, need=self._need,
@@ -129,7 +126,7 @@ class Worker:
         self.phases.save_as_asked = self.saver.as_asked
         self.loop = Loop(
             phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
-            timeline=self.timeline, boundary=self.saver.boundary,
+            timeline=self.timeline, boundary=self.saver.boundary, at_top=self.script.at_top,
         )  # fmt: skip
 
     def _trouble(self, error: BaseException) -> None:
@@ -152,10 +149,14 @@ class Worker:
             importlib.import_module("torch._dynamo")
         self.link.send(
             wire.Hello(
-                pid=os.getpid(), fingerprint=fingerprint(self.device), address=self.groups.address
+                pid=os.getpid(),
+                fingerprint=fingerprint(self.device),
+                address=self.groups.address,
+                devices=device_count(),
             )
         )
         if self._settings:
+            self.pulse.start()
             importlib.import_module(_SAVES)  # while the controller decides
         if self._settings and self._settings.seat < 0:
             self.faults.warm(self.local_rank - self._settings.world)
@@ -166,7 +167,10 @@ class Worker:
         self.moment.generation = max(self.moment.generation, body.generation)
         self.moment.n = body.n
         self.moment.joining = not body.first
-        set_rank(body.seat, body.world)
+        if body.local_rank not in (-1, self.local_rank):
+            self.local_rank = body.local_rank
+            self.device = device_of(self.local_rank)
+        set_rank(body.seat, body.world, self.local_rank)
         if not body.first:
             self._prepare_walk(body)
         elif body.checkpoint:
@@ -201,7 +205,7 @@ class Worker:
         self.saver.checkpointer = Checkpointer(
             settings=settings, seat=self.seat, groups=self.groups, moment=self.moment,
             timeline=self.timeline, send=self.link.send, watch=self.faults.reach,
-            shared=self._known,
+            shared=self._known, origin=begun_at if first else None,
             # One that joins does not know what the others still need.
             stays=lambda place: not first or (place is not None and place == begun_at),
         )  # fmt: skip
@@ -238,6 +242,7 @@ class Worker:
                 " it once, then run; nothing was applied"
             )
         protected = Protected(named, self.state)
+        protected.script = self.script.carried
         self.phases.protected = protected
         digest, summary = protected.schema()
         self.link.send(wire.Protected(schema=digest, summary=summary))
@@ -256,17 +261,18 @@ class Worker:
         if self.phases.attempt is not None:
             self.faults.reach("apply")
 
-    def run(self, key: str, call: Callable[[], Any]) -> Any:
+    def run(self, key: str, function: Callable[..., Any], call: Callable[[], Any]) -> Any:
         if self.phases.protected is None:
             self.protect({})
         kind = "step" if self.loop.pending else "eval"
-        result = self.phases.run(call, key=key, kind=kind)
+        result = self.phases.run(call, key=key, kind=kind, function=function)
         self.loop.pending = False
         return result
 
     def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         if self.phases.protected is None:
             raise UsageError("call session.protect(...) before session.batches(...)")
+        self.phases.protected.loaders.append(loader)
         return self.loop.run(loader, until, epochs)
 
     def report(self, values: dict[str, float]) -> None:
@@ -301,7 +307,7 @@ class Worker:
 
     def _opened(self) -> None:
         if self.phases.protected is not None:
-            reset_reducers(self.phases.protected)
+            self.phases.protected.reducers.restore()
 
     def _need(self) -> Protected:
         if self.phases.protected is None:
@@ -320,6 +326,7 @@ class Worker:
         match body:
             case wire.Close():
                 self.moment.close(body)
+                self.auditor.wake()
                 look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
                 look.daemon = True
                 look.start()
@@ -330,12 +337,12 @@ class Worker:
             case wire.Trace() if self._settings is not None:
                 place = recorder.Place(Path(self._settings.run_dir), self.healer.seat)
                 recorder.answer(body, place, self.groups.members(), self.link.try_send)
+            case wire.AuditAsk() | wire.AuditAgreed():
+                self.auditor.hear(body)
             case wire.SaveEvery():
                 self.saver.proposal = Intervals(body.memory, body.disk)
             case wire.Seat() | wire.Decide() | wire.Connect() | wire.Open() | wire.Stop():
                 self.moment.inbox.put(body)
-            case _:
-                pass
 
     def _look_for_stuck(self, generation: int) -> None:
         if left := self.groups.stuck(generation):
@@ -370,6 +377,7 @@ class Worker:
                 pass
         self.phases.gate.close()
         self.link.close()
+        self.pulse.close()
         self.groups.shutdown()
         self.timeline.close()
 
@@ -382,4 +390,6 @@ class Worker:
             return  # the failure is another rank's
         text = "".join(traceback.format_exception(error))
         cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
+        if is_caused_by_transport(error):
+            cause, text = "transport", ""  # the script could not go on without its peer
         self.moment.trouble(self._fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -21,14 +22,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint import inplace, tree
 from outlast.checkpoint.state import State, Stateful
-from outlast.errors import CodecError, ProtectError, UnsupportedError
+from outlast.errors import CodecError, ProtectError
 from outlast.generators import GENERATOR_TYPES, Generator
 from outlast.worker import generators
 from outlast.worker.buffers import Buffers, BufferSnapshot
 from outlast.worker.gradients import Gradients
 from outlast.worker.marks import Mark
 from outlast.worker.modules import Modules
-from outlast.worker.optimizers import must_fit, optimizer_adopt, optimizer_tree
+from outlast.worker.optimizers import must_be_whole, must_fit, optimizer_adopt, optimizer_tree
+from outlast.worker.reducers import Reducers, ReducerState, refuse_hidden
+from outlast.worker.script.carried import Carried
 
 
 class Replicated:
@@ -53,6 +56,7 @@ class Protected:
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # what was marked Replicated
         self.generators: dict[str, Generator] = {}
+        self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
         for name, value in named.items():
             self._place(name, value)
@@ -65,8 +69,11 @@ class Protected:
                 )
         self._shape = self._count()
         self.tree = Modules(self.modules)
+        refuse_hidden(part for module in self.modules.values() for part in module.modules())
+        self.reducers = Reducers(lambda: self.tree.reducers)
         self._identity = [id(p) for p in self.tree.parameters()]
         self.buffers = Buffers(self.tree)
+        self.script: Carried | None = None  # variables of the script that nobody named
         self._known: set[str] = set()
         self._looked = 0
         self._check_movable()
@@ -75,9 +82,9 @@ class Protected:
         if name == "state":
             raise ProtectError("the name 'state' is taken by session.state")
         if isinstance(value, nn.Module):
-            _check_module(name, value)
             self.modules[name] = value
         elif isinstance(value, torch.optim.Optimizer):
+            must_be_whole(name, value)
             self.optimizers[name] = value
         elif isinstance(value, Replicated):
             self.copies[name] = value.target
@@ -86,7 +93,7 @@ class Protected:
         elif isinstance(value, GENERATOR_TYPES):
             self.generators[name] = value
         elif isinstance(value, torch.utils.data.DataLoader):
-            return  # its position is kept by `batches`
+            self.loaders.append(value)  # its position is kept by `batches`
         elif isinstance(value, (Stateful, dict, list)):
             self.own[name] = value
         else:
@@ -107,8 +114,12 @@ class Protected:
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Those that may skip an optimizer's step on their own."""
-        return [o for o in self.schedules.values() if isinstance(o, torch.amp.GradScaler)]
+        """Those that may skip an optimizer's step on their own; a disabled one never does."""
+        return [
+            o
+            for o in self.schedules.values()
+            if isinstance(o, torch.amp.GradScaler) and o.is_enabled()
+        ]
 
     def check_unchanged(self) -> None:
         """Raises ProtectError when a module or an optimizer was changed after `protect`."""
@@ -150,7 +161,8 @@ class Protected:
     def _check_hooks(self) -> None:
         held = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
-            for hook, state in part._comm_hooks:  # noqa: SLF001 - torch has no public way to ask
+            hooks = getattr(part, "_comm_hooks", ())  # not where all reductions are delayed
+            for hook, state in hooks:
                 if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in held):
                     raise ProtectError(
                         f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
@@ -176,20 +188,28 @@ class Protected:
     # --- rank-specific ---
 
     def own_state(self, choices: bytes) -> bytes:
-        """All that is rank-specific: `choices` (of `own_choices`) and own buffers."""
-        return tree.encode({"buffers": self.buffers.own(), "choices": choices})
+        """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes."""
+        return tree.encode(
+            {"buffers": self.buffers.own(), "choices": choices, "modes": self.tree.modes()}
+        )
 
     def own_choices(self) -> bytes:
         """The part that the script itself may change: drawn numbers, own objects."""
-        return tree.encode(
-            {
-                "random": generators.capture(self.generators),
-                "objects": {
-                    name: value if isinstance(value, (dict, list)) else value.state_dict()
-                    for name, value in self.own.items()
-                },
-            }
-        )
+        choices = {
+            "random": generators.capture(self.generators),
+            "objects": {
+                name: value if isinstance(value, (dict, list)) else value.state_dict()
+                for name, value in self.own.items()
+            },
+            "script": self.script.state() if self.script is not None else {},
+        }
+        try:
+            return tree.encode(choices)
+        except CodecError:
+            if self.script is None:
+                raise
+            self.script.check()  # raises where a variable of the script is the cause
+            return tree.encode({**choices, "script": self.script.state()})
 
     def restore_own(self, own: bytes) -> None:
         """Put back what `own_state` said, into the objects that the script holds."""
@@ -197,11 +217,14 @@ class Protected:
         saved = tree.decode(state["choices"])
         generators.restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
+        self.tree.set_modes(state.get("modes", b""))
         objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(
                 f"the saved objects are {sorted(objects)}, the script protects {sorted(self.own)}"
             )
+        if self.script is not None:
+            self.script.restore(saved.get("script", {}))
         for name, value in self.own.items():
             plain = isinstance(value, (dict, list))
             if inplace.same(value if plain else value.state_dict(), objects[name]):
@@ -229,7 +252,7 @@ class Protected:
             },
             "optimizers": {name: optimizer_tree(o) for name, o in self.optimizers.items()},
             "objects": {name: o.state_dict() for name, o in self.objects.items()},
-            "ddp": self.tree.flags(),
+            "ddp": msgspec.to_builtins(self.reducers.states()),
         }
 
     @torch.no_grad()
@@ -246,6 +269,7 @@ class Protected:
                 )
         for name, optimizer in self.optimizers.items():
             must_fit(name, optimizer, state["optimizers"][name])
+        reducers = msgspec.convert(state["ddp"], list[ReducerState])
         own = self.buffers.own()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
@@ -266,16 +290,8 @@ class Protected:
             optimizer_adopt(optimizer, state["optimizers"][name])
         for name, value in self.objects.items():
             value.load_state_dict(copy.deepcopy(state["objects"][name]))
-        self.tree.set_flags(state["ddp"])
+        self.reducers.adopt(reducers)
         self.buffers.look_away()
-
-
-def _check_module(name: str, module: nn.Module) -> None:
-    if any(not hasattr(part.reducer, "_reset_state") for part in Modules({name: module}).reducers):
-        raise UnsupportedError(
-            f"{name}: the DDP of torch {torch.__version__} cannot be reset after a failed"
-            " backward; torch 2.11 to 2.13 can"
-        )
 
 
 def _must_match(
@@ -320,13 +336,24 @@ class Undo:
             self._marks = {n: Mark(o, shared) for n, o in protected.copies.items()}
         self.own_bytes = protected.own_state(protected.own_choices())
 
+    def changed_parameter(self) -> str:
+        """The name of a parameter that the attempt has written to; "" where there is none."""
+        changed = self._gradients.changed_parameter()
+        named = (
+            f"{name}.{key}"
+            for name, module in self._protected.modules.items()
+            for key, parameter in module.named_parameters()
+            if parameter is changed
+        )
+        return next(named, "") if changed is not None else ""
+
     def leaves_gradients(self) -> bool:
         """Whether an attempt without a vote leaves gradients to the next phase."""
         return self._gradients.left()
 
     @torch.no_grad()
     def put_back(self) -> str:
-        """The state before the attempt, except for DDP's half-done work (see `reset_reducers`).
+        """The state before the attempt, except for DDP's half-done work (see `Reducers.restore`).
         Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
         when a Replicated object was changed against its contract."""
         self._gradients.put_back()
@@ -342,7 +369,7 @@ class Undo:
                     delattr(optimizer, leftover)
         for name, value in self._protected.schedules.items():
             value.load_state_dict(copy.deepcopy(self._objects[name]))
-            if isinstance(value, torch.amp.GradScaler):
+            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
         self._protected.restore_own(self.own_bytes)
         for name, mark in self._marks.items():
@@ -353,14 +380,3 @@ class Undo:
                     " after optimizer.step or between phases"
                 )
         return f"buffer {lost} changed in an attempt that was refused" if lost else ""
-
-
-def reset_reducers(protected: Protected) -> None:
-    """Bring every DDP to "no reduction in flight", at the opening of a generation.
-
-    An exception that left a backward leaves its reducer half-way, and a reset makes the reducer
-    rebuild its buckets one step later, with a broadcast: so all ranks reset, or none may. The
-    rebuilt buckets are the same ones, since the order of gradients is.
-    """
-    for part in protected.tree.reducers:
-        part.reducer._reset_state()  # noqa: SLF001 - no public way out of a failed backward

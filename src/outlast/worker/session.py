@@ -87,7 +87,7 @@ class Session:
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase: redone until the whole job has completed it;
         returns once. Raises PhaseError when `fn` breaks the contract of a phase."""
-        return self._worker.run(_key(fn), lambda: fn(*args, **kwargs))
+        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs))
 
     def report(self, **values: float) -> None:
         """Numbers of the last committed step (inside a phase: of the step being made).

@@ -144,7 +144,7 @@ def test_an_item_of_another_length_is_not_kept(tmp_path: Path, size_bytes: int) 
     def item(name: str, size: int) -> written.Item:
         return written.Item(name, Tensor("uint8", (8,)), Box((0,), (8,)), lambda: [bytes(size)])
 
-    save = written.Save("j", written.new_place(1), 1, "")
+    save = written.new_save(Folder(tmp_path), "j", 1, 1, "")
     items = [item("w", size_bytes), item("v", 16 - size_bytes)]
     with pytest.raises(CorruptionError, match=r"w has -?[0-9] bytes too many"):
         written.write_part(Folder(tmp_path), save, 0, items, {})

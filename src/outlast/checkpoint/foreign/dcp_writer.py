@@ -33,7 +33,7 @@ from outlast.checkpoint.foreign.written import (
     Save,
     Written,
     commit,
-    new_place,
+    new_save,
     plan_of,
     write_part,
 )
@@ -90,7 +90,7 @@ class OutlastWriter(StorageWriter):
                 " in it; nothing was saved; turn it off"
             )
         divided = ((k, i.index.fqn, _box(i)) for k, plan in enumerate(plans) for i in plan.items)
-        save = Save(self._job, new_place(self._step), len(plans), plan_of(divided))
+        save = new_save(self._store, self._job, self._step, len(plans), plan_of(divided))
         paths: dict[str, tuple[str | int, ...]] = {}
         for plan in reversed(plans):  # where ranks differ the first one has it, as in DCP
             paths.update(plan.planner_data or {})

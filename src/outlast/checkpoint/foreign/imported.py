@@ -11,9 +11,8 @@ from outlast.checkpoint.foreign.entries import own_of_nobody, shared_of
 from outlast.checkpoint.foreign.naming import OBJECT
 from outlast.checkpoint.foreign.written import (
     Item,
-    Save,
     commit,
-    new_place,
+    new_save,
     plan_of,
     write_part,
 )
@@ -51,8 +50,8 @@ def import_items(
             f"{forged} is what an object that torch unpickles is called here, and it is a tensor;"
             " nothing was written; leave it out, or rename it"
         )
-    place = new_place(step)
-    save = Save(job, place, 1, plan_of((0, item.name, item.box) for item in items))
+    save = new_save(store, job, step, 1, plan_of((0, item.name, item.box) for item in items))
+    place = save.place
     names = tuple(dict.fromkeys(item.name for item in items))
     blobs = {SHARED: shared_of(names, objects), "own": own_of_nobody()}
     try:

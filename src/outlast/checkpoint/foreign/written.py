@@ -17,10 +17,12 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.boxes import Box
+from outlast.checkpoint.catalog import lineage_of
 from outlast.checkpoint.dtypes import ITEM_BYTES
 from outlast.checkpoint.record import (
     CHUNK_BYTES,
     COMMIT,
+    STEPS_MAX,
     Blob,
     Commit,
     Entry,
@@ -60,6 +62,8 @@ class Save(NamedTuple):
     place: Place
     world: int
     plan: str
+    parent: str = ""
+    base: str = ""
 
 
 class Written(NamedTuple):
@@ -69,13 +73,16 @@ class Written(NamedTuple):
     size_bytes: int
 
 
-def new_place(step: int) -> Place:
-    """A place of its own for a save at `step`, however often there was one. Raises UsageError for a
-    step that no directory's name can have, since nobody would find it again."""
-    place = Place(step, step, secrets.token_hex(8))
-    if Place.parse(place.directory) != place:
+def new_save(store: Store, job: str, step: int, world: int, plan: str) -> Save:
+    """A save at `step` that is newer than what the store holds, however often there was one.
+
+    Raises UsageError for a step that no directory's name can have, since nobody would find it
+    again; StorageError where the store cannot be listed.
+    """
+    if not 0 <= step <= STEPS_MAX:
         raise UsageError(f"step {step}: a checkpoint is of step 0 to 10^18 - 1; nothing was saved")
-    return place
+    place, parent, base = lineage_of(store).go_on(step, step, secrets.token_hex(8))
+    return Save(job, place, world, plan, parent, base)
 
 
 def plan_of(divided: Iterable[tuple[int, str, Box]]) -> str:
@@ -131,6 +138,8 @@ def commit(store: Store, save: Save, written: Sequence[Written], by: str) -> Non
         size_bytes=sum(part.size_bytes for part in written),
         manifests=tuple(sorted((part.entry for part in written), key=lambda entry: entry.rank)),
         origin={"outlast": version("outlast"), "host": platform.node(), "by": by},
+        parent=save.parent,
+        base=save.base,
     )
     if not store.create(save.place.directory, COMMIT, seal(record)):
         raise StorageError(f"{store.where}/{save.place.directory} has been committed before")

@@ -59,12 +59,13 @@ class Keeper:
         self._thread.start()
 
     @classmethod
-    def start(cls, name: str) -> Keeper:
+    def start(cls, name: str, pass_fds: tuple[int, ...] = ()) -> Keeper:
         """A process of this trainer's own; `name` says whose, in messages and to `ps`.
 
-        When the trainer dies, the keeper finishes what was ordered, and ends. Raises StorageError.
+        When the trainer dies, the keeper finishes what was ordered, and ends. It holds `pass_fds`
+        open until then. Raises StorageError.
         """
-        return cls(name, lambda: starting.start(name))
+        return cls(name, lambda: starting.start(name, pass_fds))
 
     @classmethod
     def connect(

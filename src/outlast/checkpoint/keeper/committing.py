@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.checkpoint.checking import faults_of_part
+from outlast.checkpoint.checking import disagreements, faults_of_part
 from outlast.checkpoint.keeper.disk import Disk, write_file
 from outlast.checkpoint.keeper.writing import PART, failure_path
 from outlast.checkpoint.record import (
@@ -20,6 +20,8 @@ from outlast.checkpoint.record import (
     Entry,
     Manifest,
     Place,
+    Sample,
+    Tensor,
     digest_of,
     manifest_name,
     seal,
@@ -47,6 +49,8 @@ class Gathering:
         self._commit = commit
         self._linked = False
         self._entries: dict[int, Entry] = {}
+        self._samples: dict[int, tuple[Sample, ...]] = {}
+        self._tensors: dict[str, tuple[int, Tensor]] = {}
         self._failed: dict[int, str] = {}
 
     @property
@@ -85,6 +89,13 @@ class Gathering:
         if self._failed:
             said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
             raise StorageError(f"{self.directory} cannot be committed: {said}")
+        if not self.missing and (mixed := disagreements(self._samples)):
+            raise CorruptionError(
+                f"{self.directory} cannot be committed, what ranks hold in common is no longer"
+                f" equal: {'; '.join(mixed[:_NAMED_MAX])}; each wrote a part of it, and a mixture"
+                " would be restored; let them be equal before a save, or save what differs as the"
+                " ranks' own"
+            )
         return not self.missing
 
     def commit(self) -> Commit:
@@ -130,7 +141,7 @@ class Gathering:
         place, now_ns = self._commit.place, time.time_ns()
         for other in self.root.iterdir():
             known = Place.parse(other.name)
-            if known and (known.step, known.n) == (place.step, place.n):
+            if known and known.position == place.position:
                 with contextlib.suppress(OSError, CorruptionError):  # then it is passed over
                     record = unseal((other / COMMIT).read_bytes(), Commit, str(other))
                     now_ns = max(now_ns, record.time_ns + 1)
@@ -147,8 +158,16 @@ class Gathering:
         size_bytes = _size_bytes(self.directory / shard_name(rank))
         if size_bytes != manifest.size_bytes:
             faults.append(f"tells of {manifest.size_bytes} bytes where its shard has {size_bytes}")
+        for name, tensor in manifest.tensors.items():
+            other, known = self._tensors.setdefault(name, (rank, tensor))
+            if known != tensor:
+                faults.append(
+                    f"has {name} as {tensor.dtype} {tensor.shape}, where rank {other} has"
+                    f" {known.dtype} {known.shape}"
+                )
         if faults:
             return {rank: f"its manifest {faults[0]}"}
+        self._samples[rank] = manifest.samples
         self._entries[rank] = Entry(rank, record.name, len(data), digest_of(data))
         self.size_bytes += size_bytes
         return {}

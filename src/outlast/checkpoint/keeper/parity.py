@@ -220,4 +220,4 @@ class Parities:
 def _older(place: Place, other: Place) -> bool:
     """Of two versions of one attempt, that is: of others nobody can tell, and the last to come is
     taken for the newest."""
-    return place.attempt == other.attempt and place < other
+    return place.attempt == other.attempt and place.position < other.position

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from outlast.checkpoint import ownership
 from outlast.checkpoint.keeper.committing import Gathering, ranks
 from outlast.checkpoint.keeper.faults import disk_of
 from outlast.checkpoint.keeper.protocol import Order, Outcome
@@ -109,6 +110,7 @@ class Writer:
         failed = ""
         if not work.written:
             try:
+                ownership.check(Path(order.root), order.owner)
                 full = part.write(work.shard, again=work.attempt > 0)
             except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
                 failed = work.fail(error)
@@ -144,7 +146,7 @@ class Committer:
         self._hurry = False
         self._count = 0
         self._complete = (0, 0)  # number and step of the one ordered last of those that are
-        self._newest = (-1, -1)
+        self._newest = (-1, -1, -1)
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
@@ -194,6 +196,7 @@ class Committer:
                     return False
                 if time.monotonic() > work.due:
                     raise StorageError("the deadline passed before the commit")
+                ownership.check(Path(work.order.root), work.order.owner)
                 gathering.commit()
             except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
                 work.fail(error)
@@ -231,9 +234,9 @@ class Committer:
     def _point(self, work: Work, gathering: Gathering) -> str:
         """Move `latest`, forwards only; what went wrong, which is no reason to fail a save."""
         place = work.order.manifest.place
-        if (place.step, place.n) < self._newest:
+        if place.position < self._newest:
             return ""
-        self._newest = (place.step, place.n)
+        self._newest = place.position
         try:
             gathering.point()
         except OSError as error:

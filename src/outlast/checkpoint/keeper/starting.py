@@ -102,13 +102,14 @@ class End:
         return how
 
 
-def start(name: str) -> End:
-    """A keeper of this process's own. Raises StorageError when there cannot be one."""
+def start(name: str, pass_fds: tuple[int, ...] = ()) -> End:
+    """A keeper of this process's own, which holds `pass_fds` open. Raises StorageError when there
+    cannot be one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with theirs:
             arguments = ["--socket", str(theirs.fileno())]
-            process = Process(arguments, name, pass_fds=(theirs.fileno(),))
+            process = Process(arguments, name, pass_fds=(theirs.fileno(), *pass_fds))
     except StorageError:
         ours.close()
         raise

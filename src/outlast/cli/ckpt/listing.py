@@ -33,6 +33,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     n: int = 0
     attempt: str = ""
+    line: int = 0
     job: str = ""
     world: int = 0
     size_bytes: int = 0
@@ -79,12 +80,14 @@ def _lines(store: Store) -> Iterator[Line]:
     order = {place: index for index, place in enumerate(committed)}
     for place in sorted(
         [*committed, *others],
-        key=lambda p: (-p.step, -p.n, order.get(p, len(order)), p.attempt),
+        key=lambda p: (*(-each for each in p.position), order.get(p, len(order)), p.attempt),
     ):
         line = read.get(place.directory) or begun[place.directory]
         yield msgspec.structs.replace(line, newest=line.directory == newest)
     for name in sorted(filter(is_older, names), reverse=True):
-        yield Line(directory=name, state="older", why="format 1; this Outlast reads format 2")
+        yield Line(
+            directory=name, state="older", why="format 1; this Outlast reads formats 2 and 3"
+        )
 
 
 def _committed(store: Store, place: Place) -> Line:
@@ -111,7 +114,8 @@ def _begun(store: Store, place: Place) -> Line:
 
 
 def _line(place: Place, **known: object) -> Line:
-    about = {"step": place.step, "n": place.n, "attempt": place.attempt, **known}
+    about = {"step": place.step, "n": place.n, "attempt": place.attempt,
+             "line": place.line, **known}  # fmt: skip
     return msgspec.convert({"directory": place.directory, **about}, Line)
 
 
@@ -124,9 +128,11 @@ def _table(lines: list[Line]) -> Table:
             table.add_row("", "", "", "", "", line.directory, line.why)
             continue
         age = duration(max(0, now_ns - line.time_ns) / 1e9) if line.time_ns else ""
+        where = f"line {line.line}" if any(each.line for each in lines) else ""
         note = "newest" if line.newest else "" if line.state == "committed" else line.state
         table.add_row(
             str(line.step), str(line.n), size(line.size_bytes) if line.size_bytes else "",
-            str(line.world or ""), age, line.attempt, ": ".join(filter(None, (note, line.why))),
+            str(line.world or ""), age, line.attempt,
+            ": ".join(filter(None, (where, note, line.why))),
         )  # fmt: skip
     return table

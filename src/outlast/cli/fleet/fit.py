@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
 from outlast.cli.stream import Printer, as_json, say, write
+from outlast.drafts import write_new
 from outlast.errors import EXIT_DONE
+from outlast.fleet import outsized_jobs, present
 from outlast.fleet.fit import Fit
 from outlast.fleet.fit import fit as fitted
 from outlast.fleet.lake import Lake
-from outlast.fleet.rates_file import Source, digest, put, text
+from outlast.fleet.rates_file import Source, digest, text
 from outlast.fleet.window import window
 from outlast.observe.words import duration
+from outlast.records import COST_NAMES
 
-SECONDS = ("repair", "queue")  # of what is measured
+SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of what is measured
 
 
 def fit(
@@ -26,6 +30,7 @@ def fit(
     out: Path | None = None,
     since: str | None = None,
     until: str | None = None,
+    cluster: str | None = None,
     json: bool = False,
 ) -> int:
     """Measure rates of failure and repair for `outlast plan --rates`.
@@ -43,17 +48,23 @@ def fit(
         From this day or time on, as in 2024-05-01; UTC where it has no zone.
     until
         Up to, not including, this day or time.
+    cluster
+        Of a lake with several clusters, the one to measure; '' for records that name none.
     json
         One JSON object to stdout.
     """
     opened = Lake.open(lake)
     if out:
-        put(out, None)
+        write_new(out, None)
     with Printer(stderr=True).status("measuring"):
-        found = fitted(window(opened, since, until))
+        notes: list[str] = []
+        tables = window(opened, since, until, cluster=cluster, notes=notes)
+        notes += [*outsized_jobs.dominant(tables), *present.notes(tables)]
+        found = fitted(tables)
+        found = replace(found, notes=[*notes, *found.notes])
     told = text(found, Source(str(lake), digest(lake)))
     if out:
-        put(out, told)
+        write_new(out, told)
     if json:
         as_json(found)
     elif out:

@@ -14,9 +14,12 @@ from outlast import amounts
 from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
+from outlast.fleet.lake import Lake
 from outlast.observe.words import counted
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from outlast.fleet.drain_list import Drain
 
 DAY_NS = 86_400 * 10**9
@@ -31,6 +34,7 @@ SHORT = {
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """`ranking`: as `outlast.fleet.lemons.lemons` has it, times in Unix ns."""
 
+    cluster: str  # "": none is named
     since_ns: int
     until_ns: int
     by: str  # jobs, or outages where no job is known
@@ -38,10 +42,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     lemons: int
     failures: int
     without_node: int  # failures for which no one node is to blame
-    ranking: list[dict[str, Any]]
+    ranking: list[dict[str, Any]]  # of lemons with what `lemon_evidence.evidence` has
     drain: list[str]
     not_drained: list[str]
     unsafe: list[str]
+    notes: list[str]  # what was left out or joined
     score: dict[str, float | int | None] | None  # `outlast.fleet.lemons.Score`; None without truth
 
 
@@ -58,6 +63,7 @@ def lemons(
     days: float = 28.0,
     history_days: float = 112.0,
     until: str | None = None,
+    cluster: str | None = None,
     fdr: str = "5%",
     times: float = 4.0,
     top: int = 20,
@@ -83,6 +89,8 @@ def lemons(
     until
         The end, as in 2024-06-29, in UTC; else the end of the jobs, or where none is known, of
         all records.
+    cluster
+        Of a lake with several clusters, the one to rank; '' for records that name none.
     fdr
         The share of false alarms among the lemons that is taken.
     times
@@ -90,7 +98,7 @@ def lemons(
     top
         How many nodes to show.
     drain
-        Print the commands that would drain the lemons; nothing is run.
+        Print the commands that would drain the lemons, each with its cluster; nothing is run.
     at_once
         The share of the nodes that these drain, at most.
     truth
@@ -103,24 +111,40 @@ def lemons(
     share_max = amounts.share(f"--at-once {at_once}", at_once)
     taken = amounts.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
-    found, listed = _asked(lake, days, history_days, until, taken, times, share_max, true)
+    opened = _opened(lake, drain)
+    found, listed = _asked(
+        opened, days, history_days, until, cluster, taken, times, share_max, true
+    )
     if json:
         as_json(found)
         return EXIT_DONE
     _show(found, top)
     if drain:
-        _show_drain(listed)
+        _show_drain(listed, found.cluster)
     return EXIT_DONE
 
 
+def _opened(lake: Path, drain: bool) -> Lake:
+    """Open a lake. Raises UsageError where nodes should be drained and their names are replaced."""
+    opened = Lake.open(lake)
+    if drain and opened.manifest.anonymous:
+        raise UsageError(
+            f"--drain: {lake} has other names in place of the nodes' own, and commands with these"
+            " could name a node that is meant by nobody; use a lake with names as they are"
+        )
+    return opened
+
+
 def _asked(
-    path: Path, days: float, history_days: float, until: str | None, fdr: float, times: float,
-    share_max: float, true: list[str] | None,
+    opened: Lake, days: float, history_days: float, until: str | None, cluster: str | None,
+    fdr: float, times: float, share_max: float, true: list[str] | None,
 ) -> tuple[Found, Drain]:  # fmt: skip
+    from outlast.fleet import outsized_jobs, present
     from outlast.fleet.attribution import attribute
     from outlast.fleet.blame import at_fault, blamed
+    from outlast.fleet.clusters import resolve
     from outlast.fleet.drain_list import drain_list
-    from outlast.fleet.lake import Lake
+    from outlast.fleet.lemon_evidence import evidence
     from outlast.fleet.lemons import known_by, scored
     from outlast.fleet.lemons import lemons as ranked
     from outlast.fleet.window import between, known, moment
@@ -130,28 +154,43 @@ def _asked(
             f"--days {days:g} --history-days {history_days:g}: both above 0, and no more days than"
             " history has"
         )
-    opened = Lake.open(path)
-    end_ns = known(opened)[1] if until is None else moment("--until", until)
+    notes: list[str] = []
+    end_ns = known(opened, cluster, notes)[1] if until is None else moment("--until", until)
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
-    tables = between(opened, since_ns, end_ns)
+    tables = between(opened, since_ns, end_ns, cluster=cluster, notes=notes)
     by = known_by(tables)
+    notes += outsized_jobs.dominant(tables) if by == "jobs" else present.notes(tables)
     with progress("lemons") as tell:
         tell(0, 2)
-        infra = at_fault(attribute(tables)).collect().lazy()
+        attributed = attribute(tables)
+        infra = at_fault(attributed).collect().lazy()
         tell(1, 2)
         ranking = ranked(
             tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times, by=by
         )
     named = blamed(tables, infra).filter("named").select("cluster", "job", "attempt").unique()
     failures = infra.select("cluster", "job", "attempt").unique().collect().height
-    listed = drain_list(ranking, share_max=share_max)
+    real = not opened.manifest.anonymous  # other names than the nodes' own drain nothing
+    why = evidence(tables, attributed, ranking.filter("lemon"))
+    listed = drain_list(ranking.filter(real), share_max=share_max)
     return Found(
+        cluster=resolve(opened, cluster), notes=notes,
         since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns, by=by,
         nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
-        without_node=failures - named.collect().height, ranking=ranking.to_dicts(),
+        without_node=failures - named.collect().height, ranking=_with_evidence(ranking, why),
         drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
         score=None if true is None else scored(ranking, true)._asdict(),
     ), listed  # fmt: skip
+
+
+def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the ranking as rows, each with what its evidence says, "" where it is no lemon."""
+    found = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
+    texts = ("symptom", "code", "device", "part", "why")
+    whole = found.with_columns(
+        *(found[name].fill_null("") for name in texts), found["exchanged"].fill_null(value=False)
+    )
+    return whole.to_dicts()
 
 
 def _true(path: Path) -> list[str]:
@@ -169,8 +208,11 @@ def _show(found: Found, top: int) -> None:
     from outlast.fleet.lake import said
 
     said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
-    say(Text(f"{counted(found.lemons, 'lemon')} among {found.nodes:,} {said_of}", "bold"))
+    of = f" of {found.cluster}" if found.cluster else ""
+    say(Text(f"{counted(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
     say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
+    for note in found.notes:
+        say(Text(f"note: {note}", "yellow"))
     if not found.nodes:
         say("no job ran then and no node went away: nothing is known of any node")
         return
@@ -190,7 +232,8 @@ def _show(found: Found, top: int) -> None:
         )  # fmt: skip
     say(shown)
     for one in suspects:
-        if one["lemon"] and (besides := _besides(one)):
+        if one["lemon"]:
+            besides = "; ".join(filter(None, (_besides(one), one["why"], _likely(one))))
             say(f"{one['node']}: {besides}")
     left = found.lemons - sum(one["lemon"] for one in suspects)
     if left:
@@ -217,6 +260,13 @@ def _scored(score: dict[str, float | int | None]) -> str:
     )
 
 
+def _likely(one: dict[str, Any]) -> str:
+    """Return which part it is, where something tells."""
+    from outlast.fleet.lemon_evidence import UNKNOWN
+
+    return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"
+
+
 def _besides(one: dict[str, Any]) -> str:
     said = [
         text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
@@ -228,9 +278,11 @@ def _besides(one: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _show_drain(listed: Drain) -> None:
+def _show_drain(listed: Drain, cluster: str) -> None:
     if not listed.lines:
         say("# no lemon to drain")
+    elif not cluster:
+        say("# no log names the cluster: run this only where Slurm has these nodes, or add -M")
     for line in listed.lines:
         say(line)
     if listed.beyond:

@@ -16,6 +16,7 @@ from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
 from outlast.drafts import draft_of, refuse_existing
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
+from outlast.fleet.clusters import resolve
 from outlast.fleet.lake import Lake
 from outlast.fleet.window import window
 from outlast.processes import Processes
@@ -34,6 +35,7 @@ def report(
     out: Path | None = None,
     since: str | None = None,
     until: str | None = None,
+    cluster: str | None = None,
     json: bool = False,
 ) -> int:
     """Everything that a lake answers, as one page with figures.
@@ -50,6 +52,8 @@ def report(
         From this day or time on, as in 2024-05-01; UTC where it has no zone.
     until
         Up to, not including, this day or time.
+    cluster
+        Of a lake with several clusters, the one to report on; '' for records that name none.
     json
         The same as one JSON object to stdout; --out is not needed then.
     """
@@ -58,14 +62,18 @@ def report(
     if out is not None:
         _free(out)
     opened = Lake.open(lake)
-    tables = window(opened, since, until)
+    notes: list[str] = []
+    tables = window(opened, since, until, cluster=cluster, notes=notes)
     with progress("analyses") as tell, _Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.logs import hidden
         from outlast.fleet.report.whole import report as reported  # while the other process starts
 
-        notes = hidden(opened.manifest.sources)
+        notes += hidden(opened.manifest.sources)
         on_told = drawer.take if drawer else lambda _: None
-        found = reported(tables, str(lake), notes=notes, on_progress=tell, on_told=on_told)
+        found = reported(
+            tables, str(lake), cluster=resolve(opened, cluster), notes=notes, on_progress=tell,
+            on_told=on_told,
+        )  # fmt: skip
         figures = drawer.drawn() if drawer else {}
     if out is not None:
         _write(found, figures, out)

@@ -24,6 +24,7 @@ def trace(
     findings: Path | None = None,
     hosts: Path | None = None,
     world: int | None = None,
+    cluster: str | None = None,
     json: bool = False,
 ) -> int:
     """Find the root cause of a hang: who did not enter what.
@@ -44,6 +45,8 @@ def trace(
         A file of lines `RANK HOST`, where the names of the dumps do not say it.
     world
         How many ranks the job had, where the dumps do not say it.
+    cluster
+        Of a lake with several clusters, the one that the job ran on.
     json
         One JSON object.
     """
@@ -56,10 +59,12 @@ def trace(
         raise UsageError("--lake and --findings: say one of them")
     if world is not None and not 1 <= world <= _WORLD_MAX:
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
+    if cluster is not None and lake is None:
+        raise UsageError(f"--cluster {cluster} goes with --lake")
     known = hosts_of(hosts) if hosts else None
     with progress("dumps") as tell:
         dumps = read(paths, tell)
-    report = analyse(dumps, world=world, hosts=known, findings=_source(lake, findings))
+    report = analyse(dumps, world=world, hosts=known, findings=_source(lake, findings, cluster))
     if json:
         as_json(report)
     else:
@@ -67,11 +72,13 @@ def trace(
     return EXIT_DONE
 
 
-def _source(lake: Path | None, findings: Path | None) -> Callable[[int], Around] | None:
+def _source(
+    lake: Path | None, findings: Path | None, cluster: str | None
+) -> Callable[[int], Around] | None:
     from outlast.fleet.trace.near import from_lake, from_lines
 
     if lake is not None:
-        return lambda t_ns: from_lake(lake, t_ns)
+        return lambda t_ns: from_lake(lake, t_ns, cluster)
     if findings is not None:
         return lambda t_ns: from_lines(findings, t_ns)
     return None

@@ -25,6 +25,7 @@ COMMANDS = {
     "interval": ("interval:interval", "How often to save, and how much it matters."),
     "ettr": ("ettr:ettr", "Which share of time is training, and what it takes to reach one."),
     "replicas": ("replicas:replicas", "How many copies in memory, and how far they carry."),
+    "size": ("sizing:size", "State, work and save times, from the model and the machine."),
     "spares": ("spares:spares", "How many nodes should stand by."),
     "simulate": ("simulate:simulate", "Many runs of one strategy, by quantiles."),
     "story": ("story:story", "One run, told as `outlast explain` reads it."),

@@ -11,12 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.flags import Fields, File, Json
+from outlast.cli.plan.flags import ExtraFlags, Fields, File, Json
 from outlast.cli.plan.saying import drawn, known, remarks, table
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.advice import Advice
 from outlast.plan.advise import advise as advised
+from outlast.plan.extras import Extra
 from outlast.plan.ladders import Strategy
 from outlast.plan.levers import Lever
 from outlast.plan.scenario import scenario_of
@@ -34,6 +35,7 @@ def advise(
     strategy: Strategy | None = None,
     json: Json = False,
     figure: Path | None = None,
+    extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
     """What to set, what it costs, what to buy next.
@@ -50,7 +52,7 @@ def advise(
     """
     path = drawn(figure)
     scenario = scenario_of(known(fields, advise), file)
-    found = advised(scenario, strategy)
+    found = advised(scenario, strategy, extra.asked() if extra else None)
     if json:
         as_json(found)
     else:
@@ -76,11 +78,17 @@ def _show(found: Advice) -> None:
     _head("Worth buying next, all settings tuned anew")
     little = "saves 0.01 %" if found.finishes else "makes the run end"
     say(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
+    _part("Besides failures", {_priced(one): one.said for one in found.extras})
     _part("What it depends on", {"": found.matters_most})
     _part("If it is otherwise", [*(one.said for one in found.doubts[:DOUBTS]), found.sure])
     _part("Find out", [one.why for one in found.measure])
     say("")
     remarks(found)
+
+
+def _priced(one: Extra) -> str:
+    more = "+" if one.usd >= 0 else ""
+    return f"{one.what}: {more}{said(one.usd, 'USD')}"
 
 
 def _head(title: str) -> None:

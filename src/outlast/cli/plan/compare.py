@@ -11,6 +11,7 @@ from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
 from outlast.cli.plan.saying import drawn, known
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
+from outlast.plan.measured import measured
 from outlast.plan.scenario import Scenario, scenario_of, span
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def compare(
         The same for a time, as in 60d.
     run
         The directory of a real run, to lay beside its prediction. Without a file, its GPUs (each a
-        node and a replica of its own), its step, and which failures were transient and fatal need
-        not be said.
+        node and a replica of its own), which failures were transient and fatal, and what it
+        measured of its recoveries, saves and steps need not be said.
     replications
         Simulated runs of each strategy, as in 1000 or 10k; if it is not said, as many as some
         seconds allow.
@@ -118,11 +119,12 @@ def _seen(run_dir: Path) -> Seen:
 
 
 def _with(fields: dict[str, str], seen: Seen) -> dict[str, str]:
-    """What was said, and what the run says of what was not."""
+    """What was said, and what the run says of what was not; a file of rates goes before the run."""
     summary, said = seen.summary, {name.replace("_", "-") for name in fields}
-    own: dict[str, str] = {}
-    if summary.step_s:
-        own["step"] = f"{summary.step_s:.6f}s"
+    rates = fields.get("rates", "none").strip()
+    if rates not in ("", "none"):
+        said |= set(measured(Path(rates)).said) - {"gpus-per-node"}
+    own = dict(seen.fields)
     if "gpus" not in said:
         own |= {"gpus": f"{summary.world}", "gpus-per-node": "1", "replica-gpus": "1"}
     if seen.failures and not said & {"transient", "fatal"}:

@@ -84,7 +84,9 @@ def _two_lines(middle: str, ends: str) -> Text:
 def _shares(found: Comparison) -> Table:
     shown = _table("% of wall time, mean", *CAUSES)
     for one in found.contenders:
-        shown.add_row(one.strategy, *(f"{100 * one.shares[cause]:.2f}" for cause in CAUSES))
+        shown.add_row(
+            one.strategy, *(f"{round(100 * one.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES)
+        )
     return shown
 
 

@@ -59,7 +59,13 @@ def _show(title: str, found: list[Row]) -> None:
         quantity = Text(row.quantity)
         if row.why:
             quantity.append(f" [{notes[row.why]}]", "dim")
-        table.add_row(quantity, _said(row.says), _number(row.ours), row.unit, VERDICTS[row.agrees])
+        table.add_row(
+            quantity,
+            _said(row.says),
+            "no end" if row.ours is None else _number(row.ours),
+            row.unit,
+            VERDICTS[row.agrees],
+        )
     say(table)
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(justify="right", min_width=6)

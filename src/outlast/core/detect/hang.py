@@ -1,18 +1,32 @@
-"""Who hangs: a pure watch over the pages of one host's workers and the kernel's word on them.
+"""Hang detection: a pure watch over the pages of a job's workers and the kernel's word on them.
 
 `watch(memory, looks, now_ns, limits) -> (memory, verdict)` is called at every look. Times are
-CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times. A rank that waits for another
-in a collective is no suspect; the one that it waits for is, once it has neither moved nor used the
-processor for longer than this run's own phases of that kind allow. When all stand at the same
-place, nobody is blamed and the generation is to be tried again, each time with twice the patience.
-So it is when a few went on to the vote without a collective that all the others wait in: when the
-same comes again, they are blamed, and not those who wait.
+CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times.
+
+What standing still means depends on where a rank stands, and on who waits for it:
+
+| the rank                               | the others                  | is given up after        |
+|----------------------------------------|-----------------------------|--------------------------|
+| is stopped (SIGSTOP), says the kernel  | in any state                | the floor                |
+| waits in a collective or the vote      | all wait at the same place  | its patience: all retry  |
+|                                        | wait elsewhere, none is out | its patience             |
+|                                        | one is out of a collective  | never: that one is judged|
+| is out of a collective, in an attempt  | at least half of all wait   | its patience, once       |
+|                                        | more than half are out      | the ceiling              |
+| is between phases, applies, sets up,.. | in any state                | the ceiling              |
+
+*Patience* is what this run's own phases of that kind allow: `hang_factor` times the slowest recent
+one, at least the floor. A process that computes, or whose main thread keeps being woken (an upload
+under way, a poll), does not stand still. Who is out of a collective may hang or may wait for
+something else: nobody can tell. Giving it up costs little once, and everything where it repeats. So
+after one such verdict the rest of this phase, and this place in every later one, have the ceiling.
+
+When all wait at the same place nobody is blamed and the generation is to be tried again, each time
+with twice the patience. So it is when a few went on to the vote without a collective that all the
+others wait in: when the same comes again, they are blamed, and not those who wait.
 
 Whoever waited for a rank that has died, heals or is given up has been standing for long, and needs
 a moment to be woken: when one is judged no longer, the floor begins anew for the others.
-
-What may take its time has the ceiling: the first phases of every kind, set-up, dry steps,
-checkpoints, the script's own code between phases, and whoever computes.
 """
 
 from __future__ import annotations
@@ -27,13 +41,14 @@ from outlast.events import Fault, FaultKind
 from outlast.page import Pace, State
 
 _S_NS = 1_000_000_000
-_PACED = ("running", "voting", "applying")
+_PACED = ("running", "voting")
 # Who heals waits for others, and the controller has a deadline for each of its parts.
 _NEVER = ("waiting", "finished", "healing")
 _LEFT_NS = 1 * _S_NS  # pages are read one after the other: a contradiction must last this long
 _STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
 _NEW_PATIENCE = 3  # times what others are given, for a process that has not run this kind itself
 _NEW_FLOORS = 6  # and at most so many floors, unless the others' own patience is longer
+_PLACES_MAX = 256  # where a rank was given up out of a collective; the oldest gives way
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +61,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int  # since the attempt (or the set-up) began: comparable between ranks
     t_ns: int  # the last change of anything
     t_work_ns: int = 0  # when the process (with its children) was last seen to compute
+    t_woken_ns: int = 0  # when its main thread was last seen to be woken again and again
+    waits: bool = False  # its main thread is known to wait for other ranks
     key: int = 0  # of the phase under way, or of the newest one
     paces: Mapping[int, Pace] = {}  # by key: the phases that this process has completed
     letter: str
@@ -59,6 +76,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
     retries: int = 0  # in a row, before the same phase
     retried_n: int = -1
+    excused: tuple[tuple[int, int], ...] = ()  # (key, collectives) of who was given up outside
+    excused_n: int = -1  # the phase in which the newest of them was
+    out: dict[str, tuple[int, int]] = {}  # worker -> (n, last move), of those outside
+    stood: tuple[int, int] = (-1, 0)  # n, and the longest that a rank stood outside and went on
     judged: tuple[str, ...] = ()  # at the last look
     left_ns: int | None = None  # when one of them last was judged no longer: dead, or it heals
 
@@ -76,8 +97,13 @@ def is_judged(look: Look) -> bool:
     return look.seat >= 0 and look.state not in _NEVER
 
 
+def is_out(look: Look) -> bool:
+    """Whether it stands outside any collective, as far as is known."""
+    return look.state != "voting" and not look.waits
+
+
 def timeout_ns(look: Look, looks: Iterable[Look], limits: Limits) -> int:
-    """How long this worker may stand where it is without computing; `looks`: at all on its host.
+    """How long a rank may stand in a phase of its kind while others wait for it; `looks`: at all.
 
     A process that is new to this kind of phase is given several times what the others are."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
@@ -91,6 +117,24 @@ def timeout_ns(look: Look, looks: Iterable[Look], limits: Limits) -> int:
     return min(ceiling_ns, known_ns)
 
 
+def _patience_ns(
+    memory: Memory, look: Look, looks: tuple[Look, ...], seated: list[Look], limits: Limits
+) -> int:
+    """What this rank is given where it stands now."""
+    patience_ns = timeout_ns(look, seated, limits)
+    if not is_out(look):
+        return patience_ns
+    ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    out = sum(map(is_out, seated))
+    heals = any(other.seat >= 0 and other.state == "healing" for other in looks)
+    excused = look.n == memory.excused_n or (look.key, look.collectives) in memory.excused
+    if excused or heals or 2 * out > len(seated):
+        return ceiling_ns
+    n, stood_ns = memory.stood
+    peers_ns = int(limits.hang_factor * stood_ns) if n == look.n else 0
+    return min(ceiling_ns, max(patience_ns, peers_ns))
+
+
 def watch(
     memory: Memory, looks: Iterable[Look], now_ns: int, limits: Limits, *, unix_ns: int = 0
 ) -> tuple[Memory, Verdict]:
@@ -101,7 +145,7 @@ def watch(
     found = _stopped(memory, looks, now_ns, limits)
     found = found or _left(looks, now_ns)
     if not found:
-        found, retry = _stuck(memory, seated, now_ns, limits)
+        found, retry = _stuck(memory, looks, seated, now_ns, limits)
         if retry is not None:
             if _moves(seated) == memory.retried:
                 return memory, Verdict()
@@ -113,7 +157,7 @@ def watch(
     again_ns = now_ns - floor_ns
     fresh = [fault for fault in found if memory.said.get(fault.worker, again_ns) <= again_ns]
     said = {**memory.said, **{fault.worker: now_ns for fault in fresh}}
-    memory = msgspec.structs.replace(memory, said=said)
+    memory = _excuse(msgspec.structs.replace(memory, said=said), seated, fresh)
     return memory, Verdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
 
 
@@ -138,14 +182,38 @@ def _remember(memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_n
     names = {look.worker for look in looks}
     judged = tuple(look.worker for look in seated)
     over = bool(seated) and min(look.n for look in seated) != memory.retried_n
+    n, stood_ns = memory.stood
+    out: dict[str, tuple[int, int]] = {}
+    for look in seated:
+        before_n, moved_ns = memory.out.get(look.worker, (-1, 0))
+        if look.t_ns != moved_ns and before_n >= n:
+            n, stood_ns = before_n, max(look.t_ns - moved_ns, stood_ns if before_n == n else 0)
+        if look.state == "running" and is_out(look):
+            out[look.worker] = look.n, look.t_ns
     return msgspec.structs.replace(
         memory,
         stopped=stopped,
         said={name: t_ns for name, t_ns in memory.said.items() if name in names},
         retries=0 if over else memory.retries,
+        out=out,
+        stood=(n, stood_ns),
         judged=judged,
         left_ns=memory.left_ns if set(memory.judged) <= set(judged) else now_ns,
     )
+
+
+def _excuse(memory: Memory, seated: list[Look], fresh: list[Fault]) -> Memory:
+    """Where a rank is given up outside a collective, nobody is once more."""
+    blamed = {fault.worker for fault in fresh if fault.kind == "hung"}
+    places = {
+        (look.key, look.collectives): look.n
+        for look in seated
+        if look.worker in blamed and is_out(look) and look.state == "running"
+    }
+    if not places:
+        return memory
+    excused = tuple(dict.fromkeys((*memory.excused, *places)))[-_PLACES_MAX:]
+    return msgspec.structs.replace(memory, excused=excused, excused_n=max(places.values()))
 
 
 def _stopped(memory: Memory, looks: tuple[Look, ...], now_ns: int, limits: Limits) -> list[Fault]:
@@ -185,23 +253,25 @@ def _left(looks: tuple[Look, ...], now_ns: int) -> list[Fault]:
 
 
 def _stuck(
-    memory: Memory, seated: list[Look], now_ns: int, limits: Limits
+    memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_ns: int, limits: Limits
 ) -> tuple[list[Fault], Fault | None]:
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
     if memory.left_ns is not None and now_ns - memory.left_ns <= int(limits.hang_floor_s * _S_NS):
         return [], None
-    patience_ns = {look.worker: timeout_ns(look, seated, limits) for look in seated}
+    patience_ns = {
+        look.worker: _patience_ns(memory, look, looks, seated, limits) for look in seated
+    }
     still = [
         look
         for look in seated
         if look.worker not in memory.stopped  # which `_stopped` has a truer word for
-        and (
-            now_ns - max(look.t_ns, look.t_work_ns) > patience_ns[look.worker]
-            or now_ns - look.t_ns > ceiling_ns
-        )
+        and (now_ns - _alive_ns(look) > patience_ns[look.worker] or now_ns - look.t_ns > ceiling_ns)
     ]
     if not still:
         return [], None
+    if out := [look for look in seated if is_out(look)]:
+        # Whoever waits may wait for one of these, however many collectives each has behind it.
+        return [_hung(look, seated, now_ns, limits) for look in out if look in still], None
     last = min(_place(look) for look in seated)
     behind = [look for look in seated if _place(look) == last]
     blamed = [look for look in behind if look in still]
@@ -212,8 +282,10 @@ def _stuck(
         if not memory.retries or _moves(seated) == memory.retried:
             return [], _skipped("transport", gone, behind)
         return [_skipped("hung", [look], behind) for look in gone], None
-    if len(behind) < len(seated) or len(seated) == 1:
-        return [_hung(look, seated, now_ns) for look in blamed], None
+    if len(behind) < len(seated):
+        return [_hung(look, seated, now_ns, limits) for look in blamed], None
+    if any(look.seat >= 0 and look.state == "healing" for look in looks):
+        return [], None  # the generation is over: they wait for the decision
     first = min(seated, key=lambda look: look.t_ns)
     still_ns = now_ns - max(look.t_ns for look in seated)
     doubled_ns = max(patience_ns.values()) << memory.retries
@@ -225,6 +297,11 @@ def _stuck(
         f" ({_where(first)}): a message was lost or everybody waits for everybody"
     )
     return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
+
+
+def _alive_ns(look: Look) -> int:
+    """When it last showed that it goes on. Who waits for others is woken by its own timers."""
+    return max(look.t_ns, look.t_work_ns, look.t_woken_ns if is_out(look) else 0)
 
 
 def _gone_on(seated: list[Look]) -> list[Look]:
@@ -258,16 +335,29 @@ def _place(look: Look) -> tuple[int, int, int]:
     return look.n, stage, collectives
 
 
-def _hung(look: Look, seated: list[Look], now_ns: int) -> Fault:
+def _hung(look: Look, seated: list[Look], now_ns: int, limits: Limits) -> Fault:
     still_s = (now_ns - look.t_ns) / _S_NS
-    ahead = [other for other in seated if _place(other) > _place(look)]
-    others = ""
-    if ahead:
-        where = _where(min(ahead, key=_place))
-        others = f"; {len(ahead)} other rank(s) wait for it ({where})"
+    others = _others(look, seated)
     kernel = " (uninterruptible: a disk or a driver does not answer)" if look.letter == "D" else ""
     detail = f"{_name(look)} has not moved for {still_s:.1f} s in {_where(look)}{kernel}{others}"
+    if is_out(look) and look.state == "running" and still_s < limits.hang_ceiling_s:
+        detail += (
+            "; it stood outside any collective: where it waited for something else (an upload, a"
+            f" rollout), it now has {limits.hang_ceiling_s:g} s at this place; to give all such"
+            f" waits more from the start, set --limit hang_floor_s above {limits.hang_floor_s:g}"
+        )
     return _fault("hung", detail, look, look.t_ns)
+
+
+def _others(look: Look, seated: list[Look]) -> str:
+    """Who waits for it, and where the nearest of them does."""
+    waiting = [other for other in seated if other is not look and not is_out(other)]
+    if not is_out(look):
+        waiting = [other for other in waiting if _place(other) > _place(look)]
+    if not waiting:
+        return ""
+    where = _where(min(waiting, key=_place))
+    return f"; {len(waiting)} other rank(s) wait for it ({where})"
 
 
 def _name(look: Look) -> str:

@@ -135,12 +135,12 @@ def over_time(facts: Facts) -> Told:
     ]  # fmt: skip
     swing = rates.swing(found)
     said = (
-        f"Failures in 1000 node-days of all jobs, over the {days} days up to each day. A new check"
-        " makes failures visible that were there before: the table has what it finds, before and"
-        " after it came."
+        "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
+        f" {days} days up to each day. A new check makes failures visible that were there before:"
+        " the table has what it finds, before and after it came."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
-    told = section("rolling", "How rates change", said, columns, new, notes)
+    told = section("rolling", "How rates change", said, columns, new, notes, series=found)
     drawn = found.drop_nulls("per_1000_node_days")
     return Told(told, partial(pictures.rolling, found, new) if len(drawn) > 1 else None)
 

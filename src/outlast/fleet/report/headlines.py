@@ -13,15 +13,21 @@ from outlast.fleet.report.sections import Facts, Told
 from outlast.observe.words import counted
 
 Rows = list[dict[str, Any]]
+LEMON = "lemon"  # as `nodes.bad_nodes` calls them
 NAMES = 3  # of lemons
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure as a text, what it is, and what it rests on."""
+    """A figure as a text, what it is, and what it rests on; the same as a number (`value`, with its
+    interval where it has one), shares as a part of 1. `key`: which of the figures it is."""
 
+    key: str
     figure: str
     said: str
     rests_on: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 def headlines(facts: Facts, told: list[Told]) -> list[Headline]:
@@ -42,7 +48,10 @@ def _rate(rate: mttf.FailureRate) -> Iterator[Headline]:
         rests_on = f"with 95 %, after {rate.node_days:,.0f} node-days; "
     rests_on += f"{counted(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
     said = "failures in 1000 node-days (r_f)"
-    yield Headline(figure=figure, said=said, rests_on=rests_on)
+    yield Headline(
+        key="r_f", figure=figure, said=said, rests_on=rests_on, value=rate.per_1000_node_days,
+        low=rate.low, high=rate.high,
+    )  # fmt: skip
 
 
 def _outages(facts: Facts) -> Iterator[Headline]:
@@ -52,6 +61,10 @@ def _outages(facts: Facts) -> Iterator[Headline]:
     rate = outages.outage_rate(facts.tables)
     if rate.per_1000_node_days is not None:
         yield Headline(
+            key="outages",
+            value=rate.per_1000_node_days,
+            low=rate.low,
+            high=rate.high,
             figure=f"{rate.per_1000_node_days:.2f}",
             said="outages in 1000 node-days",
             rests_on=f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
@@ -65,7 +78,18 @@ def _ended(states: Rows) -> Iterator[Headline]:
     ended = [one for one in states if one["of"] == "infrastructure"]
     share = sum(one["gpu_hours_share"] or 0.0 for one in ended)
     jobs = sum(one["jobs_share"] or 0.0 for one in ended)
+    if not sum(one["gpu_hours"] for one in states):
+        yield Headline(
+            key="ended",
+            figure=f"{100 * jobs:.3g} %",
+            said="of attempts were ended by infrastructure",
+            rests_on="no attempt held GPUs for any time",
+            value=jobs,
+        )
+        return
     yield Headline(
+        key="ended",
+        value=share,
         figure=f"{100 * share:.3g} %",
         said="of GPU time was in attempts that infrastructure ended",
         rests_on=f"{100 * jobs:.3g} % of attempts",
@@ -79,6 +103,10 @@ def _ettr(sizes: Rows) -> Iterator[Headline]:
     low, high = largest["low"], largest["high"]
     band = "" if low is None else f"{100 * low:.3g} % to {100 * high:.3g} % with 90 %; "
     yield Headline(
+        key="ettr",
+        value=largest["ettr"],
+        low=low,
+        high=high,
         figure=f"{100 * largest['ettr']:.3g} %",
         said=f"ETTR of the largest job runs (up to {largest['bucket']:,} GPUs)",
         rests_on=f"{band}{counted(largest['runs'], 'run')}, checkpoints every hour assumed",
@@ -93,13 +121,18 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     if first + second:
         rests_on = f"{100 * second / (first + second):.3g} % of it by preemptions that they caused"
     said = "GPU hours of work lost to failures"
-    yield Headline(figure=f"{first + second:,.0f}", said=said, rests_on=rests_on)
+    lost = first + second
+    figure = f"{lost:,.0f}" if lost >= 10 or not lost else f"{lost:.2g}"
+    yield Headline(key="lost", figure=figure, said=said, rests_on=rests_on, value=lost)
 
 
 def _lemons(nodes: Rows, facts: Facts) -> Iterator[Headline]:
-    found = [one["node"] for one in nodes if one["called"]]
+    found = [one["node"] for one in nodes if one["called"] == LEMON]
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
     if found:
         rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
     said = "nodes that fail more often than chance explains"
-    yield Headline(figure=f"{len(found):,}", said=said, rests_on=rests_on)
+    many = len(found)
+    yield Headline(
+        key="lemons", figure=f"{many:,}", said=said, rests_on=rests_on, value=float(many)
+    )

@@ -44,6 +44,6 @@ def over_time(facts: Facts, days: int) -> Told:
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     new = pl.DataFrame(schema={"check": pl.String, "day": pl.Date})
-    told = section("rolling", "How rates change", said, [], new.clear(), notes)
+    told = section("rolling", "How rates change", said, [], new.clear(), notes, series=found)
     drawn = found.drop_nulls("per_1000_node_days")
     return Told(told, partial(pictures.rolling, found, new) if len(drawn) > 1 else None)

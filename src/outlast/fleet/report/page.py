@@ -66,8 +66,10 @@ def page(whole: Whole, figures: dict[str, str]) -> str:
 def _what(report: Report) -> str:
     since, until = (_when(one) for one in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9
+    of = f"{report.cluster}, " if report.cluster else ""
     counts = ", ".join(counted(n, kind[:-1]) for kind, n in report.records.items() if n)
-    return f'<p class="dim">{since} to {until} UTC, {days:.1f} days: {escape(counts)}</p>'
+    when = f"{of}{since} to {until} UTC, {days:.1f} days: {counts}"
+    return f'<p class="dim">{escape(when)}</p>'
 
 
 def _when(t_ns: int) -> str:
@@ -116,6 +118,8 @@ def cell(value: Any, column: Column) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return "never" if value > 0 else ""
     match column.unit:
+        case "GPU hours" if 0 < value < 10:
+            return f"{value:.2g}"
         case "count" | "GPU hours":
             return f"{value:,.0f}"
         case "share":

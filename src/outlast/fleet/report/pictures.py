@@ -171,7 +171,7 @@ def goodput(found: pl.DataFrame, figure: Figure) -> None:
     axes.set_xticks(places, [f"{one:,}" for one in found["bucket"]])
     axes.set_xlabel("GPUs of who lost it, rounded up to a power of two")
     axes.set_ylabel("GPU hours lost")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.legend()
 
 
@@ -199,6 +199,38 @@ def lemons(found: pl.DataFrame, figure: Figure) -> None:
     axes.set_xlabel("failures of a node")
     axes.set_ylabel("nodes")
     axes.legend()
+
+
+def parts(found: pl.DataFrame, figure: Figure) -> None:
+    """Shares of lemons by part, beside the paper's."""
+    axes = figure.subplots()
+    places = list(range(len(found)))
+    shown = found.with_columns(pl.col("paper").fill_null(0.0))
+    _pair(axes, places, shown, ("paper", "share"), ("RSC-1 and RSC-2 (Table II)", "here"))
+    axes.set_xticks(places, shown["part"].to_list())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_ylabel("of the lemons")
+    axes.legend()
+
+
+def signals(steps: pl.DataFrame, figure: Figure) -> None:
+    """The share of nodes up to each value of a signal, and where the lemons are."""
+    axes = figure.subplots()
+    names = steps["signal"].unique(maintain_order=True).to_list()
+    for at, name in enumerate(names):
+        line = steps.filter(pl.col("signal") == name)
+        colour = LINE_COLOURS[at % len(LINE_COLOURS)]
+        style = LINES[at // len(LINE_COLOURS) % len(LINES)]
+        x, y = line["of_largest"].to_list(), line["nodes_share"].to_list()
+        axes.step(x, y, style, where="post", color=colour, linewidth=1, label=name)
+        hit = line.filter(pl.col("lemons") > 0)
+        axes.plot(hit["of_largest"].to_list(), hit["nodes_share"].to_list(), "x", color=RED,
+                  markersize=4)  # fmt: skip
+    axes.plot([], [], "x", color=RED, markersize=4, label="lemons")
+    axes.set_xlabel("value of the signal, of its largest")
+    axes.set_ylabel("nodes up to it")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.legend(fontsize=6)
 
 
 def _pair(

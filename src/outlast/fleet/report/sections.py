@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Unit = Literal["", "count", "share", "hours", "days", "GPU hours", "times", "day", "p", "rate"]
+SERIES_MAX = 20_000
 ROWS_MAX = 1000  # of a table in a report; there is a note where there are more
 
 
@@ -38,6 +39,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Column]
     rows: list[dict[str, Any]]
     notes: list[str]
+    series: list[dict[str, Any]] = []  # what a picture shows beyond the rows
 
 
 class Facts(NamedTuple):
@@ -74,10 +76,14 @@ def section(
     columns: list[Column],
     frame: pl.DataFrame,
     notes: list[str] | None = None,
+    series: pl.DataFrame | None = None,
 ) -> Section:
     """Of the `columns` of a frame, its first ROWS_MAX rows."""
     told = list(notes or [])
     if len(frame) > ROWS_MAX:
         told.append(f"{len(frame):,} rows: the first {ROWS_MAX:,} are here")
     rows = frame.select([one.key for one in columns]).head(ROWS_MAX).to_dicts()
-    return Section(key=key, title=title, said=said, columns=columns, rows=rows, notes=told)
+    drawn = [] if series is None else series.head(SERIES_MAX).to_dicts()
+    return Section(
+        key=key, title=title, said=said, columns=columns, rows=rows, notes=told, series=drawn
+    )

@@ -9,8 +9,19 @@ import msgspec
 import polars as pl
 
 from outlast import __version__
-from outlast.fleet import attribution, blame, goodput, instigators, lemons, loops, mttf
+from outlast.fleet import (
+    attribution,
+    blame,
+    goodput,
+    instigators,
+    lemons,
+    loops,
+    mttf,
+    outsized_jobs,
+    present,
+)
 from outlast.fleet.exposure import KEY
+from outlast.fleet.lake import said as said_at
 from outlast.fleet.report import codes, costs, failures, nodes
 from outlast.fleet.report.headlines import Headline, headlines
 from outlast.fleet.report.sections import Facts, Section, Told
@@ -19,9 +30,11 @@ from outlast.fleet.tables import DAY_NS, Tables
 from outlast.observe.words import counted
 
 SHORT_DAYS = 7
+UNCOVERED_SHARE = 0.1  # of a window at either end without a finding, from which on it is noted
+UNCOVERED_GAPS = 5  # and as many mean gaps between findings
 ORDER = (
-    "lemons", "goodput", "ettr", "whatif", "mttf", "causes", "codes", "together", "rolling",
-    "states", "sizes", "loops", "repairs",
+    "lemons", "parts", "goodput", "ettr", "whatif", "mttf", "causes", "codes", "together",
+    "rolling", "states", "sizes", "loops", "signals", "repairs",
 )  # fmt: skip
 
 
@@ -31,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     source: str
+    cluster: str  # "": none is named
     since_ns: int
     until_ns: int
     records: dict[str, int]
@@ -50,6 +64,7 @@ def report(
     tables: Tables,
     source: str,
     *,
+    cluster: str = "",
     notes: list[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
     on_told: Callable[[Told], object] = lambda _: None,
@@ -71,7 +86,8 @@ def report(
         for name, frame in in_window._asdict().items() if isinstance(frame, pl.LazyFrame)
     }  # fmt: skip
     whole = Report(
-        version=__version__, source=source, since_ns=tables.since_ns, until_ns=tables.until_ns,
+        version=__version__, source=source, cluster=cluster, since_ns=tables.since_ns,
+        until_ns=tables.until_ns,
         records=records, headlines=headlines(facts, told), sections=[one.section for one in told],
         notes=[*_little(facts, records), *(notes or [])],
     )  # fmt: skip
@@ -88,8 +104,10 @@ def _sections(facts: Facts) -> Iterator[Told]:
         failures.how_jobs_end, failures.how_large, costs.again_and_again, failures.away,
     ):  # fmt: skip
         yield each(facts)
-    ranking = lemons.lemons(facts.tables, facts.infra, by=facts.by)
-    yield nodes.bad_nodes(facts, ranking)
+    window_days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
+    history_days = max(lemons.DAYS, window_days)  # all of the window, also where it is longer
+    ranking = lemons.lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
+    yield from nodes.bad_nodes(facts, ranking)
     yield costs.otherwise(facts, runs, ranking)
 
 
@@ -121,9 +139,31 @@ def _little(facts: Facts, records: dict[str, int]) -> list[str]:
             f"r_f rests on {counted(facts.rate.failures, 'failure')}: its interval says how little"
             " that is"
         )
+    said += outsized_jobs.dominant(tables)
+    if records["outages"] or records["repairs"]:
+        said += present.notes(tables)
     if records["jobs"] and not records["findings"]:
         said.append(
             "no health findings are in this window: only NODE_FAIL is known to be"
             " infrastructure's, and causes are not known at all"
         )
-    return said
+    return said + _uncovered(tables)
+
+
+def _uncovered(tables: Tables) -> list[str]:
+    """Return a note where findings begin long after the window or end long before it: failures of
+    that time that only a check tells of are not seen, and rates are too low."""
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    times = tables.findings.filter(inside).select("t_ns").collect()["t_ns"]
+    ran = tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item()
+    if not len(times) or not ran:
+        return []
+    span = tables.until_ns - tables.since_ns
+    long_ns = max(2 * DAY_NS, UNCOVERED_SHARE * span, UNCOVERED_GAPS * span / len(times))
+    first, last = int(times.to_numpy().min()), int(times.to_numpy().max())
+    if first - tables.since_ns <= long_ns and tables.until_ns - last <= long_ns:
+        return []
+    return [
+        f"health findings are known from {said_at(first)} to {said_at(last)} only: failures"
+        " outside of that time are fewer than there were, unless nothing was found then"
+    ]

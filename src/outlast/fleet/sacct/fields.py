@@ -16,6 +16,9 @@ EARLY = "a time before 2000: taken as unknown"
 NO_HOSTS = "a list of nodes that is none: left out"
 NO_GPUS = "a number of GPUs that is none: taken as none"
 
+SLICES = "jobs on slices of GPUs (MIG): each slice counts as a GPU, in rates by GPU too"
+_SLICE = r"gres/gpu:[^=,]*\d+g\.\d+gb"
+
 _INTEGER = pl.Int64()
 _TEXTS = ("cluster", "name", "user", "account", "partition", "qos", "failed_node")
 _MOMENTS = ("start", "end", "submit", "eligible")
@@ -37,6 +40,7 @@ def typed(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -> Typed
     span = _span(rows)
     moments, forms = _moments(rows, span, zone, odd)
     lists, named = _hosts(rows, odd)
+    lists, named = _believed(lists, named, _nodes(rows), odd)
     new = [*moments, span.alias("span_s"), *_sizes(rows, known, named, odd), lists]
     new.append(_excluded(rows["line"]))
     ended = values.mapped(rows["exit"], values.exit_and_signal, _INTEGER).fill_null(0)
@@ -85,14 +89,15 @@ def _sizes(
 ) -> list[pl.Series]:
     """Nodes and GPUs: what was allocated; only of a log that does not have it what was asked for,
     where a gres is that of one node. Nodes are those that the list has `named`, where it has."""
-    nodes = _counts(rows["nodes"])
-    if nodes.null_count():
-        nodes = _first(nodes, values.mapped(rows["tres"], values.tres_nodes, _INTEGER))
+    nodes = _nodes(rows)
     _count(odd, hosts.OTHER_NODES, ((nodes != named) & (nodes > 0)).fill_null(value=False))
     nodes = _first(named, nodes).fill_null(0)
     asked = not {"tres", "gres"} & known
     tres, gres = ("asked_tres", "asked_gres") if asked else ("tres", "gres")
     gpus = values.mapped(rows[tres], values.tres_gpus, _INTEGER)
+    slices = rows[tres].unique().drop_nulls()
+    if slices.str.contains(_SLICE).any():
+        _count(odd, SLICES, rows[tres].str.contains(_SLICE).fill_null(value=False))
     if gpus.null_count() and gres in known:
         each = values.mapped(rows[gres], values.gres_gpus, _INTEGER)
         gpus = _first(gpus, each * nodes if asked else each)
@@ -102,6 +107,26 @@ def _sizes(
         )
         _count(odd, NO_GPUS, rows.select(told.alias("told"))["told"] & gpus.is_null())
     return [nodes.alias("nodes"), gpus.fill_null(0).alias("gpus")]
+
+
+def _nodes(rows: pl.DataFrame) -> pl.Series:
+    """Return how many nodes a row says, in a column of their own or in its TRES."""
+    nodes = _counts(rows["nodes"])
+    if nodes.null_count():
+        nodes = _first(nodes, values.mapped(rows["tres"], values.tres_nodes, _INTEGER))
+    return nodes
+
+
+def _believed(
+    lists: pl.Series, named: pl.Series, nodes: pl.Series, odd: Counter[str]
+) -> tuple[pl.Series, pl.Series]:
+    """Leave out lists that name far more nodes than their number says: `n[1-8]` with one digit
+    lost to a neighbour names thousands that there are not."""
+    wrong = ((nodes > 0) & (named > hosts.FAR_MORE_TIMES * nodes)).fill_null(value=False)
+    if not wrong.any():
+        return lists, named
+    _count(odd, hosts.FAR_MORE, wrong)
+    return lists.set(wrong, ""), named.set(wrong, None)
 
 
 def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]:

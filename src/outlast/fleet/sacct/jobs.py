@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 
 import polars as pl
 
+from outlast.fleet import hosts
 from outlast.fleet.readings import ZONE_ASSUMED, Part, Totals, numbered, reject
 from outlast.fleet.sacct import values
 from outlast.fleet.sacct.fields import typed
@@ -178,6 +179,7 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
         NO_START: ~_ended() & start.is_null(),
         NO_END: _ended() & no_time,
         ENDS_FIRST: pl.col("t_ns") < start,
+        hosts.TOO_LARGE: hosts.too_large(pl.col("nodes"), pl.col("gpus")),
     }
     return rows.with_columns(
         reason=pl.coalesce(pl.when(which).then(pl.lit(reason)) for reason, which in reasons.items())

@@ -22,6 +22,8 @@ NOISE_BYTES = 1 << 18
 HELD_LINES_MAX = 50_000
 PIECE_BYTES = 1 << 18
 NEWLINE = 10
+SHOWN_BYTES = 1000
+TOO_LONG = f"a line over {RECORD_BYTES_MAX >> 20} MiB, which no record has"
 
 
 class Block(NamedTuple):
@@ -47,10 +49,18 @@ class Block(NamedTuple):
 
 def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterator[Block]:
     """The rest of a log, whose next line is `line`. A record is never cut: its block may be larger
-    than `size_bytes`. Raises SourceError for a line without an end, OSError."""
+    than `size_bytes`. A line that does not end within RECORD_BYTES_MAX is torn, and passed over.
+    Raises OSError."""
     delimiter = header.delimiter.encode()
-    held = b""
-    for data, last in _read(file, size_bytes):
+    held, endless = b"", False
+    for read, last in _read(file, size_bytes):
+        data = read
+        if endless:  # the rest of a line that is no record
+            end = data.find(b"\n") + 1
+            if end == 0:
+                continue
+            data, endless = data[end:], False
+            line += 1
         if len(data) <= NOISE_BYTES and not data.strip():  # no record goes on behind so little
             if held:
                 yield _block((held,), delimiter, header, line)
@@ -62,10 +72,13 @@ def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterat
         if lines > HELD_LINES_MAX or (cut == 0 and len(held) + len(data) > RECORD_BYTES_MAX):
             cut = data.rfind(b"\n") + 1
             if cut == 0:
-                raise SourceError(
-                    f"line {line} does not end within {RECORD_BYTES_MAX >> 20} MiB: this is no"
-                    " accounting as text, or it is damaged there"
-                )
+                whole = held.rfind(b"\n") + 1
+                if whole:
+                    yield _block((held[:whole],), delimiter, header, line)
+                    line += held.count(b"\n")
+                yield _endless(line, held[whole:] + data, delimiter)
+                held, endless = b"", True
+                continue
         if cut == 0:
             held += data
             continue
@@ -75,6 +88,13 @@ def blocks(file: BinaryIO, header: Header, line: int, size_bytes: int) -> Iterat
         yield block
     if held:
         yield _block((held,), delimiter, header, line)
+
+
+def _endless(line: int, text: bytes, delimiter: bytes) -> Block:
+    """Return a block of one line that is no record."""
+    shown = text[:SHOWN_BYTES].decode(errors="replace")
+    torn = [Torn(line, TOO_LONG, shown)]
+    return Block(b"", delimiter, delimiter, np.empty(0, np.int64), 0, 0, torn)
 
 
 def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import polars as pl
 
 from outlast.errors import UsageError
 from outlast.fleet.synth.attempts import attempts, within
@@ -36,7 +37,8 @@ from outlast.fleet.synth.shapes import RSC1, RSC2, SHAPES, Shape, checked, resiz
 from outlast.fleet.synth.shared import small_jobs
 from outlast.fleet.synth.truth import Truth, truth
 from outlast.fleet.synth.workload import whole_node_jobs
-from outlast.fleet.tables import Tables
+from outlast.fleet.tables import Tables, schema
+from outlast.records import Cost, Interruption
 
 __all__ = ["RSC1", "RSC2", "SHAPES", "Shape", "Truth", "cluster", "resized"]
 SINCE_NS = 1_717_200_000 * 10**9  # 2024-06-01 in UTC
@@ -69,8 +71,10 @@ def cluster(
     rest = others(shape, days, ran, found, named, SINCE_NS, streams[4])
     table = jobs_table(shape, made, ran, named, SINCE_NS, until_ns, streams[5])
     tables = Tables(
-        table.lazy(), *(frame.lazy() for frame in rest), since_ns=SINCE_NS, until_ns=until_ns
-    )
+        table.lazy(), *(frame.lazy() for frame in rest),
+        interruptions=pl.LazyFrame(schema=schema(Interruption)),
+        costs=pl.LazyFrame(schema=schema(Cost)), since_ns=SINCE_NS, until_ns=until_ns,
+    )  # fmt: skip
     return tables, truth(shape, seed, days, made, ran, pace, bad, named, SINCE_NS)
 
 

@@ -12,6 +12,7 @@ import polars as pl
 from msgspec import Struct
 
 from outlast.errors import CorruptionError, StorageError, UsageError
+from outlast.fleet import clusters
 from outlast.fleet.lake import Lake, said
 from outlast.fleet.tables import table
 from outlast.records import SEVERITIES, Finding
@@ -50,9 +51,14 @@ class _Report(Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-def from_lake(lake: Path, t_ns: int) -> Around:
-    """The findings around `t_ns`. Raises LakeError for what is no lake or cannot be read."""
+def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> Around:
+    """Return the findings around `t_ns` of one cluster (`clusters.resolve`).
+
+    Raises LakeError for what is no lake or cannot be read, UsageError where it is not clear which
+    cluster's nodes are meant."""
     opened = Lake.open(lake)
+    one = clusters.resolve(opened, cluster)
+    notes: list[str] = []
     since_ns, until_ns = t_ns - BEFORE_S * 10**9, t_ns + AFTER_S * 10**9 + 1
     if until_ns <= opened.since_ns or since_ns >= opened.until_ns:
         return Around(
@@ -63,7 +69,8 @@ def from_lake(lake: Path, t_ns: int) -> Around:
             ),
         )
     try:
-        return Around(around(opened.tables(since_ns, until_ns).findings, t_ns).collect())
+        near_by = clusters.select(opened.tables(since_ns, until_ns), opened, one, notes)
+        return Around(around(near_by.findings, t_ns).collect(), tuple(notes))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StorageError(f"{lake}: its findings cannot be read: {error}") from error
 

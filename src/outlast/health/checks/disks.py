@@ -51,6 +51,8 @@ def judge(sample: Drives, about: About) -> Iterator[Said]:
         for drive in sample.drives
         if drive.state not in ALIVE
     ]
+    if not sample.drives and not found:
+        found.append(Said("unknown", "the kernel knows no drive"))
     yield from found
     if not found:
         yield Said("healthy", f"{len(sample.drives)} drives, as the kernel sees them")

@@ -65,6 +65,9 @@ class Gpu(Sample, frozen=True):
     unread: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+ON_BUS = "gpu|on bus"
+
+
 class Gpus(Sample, frozen=True):
     """`on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: why the driver could not be
     asked at all."""
@@ -88,6 +91,7 @@ class Leftovers(Sample, frozen=True):
 
 
 def counts(sample: Gpus) -> Iterable[Count]:
+    yield Count(ON_BUS, sample.on_bus)
     for gpu in sample.gpus:
         if gpu.uncorrected_ever is not None:
             yield Count(_key(gpu, "uncorrected"), gpu.uncorrected_ever)
@@ -108,6 +112,10 @@ def _key(gpu: Gpu, counter: str) -> str:
 def judge(sample: Gpus, about: About) -> Iterator[Said]:
     wanted = about.settings.gpus
     expected = sample.on_bus if wanted.count is None else wanted.count
+    before = max((value for _, value in about.memory.counters.get(ON_BUS, ())), default=0)
+    if wanted.count is None and sample.on_bus < before:
+        text = f"{sample.on_bus} on the PCI bus, and {before} at an earlier check"
+        yield Said("now", text, symptom="gpu-unavailable")
     if sample.on_bus < expected:
         text = f"{sample.on_bus} on the PCI bus, {expected} are expected"
         yield Said("now", text, symptom="gpu-unavailable")
@@ -238,7 +246,9 @@ def judge_leftovers(sample: Leftovers, about: About) -> Iterator[Said]:
             found = True
             who = ", ".join(f"{one.name or '?'} ({one.pid})" for one in others[:5])
             yield Said("drain", f"{len(others)} processes are left over: {who}", gpu)
-    if not found:
+    if not sample.on:
+        yield Said("unknown", "no GPU could be asked for its processes")
+    elif not found:
         yield Said("healthy", f"no process on {len(sample.on)} GPUs")
 
 

@@ -38,7 +38,8 @@ def mark(sample: Log) -> str:
 
 
 def counts(sample: Log) -> Iterable[Count]:
-    yield Count(mark(sample), sample.last)
+    if sample.lines:
+        yield Count(mark(sample), sample.last)
 
 
 def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
@@ -47,7 +48,7 @@ def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
     after = points[-1][1] if points else None
     window_ns = round(about.settings.kernel.window_s * SECOND_NS)
     begin_ns = about.t_ns - window_ns if after is None else 0
-    lost = _lost(sample, after, begin_ns)
+    lost = _empty(sample, after) or _lost(sample, after, begin_ns)
     if lost:
         yield Said("unknown", lost)
     new = [line for number, line in sample.lines if after is None or number > after]
@@ -59,6 +60,16 @@ def judge(sample: Log, about: About) -> Iterator[Said | Finding]:
         yield Said("unknown", text)
     if not lost and not unread and all(one.severity == "healthy" for one in found):
         yield Said("healthy", f"nothing of trouble in {len(new)} new lines ({sample.source})")
+
+
+def _empty(sample: Log, after: int | None) -> str:
+    """Return why a log is not this kernel's, or nothing: one says something in every boot, and its
+    numbers only rise."""
+    if not sample.lines:
+        return f"no line can be read from the kernel's log ({sample.source}): is it this kernel's?"
+    if after is not None and sample.last < after:
+        return f"the log ends at line {sample.last}, and was read to {after}: is it another one?"
+    return ""
 
 
 def _lost(sample: Log, after: int | None, begin_ns: int) -> str:

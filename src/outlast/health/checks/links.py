@@ -23,6 +23,8 @@ ENDS = {
 }  # fmt: skip
 """Where InfiniBand's counters stand still until they are reset. Those of four bits are left out:
 they are full on many sound ports."""
+UP = "up"  # remembered of InfiniBand's ports: 1 where one is up
+LIKE_MIN = 2  # ports like one that are up, from which on it is missed without being named
 DOWN: dict[str, Severity] = {"ib": "now", "ethernet": "drain"}
 SYMPTOMS: dict[str, Symptom] = {"ib": "ib-link", "ethernet": "ethlink"}
 
@@ -55,6 +57,8 @@ def key(port: Port, counter: str) -> str:
 
 def counts(sample: Links) -> Iterable[Count]:
     for port in sample.ports:
+        if port.kind == "ib":
+            yield Count(key(port, UP), int(is_up(port)))
         for name, value in port.counters.items():
             yield Count(key(port, name), value, name in EVENTS)
 
@@ -65,10 +69,13 @@ def judge(sample: Links, about: About) -> Iterator[Said]:
     for name, expected in wanted.expected.items():
         if expected.up and name not in there:
             yield Said("now", "is not there", name)
+    yield from _vanished(there, about)
     for port in sample.ports:
         if port.name in wanted.ignore:
             continue
         found = [*_state(port, wanted.expected.get(port.name)), *_counted(port, about, wanted)]
+        if port.name not in wanted.expected and not is_up(port) and port.kind == "ib":
+            found = [*_missed(port, sample, about), *found]
         for said in found or [Said("healthy", _well(port, about))]:
             yield said._replace(device=port.name, symptom=SYMPTOMS[port.kind])
     if not sample.ports and not wanted.expected:
@@ -90,6 +97,45 @@ def _state(port: Port, expected: Expected | None) -> Iterator[Said]:
             yield Said(DOWN[port.kind], said)
     elif port.kind == "ib" and port.physical not in {"Disabled", "Polling", "Sleep"}:
         yield Said("warn", f"{said}; the settings do not say whether it should be up")
+
+
+def _missed(port: Port, sample: Links, about: About) -> Iterator[Said]:
+    """A port that nobody named is missed where it was up before, or where most like it are."""
+    said = f"is {port.state} ({port.physical})"
+    if was_up(key(port, UP), about):
+        yield Said("drain", f"{said}, and was up at an earlier check")
+        return
+    ignored = about.settings.links.ignore
+    like = [
+        one for one in sample.ports
+        if one.kind == "ib" and one.name not in ignored and _number(one) == _number(port)
+    ]  # fmt: skip
+    up = sum(is_up(one) for one in like)
+    if up >= LIKE_MIN and 2 * up > len(like):
+        yield Said("warn", f"{said}, and {up} of {len(like)} ports like it are up")
+
+
+def _number(port: Port) -> str:
+    """Return which of its adapter's ports one is."""
+    return port.name.rpartition("/")[2]
+
+
+def was_up(of: str, about: About) -> bool:
+    """Return whether a port is remembered as up, within the time that counters are kept."""
+    return any(value for _, value in about.memory.counters.get(of, ()))
+
+
+def _vanished(there: dict[str, Port], about: About) -> Iterator[Said]:
+    """Ports of InfiniBand that were up at an earlier check, and are not there any more."""
+    wanted = about.settings.links
+    for of, points in about.memory.counters.items():
+        first, _, rest = of.partition("|")
+        name, _, what = rest.rpartition("|")
+        if first != "link" or what != UP or not points[-1][1]:
+            continue
+        if name not in there and name not in wanted.ignore and name not in wanted.expected:
+            said = Said("drain", "is not there any more, and was up at an earlier check", name)
+            yield said._replace(symptom=SYMPTOMS["ib"])
 
 
 def _counted(port: Port, about: About, wanted: Wanted) -> Iterator[Said]:

@@ -51,7 +51,7 @@ def judge(sample: Ram, about: About) -> Iterator[Said]:
             found.append(Said("now", text, one.name))
     yield from found
     if not found:
-        ecc = "error counters are not there" if sample.controllers is None else "no errors"
+        ecc = "no errors" if sample.controllers else "error counters are not there"
         yield Said("healthy", f"{(sample.total_bytes or 0) / GIB:.0f} GiB, {ecc}")
 
 
@@ -65,7 +65,9 @@ def _sizes(sample: Ram, about: About) -> Iterator[Said]:
         yield Said("drain", f"{total:.1f} GiB, and {wanted.total_gib:g} are expected")
     if wanted.hugepages is not None and (sample.hugepages or 0) < wanted.hugepages:
         yield Said("drain", f"{sample.hugepages or 0} huge pages of {wanted.hugepages}")
-    if wanted.available_percent and sample.available_bytes is not None:
+    if wanted.available_percent and sample.available_bytes is None:
+        yield Said("unknown", "the kernel does not say how much memory is available")
+    elif wanted.available_percent and sample.available_bytes is not None:
         percent = 100 * sample.available_bytes / max(sample.total_bytes, 1)
         if percent < wanted.available_percent:
             least = wanted.available_percent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 import msgspec
@@ -11,13 +12,14 @@ CLOSE = 1e-9  # relative: a figure that ends in exactly half a unit may be round
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """`says`: what the document prints; its words or bound where that is no number, None where it
-    prints none. `agrees`: None where there is nothing to compare. `why`: one or two sentences,
-    empty where the two agree plainly."""
+    prints none. `ours`: None where it is infinite, which JSON cannot say. `agrees`: None where
+    there is nothing to compare. `why`: one or two sentences, empty where the two agree plainly.
+    """
 
     document: str
     quantity: str
     says: float | str | None
-    ours: float
+    ours: float | None
     unit: str
     agrees: bool | None
     why: str
@@ -78,7 +80,7 @@ class Document(msgspec.Struct, frozen=True):
             document=self.key,
             quantity=quantity,
             says=says,
-            ours=float(ours),
+            ours=float(ours) if math.isfinite(ours) else None,
             unit=unit,
             agrees=agrees,
             why=why,

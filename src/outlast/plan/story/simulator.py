@@ -59,6 +59,8 @@ def tell(
     """
     check(job)
     check_seed(seed)
+    if job.pace != 1:
+        raise UsageError("overhead: a story's steps take what --step says; leave it out")
     if job.drop:
         raise UsageError("drop: the core has no rung that goes on without replicas; leave it out")
     if job.nodes + job.spares > NODES_MAX:

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
-from outlast.plan.story.draws import exponential, gamma, key_of, uniform
+from outlast.plan.story.draws import exponential, gamma, gap, key_of, uniform
 
 # Where the kernel draws what.
 _SALT, _WHOSE = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
@@ -93,7 +93,7 @@ class World:
         return max(_NEVER, others + nodes_rate)
 
     def _drawn_next_s(self) -> float:
-        drawn = exponential(self._key, self.failures, _NEXT)
+        drawn = gap(self._key, self.failures, _NEXT, self._job.gap_spread)
         return self.now_s + drawn / self._rate
 
     # --- failures ---

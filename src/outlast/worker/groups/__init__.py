@@ -6,6 +6,8 @@
 from outlast.worker.groups.record import Record
 from outlast.worker.groups.registry import Groups, register
 from outlast.worker.groups.stable import StableGroup
-from outlast.worker.groups.trouble import is_transport_error
+from outlast.worker.groups.trouble import is_caused_by_transport, is_transport_error
 
-__all__ = ["Groups", "Record", "StableGroup", "is_transport_error", "register"]
+__all__ = [
+    "Groups", "Record", "StableGroup", "is_caused_by_transport", "is_transport_error", "register",
+]  # fmt: skip

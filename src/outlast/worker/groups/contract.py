@@ -39,7 +39,9 @@ class Contract:
             raise PhaseError(
                 f"{op} after the vote of this phase (after optimizer.step): a rank that is lost now"
                 " would leave the others waiting in it; move it before the step or into the next"
-                " session.run"
+                " session.run. Where two optimizers step in turn, with a backward between them (a"
+                " GAN), each is a phase: session.run(train_discriminator, batch), then"
+                " session.run(train_generator, batch)"
             )
         if self._started and not self._inside:
             raise PhaseError(

@@ -10,7 +10,10 @@ import torch
 from torch import distributed as dist
 from torch.futures import Future
 
+from outlast.worker.groups.opaque import opaque_class
 
+
+@opaque_class
 class FinishedWork(dist.Work):
     """A collective that has been answered already; its result lies in the caller's tensors."""
 

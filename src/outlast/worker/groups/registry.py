@@ -166,6 +166,14 @@ class Groups:
             works, control = self._works, self._control
         return works.stuck() + (control is not None and control.busy)
 
+    def is_waiting(self) -> bool:
+        """Whether an operation of the connected generation has begun that needs other ranks to
+        end. An operation that only its owner's `wait` can end counts while that wait lasts. Any
+        thread."""
+        with self._lock:
+            works, control = self._works, self._control
+        return bool(works.stuck()) or (control is not None and control.busy)
+
     def shutdown(self) -> None:
         """Leave in order: cut what still runs, drop all inner groups while Python lives."""
         with self._lock:

@@ -20,6 +20,7 @@ from outlast.worker.groups import answers
 from outlast.worker.groups.facade import BackendView
 from outlast.worker.groups.finished import FinishedWork
 from outlast.worker.groups.inner import InnerGroup, has_nccl
+from outlast.worker.groups.opaque import opaque_class
 
 if TYPE_CHECKING:
     from outlast.worker.groups.registry import Groups
@@ -39,6 +40,7 @@ _METHODS = {op: op if hasattr(dist.ProcessGroup, op) else _OLDER.get(op, op) for
 _ProcessGroup: Any = dist.ProcessGroup  # torch's stubs name other parameters than its C++ does
 
 
+@opaque_class
 class StableGroup(_ProcessGroup):
     """One process group of the job on this seat, in every generation."""
 

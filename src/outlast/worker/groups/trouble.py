@@ -1,49 +1,33 @@
-"""Which errors mean that a peer or a connection is gone, and nothing else.
-
-A programming error must never look like a lost peer: it would heal for ever. So only texts that
-gloo, NCCL and the rendezvous themselves write are known here.
-"""
+"""Recognition of transport errors: a peer or a connection is gone, and nothing else."""
 
 from __future__ import annotations
 
-import re
-
 from torch import distributed as dist
 
-from outlast.errors import GroupError
+from outlast.core.detect.transport import is_gloo_failure, is_nccl_failure
+from outlast.errors import GroupError, StepRefused
 
-_GLOO_TCP = re.compile(
-    r"gloo/transport/tcp/[\w./]+:\d+\] (?:"
-    r"Connection closed by peer"
-    r"|Connection reset by peer"
-    r"|Read error"
-    r"|[Rr]ead timeout"
-    r"|[Ww]rite timeout"
-    r"|[Cc]onnect timeout"
-    r"|writev .*: (?:Broken pipe|Connection reset by peer)"
-    r"|recv .*: Connection reset by peer"
-    r"|Socket unexpectedly closed"
-    r"|Socket closed"
-    r"|Timed out waiting \d+ms for (?:send|recv) operation to complete"
-    r"|Application timeout caused pair closure"
-    r"|.*[Tt]imed out"
-    r"|.*Connection (?:refused|reset|timed out)"
-    r"|.*Broken pipe)",
-    re.DOTALL,
-)
-_GLOO_CONNECT = re.compile(
-    r"Gloo connectFullMesh failed|timed out waiting for connection with sequence number"
-)
-_NCCL = re.compile(
-    r"ncclRemoteError|ncclSystemError|ncclInternalError|NCCL communicator was aborted"
-    r"|NCCL watchdog|ncclCommAbort|Watchdog caught collective operation timeout"
-)
 _WAIT_TIMED_OUT = "Operation timed out!"
 
 
+def is_caused_by_transport(error: BaseException) -> bool:
+    """Return whether the error is, or came of, a transport error or a refused collective."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, StepRefused) or is_transport_error(cause):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def is_transport_error(error: BaseException) -> bool:
-    """True when `error` is gloo, NCCL or the rendezvous saying that a connection broke, was
-    severed, or stayed silent past its deadline. Anything unknown is False."""
+    """Return whether gloo, NCCL or the rendezvous reports a broken or timed-out connection.
+
+    Anything unknown is False: a programming error that looked like a lost peer would be retried
+    for ever.
+    """
     if isinstance(error, GroupError):
         return True
     if not isinstance(error, RuntimeError):
@@ -51,7 +35,6 @@ def is_transport_error(error: BaseException) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     text = str(error)
-    if isinstance(error, dist.DistBackendError) and _NCCL.search(text):
+    if isinstance(error, dist.DistBackendError) and is_nccl_failure(text):
         return True
-    found = _GLOO_TCP.search(text) or _GLOO_CONNECT.search(text)
-    return bool(found) or text.strip() == _WAIT_TIMED_OUT
+    return is_gloo_failure(text) or text.strip() == _WAIT_TIMED_OUT

@@ -15,8 +15,10 @@ from typing import Any
 from torch import distributed as dist
 
 from outlast.errors import GroupError
+from outlast.worker.groups.opaque import opaque_class
 
 
+@opaque_class
 class WaitedWork(dist.Work):
     """Passes everything on to `work`; calls `ended` once the first wait has ended well."""
 
@@ -66,6 +68,7 @@ class WaitedWork(dist.Work):
         return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
 
 
+@opaque_class
 class AnySourceWork(WaitedWork):
     """gloo's receive from anybody, which no cut connection wakes: the wait is left to a thread, so
     that `give_up` can end it. The thread itself ends with the operation's time-out; nothing can
@@ -80,7 +83,12 @@ class AnySourceWork(WaitedWork):
         if not self._waited:
             self._waited = True
             threading.Thread(target=self._wait, name="outlast-any-source", daemon=True).start()
-        if not self._settled.wait(timeout.total_seconds() if timeout else None):
+        self.waiting = True
+        try:
+            settled = self._settled.wait(timeout.total_seconds() if timeout else None)
+        finally:
+            self.waiting = False
+        if not settled:
             raise GroupError(f"nobody has sent anything within {timeout}")
         if self._error is not None:
             raise self._error

@@ -115,7 +115,8 @@ class Works:
             return sum(not pending.ended() for pending in self._pending)
 
     def stuck(self) -> int:
-        """After the connections are cut: works that should have ended by then, and have not."""
+        """Works that other ranks or the network must end; after the connections are cut: works
+        that should have ended by then, and have not."""
         with self._lock:
             return sum(pending.stuck() for pending in self._pending)
 

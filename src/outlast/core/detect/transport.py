@@ -1,0 +1,60 @@
+"""Texts by which gloo, NCCL and the rendezvous report a broken connection.
+
+A programming error must never look like a lost peer: it would be retried for ever. Only texts that
+these libraries write themselves are known here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GLOO = re.compile(
+    r"gloo/transport/tcp/[\w./]+:\d+\] (?:"
+    r"Connection closed by peer"
+    r"|Connection reset by peer"
+    r"|Read error"
+    r"|[Rr]ead timeout"
+    r"|[Ww]rite timeout"
+    r"|[Cc]onnect timeout"
+    r"|writev .*: (?:Broken pipe|Connection reset by peer)"
+    r"|recv .*: Connection reset by peer"
+    r"|Socket unexpectedly closed"
+    r"|Socket closed"
+    r"|Timed out waiting \d+ms for (?:send|recv) operation to complete"
+    r"|Application timeout caused pair closure"
+    r"|.*[Tt]imed out"
+    r"|.*Connection (?:refused|reset|timed out)"
+    r"|.*Broken pipe)"
+    r"|Gloo connectFullMesh failed|timed out waiting for connection with sequence number",
+    re.DOTALL,
+)
+_NCCL = re.compile(
+    r"ncclRemoteError|ncclSystemError|ncclInternalError|NCCL communicator was aborted"
+    r"|NCCL watchdog|ncclCommAbort|Watchdog caught collective operation timeout"
+)
+ENDING_LINES = 5  # of a log: warnings at exit may follow the exception
+_STORE = re.compile(
+    r"(?:^|\.|: )(?:DistNetworkError|DistStoreError): "
+    r"|TCPStore.*(?:Connection reset|Broken pipe|failed to recv|wait timeout)"
+)
+
+
+def is_gloo_failure(text: str) -> bool:
+    """Return whether gloo wrote ``text`` about a connection that broke or timed out."""
+    return bool(_GLOO.search(text))
+
+
+def is_nccl_failure(text: str) -> bool:
+    """Return whether NCCL or its watchdog wrote ``text`` about a lost or aborted communicator."""
+    return bool(_NCCL.search(text))
+
+
+def is_connection_failure(text: str) -> bool:
+    """Return whether a process ended with ``text`` because a connection to a peer broke.
+
+    Args:
+        text: The last lines of a traceback or of a log. Only its last paragraph that names an
+            exception counts, so that a handled failure further up does not.
+    """
+    ending = "\n".join(text.strip().splitlines()[-ENDING_LINES:])
+    return is_gloo_failure(ending) or is_nccl_failure(ending) or bool(_STORE.search(ending))

@@ -1,0 +1,119 @@
+"""When this rank reports digests, and what waits for the answer.
+
+After the first step of every generation all of the state is digested, and no phase is voted on
+before the controller has answered: gradients of a rank whose state is wrong are never applied.
+Every `every` steps one of PARTS parts is digested, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from outlast import wire
+from outlast.core.faults import Where
+from outlast.errors import GroupError
+from outlast.worker.audit.state import (
+    WHOLE,
+    Part,
+    collect,
+    digest_kinds,
+    digest_names,
+    flip_bit,
+    replica_set,
+)
+from outlast.worker.groups import Groups
+from outlast.worker.moment import Moment
+from outlast.worker.protected import Protected
+
+PARTS = 8
+AGAIN_S = 2.0  # a report or its answer may be lost with a connection
+_KEPT = 2  # audits whose names can still be asked for
+
+
+class Auditor:
+    """One worker's. `every`: committed steps between audits of a part; 0: none of those."""
+
+    def __init__(
+        self, moment: Moment, groups: Groups, protected: Callable[[], Protected],
+        send: Callable[[wire.WorkerBody], None], trouble: Callable[[BaseException], None],
+        watch: Callable[[Where], None], *, every: int, patience_s: float,
+    ) -> None:  # fmt: skip
+        self._moment, self._groups, self._protected = moment, groups, protected
+        self._send, self._trouble, self._watch = send, trouble, watch
+        self._every, self._patience_s = every, patience_s
+        self._generation = 0  # whose first step has been audited
+        self._set = b""
+        self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
+        self._pending: wire.Audited | None = None  # its answer is waited for
+        self._answered = threading.Event()
+
+    @property
+    def hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
+        """What a phase calls before its vote, and when it is complete."""
+        return self.before_vote, self.completed
+
+    def flip(self, pattern: str) -> None:
+        """Flip a bit of the first tensor whose name matches (`--fault flip`)."""
+        flip_bit(self._protected(), pattern)
+
+    def completed(self, kind: str) -> None:
+        """A phase is complete on this rank; report digests where they are due."""
+        moment = self._moment
+        self._pending = None
+        if kind == "step":
+            self._watch("committed")
+        if self._groups.world < 2 or kind != "step" or not moment.is_open:
+            return
+        if self._generation != moment.opened:
+            self._generation = moment.opened
+            self._report(WHOLE)
+        elif self._every and moment.step % self._every == 0:
+            self._report(Part(moment.step // self._every % PARTS, PARTS))
+
+    def before_vote(self) -> None:
+        """Return once the state that the phase began with is known to be its replicas'."""
+        report = self._pending
+        if report is None or report.generation != self._moment.opened:
+            return
+        until_s = time.monotonic() + self._patience_s
+        while not self._answered.wait(AGAIN_S):
+            if not self._moment.is_open:
+                return  # the vote will be refused
+            if time.monotonic() > until_s:
+                detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
+                self._trouble(GroupError(detail))
+                return
+            self._send(report)
+        self._pending = None
+
+    # --- the reader thread ---
+
+    def hear(self, body: wire.AuditAsk | wire.AuditAgreed) -> None:
+        """Take the controller's question or answer."""
+        if isinstance(body, wire.AuditAsk):
+            names = self._names.get(body.n, {})
+            asked = {kind: names.get(kind, {}) for kind in body.kinds}
+            self._send(wire.AuditNamed(generation=body.generation, n=body.n, names=asked))
+        elif self._pending is not None and body.n == self._pending.n:
+            self._answered.set()
+
+    def wake(self) -> None:
+        """The generation has closed: nothing is waited for any more."""
+        self._answered.set()
+
+    def _report(self, part: Part) -> None:
+        moment, protected = self._moment, self._protected()
+        self._set = self._set or replica_set(protected)
+        names = digest_names(collect(protected), part)
+        self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
+        self._names[moment.n] = names
+        report = wire.Audited(
+            generation=moment.opened, n=moment.n, step=moment.step, replica_set=self._set,
+            kinds=digest_kinds(names), part=part.number, parts=part.parts,
+        )  # fmt: skip
+        if part == WHOLE:
+            self._answered.clear()
+            self._pending = report
+        self._send(report)

@@ -1,0 +1,191 @@
+"""What compiled code stores, reads and calls: names, attributes, and what lives across a loop.
+
+A name that a loop's body stores matters to a replacement worker only if the body reads it before it
+stores it again: `live_after` computes that by the usual backward data flow.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_READS = {
+    "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF",
+    "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FAST_LOAD_FAST",
+    "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
+}  # fmt: skip
+_WRITES = {"STORE_NAME", "STORE_GLOBAL", "STORE_FAST", "STORE_DEREF", "STORE_FAST_STORE_FAST"}
+_ENDS = {
+    "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+    "JUMP_BACKWARD_NO_INTERRUPT",
+}  # fmt: skip
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+# Methods of containers, tensors and arrays that change them.
+_MUTATORS = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop",
+    "popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort", "subtract", "update",
+}  # fmt: skip
+
+
+class Names(NamedTuple):
+    """What some code does to names that are not its own temporaries."""
+
+    stored_globals: frozenset[str]
+    stored_cells: frozenset[str]  # of an enclosing function
+    stored_attributes: frozenset[str]
+    outer: frozenset[str]  # read: globals, and variables of an enclosing function
+    inner: frozenset[str]  # read: its own variables
+    attributes: frozenset[str]  # read
+    mutates: bool  # stores items, or calls a method that changes a container
+
+    @property
+    def read(self) -> frozenset[str]:
+        """All names that are read."""
+        return self.outer | self.inner | self.attributes
+
+
+def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Names:
+    """The names of `code` itself, nested code apart; of the instructions at `offsets` only."""
+    stored_globals, cells, stored = set[str](), set[str](), set[str]()
+    outer, inner, attributes = set[str](), set[str](), set[str]()
+    own = {*code.co_varnames, *code.co_cellvars}
+    mutates = False
+    for each in dis.get_instructions(code):
+        if offsets is not None and each.offset not in offsets:
+            continue
+        name, kind = each.argval, each.opname
+        if kind == "STORE_GLOBAL":
+            stored_globals.add(name)
+        elif kind == "STORE_DEREF" and name in code.co_freevars:
+            cells.add(name)
+        elif kind == "STORE_ATTR":
+            stored.add(name)
+        elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+            mutates = True
+        elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(name)
+            mutates = mutates or name in _MUTATORS or name.endswith("_")
+        elif kind in _READS:
+            for name in _argument(each):
+                (inner if name in own else outer).add(name)
+    return Names(
+        frozenset(stored_globals), frozenset(cells), frozenset(stored), frozenset(outer),
+        frozenset(inner), frozenset(attributes), mutates,
+    )  # fmt: skip
+
+
+def nested(code: types.CodeType, offsets: frozenset[int] | None = None) -> Iterator[types.CodeType]:
+    """The code of functions, classes and comprehensions that `code` defines, at any depth; of
+    those that the instructions at `offsets` make, where these are given."""
+    for each in dis.get_instructions(code):
+        made = each.argval
+        if isinstance(made, types.CodeType) and (offsets is None or each.offset in offsets):
+            yield made
+            yield from nested(made)
+
+
+def _argument(each: dis.Instruction) -> tuple[str, ...]:
+    value = each.argval
+    return value if isinstance(value, tuple) else (value,)
+
+
+def iterated_names(code: types.CodeType, offset: int) -> set[str]:
+    """The names in the expression that the `for` at `offset` goes through."""
+    all_ = list(dis.get_instructions(code))
+    index = next((i for i, each in enumerate(all_) if each.offset == offset), 0)
+    if all_[index].opname != "FOR_ITER":
+        return set()
+    where = all_[index].positions
+    if where is None or where.lineno is None:
+        return set()
+    begin, end = (where.lineno, where.col_offset), (where.end_lineno, where.end_col_offset)
+    return {
+        name
+        for each in all_
+        if each.opname in _READS and (at := each.positions) is not None
+        if begin <= (at.lineno, at.col_offset) and (at.end_lineno, at.end_col_offset) <= end  # type: ignore[operator]
+        for name in _argument(each)
+    }
+
+
+class Flow:
+    """The control flow of one function or module."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self._code = code
+        self._all = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+        self._at = {each.offset: index for index, each in enumerate(self._all)}
+        self._next = [self._successors(index) for index in range(len(self._all))]
+
+    def _successors(self, index: int) -> list[int]:
+        each = self._all[index]
+        found = []
+        if each.opname not in _ENDS and index + 1 < len(self._all):
+            found.append(index + 1)
+        if each.opcode in _JUMPS:
+            found.append(self._at[each.argval])
+        found += [
+            self._at[entry.target]
+            for entry in dis.Bytecode(self._code).exception_entries  # type: ignore[attr-defined]
+            if entry.start <= each.offset < entry.end
+        ]
+        return found
+
+    def _body(self, offset: int) -> list[int]:
+        """Where the code goes on when the instruction at `offset` has given it a value."""
+        # While a call lasts, the offset may be that of the call's inline cache.
+        index = max(i for i, each in enumerate(self._all) if each.offset <= offset)
+        return [index + 1] if index + 1 < len(self._all) else []
+
+    def reachable(self, offset: int) -> frozenset[int]:
+        """Offsets of the instructions that may run after the one at `offset`."""
+        todo, seen = self._body(offset), set[int]()
+        while todo:
+            index = todo.pop()
+            if index not in seen:
+                seen.add(index)
+                todo += self._next[index]
+        return frozenset(self._all[index].offset for index in seen)
+
+    def stored(self, offsets: Iterable[int]) -> set[str]:
+        """The names that the instructions at `offsets` bind."""
+        return {
+            name
+            for offset in offsets
+            for each in (self._all[self._at[offset]],)
+            if each.opname in _WRITES or each.opname == "STORE_FAST_LOAD_FAST"
+            for name in _argument(each)[: 1 if each.opname == "STORE_FAST_LOAD_FAST" else None]
+        }
+
+    def live_after(self, offset: int, read_by_calls: frozenset[str]) -> set[str]:
+        """Names whose value at this place may be read later, before they are bound again.
+        `read_by_calls`: what functions may read that the code calls."""
+        live: list[set[str]] = [set() for _ in self._all]
+        changed = True
+        while changed:
+            changed = False
+            for index in range(len(self._all) - 1, -1, -1):
+                after = set[str]().union(*(live[n] for n in self._next[index]))
+                before = self._before(self._all[index], after, read_by_calls)
+                if before != live[index]:
+                    live[index], changed = before, True
+        return set[str]().union(*(live[n] for n in self._body(offset)))
+
+    def _before(
+        self, each: dis.Instruction, after: set[str], read_by_calls: frozenset[str]
+    ) -> set[str]:
+        kind = each.opname
+        if kind == "STORE_FAST_LOAD_FAST":
+            stored, read = _argument(each)
+            return (after | {read}) - {stored} if read != stored else after - {stored}
+        if kind in _WRITES:
+            return after - set(_argument(each))
+        if kind.startswith("DELETE_") and kind in ("DELETE_NAME", "DELETE_FAST", "DELETE_GLOBAL"):
+            return after - {each.argval}
+        if kind in _READS:
+            return after | set(_argument(each))
+        if kind.startswith("CALL") or kind in ("FOR_ITER", "SEND", "BINARY_OP", "COMPARE_OP"):
+            return after | read_by_calls
+        return after

@@ -1,0 +1,76 @@
+"""The frames that hold the training loop: what its body touches, and what outlives a round."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+
+from outlast.worker.script.bytecode import Flow, iterated_names, names_of
+from outlast.worker.script.paths import Path, own_frames, root_of
+from outlast.worker.script.walk import Reach, Spot
+
+_COUNTERS = {"enumerate", "zip", "islice", "count"}
+
+
+class LoopLook:
+    """The frame that holds the training loop: what its body touches."""
+
+    def __init__(self, frame: types.FrameType) -> None:
+        self._code, self.root = frame.f_code, root_of(frame)
+        # Between two rounds, when phases run, a generator's frame is not on the stack.
+        self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
+        flow = Flow(self._code)
+        self._offsets = flow.reachable(frame.f_lasti)
+        self.counts = next(iter(iterated_names(self._code, frame.f_lasti) & _COUNTERS), "")
+        stored = flow.stored(self._offsets)
+        inner = Reach(set())
+        inner.add_code(self._code, frame.f_globals, self._offsets)
+        self._add_locals(inner, frame, names_of(self._code, self._offsets).read)
+        inner.walk()
+        called = frozenset[str]().union(*(each.names.outer for each in inner.codes[1:]))
+        self._live = flow.live_after(frame.f_lasti, called)
+        self._rebound = stored & self._live
+        self._without = frozenset((self.root, ("name", name)) for name in stored - self._live)
+        self._before: dict[Path, Spot] = {}
+        self._counts: dict[Path, int] = {}
+        self.looks = 0
+
+    def reach(self, protected: set[int]) -> Reach:
+        """Everything that the loop's body can touch."""
+        self.looks += 1
+        reach = Reach(protected, self._without)
+        frame = next(f for f in own_frames() if f.f_code is self._code)
+        reach.add_code(self._code, frame.f_globals, self._offsets)
+        self._add_locals(reach, frame, self._live)
+        reach.walk()
+        return reach
+
+    def _add_locals(self, reach: Reach, frame: types.FrameType, names: AbstractSet[str]) -> None:
+        if self.root[0] == "frame":
+            for name in sorted(names & frame.f_locals.keys()):
+                reach.add((self.root, ("name", name)), frame.f_locals[name])
+
+    def rebound(self, reach: Reach) -> Iterator[tuple[Path, bool]]:
+        """Names that the body binds anew and reads before that, in its next round."""
+        for name in sorted(self._rebound):
+            path = (self.root, ("name", name))
+            if path in reach.spots and reach.spots[path].is_plain:
+                yield path, False
+
+    def changes(self, spots: dict[Path, Spot]) -> list[tuple[Path, Spot, Spot]]:
+        """What differs since the last call."""
+        found = [
+            (path, old, spots[path])
+            for path, old in self._before.items()
+            if path in spots and spots[path].look != old.look
+        ]
+        for path, _, _ in found:
+            self._counts[path] = self._counts.get(path, 0) + 1
+        self._before = spots
+        return found
+
+    def count(self, path: Path) -> int:
+        """How often it has differed."""
+        return self._counts[path]

@@ -1,0 +1,221 @@
+"""Places of values in a running script: named, read and written.
+
+A path begins at a root, which another process that runs the same script has as well, and goes on in
+steps. Both are pairs of a kind and a name:
+
+| root | names |
+|---|---|
+| `module` | a module of the script |
+| `frame` | the function that holds the loop, by its qualified name; it is on the stack |
+| `phase` | a function given to `session.run`, by its key |
+
+| step | goes to |
+|---|---|
+| `name` | a global of the module, a local of the frame |
+| `attr` | an attribute |
+| `key` | an item of a dict, list or tuple |
+| `cell` | a variable of an enclosing function |
+| `default` | the default value of a parameter, by position |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from outlast import generators
+from outlast.generators import GENERATOR_TYPES
+from outlast.worker.script.origins import is_own_file
+
+Step = tuple[str, Any]
+Path = tuple[Step, ...]
+
+
+class Gone(LookupError):  # noqa: N818 - control flow: there is nothing at a path
+    """Nothing is at this path now."""
+
+
+class Roots:
+    """Where paths begin in this process."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}  # by a phase's key
+
+    def read(self, path: Path, spaces: dict[Step, Any] | None = None) -> Any:
+        """Return the value at `path`. Raises Gone. `spaces` keeps roots between several calls."""
+        root = path[0]
+        if spaces is None or len(path) == 1:
+            value = self._root(root)
+        elif root in spaces:
+            value = spaces[root]
+        else:
+            value = self._root(root)
+            value = value.f_locals if isinstance(value, types.FrameType) else value
+            spaces[root] = value
+        for step in path[1:]:
+            value = _follow(value, step)
+        return value
+
+    def write(self, path: Path, value: Any) -> None:
+        """Bind what `path` leads to. Raises Gone where its owner is not there."""
+        owner, (kind, name) = self.read(path[:-1]), path[-1]
+        if kind == "name" and isinstance(owner, types.FrameType):
+            _bind_local(owner, name, value)
+        elif kind == "name":
+            owner.__dict__[name] = value
+        elif kind == "attr":
+            setattr(owner, name, value)
+        elif kind == "key":
+            owner[name] = value
+        elif kind == "cell":
+            _cell(owner, name).cell_contents = value
+        else:
+            raise Gone(text(path))
+
+    def _root(self, root: Step) -> Any:
+        kind, name = root
+        if kind == "module" and name in sys.modules:
+            return sys.modules[name]
+        if kind == "phase" and name in self.functions:
+            return self.functions[name]
+        if kind == "frame":
+            for frame in own_frames():
+                if frame.f_code.co_qualname == name:
+                    return frame
+        raise Gone(f"{kind} {name}")
+
+
+def own_frames() -> Iterator[types.FrameType]:
+    """The frames of the script's own code on this thread's stack, innermost first."""
+    frame = sys._getframe(1)  # noqa: SLF001 - a script's locals have no other way in
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def root_of(frame: types.FrameType) -> Step:
+    """The root of the names that code in `frame` binds."""
+    if frame.f_code.co_name == "<module>":
+        return "module", frame.f_globals["__name__"]
+    return "frame", frame.f_code.co_qualname
+
+
+def text(path: Path) -> str:
+    """The path as a programmer writes it: `meter.total`, `best (of main())`."""
+    (kind, root), *steps = path
+    parts = []
+    for step, name in steps:
+        if step in ("name", "cell"):
+            parts.append(str(name))
+        elif step == "default":
+            parts.append(f"<default {name}>")
+        else:
+            parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
+    said = "".join(parts).removeprefix(".")
+    if kind == "frame":
+        return f"{said} (of {root}())"
+    if kind == "phase":
+        return f"{said} (of {root.partition(':')[0]})"
+    return said if root == "__main__" else f"{root}.{said}"
+
+
+def unwrapped(function: Any) -> Any:
+    """The Python function behind partials, wrappers and bound methods."""
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        elif isinstance(function, types.FunctionType) and "__wrapped__" in vars(function):
+            function = vars(function)["__wrapped__"]
+        else:
+            return function
+
+
+def _follow(value: Any, step: Step) -> Any:
+    kind, name = step
+    try:
+        if kind == "name":
+            if isinstance(value, types.FrameType):
+                return value.f_locals[name]
+            return (value.__dict__ if isinstance(value, types.ModuleType) else value)[name]
+        if kind == "attr":
+            return getattr(value, name)
+        if kind == "key":
+            return value[name]
+        if kind == "cell":
+            return _cell(value, name).cell_contents
+        if kind == "default":
+            return value.__defaults__[name]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise Gone(f"{kind} {name}") from error
+    raise Gone(f"{kind} {name}")
+
+
+def _cell(function: Any, name: str) -> types.CellType:
+    function = unwrapped(function)
+    try:
+        return function.__closure__[function.__code__.co_freevars.index(name)]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Gone(f"cell {name}") from error
+
+
+def _bind_local(frame: types.FrameType, name: str, value: Any) -> None:
+    frame.f_locals[name] = value
+    if sys.version_info < (3, 13):  # from there on the line above has bound it
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+# --- values, as they are written down ---
+
+_GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
+
+
+def outward(value: Any) -> Any:
+    """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
+    if isinstance(value, GENERATOR_TYPES):
+        return {_GENERATOR: generators.states({"it": value})}
+    if type(value) is deque:
+        return {_DEQUE: list(value)}
+    return value
+
+
+def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
+    """`saved` in the container or generator `live`, where the types agree. Returns the value and
+    whether it is `live` itself. `in_place`: also in the memory of a tensor or an array, which
+    otherwise may be somebody else's."""
+    if isinstance(live, GENERATOR_TYPES):
+        if isinstance(saved, dict) and _GENERATOR in saved:
+            generators.put({"it": live}, saved[_GENERATOR])
+            return live, True
+        raise Gone("a generator")
+    new: Any = saved
+    if isinstance(saved, dict) and _DEQUE in saved:
+        new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
+    if type(live) is not type(new):
+        return new, False
+    if isinstance(live, list):
+        live[:] = new
+    elif isinstance(live, (dict, set)):
+        live.clear()
+        live.update(new)
+    elif type(live) is deque:
+        live.clear()
+        live.extend(new)
+    elif isinstance(live, torch.Tensor) and in_place and live.shape == new.shape:
+        with torch.no_grad():
+            live.copy_(new)
+    elif isinstance(live, np.ndarray) and in_place and live.shape == new.shape:
+        live[...] = new
+    else:
+        return new, False
+    return live, True

@@ -1,0 +1,129 @@
+"""Whether a step computes the same twice from one state: looked at in its rehearsals.
+
+DDP puts its buckets into another order at the beginning of the second attempt, and another order of
+summation gives other bits: gradients are compared from the second attempt on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ROUNDING = 1e-3  # what a kernel's free order of summation may change in a sum, at most
+
+
+class Repetition(NamedTuple):
+    """What one attempt had computed when it came to its gate."""
+
+    generation: int
+    choices: bytes  # generators, own objects, carried variables
+    reports: dict[str, bytes]
+    gradients: dict[str, tuple[int, float]]
+
+
+class Difference(NamedTuple):
+    """Two attempts did not compute the same. `is_rounding`: on a device, and by very little."""
+
+    what: str
+    is_rounding: bool = False
+
+
+def look(
+    generation: int,
+    choices: bytes,
+    reports: Mapping[str, float],
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+) -> Repetition:
+    """Take the digests of this attempt."""
+    named = [(name, _local(p.grad)) for name, p in parameters if p.grad is not None]
+    sums = [_bits(gradient) for _, gradient in named]
+    sizes = [_size(gradient) for _, gradient in named]
+    return Repetition(
+        generation,
+        choices,
+        {name: struct.pack("<d", value) for name, value in reports.items()},
+        {
+            name: (int(bits), float(size))
+            for (name, _), bits, size in zip(named, _fetched(sums), _fetched(sizes), strict=True)
+        },
+    )
+
+
+class Repetitions:
+    """The attempts at each function's first step."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Repetition] = {}
+        self._count: dict[str, int] = {}
+
+    def awaits(self, key: str) -> bool:
+        """Whether the function has been rehearsed, and its first step has not been compared."""
+        return key in self._last
+
+    def rehearsed(self, key: str, now: Repetition) -> Difference | None:
+        """One more rehearsal."""
+        before, count = self._last.get(key), self._count.get(key, 0)
+        self._last[key], self._count[key] = now, count + 1
+        return _difference(before, now, gradients=count >= 2) if before is not None else None
+
+    def first_step(self, key: str, now: Repetition) -> Difference | None:
+        """The attempt that will count; the last one that is compared."""
+        return _difference(self._last.pop(key), now, gradients=self._count.pop(key) >= 2)
+
+
+def _difference(before: Repetition, now: Repetition, *, gradients: bool) -> Difference | None:
+    if before.generation != now.generation:
+        return None  # DDP may rebuild its buckets: no pair to compare
+    for name, value in before.reports.items():
+        if gradients and now.reports.get(name, value) != value:
+            old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]
+            return Difference(f"reported {name}={old!r} and then {new!r}")
+    if before.choices != now.choices:
+        return Difference("drew another number of random numbers")
+    if not gradients or before.gradients == now.gradients:
+        return None
+    differing = [
+        name
+        for name in {**before.gradients, **now.gradients}
+        if before.gradients.get(name) != now.gradients.get(name)
+    ]
+    more = f" (and of {len(differing) - 1} more)" if len(differing) > 1 else ""
+    return Difference(
+        f"computed another gradient of {differing[0]}{more}",
+        all(_is_close(before.gradients.get(n), now.gradients.get(n)) for n in differing),
+    )
+
+
+def _is_close(a: tuple[int, float] | None, b: tuple[int, float] | None) -> bool:
+    if a is None or b is None or not a[1]:  # sizes are taken on devices only
+        return False
+    return abs(a[1] - b[1]) <= _ROUNDING * max(a[1], b[1])
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    gradient = gradient.detach()
+    if isinstance(gradient, DTensor):
+        gradient = gradient.to_local()
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return gradient.contiguous().view(-1)
+
+
+def _bits(gradient: torch.Tensor) -> torch.Tensor:
+    values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
+
+
+def _size(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.device.type == "cpu":
+        return torch.zeros((), dtype=torch.float64)
+    return gradient.abs().sum(dtype=torch.float64)
+
+
+def _fetched(sums: list[torch.Tensor]) -> list[float | int]:
+    return torch.stack([each.cpu() for each in sums]).tolist() if sums else []

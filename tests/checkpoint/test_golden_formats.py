@@ -1,0 +1,104 @@
+"""Bytes of formats 2 and 3: what is read today is read for ever, and written the same.
+
+To write them anew on purpose (a new version!): `python tests/checkpoint/test_golden_formats.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from making import Array, make
+
+from outlast.checkpoint.boxes import Box
+from outlast.checkpoint.catalog import newest, places, verify
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.reader import Reader, Target
+from outlast.checkpoint.record import Commit, Place, Sample, Tensor, digest_of, unseal
+from outlast.errors import CorruptionError
+
+GOLDEN = {version: Path(__file__).with_name(f"golden_v{version}") for version in (2, 3)}
+PLACES = {2: Place(500, 512, "a1g3s17"), 3: Place(500, 512, "a1g3s17", line=2)}
+BASE = "step-000000100-n103-a1g3s4"
+SHARED, OWN = b"equal on all ranks", {0: b"of rank 0", 1: bytes(range(256))}
+DTYPES = {"norm": "bfloat16"}
+SAMPLES = (Sample("0" * 32, (0, 1), "1" * 32, "0011223344556677", ("norm", "weight")),)
+
+
+def tensors() -> dict[str, Array]:
+    counted = np.arange(2200, dtype=np.float32)
+    return {
+        "weight": (counted / 7 - 100).reshape(44, 50),
+        "norm": np.arange(0x3F80, 0x3F80 + 9, dtype=np.uint16),
+        "mask": np.arange(11) % 3 == 0,
+        "step": np.array(500),
+        "empty": np.zeros((0, 4), np.float16),
+        "turn": np.array([[1 + 2j, -0.0 - 1j]], np.complex64),
+    }
+
+
+def write(root: Path, version: int) -> None:
+    since: dict[str, Any] = {}
+    if version == 3:
+        since = {"parent": "step-000000400-n411-l2-a1g3s16", "base": BASE, "samples": SAMPLES}
+    make(
+        root, PLACES[version], tensors(), job="golden", own=OWN, shared=SHARED, dtypes=DTYPES,
+        chunk_bytes=4096, time_ns=1_767_225_600_000_000_000, version=version, **since,
+    )  # fmt: skip
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_golden_checkpoint_reads_back_exactly(version: int) -> None:
+    found = newest(Folder(GOLDEN[version]), pytest.fail, verify=True)
+    assert found and found.place == PLACES[version] and found.job == "golden"
+    assert found.commit.base == (BASE if version == 3 else "")
+    assert found.manifests[0].samples == (SAMPLES if version == 3 else ())
+    assert verify(found) == []
+    assert found.tensors["norm"] == Tensor("bfloat16", (9,))
+    wanted = tensors()
+    assert found.tensors.keys() == wanted.keys()
+    targets = [
+        Target(name, Box.whole(array.shape), np.zeros_like(array)) for name, array in wanted.items()
+    ]
+    it = Reader(found)
+    it.read(targets)
+    assert all(into.tobytes() == wanted[name].tobytes() for name, _, into in targets)
+    assert it.blob(0, "shared") == SHARED
+    assert {rank: it.blob(rank, "own") for rank in OWN} == OWN
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_golden_checkpoint_is_written_the_same(tmp_path: Path, version: int) -> None:
+    write(tmp_path, version)
+    assert contents(tmp_path) == contents(GOLDEN[version])
+    assert len(contents(GOLDEN[version])) == 6
+
+
+@pytest.mark.parametrize(("version", "absent"), [(2, ()), (3, ("parent", "base"))])
+def test_a_record_has_the_fields_of_its_format(version: int, absent: tuple[str, ...]) -> None:
+    """A digest that fits is not enough: what format 2 lacks is no part of it, and 3 has all."""
+    path = GOLDEN[3] / PLACES[3].directory / "commit.json"
+    record = unseal(path.read_bytes(), Commit, "commit.json")
+    fields = msgspec.to_builtins(record) | {"format": version, "digest": ""}
+    fields = {name: value for name, value in fields.items() if name not in absent}
+    fields["digest"] = digest_of(msgspec.json.encode(fields))
+    with pytest.raises(CorruptionError, match="do not match its digest"):
+        unseal(msgspec.json.encode(fields) + b"\n", Commit, "commit.json")
+
+
+def test_checkpoints_of_both_formats_in_one_directory(tmp_path: Path) -> None:
+    for version in (2, 3):
+        write(tmp_path, version)
+    assert places(Folder(tmp_path)) == [PLACES[3], PLACES[2]]
+
+
+if __name__ == "__main__":
+    write(GOLDEN[3], 3)  # a format that others have written stays as it is

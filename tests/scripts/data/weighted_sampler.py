@@ -1,0 +1,53 @@
+"""Samples drawn with replacement by weight, each rank from a generator of its own."""
+# unmeasured: not run on a quiet machine yet
+# steps: 10
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+
+import outlast
+
+
+class Pictures(Dataset):
+    """Items with an augmentation that is drawn when they are loaded."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return index, torch.full((4,), index / 50) + 0.01 * torch.randn(4)
+
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+dataset = Pictures()
+loader = DataLoader(
+    dataset,
+    5,
+    sampler=WeightedRandomSampler(
+        torch.arange(1.0, 51), 25, generator=torch.Generator().manual_seed(session.rank)
+    ),
+)
+torch.manual_seed(9 + session.rank)
+seen = session.state.setdefault("seen", [])
+session.protect(model=model, optimizer=optimizer, loader=loader)
+
+
+def train_step(batch):
+    indices, x = batch
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    seen.append([*indices.tolist(), x.sum().item()])
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for batch in session.batches(loader, epochs=2):
+    session.run(train_step, batch)
+write_digests(session, model=model, optimizer=optimizer, seen=seen)

@@ -1,0 +1,32 @@
+"""PowerSGD: a communication hook that keeps error feedback."""
+# refused: keeps a state (PowerSGDState) that is not protected
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+powers = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+model.register_comm_hook(powers, powerSGD_hook.powerSGD_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = model(torch.randn(5, 8)).square().mean()
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)

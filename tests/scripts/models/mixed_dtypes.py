@@ -1,0 +1,31 @@
+"""Mixed dtypes: a bf16 model whose optimizer keeps fp32 moments by foreach."""
+# unmeasured: not run on a quiet machine yet
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(
+    nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).bfloat16()
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = model(torch.randn(5, 8).bfloat16()).float().square().mean()
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)

@@ -1,0 +1,31 @@
+"""The next batch is fetched before the step, into a protected place."""
+# unmeasured: not run on a quiet machine yet
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+ahead = session.state.setdefault("ahead", [torch.randn(5, 8)])
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = model(ahead[0]).square().mean()
+    ahead[0] = torch.randn(5, 8)
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer, ahead=ahead)

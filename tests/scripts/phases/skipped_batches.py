@@ -1,0 +1,34 @@
+"""A batch that raises is skipped inside the step, on all ranks alike."""
+# unmeasured: not run on a quiet machine yet
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(index):
+    optimizer.zero_grad()
+    try:
+        if index % 4 == 1:
+            raise ValueError(f"sample {index} is damaged")
+        loss = model(torch.randn(5, 8)).square().mean()
+    except ValueError:
+        loss = 0 * model(torch.ones(1, 8)).sum()
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)

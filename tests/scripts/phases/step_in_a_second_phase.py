@@ -1,0 +1,31 @@
+"""Forward and backward in one phase, the optimizer's step in the next."""
+# refused: computed gradients and no protected optimizer stepped
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def compute(_index):
+    optimizer.zero_grad()
+    model(torch.randn(5, 8)).square().mean().backward()
+
+
+def apply():
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(compute, index)
+    session.run(apply)
+write_digests(session, model=model, optimizer=optimizer)

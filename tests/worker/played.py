@@ -1,0 +1,134 @@
+"""Phases played without processes, for scripts given as text: what is under test is the real thing
+that finds and carries the script's variables."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from outlast.checkpoint import tree
+from outlast.errors import CodecError
+from outlast.worker.script.script import Script
+from outlast.worker.session import _key
+
+HEAD = """
+    import itertools, random, collections, functools, time
+    import numpy as np, torch
+    from torch import nn
+    out = []
+"""
+NAME = "played"
+
+
+class RefusedError(Exception):
+    pass
+
+
+class DiedError(Exception):
+    """The rank died before a phase; holds what its slot has."""
+
+    def __init__(self, slot: bytes) -> None:
+        super().__init__()
+        self.slot = slot
+
+
+class Session:
+    """Plays what a worker does around phases. `redo`: the phase that is refused once more;
+    `die`: the one before which the rank dies; `slot`, `begin`: what a successor gets."""
+
+    def __init__(
+        self, *, stop: bool = True, redo: int = -1, die: int = -1, slot: bytes = b"", begin: int = 0
+    ) -> None:
+        self.notes: list[str] = []
+        self.told: list[str] = []
+        self.protected: list[Any] = [self]
+        self.script = Script(
+            lambda: {id(part) for each in self.protected for part in _parts(each)},
+            "stop" if stop else "warn",
+            lambda text, warning=True: (self.notes if warning else self.told).append(text),
+        )
+        self._redo, self._die, self._slot, self._begin = redo, die, slot, begin
+        self._settled: set[str] = set()
+        self._refusing = False
+        self.index = 0
+
+    def batches(self, count: int) -> Iterator[int]:
+        for index in range(self._begin, count):
+            self.index = index
+            self.script.at_top()
+            yield self.index
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        key, carried = _key(function), self.script.carried
+        self.script.meet(key, function)
+        if self._slot:
+            self._settled.add(key)
+            carried.restore(tree.decode(self._slot))
+            self._slot = b""
+        if self.index == self._die:
+            raise DiedError(self._own())
+        if key not in self._settled:
+            self._settled.add(key)
+            for _ in range(2):
+                self._refuse(function, args)
+                self.script.rehearsed(key)
+        if self.index == self._redo:
+            self._refuse(function, args)
+        result = function(*args)
+        self._own()
+        return result
+
+    def _own(self) -> bytes:
+        carried = self.script.carried
+        try:
+            return tree.encode(carried.state())
+        except CodecError:
+            carried.check()
+            return tree.encode(carried.state())
+
+    def _refuse(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        before = self._own()
+        self._refusing = True
+        with contextlib.suppress(RefusedError):
+            function(*args)
+        self._refusing = False
+        self.script.carried.restore(tree.decode(before))
+
+    def step(self) -> None:
+        """The optimizer's step: the gate."""
+        if self._refusing:
+            raise RefusedError
+
+
+class Plain(Session):
+    """A session that does nothing: what the script computes by itself."""
+
+    def batches(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+def _parts(value: Any) -> list[Any]:
+    return [value, *value.modules()] if isinstance(value, nn.Module) else [value]
+
+
+def play(text: str, session: Session) -> list[Any]:
+    """Run a script in a module of its own; what it put into `out`."""
+    module = types.ModuleType(NAME)
+    module.__file__ = "<script>"
+    sys.modules[NAME] = module
+    vars(module)["session"] = session
+    try:
+        source = textwrap.dedent(HEAD) + textwrap.dedent(text)
+        exec(compile(source, "<script>", "exec"), vars(module))
+    finally:
+        del sys.modules[NAME]
+    return vars(module)["out"]
