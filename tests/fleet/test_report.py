@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from outlast.cli.fleet.report import Drawer
 from outlast.cli.main import main
-from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
+from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, OutlastError
 from outlast.fleet import attribution, lemons, mttf, states
 from outlast.fleet.blame import at_fault
 from outlast.fleet.report import pictures
@@ -207,6 +208,16 @@ def test_who_draws_may_die(
     assert main(["fleet", "report", str(lake), "--out", str(out)]) == EXIT_USER_ERROR
     assert "the process that draws the figures died" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_draws_may_be_dead_before_it_is_given_more(whole: Whole) -> None:
+    told = next(one for one in whole.told if one.draw)._replace(draw=_killed)
+    with Drawer() as drawer:
+        drawer.take(told)
+        with pytest.raises(OutlastError, match="the process that draws the figures died"):
+            drawer.drawn()
+        with pytest.raises(OutlastError, match="the process that draws the figures died"):
+            drawer.take(told)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ def report(
     opened = Lake.open(lake)
     notes: list[str] = []
     tables = window(opened, since, until, cluster=cluster, notes=notes)
-    with progress("analyses") as tell, _Drawer() if out else nullcontext() as drawer:
+    with progress("analyses") as tell, Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.logs import hidden
         from outlast.fleet.report.whole import report as reported  # while the other process starts
 
@@ -95,7 +95,7 @@ def _free(out: Path) -> None:
         raise UsageError(f"--out {out}: there is no directory {out.absolute().parent}")
 
 
-class _Drawer:
+class Drawer:
     """Draws what is told while the next analysis runs, in a process of its own: threads of this one
     would take turns."""
 
@@ -104,7 +104,7 @@ class _Drawer:
         self._figures: dict[str, Future[str]] = {}
         self._pool.submit(_begin)
 
-    def __enter__(self) -> _Drawer:
+    def __enter__(self) -> Drawer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,16 +112,29 @@ class _Drawer:
 
     def take(self, told: Told) -> None:
         if told.draw:
-            self._figures[told.section.key] = self._pool.submit(_svg, told.draw, told.section.key)
+            with _drawer_alive():
+                figure = self._pool.submit(_svg, told.draw, told.section.key)
+            self._figures[told.section.key] = figure
 
     def drawn(self) -> dict[str, str]:
-        try:
+        with _drawer_alive():
             return {key: figure.result() for key, figure in self._figures.items()}
-        except BrokenExecutor as error:
-            raise OutlastError(
-                "the process that draws the figures died (killed, perhaps for want of memory);"
-                " nothing was written. `--json` alone draws nothing"
-            ) from error
+
+
+@contextmanager
+def _drawer_alive() -> Iterator[None]:
+    """The pool says that its process died when it is given more, or when it is asked for a figure.
+
+    Raises:
+        OutlastError: It died.
+    """
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise OutlastError(
+            "the process that draws the figures died (killed, perhaps for want of memory);"
+            " nothing was written. `--json` alone draws nothing"
+        ) from error
 
 
 def _begin() -> None:
