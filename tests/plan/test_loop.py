@@ -89,6 +89,11 @@ def test_a_run_that_survived_its_failures_does_not_count_as_having_none(
     assert found["failures"]["failures"] == told["tallies"]["incidents"] > 0
     assert "survived" in found["failures"]["source"]
     assert found["failures"]["per_gpu_second"] == pytest.approx(1 / (6 * 3600), rel=0.5)
+    report = loop("fleet", "report", loop.lake, "--json")
+    (table,) = [one for one in report["sections"] if one["key"] == "survived"]
+    assert sum(row["failures"] for row in table["rows"]) == told["tallies"]["incidents"]
+    assert all(row["pause_s"] > 31 for row in table["rows"])  # a recovery's own pause is 31 s
+    assert any("that jobs survived: r_f" in note for note in report["notes"])
 
 
 def test_a_mean_has_an_interval_from_two_durations_on() -> None:

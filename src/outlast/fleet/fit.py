@@ -16,6 +16,7 @@ from outlast.fleet.lemons import known_by, lemons
 from outlast.fleet.mttf import LARGE_GPUS, failure_rate
 from outlast.fleet.outages import by_symptom, outage_rate, repair_time
 from outlast.fleet.rates import ALL, by_cause
+from outlast.fleet.survived_failures import survived_failures
 from outlast.fleet.tables import DAY_NS, Tables
 from outlast.observe.run_costs import mean_of
 from outlast.observe.words import counted, duration
@@ -115,12 +116,6 @@ def _said(key: str, value: float) -> str | float:
     return f"{value:.6f}s" if key in (*COST_NAMES, "window") else round(value, 6)
 
 
-def _survived(tables: Tables, above_gpus: int = 0) -> pl.DataFrame:
-    """Failures of larger jobs, after which the job went on."""
-    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
-    return tables.interruptions.filter(inside, pl.col("gpus") > above_gpus).collect()
-
-
 def _durations(tables: Tables) -> dict[str, Measured]:
     """What runs of `outlast run` measured of their recoveries, saves and steps."""
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
@@ -161,7 +156,7 @@ def _rate(
     size of the jobs above which it is."""
     for above in (above_gpus, 0):
         one = failure_rate(tables, found, above_gpus=above)
-        survived = len(_survived(tables, above))
+        survived = len(survived_failures(tables, above))
         failures = one.failures + survived
         if failures >= ENOUGH or not above:
             break
@@ -234,7 +229,7 @@ def _shares(
 ) -> dict[str, Measured]:
     """Of failures that ended jobs, by the outages that followed; of failures that jobs survived,
     as they said themselves."""
-    survived = _survived(tables, above_gpus)
+    survived = survived_failures(tables, above_gpus)
     stored = pl.col("rung") == "restart"
     transient = len(survived.filter(~stored, pl.col("took_node") == 0))
     fatal, failures = len(survived.filter(stored)), len(survived)

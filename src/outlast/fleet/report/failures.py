@@ -10,6 +10,7 @@ from outlast.fleet import attribution, mttf, outages, rates, sizes, states, swap
 from outlast.fleet.hosts import expanded
 from outlast.fleet.report import of_outages, pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
+from outlast.fleet.survived_failures import survived_by_cause
 from outlast.fleet.tables import DAY_NS
 from outlast.observe.words import counted
 from outlast.symptoms.taxonomy import DOMAINS, TABLE
@@ -196,6 +197,33 @@ def _of_large(rate: mttf.FailureRate) -> str:
         f" {rate.boot_low:.2f} to {rate.boot_high:.2f} by drawing {rate.clusters} anew; dispersion"
         f" {rate.dispersion:.2f}: as sure as {rate.sure_as:.0f} independent failures"
     )
+
+
+def survived(facts: Facts) -> Told:
+    """Failures after which the job went on, which no figure that rests on accounting counts."""
+    found = survived_by_cause(facts.tables)
+    columns = [
+        Column("cause", "cause"), Column("rung", "recovered by"),
+        Column("failures", "failures", "count"), Column("nodes", "on nodes", "count"),
+        Column("lost_nodes", "took the node", "count"), Column("pause_s", "pause, s", "times"),
+    ]  # fmt: skip
+    said = (
+        "Failures that runs of `outlast run` survived. The attempt went on, so that accounting does"
+        " not show them. The pause lasts until every rank has committed the interrupted step."
+    )
+    notes = uncounted(facts)
+    return Told(section("survived", "What jobs survived", said, columns, found, notes))
+
+
+def uncounted(facts: Facts) -> list[str]:
+    """Return a note where figures that rest on ended attempts leave survived failures out."""
+    many = int(survived_by_cause(facts.tables)["failures"].sum())
+    if not many:
+        return []
+    return [
+        f"{counted(many, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
+        " attempts and leave these out; `outlast fleet fit` counts both"
+    ]
 
 
 def away(facts: Facts) -> Told:

@@ -33,8 +33,8 @@ SHORT_DAYS = 7
 UNCOVERED_SHARE = 0.1  # of a window at either end without a finding, from which on it is noted
 UNCOVERED_GAPS = 5  # and as many mean gaps between findings
 ORDER = (
-    "lemons", "parts", "goodput", "ettr", "whatif", "mttf", "causes", "codes", "together",
-    "rolling", "states", "sizes", "loops", "signals", "repairs",
+    "lemons", "parts", "goodput", "ettr", "whatif", "mttf", "survived", "causes", "codes",
+    "together", "rolling", "states", "sizes", "loops", "signals", "repairs",
 )  # fmt: skip
 
 
@@ -100,8 +100,9 @@ def _sections(facts: Facts) -> Iterator[Told]:
     runs = costs.runs(facts)
     yield costs.training(runs)
     for each in (
-        failures.how_long, failures.of_what, codes.meant, failures.together, failures.over_time,
-        failures.how_jobs_end, failures.how_large, costs.again_and_again, failures.away,
+        failures.how_long, failures.survived, failures.of_what, codes.meant, failures.together,
+        failures.over_time, failures.how_jobs_end, failures.how_large, costs.again_and_again,
+        failures.away,
     ):  # fmt: skip
         yield each(facts)
     window_days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
@@ -139,6 +140,7 @@ def _little(facts: Facts, records: dict[str, int]) -> list[str]:
             f"r_f rests on {counted(facts.rate.failures, 'failure')}: its interval says how little"
             " that is"
         )
+    said += failures.uncounted(facts)
     said += outsized_jobs.dominant(tables)
     if records["outages"] or records["repairs"]:
         said += present.notes(tables)
