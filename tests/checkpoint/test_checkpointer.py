@@ -297,3 +297,24 @@ def test_control_c_ends_cleanly_with_every_save_on_the_disk(tmp_path: Path) -> N
     assert "Warning" not in errors
     committed = {path.parent.name[:14] for path in tmp_path.glob("step-*/commit.json")}
     assert committed == {f"step-{step:09d}" for step in (1, 2, 3)}
+
+
+def test_the_first_save_finds_its_memory_made(tmp_path: Path) -> None:
+    """Prepared before the optimizer has any state, saved once it has."""
+    model = nn.Linear(600, 600)
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    state = {"model": model, "optimizer": optimizer}
+    with Checkpointer(tmp_path) as saves:
+        saves.prepare(state)
+        assert saves._engine
+        slots = saves._engine._slots
+        slots.join()
+        ahead = {slot.arena for slot in slots.ahead}
+        model(torch.ones(600)).sum().backward()
+        optimizer.step()
+        saves.save(1, state)
+        assert {slot.arena for slot in slots} == ahead and len(ahead) == 2
+        saves.prepare(state)  # too late, and no harm
+        assert not slots.ahead
+    with Checkpointer(tmp_path) as saves, pytest.raises(UsageError, match="has loaded none"):
+        saves.prepare(state)

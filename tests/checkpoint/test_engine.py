@@ -7,7 +7,7 @@ import itertools
 import os
 import resource
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,26 @@ def test_the_first_save_may_be_prepared(trainer: Trainer) -> None:
     arenas = [slot.arena for slot in trainer.engine._slots]
     trainer.save(tensors)
     assert {slot.arena for slot in trainer.engine._slots} == set(arenas) and len(arenas) == 2
+
+
+@pytest.mark.parametrize("replicas", [[0], range(8)], ids=["right", "too small"])
+def test_arenas_are_made_ahead(trainer: Trainer, replicas: Sequence[int]) -> None:
+    """They are used where their size is right, and given back where it is not."""
+    tensors = {"a": torch.arange(1 << 20), "b": torch.ones(3)}
+    trainer.engine.reserve(tensors, 1000, replicas)
+    trainer.engine._slots.join()
+    ahead = {slot.arena for slot in trainer.engine._slots.ahead}
+    trainer.save(tensors)
+    used = {slot.arena for slot in trainer.engine._slots}
+    assert len(ahead) == len(used) == 2
+    assert used == ahead if len(replicas) == 1 else not used & ahead
+    assert all((arena.fd < 0) == (arena not in used) for arena in ahead)
+
+
+def test_arenas_that_nobody_wants_any_more_are_not_made(trainer: Trainer) -> None:
+    trainer.engine.reserve({"a": torch.ones(1 << 28)}, 1000, [0])
+    trainer.engine._slots.stop()
+    assert len(list(trainer.engine._slots.ahead)) < 2 and not list(trainer.engine._slots)
 
 
 def test_busy_arenas_skip_a_save_and_say_so(tmp_path: Path) -> None:

@@ -91,3 +91,24 @@ def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keep
     (failed,) = [each for each in said if isinstance(each, wire.SaveFailed)]
     assert failed.step == 1 and "rank 1: no room for 2 arenas" in failed.error
     assert [place.step for place in places(Folder(tmp_path / "checkpoints"))] == [3, 2]
+
+
+def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers: str) -> None:
+    def one(rank: int, exchange: Exchange) -> None:
+        saves, moment = saver(rank, exchange, tmp_path, keepers, lambda _: None)
+        model = nn.Linear(700, 700)
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        protected = Protected({"model": model}, {})
+        saves.reserve(protected)
+        assert saves._engine
+        slots = saves._engine._slots
+        slots.join()
+        ahead = {slot.arena for slot in slots.ahead}
+        moment.n = moment.step = 1
+        slot = Slot(n=1, step=1, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
+        saves.save(protected, slot, to_disk=False, propose=Intervals(1, 1))
+        assert {slot.arena for slot in slots} == ahead and len(ahead) == 2
+        saves.settle(DEADLINE_S)
+
+    assert all_ranks(2, one) == [None, None]

@@ -6,12 +6,13 @@ Fresh pages cost many times what a copy into old ones does; an arena never has a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from outlast.checkpoint.room import check_room, spelled
 from outlast.errors import CorruptionError, StorageError
@@ -19,9 +20,10 @@ from outlast.errors import CorruptionError, StorageError
 ALIGN_BYTES = 2 << 20
 PAGE_BYTES = 4096
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_*: Linux 5.14, and not in Python's mmap
-_STEP_BYTES = 64 << 20  # madvise holds the interpreter's lock: other threads run in between
+_STEP_BYTES = 8 << 20  # the kernel lets no other thread map memory meanwhile
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _STAMP = struct.Struct("<q")
+_LIBC = ctypes.CDLL(None, use_errno=True)  # mmap.madvise holds the interpreter's lock
 
 
 class Arena:
@@ -39,10 +41,11 @@ class Arena:
         self._mapping = mapping
 
     @classmethod
-    def create(cls, size_bytes: int) -> Arena:
-        """New memory of at least `size_bytes` (rounded up to 2 MiB), every page there already.
+    def create(cls, size_bytes: int, wanted: Callable[[], bool] = lambda: True) -> Arena:
+        """Make memory of at least `size_bytes` (rounded up to 2 MiB), every page there already.
 
-        Raises StorageError with the arithmetic when there is no room for it.
+        Raises StorageError with the arithmetic when there is no room for it, and soon after it is
+        not `wanted` any more. Other threads run meanwhile.
         """
         size_bytes = max(1, -(-size_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         what = f"an arena of {spelled(size_bytes)}"
@@ -53,7 +56,7 @@ class Arena:
             os.ftruncate(fd, size_bytes + PAGE_BYTES)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             mapping = mmap.mmap(fd, size_bytes + PAGE_BYTES)
-            _populate(mapping, _POPULATE_WRITE)
+            _populate(mapping, _POPULATE_WRITE, wanted)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -136,15 +139,20 @@ def _taking_over(fd: int, size_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def _populate(mapping: mmap.mmap, how: int) -> None:
-    """Make every page present. Raises OSError when memory is refused."""
-    try:
-        for at in range(0, len(mapping), _STEP_BYTES):
-            mapping.madvise(how, at, min(_STEP_BYTES, len(mapping) - at))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+def _populate(mapping: mmap.mmap, how: int, wanted: Callable[[], bool] = lambda: True) -> None:
+    """Make every page present. Raises OSError when memory is refused, or is not wanted."""
+    first = ctypes.c_char.from_buffer(mapping)  # the mapping cannot be closed while this exists
+    for at in range(0, len(mapping), _STEP_BYTES):
+        size_bytes = min(_STEP_BYTES, len(mapping) - at)
+        where = ctypes.c_void_p(ctypes.addressof(first) + at)
+        if not wanted():
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        if _LIBC.madvise(where, ctypes.c_size_t(size_bytes), how) == 0:
+            continue
+        code = ctypes.get_errno()
+        if code != errno.EINVAL:
+            raise OSError(code, os.strerror(code))
         # A kernel older than 5.14: a write to each page does it, a read is left to the first user.
         if how == _POPULATE_WRITE:
-            pages = memoryview(mapping)[::PAGE_BYTES]
+            pages = memoryview(mapping)[at : at + size_bytes : PAGE_BYTES]
             pages[:] = bytes(len(pages))

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 import torch
+import xxhash
 from torch import distributed as dist
 
 from outlast import __version__
@@ -26,6 +27,7 @@ from outlast.checkpoint.claim import Claim, Claiming, Loaded
 from outlast.checkpoint.completeness import must_be_complete
 from outlast.checkpoint.content import flatten
 from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.first_step import stand_ins
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.protocol import Outcome
 from outlast.checkpoint.keeper.writing import failure_path
@@ -42,6 +44,7 @@ from outlast.errors import CorruptionError, OutlastError, StorageError, UsageErr
 OnFailure: TypeAlias = Literal["warn", "raise"]
 WhenBusy: TypeAlias = Literal["wait", "skip"]
 OnUnreadable: TypeAlias = Literal["raise", "older"]
+_OWN_BYTES = 64 << 10  # about what a rank's own part takes at first
 
 
 class CheckpointWarning(UserWarning):
@@ -148,6 +151,26 @@ class Checkpointer:
         # A failed save must not hide what ended the script.
         self._close(self._on_failure if kind is None else "warn", in_peace=kind is None)
 
+    def prepare(self, state: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        """Make the memory that saves of `state` will need, in the background; the first save then
+        blocks about as long as later ones.
+
+        All ranks call it together, after `load`; it may come before the optimizers' first step.
+        What `save` would refuse is refused here: raises as `save` does, but for a lack of memory,
+        which the first save raises.
+        """
+        with self._ranks.together():
+            self._check_open()
+            given = State(state, own)
+            self._check_parts(given)
+            engine = self._engine or self._start(self._claim or self._make_claim())
+            content = flatten(given)
+            tensors = content.tensors | stand_ins(given)
+            mine = xxhash.xxh3_128_digest(repr([(n, t.shape) for n, t in tensors.items()]).encode())
+            alike = self._ranks.exchange(mine)
+            replicas = [rank for rank, each in enumerate(alike) if each == mine]
+            engine.reserve(tensors, len(content.shared) + _OWN_BYTES, replicas)
+
     def save(
         self, step: int, state: Mapping[str, Any], own: Mapping[str, Any] | None = None
     ) -> int:
@@ -161,8 +184,7 @@ class Checkpointer:
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
         with self._ranks.together():
-            if self._closed:
-                raise UsageError("this Checkpointer is closed; nothing was saved")
+            self._check_open()
             step = _counted(step)
             self._tell(self._on_failure)
             claim = self._claim or self._make_claim()
@@ -276,6 +298,10 @@ class Checkpointer:
         elif upkeep:
             upkeep.let_go()  # it ends its work alone: nobody is to wait for that now
         self._report(found, on_failure)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this Checkpointer is closed; nothing was saved")
 
     def _check_parts(self, given: State) -> None:
         if self._complete:

@@ -25,7 +25,7 @@ from outlast.checkpoint.fill import fill
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.faults import Fault
 from outlast.checkpoint.keeper.protocol import Order, Outcome
-from outlast.checkpoint.plan import Described, Local, describe, dtype_name, hold
+from outlast.checkpoint.plan import Described, Local, describe, divide, dtype_name, hold
 from outlast.checkpoint.record import (
     CHUNK_BYTES,
     Commit,
@@ -35,14 +35,11 @@ from outlast.checkpoint.record import (
     Tensor,
     shard_name,
 )
-from outlast.checkpoint.room import check_room, spelled
 from outlast.checkpoint.samples import digests_of, salt_of, samples_of
-from outlast.checkpoint.slot import Slot
+from outlast.checkpoint.slots import Slots
 from outlast.checkpoint.stage import BLOCK_BYTES, Layout, aligned, lay_out
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
 
-_SLACK_BYTES = 1 << 20
-_PAUSE_S = 0.005
 _NAMES_MAX = 5  # in a message
 _OUTCOMES_MAX = 1024  # that nobody asked for
 
@@ -84,13 +81,12 @@ class Engine:
         self._rank, self._world, self._job = rank, world, job
         self._exchange = exchange
         self._keeper = keeper
-        self._arenas = arenas
         self._save_s = save_s
         self._when_busy = when_busy
         self._owner = owner
         self._saves = 0
         self._planned: _Planned | None = None
-        self._slots: list[Slot] = []  # the one that was used longest ago first
+        self._slots = Slots(keeper, arenas, save_s, when_busy)
         self._cuda: torch.device | None = None
         self._device: Device | None = None
         self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
@@ -108,6 +104,24 @@ class Engine:
         """
         self._plan(self._described(tensors), apart, {})
         self._make_slots(blobs_bytes)
+
+    def reserve(
+        self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int, replicas: Collection[int]
+    ) -> None:
+        """Make arenas in the background, as large as saves of `tensors` will need them.
+
+        No rank speaks to another one. `replicas`: those that hold equal tables of plain tensors,
+        as far as is known. A size that is wrong costs time at the first save, nothing else.
+        """
+        described = describe(tensors)
+        held = hold(described.table)
+        cuda = only_device(each.device for each in described.table.values())
+        holders = tuple(sorted(replicas))
+        shares = divide(
+            [item if item.holders else item._replace(holders=holders) for item in held], self._rank
+        )
+        layout = lay_out({}, shares)
+        self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
 
     def save(
         self,
@@ -145,7 +159,7 @@ class Engine:
         self._make_slots(blobs_bytes)
         self._saves += 1
         save = self._saves
-        slot = self._free_slot(planned.layout.size_bytes, blobs_bytes)
+        slot = self._slots.free(planned.layout.size_bytes, blobs_bytes, self._device)
         if slot is None:
             self._pass_over(save, place)
             return save
@@ -215,6 +229,7 @@ class Engine:
         Raises StorageError naming saves that have not ended by then; the keeper goes on alone.
         """
         deadline = time.monotonic() + timeout_s
+        self._slots.stop()
         late: list[str] = []
         for slot in self._slots:
             try:
@@ -226,8 +241,7 @@ class Engine:
         self._keeper.close(max(0.0, deadline - time.monotonic()))
         if late:  # a device still writes there
             raise StorageError("; ".join(late))
-        while self._slots:
-            self._slots.pop().close()
+        self._slots.close()
 
     def _described(self, tensors: Mapping[str, torch.Tensor]) -> Described:
         try:
@@ -286,44 +300,20 @@ class Engine:
         return self._planned
 
     def _make_slots(self, blobs_bytes: int) -> None:
-        """All arenas at once, so that a lack of room for one of them is told at the start; and one
-        that there was no room for, again. Those that trainers before this one have left count."""
-        missing = self._arenas - len(self._slots) - len(self._keeper.older)
-        missing = max(missing, not self._slots)
-        if missing <= 0:
-            return
         assert self._planned
         table, layout = self._planned.table, self._planned.layout
-        size_bytes = _arena_bytes(layout.size_bytes, blobs_bytes)
-        check_room(missing * size_bytes, f"{missing} arenas of {spelled(size_bytes)}")
-        if self._cuda and not self._slots:
-            self._device = self._device or Device(self._cuda)
-        for _ in range(missing):
-            slot = Slot(self._keeper, size_bytes, self._device)
-            slot.bind(layout, table)
-            self._slots.insert(0, slot)
+        self._slots.make(layout, table, blobs_bytes, self._device_of(self._cuda))
+
+    def _device_of(self, cuda: torch.device | None) -> Device | None:
+        if cuda and not self._device:
+            self._device = Device(cuda)
+        return self._device
 
     @property
     def ready(self) -> bool:
         """Whether a save would begin to copy at once, and leave what peers are being sent alone:
         where all ranks wait for this, peers hold a whole version at any time."""
-        return not self._keeper.copying and (not self._slots or not self._slots[0].busy)
-
-    def _free_slot(self, pieces_bytes: int, blobs_bytes: int) -> Slot | None:
-        """The slot that was used longest ago: in turn, so that all ranks hold the same versions.
-        It is made anew where it is too small. None when it is not free in time."""
-        deadline = time.monotonic() + self._save_s
-        while (slot := self._slots[0]).busy:
-            if self._when_busy == "skip" or time.monotonic() > deadline:
-                return None
-            time.sleep(_PAUSE_S)  # training waits anyway: the policy is to wait
-        self._slots.remove(slot)
-        if slot.arena.size_bytes < pieces_bytes + blobs_bytes:
-            self._keeper.drop(slot.number)
-            slot.close()
-            slot = Slot(self._keeper, _arena_bytes(pieces_bytes, blobs_bytes), self._device)
-        self._slots.append(slot)
-        return slot
+        return not self._keeper.copying and not self._slots.busy
 
     def _order(self, order: Order) -> None:
         try:
@@ -332,9 +322,8 @@ class Engine:
             self._refuse(order.save, order.manifest.place, "failed", str(error))
 
     def _pass_over(self, save: int, place: Place) -> None:
-        what = (
-            f"step {place.step} of rank {self._rank}: all {self._arenas} arenas are being written"
-        )
+        arenas = self._slots.arenas
+        what = f"step {place.step} of rank {self._rank}: all {arenas} arenas are being written"
         if self._when_busy == "skip":
             error = f"{what}; nothing was copied; save less often, or use more arenas"
             self._refuse(save, place, "skipped", error)
@@ -357,11 +346,6 @@ def _changed(before: Mapping[str, Local], now: Mapping[str, Local]) -> str:
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
     return ", ".join(names[:_NAMES_MAX]) + more
-
-
-def _arena_bytes(pieces_bytes: int, blobs_bytes: int) -> int:
-    """With room for blobs that grow: a new arena costs far more than a save."""
-    return pieces_bytes + 2 * blobs_bytes + _SLACK_BYTES
 
 
 def _commit(manifest: Manifest, origin: dict[str, str], parent: str, base: str) -> Commit:

@@ -19,10 +19,16 @@ from outlast.errors import StorageError
 class Slot:
     """Filled with one version of the state at a time, while no write reads it."""
 
-    def __init__(self, keeper: Keeper, size_bytes: int, device: Device | None) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        size_bytes: int,
+        device: Device | None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Raises StorageError when there is no room for an arena of this size, or the device must
-        not write to it; nothing is taken then."""
-        self.arena = Arena.create(size_bytes)
+        not write to it, or it is not `wanted` any more; nothing is taken then."""
+        self.arena = Arena.create(size_bytes, wanted)
         self._memory = torch.frombuffer(self.arena.view, dtype=torch.uint8)
         if device:
             try:
@@ -38,6 +44,11 @@ class Slot:
         self._copies: Copies | None = None
         self._ordered: Future[None] | None = None
         self.save = 0  # the one that was last copied here
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has the copies of a layout."""
+        return self._layout is not None
 
     @property
     def busy(self) -> bool:

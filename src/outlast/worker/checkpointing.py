@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,13 @@ from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
 from outlast.config import AUTO, WorkerSettings
 from outlast.core.faults import Where
-from outlast.errors import CorruptionError, MismatchError, StorageError, UsageError
+from outlast.errors import (
+    CorruptionError,
+    MismatchError,
+    OutlastError,
+    StorageError,
+    UsageError,
+)
 from outlast.worker.author import author
 from outlast.worker.groups import Groups
 from outlast.worker.moment import Moment
@@ -80,6 +87,7 @@ class Checkpointer:
         self._groups, self._moment, self._timeline = groups, moment, timeline
         self._send, self._watch = send, watch
         self._engine: Engine | None = None
+        self._reserved = False
         self._author: dict[str, str] = {}
         self._generation = 0  # in which the ranks last compared what they hold
         self._copied: _Copied | None = None
@@ -140,6 +148,15 @@ class Checkpointer:
             self._copied = _Copied(place, begin_s, prepared)
         return every
 
+    def reserve(self, protected: Protected) -> None:
+        """Have the memory for saves made beside the steps before the first one. Nothing is said to
+        other ranks; what fails here is tried again, and told, at the first save."""
+        if self._engine or self._reserved:
+            return
+        self._reserved = True
+        with suppress(OutlastError):
+            self._start().reserve(_tensors(protected), 2 * OWN_BYTES, range(self._settings.world))
+
     def _disk_faults(self, to_disk: bool) -> tuple[DiskFault, ...]:
         try:
             if to_disk:
@@ -153,7 +170,10 @@ class Checkpointer:
         there was more to do than usual."""
         anew = self._moment.generation != self._generation
         try:
+            first = not self._author
             engine = self._engine or self._start()
+            if first:
+                self._author = author()  # the script has set by now what it sets
         except StorageError as error:
             agreement.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
             raise
@@ -238,7 +258,6 @@ class Checkpointer:
             keeper_address(settings, self._seat), settings.token, f"rank {self._seat}"
         )
         keeper.forget(self._stays)
-        self._author = author()  # the script has set by now what it sets
         self._engine = Engine(
             self._root,
             rank=self._seat,
@@ -347,6 +366,23 @@ class Restorer:
         protected.reducers.adopt(self._part.ddp)
         if self._copies:
             self._copies.close()
+
+
+def _tensors(protected: Protected) -> dict[str, torch.Tensor]:
+    """Almost what a save holds, under names of no meaning; no code of the script's runs."""
+    found: dict[str, torch.Tensor] = {}
+    for name, module in protected.modules.items():
+        held = [*module.named_parameters(), *module.named_buffers()]
+        found |= {f"{name}.{inside}": tensor for inside, tensor in held}
+    for name, optimizer in protected.optimizers.items():
+        states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
+        found |= {
+            f"{name}.state.{number}.{key}": value
+            for number, state in enumerate(states)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
+    return found
 
 
 def first_intervals(settings: WorkerSettings) -> Intervals:

@@ -45,6 +45,12 @@ class Saver:
         if due and step != self._place.saved_step:
             self._place.every = self._save(next_batch, to_disk=due == "disk")
             self._place.saved_step = step
+        elif (
+            checkpointer is not None
+            and step
+            and (self._place.every.memory or self._place.every.disk)
+        ):
+            checkpointer.reserve(self._need())  # the optimizer has made its state by now
         if ends:
             raise SystemExit(EXIT_DONE)
         if checkpointer is not None:
