@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.ranks import Exchange, all_ranks, alone
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -256,3 +258,44 @@ def test_an_exchange_that_mixes_ranks_up_is_noticed() -> None:
     table, sources = describe({"w": torch.ones(3)})
     with pytest.raises(UsageError, match="exchange gave rank 1"):
         agree(hold(table), sources, rank=1, world=2, exchange=lambda m: [m, alone(b"\x90")[0]])
+
+
+def _changed(how: str, tensor: torch.Tensor) -> Any:
+    """The same object where that is possible."""
+    match how:
+        case "other memory":
+            tensor.data = torch.ones(4, 6)
+        case "dtype":
+            tensor.data = tensor.data.to(torch.bfloat16)
+        case "shape":
+            tensor.data = torch.zeros(24)
+        case "strides":
+            tensor.data = torch.zeros(6, 4).t()
+        case "negative bit":
+            tensor.data = torch.ops.aten._neg_view(tensor.data)
+        case "device":
+            tensor = torch.empty(4, 6, device="meta")
+        case "layout":
+            tensor = torch.zeros(4, 6).to_sparse()
+        case "type":
+            return tensor.tolist()
+    return tensor
+
+
+@pytest.mark.parametrize("how", ["other memory", "dtype", "shape", "strides", "negative bit",
+                                 "device", "layout", "type"])  # fmt: skip
+def test_a_table_that_is_known_hides_no_change(how: str) -> None:
+    tensors = {"a": nn.Parameter(torch.zeros(4, 6)), "b": torch.zeros(3)}
+    known = describe(tensors).table
+    assert describe(tensors, known).table["a"] is known["a"]
+    changed = tensors | {"a": _changed(how, tensors["a"])}
+    try:
+        expected = describe(changed)
+    except CodecError as error:
+        with pytest.raises(CodecError, match=re.escape(str(error))):
+            describe(changed, known)
+        return
+    found = describe(changed, known)
+    assert found.table == expected.table
+    assert found.sources["a"] is changed["a"]
+    assert (found.table == known) == (how == "other memory")

@@ -28,6 +28,7 @@ from outlast.checkpoint.completeness import must_be_complete
 from outlast.checkpoint.content import flatten
 from outlast.checkpoint.engine import Engine
 from outlast.checkpoint.first_step import stand_ins
+from outlast.checkpoint.garbage import collector_paused
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.protocol import Outcome
 from outlast.checkpoint.keeper.writing import failure_path
@@ -183,7 +184,7 @@ class Checkpointer:
         was begun then.
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
-        with self._ranks.together():
+        with self._ranks.together(), collector_paused():
             self._check_open()
             step = _counted(step)
             self._tell(self._on_failure)

@@ -116,10 +116,11 @@ def _optimizer(
     _refuse_hidden_state(name, optimizer)
     for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
         for parameter, called in zip(group["params"], group_names, strict=True):
-            if parameter not in optimizer.state:
+            kept = optimizer.state.get(parameter)
+            if kept is None:
                 continue
             prefix, others = f"{name}.state.{called}", dict[Any, Any]()
-            for key, value in optimizer.state[parameter].items():
+            for key, value in kept.items():
                 if isinstance(value, torch.Tensor) and isinstance(key, str):
                     add(tensors, f"{prefix}.{key}", value)
                 else:

@@ -245,7 +245,7 @@ class Engine:
 
     def _described(self, tensors: Mapping[str, torch.Tensor]) -> Described:
         try:
-            return describe(tensors)
+            return describe(tensors, self._planned.table if self._planned else None)
         except CodecError as error:
             refuse(str(error), self._exchange)
             raise

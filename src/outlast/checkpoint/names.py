@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
@@ -62,7 +63,7 @@ def _wrappers(module: nn.Module) -> list[str]:
     """Where there are modules whose only child is called "module", innermost first."""
     found: list[str] = []
     for path, part in module.named_modules(remove_duplicate=False):
-        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(part).__mro__):
+        if _is_flattened(type(part)):
             raise UnsupportedError(
                 f"{path or 'the module'} is wrapped in FullyShardedDataParallel, whose flattened"
                 " parameters have no names of their own; use fully_shard (FSDP2)"
@@ -70,6 +71,11 @@ def _wrappers(module: nn.Module) -> list[str]:
         if isinstance(part, (DataParallel, DistributedDataParallel)):
             found.append(f"{_seen_through(path)}.".removeprefix("."))
     return sorted(found, key=len, reverse=True)
+
+
+@lru_cache(maxsize=1024)
+def _is_flattened(kind: type[nn.Module]) -> bool:
+    return any(each.__name__ == "FullyShardedDataParallel" for each in kind.__mro__)
 
 
 def _canonical(key: str, wrappers: list[str]) -> str:
@@ -81,4 +87,6 @@ def _canonical(key: str, wrappers: list[str]) -> str:
 
 
 def _seen_through(path: str) -> str:
+    if not any(part in path for part in _SEEN_THROUGH):  # nearly always
+        return path
     return ".".join(part for part in path.split(".") if part not in _SEEN_THROUGH)

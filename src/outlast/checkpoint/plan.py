@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
 GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class Spread(NamedTuple):
@@ -81,15 +83,38 @@ class Described(NamedTuple):
     sources: dict[str, torch.Tensor]
 
 
+def _is(tensor: torch.Tensor, row: Local) -> bool:
+    """Whether a tensor is a plain one that `row` describes in full."""
+    return (
+        type(tensor) in _PLAIN
+        and row.spread is None
+        and tensor.layout is torch.strided
+        and tensor.dtype is row.dtype
+        and tensor.shape == row.shape
+        and tensor.device == row.device
+        and row.flat is (tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+    )
+
+
 @torch.no_grad()
-def describe(tensors: Mapping[str, torch.Tensor]) -> Described:
-    """The local side of every tensor. Raises CodecError, by name, for what has no plain bytes."""
+def describe(
+    tensors: Mapping[str, torch.Tensor], known: Mapping[str, Local] | None = None
+) -> Described:
+    """The local side of every tensor. Raises CodecError, by name, for what has no plain bytes.
+
+    `known`: an earlier table, whose rows are taken again where all that they say still holds.
+    """
     distributed = _distributed_type()
     table: dict[str, Local] = {}
     sources: dict[str, torch.Tensor] = {}
+    known = known or {}
     for name, tensor in tensors.items():
+        row = known.get(name)
+        if row and _is(tensor, row):
+            table[name], sources[name] = row, tensor
+            continue
         spread, source = None, tensor
-        if isinstance(tensor, distributed):
+        if type(tensor) not in _PLAIN and isinstance(tensor, distributed):
             whole: Any = tensor
             spread = Spread(whole.device_mesh, whole.placements, whole.shape)
             source = whole.to_local()
@@ -157,7 +182,10 @@ def divide(held: Iterable[Held], rank: int) -> list[Share]:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """As records have it: torch's own, without "torch."."""
-    return str(dtype).removeprefix("torch.")
+    return _name_of(dtype)
+
+
+_name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def _distributed_type() -> type | tuple[()]:
@@ -167,15 +195,16 @@ def _distributed_type() -> type | tuple[()]:
 
 
 def _refused(tensor: torch.Tensor) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return f"is a {type(tensor).__qualname__} and no tensor"
-    if hasattr(type(tensor), "__tensor_flatten__"):
-        return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
+    if type(tensor) not in _PLAIN:
+        if not isinstance(tensor, torch.Tensor):
+            return f"is a {type(tensor).__qualname__} and no tensor"
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
     if tensor.layout is not torch.strided:
         return f"is a sparse tensor ({tensor.layout})"
     if dtype_name(tensor.dtype) not in ITEM_BYTES:
         return f"is of type {tensor.dtype}"
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return "is on the meta device and has no bytes"
     return ""
 

@@ -57,8 +57,8 @@ def digests_of(tensors: Mapping[str, torch.Tensor], salt: int) -> dict[str, byte
     found: dict[str, bytes] = {}
     far: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        near = _flat(tensor.detach())
-        if near.device.type == "cpu":
+        near = _flat(tensor)
+        if near.is_cpu:
             found[name] = _digest(near, salt)
         else:
             far[name] = _windows(near, salt)
@@ -75,6 +75,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The same where it lies in one run of memory and means what it is; else some of it."""
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
+    tensor = tensor.detach()
     steps = tuple(slice(None, None, max(1, length // _SLICES)) for length in tensor.shape)
     return tensor[steps].resolve_conj().resolve_neg().contiguous()
 
@@ -83,9 +84,10 @@ def _digest(tensor: torch.Tensor, salt: int) -> bytes:
     size_bytes = tensor.nbytes
     if not size_bytes:
         return bytes(8)
-    data = memoryview((ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr()))
+    memory = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
     if size_bytes <= _WHOLE_BYTES:
-        return xxhash.xxh3_64_digest(data)
+        return xxhash.xxh3_64_digest(memory)
+    data = memoryview(memory)
     stride = size_bytes // _WINDOWS
     at = salt % (stride - _WINDOW_BYTES + 1)
     rows = np.frombuffer(data, np.uint8, stride * _WINDOWS).reshape(_WINDOWS, stride)
@@ -93,7 +95,7 @@ def _digest(tensor: torch.Tensor, salt: int) -> bytes:
 
 
 def _windows(tensor: torch.Tensor, salt: int) -> torch.Tensor:
-    flat = tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.numel() <= _DEVICE_WHOLE_BYTES:
         return flat
     stride = flat.numel() // _DEVICE_WINDOWS

@@ -21,6 +21,10 @@ from outlast.checkpoint.record import Blob, Piece, Tensor
 BLOCK_BYTES = 4096
 _MOVE_BYTES = 4 << 20
 _MOVES_ALONE = 4  # for which a thread is not worth its start
+_SMALL_BYTES = 64 << 10  # below, to let go of the interpreter's lock costs more than the copy
+_move_at_once = ctypes.PyDLL(None).memmove  # keeps the lock
+_move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_at_once.restype = None
 
 
 class Laid(NamedTuple):
@@ -95,12 +99,21 @@ class _Copy(NamedTuple):
             source = source.view(-1).narrow(0, self.first, self.into.numel())
         self.into.copy_(source, non_blocking=not waiting)
 
-    def moves(self, source: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-        """The same for a flat tensor in this process's memory: to where, from where, bytes."""
-        into, size_bytes = self.into.data_ptr(), self.into.nbytes
-        begin = source.data_ptr() + self.first * self.into.itemsize
-        for at in range(0, size_bytes, _MOVE_BYTES):
-            yield into + at, begin + at, min(_MOVE_BYTES, size_bytes - at)
+
+class _Move(NamedTuple):
+    """A copy from a flat tensor in this process's memory: `size_bytes` from its byte `first` on,
+    to the address `into`."""
+
+    name: str
+    into: int
+    first: int
+    size_bytes: int
+
+    def pieces(self, source: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+        """To where, from where, bytes."""
+        begin = source.data_ptr() + self.first
+        for at in range(0, self.size_bytes, _MOVE_BYTES):
+            yield self.into + at, begin + at, min(_MOVE_BYTES, self.size_bytes - at)
 
 
 class Copies:
@@ -108,16 +121,22 @@ class Copies:
 
     def __init__(self, memory: torch.Tensor, layout: Layout, table: Mapping[str, Local]) -> None:
         """`memory`: the arena's bytes."""
-        self._movable: list[_Copy] = []
+        self._small: list[_Move] = []
+        self._large: list[_Move] = []
         self._others: list[_Copy] = []
+        begin = memory.data_ptr()
         for share, at in layout.laid:
             name, local = share.held.name, table[share.held.name]
+            if local.flat and local.device.type == "cpu":
+                first, size_bytes = share.first * share.held.dtype.itemsize, share.size_bytes
+                moves = self._small if size_bytes < _SMALL_BYTES else self._large
+                moves.append(_Move(name, begin + at, first, size_bytes))
+                continue
             into = memory[at : at + share.size_bytes].view(share.held.dtype)
-            whole = share.last - share.first == share.held.box.elements
             if local.flat:
+                whole = share.last - share.first == share.held.box.elements
                 into = into.view(share.held.box.size) if whole else into
-                copies = self._movable if local.device.type == "cpu" else self._others
-                copies.append(_Copy(name, into, share.first, whole, None))
+                self._others.append(_Copy(name, into, share.first, whole, None))
             else:
                 self._others += _by_region(into, share)
 
@@ -127,7 +146,9 @@ class Copies:
 
         `sources` are as the table that the copies were made for describes them.
         """
-        _move(each for copy in self._movable for each in copy.moves(sources[copy.name]))
+        for name, into, first, size_bytes in self._small:
+            _move_at_once(into, sources[name].data_ptr() + first, size_bytes)
+        _move(each for move in self._large for each in move.pieces(sources[move.name]))
         for copy in self._others:
             copy.take(sources[copy.name], waiting)
 

@@ -20,11 +20,13 @@ from outlast.errors import CodecError
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, tuple)
+_INITIALIZED = frozenset({torch.Tensor, torch.nn.Parameter})
+_UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
 
 
 def add(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
     """Name a tensor. Raises CodecError where the name is taken, or it has no shape yet."""
-    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+    if type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED):
         raise CodecError(f"{name} is not initialized; nothing was saved; run one forward first")
     if tensors.setdefault(name, tensor) is not tensor:
         raise _both_called(name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from outlast.checkpoint.garbage import collector_paused
 from outlast.core.faults import Where
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.worker.moment import Moment
@@ -87,9 +88,10 @@ class Saver:
             slot = msgspec.structs.replace(slot, saved_step=self._moment.step)
             if next_batch:
                 slot = msgspec.structs.replace(slot, batch=next_batch, done=(), at_draw=True)
-            every = checkpointer.save(
-                protected, slot, to_disk=to_disk, propose=self.proposal or slot.every
-            )
+            with collector_paused():
+                every = checkpointer.save(
+                    protected, slot, to_disk=to_disk, propose=self.proposal or slot.every
+                )
             return every.memory, every.disk
 
         every = self._phases.run(save, key="outlast.checkpoint", kind="checkpoint")
