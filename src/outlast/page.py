@@ -182,6 +182,15 @@ class Page:
         _SLOT.pack_into(self._map, at, code, n, self._count, len(payload), digest)
         self._held[index] = (self._count, code, n)
 
+    def drop(self, kind: Kind, n: int) -> None:
+        """Take every copy of a slot away: what was written there will not come true."""
+        code = KINDS.index(kind)
+        for index, held in enumerate(self._held):
+            if held is not None and held[1:] == (code, n):
+                at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+                _SLOT.pack_into(self._map, at, 0, 0, 0, 0, 0)
+                self._held[index] = None
+
     def _least_needed(self) -> int:
         """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
         else the oldest."""

@@ -57,8 +57,6 @@ def test_every_tensor_of_the_model_and_the_optimizer_is_named() -> None:
     assert "model.0.weight" in names["parameters"]
     assert "optimizer.state.model.2.bias.exp_avg_sq" in names["optimizers"]
     assert "optimizer.state.model.2.bias.step" in names["optimizers"]
-    assert "optimizer.param_groups.0.lr" in names["optimizers"]
-    assert "scheduler.last_epoch" in names["objects"]
 
 
 def test_what_is_the_ranks_own_is_not_compared() -> None:
@@ -95,11 +93,11 @@ def test_one_flipped_bit_changes_its_kind_and_its_name(pattern: str, kind: str) 
     assert kinds(one) == kinds(other)
 
 
-def test_a_learning_rate_that_differs_is_named() -> None:
+def test_what_every_vote_compares_is_not_audited() -> None:
     one, other = protected(), protected()
     other.optimizers["optimizer"].param_groups[0]["lr"] = 2e-3
-    a, b = (digest_names(collect(held), WHOLE)["optimizers"] for held in (one, other))
-    assert [name for name in a if a[name] != b[name]] == ["optimizer.param_groups.0.lr"]
+    other.schedules["scheduler"].last_epoch = 7  # type: ignore[attr-defined]
+    assert kinds(one) == kinds(other)
 
 
 def test_a_flip_of_a_tensor_that_is_not_there_names_those_that_are() -> None:

@@ -4,8 +4,9 @@ BatchNorm's running statistics are made from this rank's own samples, so under D
 between ranks until rank 0's are broadcast: a replacement for rank 0 needs rank 0's. Constant
 buffers (masks, rotary tables) can be huge and never change. An EMA's counter changes behind the
 vote and is equal everywhere. So buffers are watched: those that change before the vote are
-rank-specific and lie in the slots, those that change behind it come from a donor like the
-parameters, the others need nothing at all.
+rank-specific and lie in the slots. Those that change behind it come from a donor like the
+parameters, and where they are small they lie in the slots, too, since they may differ by rank
+(rank_local.py). The others need nothing at all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from outlast.page import SLOT_BYTES
 from outlast.worker.modules import Modules
 
 SMALL_BYTES = 1 << 20
+LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change behind the vote
 # Native batch norm writes without telling torch's version counters, so in a worker's first phases
 # small buffers are compared by value; what has not changed by then is watched by version.
 PHASES_BY_VALUE = 8
@@ -50,6 +52,22 @@ class Buffers:
                 " travels with the model); else keep it smaller or build it from the batch"
             )
         return own
+
+    def late(self) -> dict[str, torch.Tensor]:
+        """The small ones that change behind the vote, by reference: what a rank carries of them."""
+        named, room = self.named(), LATE_BYTES_MAX
+        found: dict[str, torch.Tensor] = {}
+        for key in sorted(self._late, key=lambda each: (_bytes(named[each]), each)):
+            room -= _bytes(named[key])
+            if room >= 0 and _bytes(named[key]) <= SMALL_BYTES:
+                found[key] = named[key]
+        return found
+
+    @torch.no_grad()
+    def restore_late(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `late` gave."""
+        self._late.update(saved)
+        self.restore_own(saved)
 
     @torch.no_grad()
     def restore_own(self, saved: Mapping[str, torch.Tensor]) -> None:

@@ -113,7 +113,9 @@ class Checkpointer:
         parent = base = ""
         begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
         state = protected.content()
-        content, apart = flatten(state), buffers(state)  # a seat's own buffers are in its slot
+        content = flatten(state)
+        # What is a rank's own is in its slot: small buffers, or all where weights differ by rank.
+        apart = buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
             prepared = self._prepare(content, apart)

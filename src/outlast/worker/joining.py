@@ -80,6 +80,7 @@ class Joining:
         if not walk.after and not walk.slot.at_draw:
             self.restore_walked()
         self.walk, self.result_lost = None, False
+        self._protected().local.kept = frozenset()
 
     def leave_loop(self) -> None:
         """The loop has ended: stand among the others, unless phases behind it are behind us."""
@@ -89,7 +90,9 @@ class Joining:
     def restore_walked(self) -> None:
         """Put the seat's own state back, at the point of the walk where it was taken."""
         assert self.walk is not None
-        self._protected().restore_own(self.walk.slot.own)
+        # Without the last result the script's code behind that phase goes wrong here.
+        keep = not (self.walk.after and self.walk.last_result == LOST)
+        self._protected().restore_own(self.walk.slot.own, keep=keep)
 
     def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
         """What the next phase returned before this worker came; None where it comes to an end."""
@@ -135,8 +138,9 @@ class Joining:
         reducers stand where the opening of the generation has put everybody's. `joins`: the staged
         state, where there is one, is taken over next, and not here."""
         begin_ns, result = self._timeline.now_ns(), None
-        kept = None
-        if self._moment.opened and self._healer.staged is None:
+        kept, local = None, self._protected().local
+        came_with_the_slot = local.kept
+        if self._moment.opened and (self._healer.staged is None or came_with_the_slot):
             kept = copied(self._protected().replicated())
         self._moment.enter("dry")
         try:
@@ -146,7 +150,9 @@ class Joining:
             self._cut_short(key, error)
         finally:
             if kept is not None:
+                local.kept = frozenset()
                 self._protected().adopt(kept)
+                local.kept = came_with_the_slot
             elif not joins:
                 self._healer.take_over()
         reducers = self._protected().reducers

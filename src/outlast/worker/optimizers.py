@@ -12,12 +12,15 @@ from outlast.checkpoint.inplace import put_in_group
 from outlast.errors import ProtectError, UnsupportedError
 
 
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each group without its parameters."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
 def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
-        "groups": [
-            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-        ],
+        "groups": hyperparameters(optimizer),
         # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
         "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
     }
@@ -45,10 +48,14 @@ def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, An
         )
 
 
-def optimizer_adopt(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Be as `saved` says; `saved` stays as it is, also when the optimizer goes on."""
-    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-        put_in_group(group, values)
+def optimizer_adopt(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], *, rates: bool = True
+) -> None:
+    """Be as `saved` says, with its hyperparameters where `rates`; `saved` stays as it is, also when
+    the optimizer goes on."""
+    if rates:
+        for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+            put_in_group(group, values)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for parameter, values in zip(parameters, saved["state"], strict=True):

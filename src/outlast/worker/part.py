@@ -65,6 +65,10 @@ def told(data: bytes, where: str) -> dict[str, Any]:
         "objects": choices["objects"],
         "script": carried.named(choices.get("script", {})),
         "buffers": own["buffers"],
+        "local": {
+            name: tree.decode(value)
+            for name, value in own.get("local", {}).get("parts", {}).items()
+        },
         "batch": batch,
         "results": [tree.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
         "ddp": msgspec.to_builtins(part.ddp),

@@ -8,16 +8,18 @@ Anything else ends in a put-back and another attempt, in this generation or the 
 
 from __future__ import annotations
 
-import dataclasses
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from outlast.core.faults import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
 from outlast.events import Fault
 from outlast.generators import Generator
+from outlast.page import Page
+from outlast.worker.attempt import Attempt, Kind
+from outlast.worker.audit.state import replica_set
 from outlast.worker.gate import Gate
 from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
@@ -29,25 +31,8 @@ from outlast.worker.script import repetitions
 from outlast.worker.script.carried import differing
 from outlast.worker.script.repetitions import Repetitions
 from outlast.worker.script.script import Script
+from outlast.worker.slots import Slots
 from outlast.worker.timeline import Timeline
-
-Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
-POSITION_BYTES_NOTED = 1 << 20
-
-
-@dataclasses.dataclass
-class Attempt:
-    """One try at one phase."""
-
-    kind: Kind
-    key: str
-    undo: Undo
-    begin_ns: int
-    vote_ns: int = 0
-    choices: bytes = b""  # what the script had drawn and changed when it voted
-    dry: bool = False
-    rehearsed: bool = False  # refused at its gate because this function is new here
-    reports: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Phases:
@@ -55,11 +40,11 @@ class Phases:
 
     def __init__(
         self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
-        place: Place, put_slot: Callable[[Any, int, bytes], None], watch: Callable[[Where], None],
-        script: Script, alone: bool,
+        place: Place, page: Page, watch: Callable[[Where], None], script: Script, alone: bool,
     ) -> None:  # fmt: skip
         self._moment, self._groups, self._healer = moment, groups, healer
-        self._timeline, self._place, self._put_slot = timeline, place, put_slot
+        self._timeline, self._place = timeline, place
+        self._slots = Slots(page, place, moment, self._held, self._note_once)
         self._watch, self.script, self._alone = watch, script, alone
         self.protected: Protected | None = None
         self.gate = Gate(self._is_protected)
@@ -80,7 +65,6 @@ class Phases:
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
         self._noted: set[str] = set()
         self._recorded = False
-        self._before_n = -1
 
     def _is_protected(self, optimizer: Any) -> bool:
         held = self.protected.optimizers.values() if self.protected else ()
@@ -130,7 +114,7 @@ class Phases:
         moment, protected = self._moment, self.protected
         assert protected is not None
         attempt = Attempt(kind, key, Undo(protected, key), self._timeline.now_ns())
-        self._write_before(attempt)
+        self._slots.write_before(attempt.undo.own_bytes)
         moment.rehearsing = not self._alone and self._is_rehearsal(key, kind)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
@@ -147,7 +131,7 @@ class Phases:
                 if not attempt.vote_ns:
                     self._no_gradient_left(attempt)
                     self._prepare_vote(attempt)
-                    self._vote(attempt)
+                    self._vote(attempt, gated=False)
                     self._ungated.add(key)
                 self._after_vote(attempt)
         except StepRefused as refused:
@@ -162,20 +146,6 @@ class Phases:
         self._watch("done")
         self._complete(attempt, result)
         return result
-
-    def _write_before(self, attempt: Attempt) -> None:
-        n = self._moment.n
-        if self._before_n != n:
-            own = attempt.undo.own_bytes
-            slot = self._place.slot(n, self._moment.step, own).pack()
-            if len(slot) > POSITION_BYTES_NOTED:
-                self._note_once(
-                    f"this rank's own state and data position take more than 1 MiB ({len(slot)}"
-                    f" bytes now, {len(own)} of them state) and are written down twice a phase",
-                    "position",
-                )
-            self._put_slot("before", n, slot)
-            self._before_n = n
 
     def _note_once(self, text: str, about: str = "") -> None:
         about = about or text
@@ -202,7 +172,7 @@ class Phases:
             raise StepRefused("rehearsal")
         if self._repetitions.awaits(attempt.key):
             self._compare(attempt)
-        self._vote(attempt)
+        self._vote(attempt, gated=True)
 
     def _compare(self, attempt: Attempt) -> None:
         """Hold what the attempt has computed against the attempt before it."""
@@ -221,8 +191,9 @@ class Phases:
             return False
         return key in self._rehearsals or (kind == "step" and key not in self._ungated)
 
-    def _vote(self, attempt: Attempt) -> None:
-        """Returns when phase n+1 is won. Raises StepRefused; PhaseError for a broken contract."""
+    def _vote(self, attempt: Attempt, *, gated: bool) -> None:
+        """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
+        end. Raises StepRefused; PhaseError for a broken contract."""
         assert self.protected is not None
         if pending := self._groups.unfinished():
             raise PhaseError(
@@ -232,29 +203,45 @@ class Phases:
         self.before_vote()
         moment, n = self._moment, self._moment.n + 1
         attempt.choices = self.protected.own_choices()
-        own = self.protected.own_state(attempt.choices)
-        step, aside = self._step_after(attempt), self.aside
-        slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
-        self._put_slot("after", n, slot.pack())
+        local = self.protected.local
+        attempt.is_gated = gated
+        attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
+        self._slots.write_after(attempt, aside=self.aside)
+        place = f"{n} {attempt.kind} {attempt.key}"
+        ballot = f"{place} {local.ballot()}" if gated else place
         moment.enter_attempt("voting")
         try:
             self._watch("vote")
-            agreed = self._groups.vote(f"{n} {attempt.kind} {attempt.key}")
+            agreed = self._groups.vote(ballot)
         except (Exception, StepRefused) as error:  # noqa: BLE001 - whatever it is: the yes may be out
             self._undecided(error)
         else:
             if not agreed:
                 moment.enter("running")
-                raise PhaseError(
-                    f"the ranks do not stand in the same phase: this one votes on phase {n}"
-                    f" ({attempt.key}, {attempt.kind}); every rank must make the same calls of"
-                    " session.run in the same order"
-                )
+                self._dispute(attempt, place)
+        if gated:
+            local.won()
         attempt.vote_ns = self._timeline.now_ns()
-        moment.won(step)
+        moment.won(self._step_after(attempt))
         self._groups.seal()
         self.protected.reducers.commit()
         self.protected.buffers.mark_vote()
+
+    def _dispute(self, attempt: Attempt, place: str) -> None:
+        """The ballots were not the same: all ranks find out why, and begin the phase again where
+        what they hold beside the weights differs."""
+        held = self._held()
+        if not held.local.dispute(
+            place, replica_set(held), self._groups.gather_bytes, self._note_once
+        ):
+            raise PhaseError(
+                f"the ranks do not stand in the same phase: this one votes on phase"
+                f" {self._moment.n + 1} ({attempt.key}, {attempt.kind}); every rank must make the"
+                " same calls of session.run in the same order"
+            )
+        attempt.disputed = True
+        self._slots.forget_before()
+        raise StepRefused("the ranks have agreed on what differs by rank")
 
     def _prepare_vote(self, attempt: Attempt) -> None:
         if name := attempt.undo.changed_parameter():
@@ -314,8 +301,7 @@ class Phases:
                 " than 64 KiB, or a type of its own): a successor may see NaN, or None, instead;"
                 " return plain numbers, or report them inside the phase"
             )
-        else:
-            self._put_slot("result", n, kept)
+        self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # no call of the script's, which a walk would answer
             self._place.add(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
@@ -338,6 +324,7 @@ class Phases:
             self._retire(GroupError(why), "broken")
         if attempt.rehearsed:
             self.script.rehearsed(attempt.key)
+        if attempt.rehearsed or attempt.disputed:
             self._held().reducers.restore()  # as the opening of a generation does elsewhere
         settled = self.joining.settled
         if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in settled:

@@ -133,6 +133,7 @@ class Walk:
     def __init__(self, slot: Slot, *, after: bool, last_result: bytes) -> None:
         self.slot = slot
         self.after = after
+        self.last_result = last_result
         self._prelude = list(slot.prelude)
         self._done = list(slot.done)
         if after:

@@ -106,7 +106,7 @@ class Worker:
         )  # fmt: skip
         self.phases = Phases(
             moment=self.moment, groups=self.groups, healer=self.healer, timeline=self.timeline,
-            place=self.place, put_slot=self.page.put, watch=self.faults.reach,
+            place=self.place, page=self.page, watch=self.faults.reach,
             script=self.script, alone=settings is None,
         )  # fmt: skip
         self._follow_phases(settings)

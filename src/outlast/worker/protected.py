@@ -30,6 +30,7 @@ from outlast.worker.gradients import Gradients
 from outlast.worker.marks import Mark
 from outlast.worker.modules import Modules
 from outlast.worker.optimizers import must_be_whole, must_fit, optimizer_adopt, optimizer_tree
+from outlast.worker.rank_local import RankLocal
 from outlast.worker.reducers import Reducers, ReducerState, refuse_hidden
 from outlast.worker.script.carried import Carried
 
@@ -73,6 +74,7 @@ class Protected:
         self.reducers = Reducers(lambda: self.tree.reducers)
         self._identity = [id(p) for p in self.tree.parameters()]
         self.buffers = Buffers(self.tree)
+        self.local = RankLocal(self)
         self.script: Carried | None = None  # variables of the script that nobody named
         self._known: set[str] = set()
         self._looked = 0
@@ -187,10 +189,16 @@ class Protected:
 
     # --- rank-specific ---
 
-    def own_state(self, choices: bytes) -> bytes:
-        """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes."""
+    def own_state(self, choices: bytes, *, whole: bool = True) -> bytes:
+        """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes, and what may
+        be (see RankLocal); `whole` where the phase is complete that the state is for."""
         return tree.encode(
-            {"buffers": self.buffers.own(), "choices": choices, "modes": self.tree.modes()}
+            {
+                "buffers": self.buffers.own(),
+                "choices": choices,
+                "modes": self.tree.modes(),
+                "local": self.local.encode(whole=whole),
+            }
         )
 
     def own_choices(self) -> bytes:
@@ -211,9 +219,12 @@ class Protected:
             self.script.check()  # raises where a variable of the script is the cause
             return tree.encode({**choices, "script": self.script.state()})
 
-    def restore_own(self, own: bytes) -> None:
-        """Put back what `own_state` said, into the objects that the script holds."""
+    def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
+        """Put back what `own_state` said, into the objects that the script holds. `keep`: see
+        `RankLocal.restore`; None where this worker has the rank already."""
         state = tree.decode(own)
+        if keep is not None and "local" in state:
+            self.local.restore(state["local"], keep=keep)
         saved = tree.decode(state["choices"])
         generators.restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
@@ -257,8 +268,8 @@ class Protected:
 
     @torch.no_grad()
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over a copy of a donor's `replicated()`. Raises ProtectError when the shapes do not
-        fit; then nothing was changed."""
+        """Take over a copy of a donor's `replicated()`, but for what came with the rank's slot.
+        Raises ProtectError when the shapes do not fit; then nothing was changed."""
         for what, live in (
             ("modules", self.modules), ("optimizers", self.optimizers), ("objects", self.objects),
         ):  # fmt: skip
@@ -270,7 +281,7 @@ class Protected:
         for name, optimizer in self.optimizers.items():
             must_fit(name, optimizer, state["optimizers"][name])
         reducers = msgspec.convert(state["ddp"], list[ReducerState])
-        own = self.buffers.own()
+        own, local = {*self.buffers.own(), *self.local.kept_buffers()}, self.local
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
             for kind, live in (
@@ -284,12 +295,13 @@ class Protected:
                     for key, tensor in live.items()
                     if kind == "parameters" or f"{name}.{key}" not in own
                 ]
-        for target, source in pairs:
+        for target, source in pairs if local.takes_weights else ():
             target.copy_(source)
-        for name, optimizer in self.optimizers.items():
-            optimizer_adopt(optimizer, state["optimizers"][name])
+        for name, optimizer in self.optimizers.items() if local.takes_weights else ():
+            optimizer_adopt(optimizer, state["optimizers"][name], rates=local.takes_rates)
         for name, value in self.objects.items():
-            value.load_state_dict(copy.deepcopy(state["objects"][name]))
+            if local.takes_object(name):
+                value.load_state_dict(copy.deepcopy(state["objects"][name]))
         self.reducers.adopt(reducers)
         self.buffers.look_away()
 

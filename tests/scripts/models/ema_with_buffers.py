@@ -1,5 +1,4 @@
 """EMA with buffers: AveragedModel(use_buffers=True) of a network with BatchNorm."""
-# refused: hold different bytes of
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """ReduceLROnPlateau on each rank's own loss: learning rates differ by rank."""
-# refused: hold different bytes of
 
 import torch
 from digests import write_digests

@@ -106,11 +106,12 @@ class Auditor:
     def _report(self, part: Part) -> None:
         moment, protected = self._moment, self._protected()
         self._set = self._set or replica_set(protected)
+        mine = self._set if protected.local.has_replicas else f"rank {self._groups.seat}".encode()
         names = digest_names(collect(protected), part)
         self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
         self._names[moment.n] = names
         report = wire.Audited(
-            generation=moment.opened, n=moment.n, step=moment.step, replica_set=self._set,
+            generation=moment.opened, n=moment.n, step=moment.step, replica_set=mine,
             kinds=digest_kinds(names), part=part.number, parts=part.parts,
         )  # fmt: skip
         if part == WHOLE:

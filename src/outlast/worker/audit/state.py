@@ -1,13 +1,14 @@
 """The state that replicas must hold alike, as named leaves.
 
 One definition: what a joiner takes over from a donor (`Protected.replicated`), without the buffers
-that are a rank's own. A rank's own objects, generators and data position are not among it.
+that are a rank's own, and without what every vote compares (rank_local.py). A rank's own objects,
+generators and data position are not among it.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from outlast.checkpoint import plan, tree
 from outlast.errors import ConfigError
 from outlast.worker.audit.digests import digests
 from outlast.worker.protected import Protected
+from outlast.worker.rank_local import BUFFERS, RATES, part_of
 
 _LEAVES_MAX = 64  # items of a list or dict that get names of their own
 
@@ -34,19 +36,26 @@ WHOLE = Part(0, 1)
 
 def collect(protected: Protected) -> dict[str, dict[str, Any]]:
     """Return the live leaves by kind and name; tensors by reference."""
-    own = protected.buffers.own()
+    local = protected.local
+    own = {*protected.buffers.own()}
+    if not local.is_audited(BUFFERS):
+        own.update(protected.buffers.late())
     replicated = protected.replicated()
     modules, optimizers = replicated.pop("modules"), replicated.pop("optimizers")
     found: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}, "optimizers": {}}
-    for name, module in modules.items():
+    for name, module in modules.items() if local.has_replicas else ():
         for key, tensor in module["parameters"].items():
             found["parameters"][f"{name}.{key}"] = tensor
         for key, tensor in module["buffers"].items():
             if f"{name}.{key}" not in own:
                 found["buffers"][f"{name}.{key}"] = tensor
     names = _parameter_names(protected)
-    for name, optimizer in optimizers.items():
-        found["optimizers"].update(_optimizer(name, optimizer, names[name]))
+    for name, optimizer in optimizers.items() if local.has_replicas else ():
+        groups = optimizer["groups"] if local.is_audited(RATES) else []
+        found["optimizers"].update(_optimizer(name, groups, optimizer["state"], names[name]))
+    for name in protected.schedules:
+        if not local.is_audited(part_of(protected.schedules[name])):
+            del replicated["objects"][name]
     for kind, value in replicated.items():  # schedulers, marked objects, DDP's flags
         found[kind] = dict(_leaves("" if isinstance(value, Mapping) else kind, value))
     found["buckets"] = _bucket_layout(protected)
@@ -135,10 +144,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer(name: str, state: Mapping[str, Any], names: list[str]) -> Iterator[tuple[str, Any]]:
-    for index, group in enumerate(state["groups"]):
+def _optimizer(
+    name: str, groups: Sequence[Mapping[str, Any]], state: Sequence[Any], names: list[str]
+) -> Iterator[tuple[str, Any]]:
+    for index, group in enumerate(groups):
         yield from _leaves(f"{name}.param_groups.{index}", group)
-    for parameter, values in zip(names, state["state"], strict=True):
+    for parameter, values in zip(names, state, strict=True):
         for key, value in (values or {}).items():
             yield f"{name}.state.{parameter}.{key}", value
 

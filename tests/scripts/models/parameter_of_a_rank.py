@@ -1,0 +1,30 @@
+"""A parameter outside DDP: each rank trains its own, which no other rank holds."""
+# refused: hold different bytes of
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+head = nn.Linear(4, 1)
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, head=head, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = head(model(torch.randn(5, 8))).square().mean()
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, head=head, optimizer=optimizer)
