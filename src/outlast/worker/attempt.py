@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from outlast.worker.protected import Undo
+from outlast.worker.written import WrittenWeights
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
 
@@ -18,6 +19,7 @@ class Attempt:
     key: str
     undo: Undo
     begin_ns: int
+    weights: WrittenWeights | None = None  # where it votes
     vote_ns: int = 0
     choices: bytes = b""  # what the script had drawn and changed when it voted
     is_gated: bool = False  # an optimizer's step brought the vote, and not the phase's end

@@ -90,6 +90,10 @@ class Buffers:
         if self._phases == PHASES_BY_VALUE:
             self._values.clear()
 
+    def mark_changing(self, key: str) -> None:
+        """An attempt has changed this buffer before its vote, whatever torch's counter says."""
+        self._changing.add(key)
+
     def is_changing(self, key: str) -> bool:
         return key in self._changing
 
@@ -127,7 +131,7 @@ class BufferSnapshot:
     and of `everything` where nobody has seen yet what the attempt's function changes."""
 
     def __init__(self, buffers: Buffers, *, everything: bool) -> None:
-        self._buffers = buffers
+        self._buffers, self._by_value = buffers, everything
         self._kept: dict[str, torch.Tensor] = {}
         self._trusted: dict[str, tuple[int, int]] = {}
         for key, buffer in buffers.named().items():
@@ -142,6 +146,8 @@ class BufferSnapshot:
         that it cannot be put back here."""
         named = self._buffers.named()
         for key, value in self._kept.items():
+            if self._by_value and not torch.equal(named[key], value):
+                self._buffers.mark_changing(key)
             named[key].copy_(value)
         lost = [key for key, version in self._trusted.items() if _version(named[key]) != version]
         self._buffers.look_away()

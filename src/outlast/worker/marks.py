@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from outlast.checkpoint import tree
+from outlast.worker.audit.digests import digests
 
 
 class Mark:
-    """What an object with a `state_dict` looks like now: its plain values, and where its tensors
-    lie and how often they were written. An object that makes its tensors anew each time that it is
-    asked says nothing by that, and counts as unchanged. Tensors at the addresses `apart_from`
-    (others put those back) do not count."""
+    """What the state of an object with a `state_dict` is now: its plain values, and digests of its
+    tensors, since a version counter misses a write through `.data`. Tensors at the addresses
+    `apart_from` (others put those back) do not count."""
 
     def __init__(self, target: Any, apart_from: set[int]) -> None:
         self._target, self._apart_from = target, apart_from
-        self._look, held = _look(target, apart_from)
-        again, _also_held = _look(target, apart_from)
-        self._telling = again == self._look
-        del held  # until here, so that new tensors could not lie where these did
+        self._look = self._now()
 
     def has_moved(self) -> bool:
-        return self._telling and _look(self._target, self._apart_from)[0] != self._look
+        """Whether the state is another one."""
+        return self._now() != self._look
 
-
-def _look(
-    target: Any, apart_from: set[int]
-) -> tuple[tuple[bytes, list[tuple[int, int]]], list[torch.Tensor]]:
-    schema, tensors = tree.flatten(target.state_dict())
-    places = [(t.data_ptr(), t._version) for t in tensors if t.data_ptr() not in apart_from]  # noqa: SLF001 - torch's own counter of changes
-    return (schema, places), tensors
+    def _now(self) -> tuple[bytes, list[bytes]]:
+        schema, tensors = tree.flatten(self._target.state_dict())
+        return schema, digests([t for t in tensors if t.data_ptr() not in self._apart_from])

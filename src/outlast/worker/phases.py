@@ -33,6 +33,7 @@ from outlast.worker.script.repetitions import Repetitions
 from outlast.worker.script.script import Script
 from outlast.worker.slots import Slots
 from outlast.worker.timeline import Timeline
+from outlast.worker.written import WrittenWeights
 
 
 class Phases:
@@ -113,7 +114,9 @@ class Phases:
     def _try(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
         moment, protected = self._moment, self.protected
         assert protected is not None
-        attempt = Attempt(kind, key, Undo(protected, key), self._timeline.now_ns())
+        known = protected.knows(key)
+        weights = WrittenWeights(protected, everything=not known, turn=moment.n)
+        attempt = Attempt(kind, key, Undo(protected, key), self._timeline.now_ns(), weights)
         self._slots.write_before(attempt.undo.own_bytes)
         moment.rehearsing = not self._alone and self._is_rehearsal(key, kind)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
@@ -244,9 +247,10 @@ class Phases:
         raise StepRefused("the ranks have agreed on what differs by rank")
 
     def _prepare_vote(self, attempt: Attempt) -> None:
-        if name := attempt.undo.changed_parameter():
+        written = attempt.weights.changed() if attempt.weights is not None else ""
+        if name := attempt.undo.changed_parameter() or written:
             raise PhaseError(
-                f"{attempt.key} changed the parameter {name} before the vote: a redo would change"
+                f"{attempt.key} changed {name} before the vote: a redo would change"
                 " it twice; change parameters in a protected optimizer's step, behind it, or"
                 " between phases"
             )

@@ -1,5 +1,5 @@
 """LocalSGD with the average in a phase of its own, between steps."""
-# refused: before the vote
+# refused: hold different bytes of
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 """LocalSGD: ranks step alone and average their parameters every third step."""
-# refused: before the vote
+# refused: hold different bytes of
 
 import torch
 import torch.distributed as dist

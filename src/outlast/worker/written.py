@@ -1,0 +1,82 @@
+"""Weights that an attempt writes to before its vote, told by their bytes.
+
+`parameter.data.add_(...)`, a view through NumPy, or `set_()` move no version counter. All weights
+and moments are digested in a function's rehearsals and its first step, and one window of one
+parameter in each later attempt, in turn: what a phase writes only now and then is found with time.
+"""
+
+from __future__ import annotations
+
+import torch
+import xxhash
+
+from outlast.checkpoint.tree import raw
+from outlast.worker.audit.digests import weighted_sum
+from outlast.worker.protected import Protected
+
+WINDOW_BYTES = 1 << 18
+
+
+class WrittenWeights:
+    """The weights at the start of an attempt. `everything`: of a function that is new here, else
+    the window that is due in the `turn`-th attempt."""
+
+    def __init__(self, protected: Protected, *, everything: bool, turn: int) -> None:
+        self._protected, self._everything, self._turn = protected, everything, turn
+        self._words = {name: _word(tensor) for name, tensor in self._due()}
+
+    def changed(self) -> str:
+        """The name of a weight or moment that is not what it was; "" where there is none."""
+        now = dict(self._due())
+        for name, word in self._words.items():
+            if name in now and not _same(word, _word(now[name])):
+                return name
+        return ""
+
+    def _due(self) -> list[tuple[str, torch.Tensor]]:
+        if self._everything:
+            return _weights(self._protected) + _moments(self._protected)
+        weights = self._protected.tree.named_parameters()
+        if not weights:
+            return []
+        name, parameter = weights[self._turn % len(weights)]
+        tensor = _local(parameter)
+        if not tensor.is_contiguous():
+            return []
+        flat, width = tensor.view(-1), WINDOW_BYTES // tensor.element_size()
+        start = self._turn // len(weights) * width % max(1, flat.numel())
+        return [(name, flat[start : start + width])]
+
+
+def _weights(protected: Protected) -> list[tuple[str, torch.Tensor]]:
+    return [(name, _local(parameter)) for name, parameter in protected.tree.named_parameters()]
+
+
+def _moments(protected: Protected) -> list[tuple[str, torch.Tensor]]:
+    names = {id(parameter): name for name, parameter in protected.tree.named_parameters()}
+    return [
+        (f"{optimizer}.state.{names.get(id(parameter), '')}.{key}", _local(value))
+        for optimizer, each in protected.optimizers.items()
+        for parameter, values in each.state.items()
+        for key, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that this rank holds of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return (to_local() if to_local else tensor).detach()
+
+
+def _word(tensor: torch.Tensor) -> bytes | torch.Tensor:
+    """A digest; on a device, where nobody waits for it yet, a tensor."""
+    if tensor.device.type == "cpu":
+        return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
+    return weighted_sum(tensor)
+
+
+def _same(one: bytes | torch.Tensor, other: bytes | torch.Tensor) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return isinstance(one, bytes) and isinstance(other, bytes) and one == other

@@ -1,0 +1,31 @@
+"""An update by hand through .data, which moves no version counter, before an optimizer's step."""
+# refused: before the vote
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.manual_seed(3 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = model(torch.randn(5, 8)).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.data, alpha=-0.01)  # weight decay
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)
