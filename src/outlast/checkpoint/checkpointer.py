@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import platform
 import secrets
 import socket
@@ -33,10 +32,11 @@ from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.protocol import Outcome
 from outlast.checkpoint.keeper.writing import failure_path
 from outlast.checkpoint.loading import Loading, Restored
+from outlast.checkpoint.matching import Matching
 from outlast.checkpoint.ownership import wait_for_keeper
 from outlast.checkpoint.patience import ANSWER_S, Patience
 from outlast.checkpoint.ranks import Ranks
-from outlast.checkpoint.record import STEPS_MAX, Place, manifest_name
+from outlast.checkpoint.record import Place, manifest_name, step_count
 from outlast.checkpoint.state import State
 from outlast.checkpoint.tiers import Address, Tiers
 from outlast.checkpoint.upkeep.client import Upkeep
@@ -186,7 +186,7 @@ class Checkpointer:
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
         with self._ranks.together(), collector_paused():
             self._check_open()
-            step = _counted(step)
+            step = step_count(step)
             self._tell(self._on_failure)
             claim = self._claim or self._make_claim()
             attempt = f"{self._attempt}{self._attempts}"
@@ -240,9 +240,19 @@ class Checkpointer:
         state: Mapping[str, Any],
         own: Mapping[str, Any] | None = None,
         step: int | None = None,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        skip: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
     ) -> Restored | None:
         """Put the newest checkpoint that every rank can read into `state` and `own`, or that of
         `step`; None when there never was one.
+
+        `strict=False`: names that only one side has are left out, and listed in what is returned.
+        `cast`: floating-point tensors may have another type than in the checkpoint. `skip`: names
+        that are left as they are ("model.head": all below it, and what optimizers keep of it).
+        `rename`: names of the checkpoint, and what `state` calls them.
 
         Every byte is verified. Raises MismatchError listing all differences in names, shapes and
         dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is
@@ -252,10 +262,11 @@ class Checkpointer:
             loading = Loading(
                 self._tiers.sources(), self._ranks, State(state, own), job=self._job,
                 complete=self._complete, older=self._older,
+                matching=Matching(strict, cast, tuple(skip), dict(rename or {})),
             )  # fmt: skip
             if self._ranks.rank == 0:
                 wait_for_keeper(self._store.root, self._save_s, Patience(self._answer_s))
-            restored = loading.run(None if step is None else _counted(step))
+            restored = loading.run(None if step is None else step_count(step))
             if restored:
                 self._loaded = Loaded(restored.place, loading.base)
             if restored and self._claim:
@@ -365,20 +376,6 @@ class Checkpointer:
             raise StorageError("; ".join(failures))
         for failure in failures:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
-
-
-def _counted(step: int) -> int:
-    """A number of steps, whatever type of integer it has."""
-    try:
-        count = -1 if isinstance(step, bool) else operator.index(step)
-    except TypeError:
-        count = -1
-    if not 0 <= count <= STEPS_MAX:
-        raise UsageError(
-            f"step is {step!r} where a count of steps is wanted, from 0 to 10^18 - 1; nothing was"
-            " saved or loaded"
-        )
-    return count
 
 
 def _parts(given: State) -> set[str]:

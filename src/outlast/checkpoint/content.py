@@ -104,6 +104,16 @@ def parameter_names(name: str, state: State) -> list[list[str]]:
     ]
 
 
+def full_names(name: str, state: State) -> list[list[str]]:
+    """The names among tensors of the parameters of optimizer `name`, by group; "" of those that no
+    module gives."""
+    known = names.of_parameters(state.entries)
+    return [
+        [".".join(known.get(id(parameter), ())) for parameter in group["params"]]
+        for group in state.optimizers[name].param_groups
+    ]
+
+
 def _optimizer(
     name: str,
     optimizer: Optimizer,

@@ -12,36 +12,52 @@ from outlast.checkpoint.reader import Reader, Target
 from outlast.errors import MismatchError
 
 STAGED_BYTES_MAX = 1 << 30  # host memory, while tensors of a device are filled
+NO_CASTS: Mapping[str, torch.dtype] = {}
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def fill(reader: Reader, tensors: Mapping[str, torch.Tensor]) -> None:
+def fill(
+    reader: Reader,
+    tensors: Mapping[str, torch.Tensor],
+    casts: Mapping[str, torch.dtype] = NO_CASTS,
+) -> list[str]:
     """Read a checkpoint's values into `tensors`: CPU memory directly, other devices through
     STAGED_BYTES_MAX of it. Of a DTensor it is this rank's box that is filled.
+
+    `casts`: types in the checkpoint of tensors that have another one here. Returns the names of
+    those that have infinite values now which were finite.
 
     Names, shapes and dtypes are compared before anything is touched: MismatchError lists every
     difference. A CorruptionError or StorageError later leaves tensors partly filled.
     """
     table, sources = describe(tensors)
     held = hold(table)
-    _check(reader, held, sources)
+    _check(reader, held, sources, casts)
+    infinite: list[str] = []
     direct: list[Target] = []
     staged: list[Held] = []
     for item in held:
         source = sources[item.name].detach()
-        if source.device.type != "cpu" or source.is_conj() or source.is_neg():
+        there = source.device.type != "cpu" or source.is_conj() or source.is_neg()
+        if there or item.name in casts:
             staged.append(item)
         else:
             direct.append(Target(item.name, item.box, _memory(source)))
     if direct:
         reader.read(direct)
     for batch in _batches(staged):
-        rooms = [torch.empty(item.box.size, dtype=item.dtype, device="cpu") for item in batch]
+        rooms = [
+            torch.empty(item.box.size, dtype=casts.get(item.name, item.dtype), device="cpu")
+            for item in batch
+        ]
         pairs = zip(batch, rooms, strict=True)
         reader.read([Target(item.name, item.box, _memory(room)) for item, room in pairs])
         for item, room in zip(batch, rooms, strict=True):
             sources[item.name].copy_(room)
+            if item.name in casts and not _as_finite(sources[item.name], room):
+                infinite.append(item.name)
+    return infinite
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
@@ -61,7 +77,16 @@ def _batches(items: list[Held]) -> list[list[Held]]:
     return batches
 
 
-def _check(reader: Reader, held: list[Held], sources: Mapping[str, torch.Tensor]) -> None:
+def _as_finite(now: torch.Tensor, before: torch.Tensor) -> bool:
+    return bool(now.isfinite().sum() == before.isfinite().sum())
+
+
+def _check(
+    reader: Reader,
+    held: list[Held],
+    sources: Mapping[str, torch.Tensor],
+    casts: Mapping[str, torch.dtype],
+) -> None:
     found: list[str] = []
     saved = reader.checkpoint.tensors
     for name, dtype, shape, *_ in held:
@@ -70,8 +95,9 @@ def _check(reader: Reader, held: list[Held], sources: Mapping[str, torch.Tensor]
             continue
         if saved[name].shape != shape:
             found.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
-        if saved[name].dtype != dtype_name(dtype):
-            found.append(f"{name}: is {saved[name].dtype} there, {dtype_name(dtype)} here")
+        expected = dtype_name(casts.get(name, dtype))
+        if saved[name].dtype != expected:
+            found.append(f"{name}: is {saved[name].dtype} there, {expected} here")
         if _shares_memory(sources[name]):
             found.append(f"{name}: is expanded here, several elements share one memory")
     if found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from outlast.checkpoint import inplace
 from outlast.checkpoint.content import Skeleton, class_of
+from outlast.checkpoint.matching import EXACT, Matching, owners, within
 from outlast.checkpoint.moments import fit_optimizer
 from outlast.checkpoint.plan import dtype_name
 from outlast.checkpoint.record import Tensor
@@ -35,12 +36,19 @@ class Fitting:
     it may be a pipeline stage's). After reading, `finish` puts back what is no tensor.
 
     Making one touches nothing. With `complete=False`, entries of the checkpoint that are not in
-    the state are passed over.
+    the state are passed over. Where `matching` is not strict, what the checkpoint lacks is in
+    `missing`, and the state's entries that it has beyond are in `unexpected`. `casts`: types in
+    the checkpoint, of targets that have another one.
     """
 
-    def __init__(self, state: State, saved: Saved, *, complete: bool = True) -> None:
-        self.state, self.saved = state, saved
+    def __init__(
+        self, state: State, saved: Saved, *, complete: bool = True, matching: Matching = EXACT
+    ) -> None:
+        self.state, self.saved, self.matching = state, saved, matching
         self.differences: list[str] = []
+        self.missing: set[str] = set()
+        self.unexpected: set[str] = set()
+        self.casts: dict[str, torch.dtype] = {}
         self.targets: dict[str, torch.Tensor] = {}
         self._looked_at: set[str] = set()
         self._steps: list[Callable[[], object]] = []
@@ -55,7 +63,17 @@ class Fitting:
             else:
                 self._value(name, state.values[name])
         names = saved.tensors.keys() | saved.rest.keys()
-        self.spare = {n for n in names - self._looked_at if self._entry_of(n) in fitting}
+        left = self._left_of_optimizers()
+        self.spare = {
+            name
+            for name in names - self._looked_at
+            if self._entry_of(name) in fitting
+            and not matching.skips(name)
+            and not any(within(name, each) for each in left)
+        }
+        self._check_skipped(names)
+        if self.missing and not self.targets:
+            self.differ("strict=False", "nothing of this state is in the checkpoint")
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -68,6 +86,13 @@ class Fitting:
     def differ(self, name: str, what: str) -> None:
         self.differences.append(f"{name}: {what}")
 
+    def lack(self, name: str, what: str = "missing in the checkpoint") -> None:
+        """Say that the checkpoint has not what the state has."""
+        if self.matching.strict:
+            self.differ(name, what)
+        else:
+            self.missing.add(name)
+
     def then(self, step: Callable[[], object]) -> None:
         """Do this when all tensors have been read."""
         self._steps.append(step)
@@ -76,14 +101,15 @@ class Fitting:
         """Read the tensor `name` into `live`, if it fits."""
         saved = self.look_at(name)
         if saved is None:
-            self.differ(name, "missing in the checkpoint")
+            self.lack(name)
             return
-        for there, here in (
-            (tuple(saved.shape), tuple(live.shape)),
-            (saved.dtype, dtype_name(live.dtype)),
-        ):
-            if there != here:
-                self.differ(name, f"{there} in the checkpoint, {here} here")
+        shape, dtype = tuple(live.shape), dtype_name(live.dtype)
+        if tuple(saved.shape) != shape:
+            self.differ(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
+        if saved.dtype != dtype and self.matching.casts(saved.dtype, dtype):
+            self.casts[name] = getattr(torch, saved.dtype)
+        elif saved.dtype != dtype:
+            self.differ(name, f"{saved.dtype} in the checkpoint, {dtype} here")
         if live.is_meta:
             self.differ(name, "is on the meta device here; give it memory first (to_empty)")
         self.targets[name] = live
@@ -140,21 +166,43 @@ class Fitting:
     def _entries(self, complete: bool) -> set[str]:
         """Those that both sides have, as the same kind of thing."""
         here, there = self.state.kinds, self.saved.shared["kinds"]
-        for name in sorted(here.keys() | there.keys()):
+        names = [n for n in sorted(here.keys() | there.keys()) if not self.matching.skips(n)]
+        for name in names:
             if name not in there:
-                self.differ(name, f"the checkpoint has no such entry (here: {here[name]})")
+                self.lack(name, f"the checkpoint has no such entry (here: {here[name]})")
             elif name not in here:
-                if complete:
+                if complete and self.matching.strict:
                     self.differ(name, f"{there[name]} that the state does not have")
+                elif complete:
+                    self.unexpected.add(name)
             elif here[name] != there[name]:
                 self.differ(name, f"{there[name]} in the checkpoint, {here[name]} here")
-        same = {name for name in here if there.get(name) == here[name]}
+        same = {name for name in names if here.get(name) == there.get(name)}
         for name, part in (self.state.optimizers | self.state.objects).items():
             kind = self.saved.shared["classes"].get(name)
             if kind and class_of(part) and kind != class_of(part):
                 self.differ(name, f"{kind} in the checkpoint, {class_of(part)} here")
                 same.discard(name)
         return same
+
+    def _left_of_optimizers(self) -> set[str]:
+        """What the checkpoint's optimizers keep of parameters that are skipped."""
+        found: set[str] = set()
+        for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
+            known = owners(self.saved.shared, name, self.saved.tensors)
+            found |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
+        return found
+
+    def _check_skipped(self, there: Collection[str]) -> None:
+        """A name that is to be skipped and is nowhere would be a mistake that nobody hears of."""
+        state, kinds = self.state, self.saved.shared["kinds"]
+        entries = {*state.kinds, *kinds, *state.own, *state.generators}
+        modules = {n for n in kinds if kinds[n] == "module"} | state.modules.keys()
+        inside = {f"{n}.{each.name}" for n, found in state.entries.items() for each in found}
+        inside |= {name for name in there if self._entry_of(name) in modules}
+        for each in self.matching.skip:
+            if each not in entries and not any(within(name, each) for name in inside):
+                self.differ(each, "is to be skipped, and is no entry and in no module")
 
     def _entry_of(self, name: str) -> str:
         kinds = self.saved.shared["kinds"]
@@ -166,10 +214,12 @@ class Fitting:
         made: dict[str, Callable[[], Any]] = {}
         for entry in self.state.entries[name]:
             full = f"{name}.{entry.name}"
+            if self.matching.skips(full):
+                continue
             if entry.kind != "made":
                 self.want(full, entry.value)
             elif (skeleton := self.rest_of(full)) is None:
-                self.differ(full, "missing in the checkpoint")
+                self.lack(full)
             else:
                 made[entry.key] = self.later(skeleton, entry.value)
         if made:

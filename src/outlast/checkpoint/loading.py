@@ -6,19 +6,23 @@ is said; one that does not fit stops all, with every difference, before anything
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from outlast.checkpoint import own, tree
+from outlast.checkpoint.agreement import listed
 from outlast.checkpoint.candidates import OLDER, Candidate, candidates
 from outlast.checkpoint.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.fill import fill
 from outlast.checkpoint.fitting import Fitting, Saved
+from outlast.checkpoint.matching import EXACT, Matching
+from outlast.checkpoint.plan import dtype_name
 from outlast.checkpoint.ranks import Ranks
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
+from outlast.checkpoint.renaming import renamed
 from outlast.checkpoint.state import State
 from outlast.checkpoint.storage import Source, held
 from outlast.errors import (
@@ -35,28 +39,37 @@ _FILLED_IN_PART = "the state was filled in part and must not be used"
 
 
 class Restored(NamedTuple):
-    """What a state was restored from. `notes`: what was passed over, repaired or not exact."""
+    """What a state was restored from. `notes`: what was passed over, repaired or not exact.
+    `missing`: names of the state that the checkpoint lacks, left as they were; `unexpected`: those
+    of the checkpoint that the state lacks; both on any rank, and only by `strict=False`."""
 
     step: int
     place: Place
     notes: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
     """What one rank found. `unread`: why it could not read what is not known to be damaged;
-    `spare`: what it has no place for; `repairs`: chunks that came from elsewhere."""
+    `spare`: what it has no place for; `repairs`: chunks that came from elsewhere; `missing` and
+    `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value."""
 
     damage: str = ""
     unread: str = ""
     stalled: str = ""
     differences: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    infinite: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
 
 
 class _Ready(NamedTuple):
     reader: Reader
     fitting: Fitting
+    origin: Mapping[str, str]
     own: dict[str, Any] | None
 
 
@@ -65,10 +78,13 @@ class Loading:
 
     def __init__(
         self, sources: Sequence[Source], ranks: Ranks, state: State, *, job: str, complete: bool,
-        older: bool = False,
+        older: bool = False, matching: Matching = EXACT,
     ) -> None:  # fmt: skip
         """`sources`: where checkpoints may lie. What is damaged in one is read from another.
         `older`: what cannot be read, though it is not damaged, is passed over as well."""
+        self._matching = matching
+        self._missing: set[str] = set()
+        self._unexpected: set[str] = set()
         self._sources, self._ranks, self._state, self._older = sources, ranks, state, older
         self._job, self._complete = job, complete
         self._repairs: list[str] = []
@@ -101,7 +117,13 @@ class Loading:
                     self._finish(ready)
                     self.base = ready.reader.checkpoint.commit.base
                     self.notes += [self.begun] if self.begun else []
-                    return Restored(place.step, place, tuple(self.notes))
+                    return Restored(
+                        place.step,
+                        place,
+                        tuple(dict.fromkeys(self.notes)),
+                        tuple(sorted(self._missing)),
+                        tuple(sorted(self._unexpected)),
+                    )
         return None
 
     def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
@@ -136,8 +158,12 @@ class Loading:
         self._repairs.clear()
         try:
             ready = self._look(open_checkpoint(source, place))
+            fitting = ready.fitting
             said = _Said(
-                differences=tuple(ready.fitting.differences), spare=tuple(ready.fitting.spare)
+                differences=tuple(fitting.differences),
+                spare=tuple(fitting.spare),
+                missing=tuple(fitting.missing),
+                unexpected=tuple(fitting.unexpected),
             )
         except StalledError as error:
             said = _Said(stalled=str(error))
@@ -152,10 +178,14 @@ class Loading:
             return None
         differences = [line for each in heard for line in each.differences]
         nowhere = set[str].intersection(*(set(each.spare) for each in heard))
-        differences += [f"{name}: missing here" for name in nowhere]
+        if self._matching.strict:
+            differences += [f"{name}: missing here" for name in nowhere]
         if differences:
             raise _mismatch(f"{source.where}/{place.directory}", differences)
         assert ready
+        self._missing = {name for each in heard for name in each.missing}
+        self._unexpected = {name for each in heard for name in each.unexpected}
+        self._unexpected |= set() if self._matching.strict else nowhere
         self.notes += self._inexact(ready)
         return ready
 
@@ -170,12 +200,37 @@ class Loading:
         mine = _blob(reader, rank, "own")
         rest = mine["rest"] if mine is not None and world == self._ranks.world else {}
         saved = Saved(checkpoint.tensors, shared, shared["rest"] | rest)
-        fitting = Fitting(self._state, saved, complete=self._complete)
+        matching = self._matching
+        saved, origin = renamed(saved, matching.rename, self._state)
+        fitting = Fitting(self._state, saved, complete=self._complete, matching=matching)
+        if mine is not None:
+            here = {was: name for name, was in origin.items()}
+            mine["buffers"] = {here.get(n, n): value for n, value in mine["buffers"].items()}
         if mine is not None and self._complete:
-            fitting.differences += own.differences(self._state, mine)
-        return _Ready(reader, fitting, mine)
+            missing, unexpected = own.differences(self._state, mine, matching)
+            if matching.strict:
+                fitting.differences += [f"{name}: missing in the checkpoint" for name in missing]
+                fitting.differences += [f"{name}: missing here" for name in unexpected]
+            else:
+                fitting.missing.update(missing)
+                fitting.unexpected.update(unexpected)
+        return _Ready(reader, fitting, origin, mine)
 
     def _inexact(self, ready: _Ready) -> Iterator[str]:
+        if self._matching.skip:
+            yield f"left as they were, as asked: {', '.join(self._matching.skip)}"
+        if casts := ready.fitting.casts:
+            kinds = sorted(
+                {f"{dtype_name(was)} to {dtype_name(ready.fitting.targets[name].dtype)}"
+                 for name, was in casts.items()}
+            )  # fmt: skip
+            yield f"{len(casts)} tensors were cast, as asked ({', '.join(kinds)})"
+        for names, what in (
+            (self._missing, "are missing in the checkpoint and were left as they were"),
+            (self._unexpected, "are in the checkpoint alone and were left out"),
+        ):
+            if names:
+                yield f"{len(names)} names {what}: {listed(sorted(names))}"
         world = ready.reader.checkpoint.commit.world
         if world == self._ranks.world:
             return
@@ -193,7 +248,10 @@ class Loading:
     def _read(self, ready: _Ready) -> bool:
         said = _Said()
         try:
-            fill(ready.reader, ready.fitting.targets)
+            origin = ready.origin
+            targets = {origin[name]: tensor for name, tensor in ready.fitting.targets.items()}
+            casts = {origin[name]: was for name, was in ready.fitting.casts.items()}
+            said = _Said(infinite=tuple(fill(ready.reader, targets, casts)))
         except StalledError as error:
             said = _Said(stalled=str(error))
         except StorageError as error:
@@ -203,6 +261,12 @@ class Loading:
         heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
         if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
             return False
+        infinite = sorted({name for each in heard for name in each.infinite})
+        if infinite:
+            self.notes.append(
+                f"values of {listed(infinite)} are infinite now: their type here is too small for"
+                " what was saved"
+            )
         self._repaired = any(each.repairs for each in heard)
         repairs = [f"rank {rank}: {line}" for rank, each in enumerate(heard) for line in
                    each.repairs]  # fmt: skip
@@ -216,7 +280,7 @@ class Loading:
             return
         if ready.reader.checkpoint.commit.world != self._ranks.world:
             ready.own["buffers"] = {}  # those among the tensors are as good
-        own.restore(self._state, ready.own, process=self._complete)
+        own.restore(self._state, ready.own, process=self._complete, matching=self._matching)
 
     def _exchange(self, said: _Said) -> list[_Said]:
         answers = self._ranks.exchange(msgspec.msgpack.encode(said))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outlast.checkpoint.content import parameter_names
+from outlast.checkpoint.content import full_names, parameter_names
 from outlast.checkpoint.inplace import put_in_group
+from outlast.checkpoint.plan import dtype_name
 
 if TYPE_CHECKING:
     from outlast.checkpoint.fitting import Fitting
@@ -31,13 +32,32 @@ def fit_optimizer(fit: Fitting, name: str) -> None:
         fit.differ(name, f"{len(groups)} groups in the checkpoint, {len(parameters)} here")
         return
     _check_groups(fit, name, saved["parameters"], parameters)
-    known = _by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
+    known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
     ready: list[tuple[torch.Tensor, _Ready]] = []
-    for group, called, settings in zip(optimizer.param_groups, parameters, groups, strict=True):
-        for parameter, each in zip(group["params"], called, strict=True):
+    left: list[torch.Tensor] = []
+    everything = zip(optimizer.param_groups, parameters, full_names(name, fit.state), groups,
+                     strict=True)  # fmt: skip
+    for group, called, fulls, settings in everything:
+        for parameter, each, full in zip(group["params"], called, fulls, strict=True):
+            prefix = f"{name}.state.{each}"
+            if fit.matching.skips(full) or fit.matching.skips(prefix):
+                left.append(parameter)
+                continue
+            if full and full not in fit.saved.tensors:
+                fit.lack(f"{name}: parameter {each}")
+                left.append(parameter)
+                continue
             live = optimizer.state.get(parameter, {})
-            state = _state(fit, f"{name}.state.{each}", known.get(each, {}),
-                           parameter, live, settings)  # fmt: skip
+            was = fit.saved.tensors.get(full)
+            state = _state(
+                fit,
+                prefix,
+                known.get(each, {}),
+                parameter,
+                live,
+                settings,
+                was.dtype if was else "",
+            )
             if state is not None:
                 ready.append((parameter, state))
     hyperparameters = fit.later(saved["groups"])
@@ -46,7 +66,8 @@ def fit_optimizer(fit: Fitting, name: str) -> None:
     def put_back() -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
             put_in_group(group, values)
-        states: dict[Any, Any] = {parameter: state() for parameter, state in ready}
+        states: dict[Any, Any] = {p: optimizer.state[p] for p in left if p in optimizer.state}
+        states |= {parameter: state() for parameter, state in ready}
         optimizer.state.clear()
         optimizer.state.update(others() | states)
 
@@ -72,8 +93,10 @@ def _state(
     parameter: torch.Tensor,
     live: Mapping[Any, Any],
     settings: Mapping[str, Any],
+    was: str,
 ) -> _Ready | None:
-    """One parameter's state, or None where the checkpoint has none. `tensors`: names by key."""
+    """One parameter's state, or None where the checkpoint has none. `tensors`: names by key;
+    `was`: the parameter's type in the checkpoint."""
     skeleton = fit.rest_of(prefix)
     inside = skeleton["holes"] if skeleton else {}
     kept: dict[Any, Any] = {}
@@ -86,6 +109,8 @@ def _state(
             dtype = fit.dtype_of(full, saved)
             if dtype is None:
                 continue
+            if saved.dtype == was and key != "step" and fit.matching.casts(was, dtype_name(dtype)):
+                dtype = parameter.dtype  # moments that had the parameter's type have it again
             there = _made(parameter, key, tuple(saved.shape), dtype, settings)
         kept[key] = there
         fit.want(full, there)
@@ -95,7 +120,7 @@ def _state(
     return lambda: kept | others()
 
 
-def _by_parameter(
+def by_parameter(
     prefix: str, tensors: Iterable[str], parameters: set[str]
 ) -> dict[str, dict[str, str]]:
     """Of each parameter: the keys of its state, and the full names of the tensors there."""

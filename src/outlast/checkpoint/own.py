@@ -12,6 +12,7 @@ import torch
 
 from outlast import generators
 from outlast.checkpoint import inplace, tree
+from outlast.checkpoint.matching import EXACT, Matching
 from outlast.checkpoint.plan import WHOLE_BYTES
 from outlast.checkpoint.state import State
 
@@ -35,34 +36,42 @@ def capture(state: State, rest: Mapping[str, Any], world: int) -> bytes:
     )
 
 
-def differences(state: State, saved: Mapping[str, Any]) -> list[str]:
-    """Of the names in a rank's own part."""
-    found: list[str] = []
+def differences(
+    state: State, saved: Mapping[str, Any], matching: Matching = EXACT
+) -> tuple[list[str], list[str]]:
+    """Of the names in a rank's own part: what the checkpoint lacks, and what the state lacks."""
+    missing: list[str] = []
+    unexpected: list[str] = []
     for what, here, there in (
         ("generator", state.generators, saved["random"]["named"]),
         ("own state", state.own, saved["objects"]),
     ):
-        found += [f"{what} {name!r}: missing in the checkpoint" for name in here.keys() - there]
-        found += [f"{what} {name!r}: missing here" for name in there.keys() - here.keys()]
-    return sorted(found)
+        for name in sorted({*here, *there}):
+            if matching.skips(name) or (name in here and name in there):
+                continue
+            (missing if name in here else unexpected).append(f"{what} {name!r}")
+    return missing, unexpected
 
 
 @torch.no_grad()
-def restore(state: State, saved: Mapping[str, Any], *, process: bool) -> None:
+def restore(
+    state: State, saved: Mapping[str, Any], *, process: bool, matching: Matching = EXACT
+) -> None:
     """Put a decoded own part back, into the objects that the script holds; with `process`, this
     process's generators too. They come last: an object may draw while it takes its state back."""
     live = buffers(state)
     for name, value in saved["buffers"].items():
-        if name in live and live[name].shape == value.shape:
+        if name in live and live[name].shape == value.shape and not matching.skips(name):
             live[name].copy_(value)
     for name, part in state.own.items():
-        if name in saved["objects"]:
+        if name in saved["objects"] and not matching.skips(name):
             value = saved["objects"][name]
             if isinstance(part, (dict, list)):
                 inplace.settle(part, value)
             else:
                 part.load_state_dict(value)
-    generators.put(state.generators, saved["random"]["named"])
+    named = saved["random"]["named"]
+    generators.put(state.generators, {n: v for n, v in named.items() if not matching.skips(n)})
     if process:
         generators.restore(saved["random"])
 

@@ -5,13 +5,14 @@ Plain structures, sealed as JSON with a digest of themselves. Nothing here touch
 
 from __future__ import annotations
 
+import operator
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from outlast.errors import CorruptionError
+from outlast.errors import CorruptionError, UsageError
 
 FORMAT = 3
 FORMATS = (2, 3)  # that are read
@@ -153,6 +154,20 @@ Sealed = TypeVar("Sealed", Manifest, Commit)
 
 def shard_name(rank: int) -> str:
     return f"shard-{rank:05d}"
+
+
+def step_count(step: Any) -> int:
+    """Return a number of steps, whatever type of integer it has. Raises UsageError for others."""
+    try:
+        count = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= STEPS_MAX:
+        raise UsageError(
+            f"step is {step!r} where a count of steps is wanted, from 0 to 10^18 - 1; nothing was"
+            " saved or loaded"
+        )
+    return count
 
 
 def manifest_name(rank: int) -> str:
