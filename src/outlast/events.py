@@ -21,6 +21,7 @@ FaultKind = Literal[
     "unsettled",  # a joiner met a second stepping function: all begin it in a new generation
     "torn",  # failed while applying: neither the old state nor the new
     "diverged",  # replicas hold different bytes of what they must hold alike
+    "unknown",  # the script used a result that died with its worker: only a copy has it
     "mismatch",  # another fingerprint, another model, another job
     "transfer",  # a state copy was late or its digest wrong
     "storage",  # a disk is full or a file cannot be written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast import wire
+from outlast import events, wire
 from outlast.testing.desk import Desk
 
 AFTER = {"after:5": b"a5", "before:4": b"b4"}
@@ -33,3 +33,22 @@ def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
             desk.say(worker, wire.Status(generation=1, n=5, step=5, state="idle", result=result))
     (seat,) = [body for worker, body in desk.sent(wire.Seat) if worker == "w1-3"]
     assert seat.slots.get("result:5") == known
+
+
+@pytest.mark.parametrize("checkpoint", [0, 3])
+def test_a_successor_that_needs_a_lost_result_takes_the_job_back_to_a_copy(checkpoint: int) -> None:
+    """Without one, to its beginning: no other successor could know more."""
+    desk = Desk(world=2, spares=2).begin().open()
+    if checkpoint:
+        desk.say("w1-0", wire.Checkpointed(n=checkpoint, step=checkpoint, path="ck/3"))
+    desk.lose("w1-1", 4, slots=AFTER)
+    desk.status("w1-0", 5, "idle")
+    assert desk.seats() == ("w1-0", "w1-2")
+    fault = events.Fault(kind="unknown", detail="the script uses what step:1 returned")
+    desk.say("w1-2", wire.Status(generation=2, n=5, step=5, state="broken", fault=fault))
+    desk.status("w1-0", 5, "idle")
+    desk.lose("w1-2", 5, slots=AFTER)
+    (decided,) = desk.emitted(events.Decided)
+    assert (decided.rung, decided.n) == ("restart", checkpoint)
+    assert "nothing is left of the own state of rank 1" in decided.reason
+    assert "the script uses what step:1 returned" in decided.reason

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from outlast.errors import UnsupportedError
-from outlast.worker.place import unknown
 from outlast.worker.protected import Protected, Undo
 from outlast.worker.script.repetitions import Repetition, Repetitions, look
 
@@ -63,24 +58,6 @@ def test_one_bit_of_a_gradient_is_another_digest(dtype: torch.dtype) -> None:
     before = look(1, b"", {}, layer.named_parameters())
     layer.weight.grad.view(torch.uint8)[1, 0] ^= 1
     assert look(1, b"", {}, layer.named_parameters()) != before
-
-
-class Result(NamedTuple):
-    loss: float
-    name: str
-
-
-def test_a_result_that_nobody_knows_has_no_number_in_it() -> None:
-    dry = {"loss": 0.5, "hits": [3, True], "pair": Result(1.0, "best"), "none": None}
-    found = unknown(dry)
-    assert math.isnan(found["loss"])
-    assert all(map(math.isnan, found["hits"]))
-    assert math.isnan(found["pair"].loss)
-    assert found["pair"].name is None
-    assert found["none"] is None
-    assert bool(unknown(torch.ones(2, dtype=torch.int64)).isnan().all())
-    assert bool(np.isnan(unknown(np.arange(3))).all())
-    assert min(2.0, unknown(0.1)) == 2.0  # a best-so-far is not beaten by what nobody knows
 
 
 def test_a_disabled_scaler_is_protected_and_put_back() -> None:

@@ -99,7 +99,7 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
         return why_not, False
     if situation.stateless:
         ranks = _ranks(situation.stateless)
-        return f"nothing is left of the own state of {ranks}", False
+        return f"nothing is left of the own state of {ranks}{_because(situation)}", False
     if len(lost) > situation.spares + situation.cold:
         return "", False
     starting = len(lost) - situation.spares
@@ -170,8 +170,8 @@ _KINDS_OF_TROUBLE = 4
 _CRASHES = (4, 6, 7, 8, 11)
 
 _TELLING = (
-    "contract", "mismatch", "diverged", "torn", "storage", "hung", "stopped", "killed", "exited",
-    "raised", "agent_lost", "transfer", "transport", "unsettled", "requested", "save",
+    "contract", "mismatch", "diverged", "unknown", "torn", "storage", "hung", "stopped", "killed",
+    "exited", "raised", "agent_lost", "transfer", "transport", "unsettled", "requested", "save",
 )  # fmt: skip
 
 

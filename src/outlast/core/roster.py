@@ -283,7 +283,10 @@ def lost(turn: Turn, worker: Worker, body: wire.Lost, how: str = "pidfd") -> Non
     if worker.seat < 0:
         _spare_lost(turn, worker, fault)
         return
-    state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
+    if fault.kind == "unknown":  # no successor could walk on from what was left
+        state.left[worker.seat] = {}
+    else:
+        state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
     state.reached = max(state.reached, (body.n, body.step))
     state.seats = tuple("" if name == worker.name else name for name in state.seats)
     never_connected = state.mode in ("gathering", "connecting")

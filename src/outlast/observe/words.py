@@ -14,6 +14,7 @@ _SAID = {
     "unsettled": "met a function that steps for the first time since it joined",
     "torn": "was left half-way: it could neither finish its phase nor put it back",
     "diverged": "did not hold what its replicas hold",
+    "unknown": "needed a result that was lost with its worker",
     "mismatch": "does not fit the job",
     "transfer": "got a state copy late or damaged",
     "storage": "could not write to its disk",

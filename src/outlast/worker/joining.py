@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,8 +19,9 @@ from outlast.errors import GroupError
 from outlast.events import FaultKind
 from outlast.worker.groups import Groups
 from outlast.worker.healing import Healer
+from outlast.worker.lost_results import unknown
 from outlast.worker.moment import Moment
-from outlast.worker.place import LOST, Place, Walk, unknown
+from outlast.worker.place import LOST, Place, Walk
 from outlast.worker.protected import Protected
 from outlast.worker.timeline import Timeline
 
@@ -34,9 +35,10 @@ class Joining:
         self, *, moment: Moment, groups: Groups, healer: Healer, timeline: Timeline,
         place: Place, protected: Callable[[], Protected],
         dry_attempt: Callable[[str], AbstractContextManager[None]],
-        trouble: Callable[[str, FaultKind], None], retire: Callable[[Exception], None],
+        trouble: Callable[[str, FaultKind], None], retire: Callable[..., NoReturn],
     ) -> None:  # fmt: skip
-        """`retire` reports this process as broken and does not return: another one replaces it."""
+        """`retire` reports this process as broken and does not return: another one replaces it.
+        With `kind="unknown"` no other could know more, and the job goes back to a copy."""
         self._moment, self._groups, self._healer = moment, groups, healer
         self._timeline, self._place, self._protected = timeline, place, protected
         self._dry_attempt, self._trouble, self._retire = dry_attempt, trouble, retire
@@ -105,7 +107,7 @@ class Joining:
         if kept != LOST:
             value = tree.decode(kept)
         elif kind in ("step", "eval"):
-            value = unknown(self._dry(call, key) if value is None else value)
+            value = unknown(self._dry(call, key) if value is None else value, self._use_of(key))
             self.result_lost = True
             self._timeline.note(
                 f"what {key} returned before this worker took the seat was lost with the worker"
@@ -117,6 +119,18 @@ class Joining:
             self.restore_walked()
             self._timeline.metrics(self._moment.step, walk.slot.reports)
         return (value,)
+
+    def _use_of(self, key: str) -> Callable[[], NoReturn]:
+        """Return what happens when the script uses a result of `key` that nobody knows."""
+
+        def use() -> NoReturn:
+            text = (
+                f"the script uses what {key} returned, which was lost with the worker of this rank"
+                " between the vote and the return"
+            )
+            self._retire(GroupError(text), kind="unknown")
+
+        return use
 
     # --- dry steps ---
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from outlast.core.faults import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
@@ -24,6 +24,7 @@ from outlast.worker.gate import Gate
 from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
 from outlast.worker.joining import REHEARSALS, Joining
+from outlast.worker.lost_results import is_evidence
 from outlast.worker.moment import Moment
 from outlast.worker.place import LOST, Place, keep_result
 from outlast.worker.protected import Protected, Undo
@@ -53,7 +54,7 @@ class Phases:
             moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
             protected=self._held, dry_attempt=self._dry_attempt,
             trouble=lambda detail, kind: moment.trouble(self._fault(detail, kind)),
-            retire=lambda error: self._retire(error, "broken"),
+            retire=lambda error, kind="": self._retire(error, "broken", kind),
         )  # fmt: skip
         self.on_record: Callable[[], None] = lambda: None
         self.save_as_asked: Callable[[], None] = lambda: None
@@ -302,8 +303,8 @@ class Phases:
         if kept == LOST:
             self._note_once(
                 f"what {attempt.key} returns ({type(result).__name__}) cannot be written down (more"
-                " than 64 KiB, or a type of its own): a successor may see NaN, or None, instead;"
-                " return plain numbers, or report them inside the phase"
+                " than 64 KiB, or a type of its own), and no successor can know it: return plain"
+                " numbers, or report them inside the phase"
             )
         self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # no call of the script's, which a walk would answer
@@ -311,9 +312,9 @@ class Phases:
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)
-        moment.completed(
-            step=step, result=kept, shared=attempt.kind in ("epoch", "draw", "checkpoint")
-        )
+        shared = attempt.kind in ("epoch", "draw", "checkpoint")
+        told = kept if shared or is_evidence(result) else LOST
+        moment.completed(step=step, result=told, shared=shared)
         self.on_complete(attempt.kind)
 
     # --- what did not work ---
@@ -349,11 +350,12 @@ class Phases:
             self._moment.trouble(self._fault(error, kind))
         self._refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
-    def _retire(self, error: BaseException, state: str) -> None:
+    def _retire(self, error: BaseException, state: str, kind: str = "") -> NoReturn:
         """This process cannot go on: say so, and wait to be replaced."""
         if self._alone:
             raise error
-        fault = self._fault(error, "contract" if isinstance(error, UsageError) else "torn")
+        kind = kind or ("contract" if isinstance(error, UsageError) else "torn")
+        fault = self._fault(error, kind)
         self._moment.lost(state, fault)
         while True:  # the controller has us killed; its deadline bounds this wait
             self._moment.take(self._healer.patience_s)

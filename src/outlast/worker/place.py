@@ -8,12 +8,9 @@ that lie behind it are answered from this record, and at the end of the record i
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import torch
 
 from outlast.checkpoint import tree
 from outlast.errors import CodecError
@@ -29,30 +26,6 @@ def keep_result(value: Any) -> bytes:
     except CodecError:
         return LOST
     return kept if len(kept) <= RESULT_BYTES_MAX else LOST
-
-
-def unknown(value: Any) -> Any:
-    """The shape of a result that nobody knows: NaN for every number and in every tensor, None for
-    what cannot be NaN. `value` is a dry run's, which only looks like the result."""
-    if isinstance(value, (bool, int, float, np.number, np.bool_)):
-        return math.nan
-    if isinstance(value, complex):
-        return complex(math.nan, math.nan)
-    if isinstance(value, torch.Tensor):
-        exact = value.is_floating_point() or value.is_complex()
-        return torch.full_like(value, math.nan, dtype=value.dtype if exact else torch.float32)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return np.full(value.shape, math.nan, value.dtype if value.dtype.kind in "fc" else None)
-    if isinstance(value, dict):
-        return {key: unknown(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named: Any = type(value)
-        return named(*map(unknown, value))
-    if type(value) is list:
-        return [unknown(item) for item in value]
-    if type(value) is tuple:
-        return tuple(unknown(item) for item in value)
-    return None
 
 
 class Intervals(msgspec.Struct, frozen=True, array_like=True):
