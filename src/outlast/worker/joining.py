@@ -126,7 +126,8 @@ class Joining:
         def use() -> NoReturn:
             text = (
                 f"the script uses what {key} returned, which was lost with the worker of this rank"
-                " between the vote and the return"
+                " between the vote and the return; a flag that is put into session.state before"
+                " optimizer.step() is kept"
             )
             self._retire(GroupError(text), kind="unknown")
 
