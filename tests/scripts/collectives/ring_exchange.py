@@ -1,5 +1,4 @@
 """Point to point: activations travel a ring by isend and irecv inside the step."""
-# unmeasured: not run on a quiet machine yet
 # ranks: 3
 
 import torch

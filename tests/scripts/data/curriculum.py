@@ -1,5 +1,4 @@
 """A curriculum: the last loss decides how hard the next samples are."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 import torch.distributed as dist

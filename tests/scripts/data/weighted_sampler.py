@@ -1,5 +1,4 @@
 """Samples drawn with replacement by weight, each rank from a generator of its own."""
-# unmeasured: not run on a quiet machine yet
 # steps: 10
 
 import torch

@@ -1,5 +1,4 @@
 """Gradients as views of buckets, cleared in place."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A compiled DDP model (torch.compile, backend aot_eager)."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

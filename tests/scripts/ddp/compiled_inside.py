@@ -1,5 +1,4 @@
 """A model compiled before it is wrapped in DDP."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

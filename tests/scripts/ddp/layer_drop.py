@@ -1,5 +1,4 @@
 """LayerDrop: each step skips layers that its generator draws, the same on all ranks."""
-# unmeasured: not run on a quiet machine yet
 # ranks: 3
 
 import torch

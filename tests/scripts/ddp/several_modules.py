@@ -1,5 +1,4 @@
 """Encoder and decoder with a DDP each, behind one optimizer."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A static graph: DDP(static_graph=True) with activation checkpointing, over several buckets."""
-# unmeasured: not run on a quiet machine yet
 # ranks: 3
 
 import torch

@@ -1,5 +1,4 @@
 """Three ranks and several buckets: the sums depend on the place of a gradient in its bucket."""
-# unmeasured: not run on a quiet machine yet
 # ranks: 3
 
 import torch

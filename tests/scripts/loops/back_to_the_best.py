@@ -1,5 +1,4 @@
 """Back to the best: weights that were kept are loaded again when the loss rises."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

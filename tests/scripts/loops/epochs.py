@@ -1,5 +1,4 @@
 """Epochs: a scheduler step and an evaluation with BatchNorm at the end of each one."""
-# unmeasured: not run on a quiet machine yet
 # steps: 12
 
 import torch

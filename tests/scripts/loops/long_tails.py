@@ -1,5 +1,4 @@
 """Long tails: now and then one rank computes much longer than the others."""
-# unmeasured: not run on a quiet machine yet
 
 import threading
 

@@ -1,5 +1,4 @@
 """Noisy logs: hundreds of lines a step on both streams, some without an end."""
-# unmeasured: not run on a quiet machine yet
 
 import logging
 import sys

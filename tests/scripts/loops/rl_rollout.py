@@ -1,5 +1,4 @@
 """RL: rollouts wait for an environment, whose state is protected, then the policy learns."""
-# unmeasured: not run on a quiet machine yet
 
 import threading
 

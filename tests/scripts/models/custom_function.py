@@ -1,5 +1,4 @@
 """A custom autograd function, and a gradient penalty that needs a second backward."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

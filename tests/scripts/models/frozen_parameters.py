@@ -1,5 +1,4 @@
 """Frozen parameters: a pretrained trunk stays, a head learns."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

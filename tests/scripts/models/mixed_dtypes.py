@@ -1,5 +1,4 @@
 """Mixed dtypes: a bf16 model whose optimizer keeps fp32 moments by foreach."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A recurrent network that carries its hidden state from batch to batch."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

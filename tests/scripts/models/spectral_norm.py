@@ -1,5 +1,4 @@
 """Spectral norm: every forward changes the vectors of a power iteration."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

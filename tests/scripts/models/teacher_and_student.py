@@ -1,5 +1,4 @@
 """Distillation: a teacher that is a moving average of the student, written by hand."""
-# unmeasured: not run on a quiet machine yet
 
 import copy
 

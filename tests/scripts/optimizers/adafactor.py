@@ -1,5 +1,4 @@
 """Adafactor: factored moments, of other shapes than the parameters."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

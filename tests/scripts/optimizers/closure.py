@@ -1,5 +1,4 @@
 """A closure that computes the loss inside optimizer.step, once."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A fused AdamW with AMSGrad, and parameter groups whose rates the loop changes."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

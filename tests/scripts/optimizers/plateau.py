@@ -1,5 +1,4 @@
 """ReduceLROnPlateau on the reduced loss, the same on all ranks."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,4 @@
 """SWA: averaged weights and their learning rate over the last steps."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A warm-up, then a cosine, stepped in the loop between phases."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

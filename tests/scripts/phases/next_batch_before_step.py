@@ -1,5 +1,4 @@
 """The next batch is fetched before the step, into a protected place."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """Prefetch in globals, as in nanoGPT: the step trains on X and fetches the next X itself."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

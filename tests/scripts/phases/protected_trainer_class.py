@@ -1,5 +1,4 @@
 """A Trainer class that is itself protected, by its state_dict."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

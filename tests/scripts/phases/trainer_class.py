@@ -1,5 +1,4 @@
 """A Trainer class whose method counts its steps in an attribute that nobody protects."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,6 +1,5 @@
 """Best so far in globals of the loop: neither in session.state nor protected."""
 # places: forward, backward, between
-# unmeasured: not run on a quiet machine yet
 
 import torch
 import torch.distributed as dist

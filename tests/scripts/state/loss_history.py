@@ -1,5 +1,4 @@
 """A history of losses on each rank, appended inside the step, drawn at the end."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A metric object that accumulates inside the step and is read between phases."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A name that is made once for the job, and environment variables that libraries read."""
-# unmeasured: not run on a quiet machine yet
 
 import os
 
