@@ -47,14 +47,22 @@ def restore(states: Mapping[str, Any]) -> None:
 def moved(before: Mapping[str, Any]) -> dict[str, Any]:
     """Of `before`, the states that are no longer the present ones."""
     now = snapshot()
-    differs = {
-        "python": before["python"] != now["python"],
-        "numpy": before["numpy"]["state"]["pos"] != now["numpy"]["state"]["pos"]
-        or before["numpy"]["has_gauss"] != now["numpy"]["has_gauss"]
-        or not np.array_equal(before["numpy"]["state"]["key"], now["numpy"]["state"]["key"]),
-        "torch": not torch.equal(before["torch"], now["torch"]),
-    }
-    return {name: before[name] for name, differ in differs.items() if differ}
+    return {name: state for name, state in before.items() if not same(state, now[name])}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two states, or other plain values, are equal bit for bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and len(one) < 4:  # never the numbers of a state
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
 
 
 @contextmanager
@@ -77,6 +85,20 @@ def put(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -> None:
     for path, generator in generators.items():
         if path in saved:
             _set_state(generator, saved[path])
+
+
+def made(state: Any) -> Generator:
+    """Return a new generator in a state that `states` has given."""
+    if isinstance(state, torch.Tensor):
+        generator: Generator = torch.Generator()
+    elif isinstance(state, tuple):
+        generator = random.Random()
+    elif "has_gauss" in state:
+        generator = np.random.RandomState()
+    else:
+        generator = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    _set_state(generator, state)
+    return generator
 
 
 def _state(generator: Generator) -> Any:

@@ -10,6 +10,8 @@ import torch
 
 from outlast import generators
 from outlast.checkpoint import tree
+from outlast.data import source as sources
+from outlast.data.codec import Codec
 from outlast.data.source import Source
 
 
@@ -19,6 +21,11 @@ class Draw(NamedTuple):
     position: bytes
     random: dict[str, Any]
     seen: str  # digest of the batch (or of its absence) and of what the model drew after it
+
+
+def open_source(loader: Any) -> Source:
+    """The source that a session would open."""
+    return sources.open_source(loader, Codec(tree.encode, tree.decode))
 
 
 def seen(batch: Any) -> str:

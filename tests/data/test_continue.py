@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driving import Draw, go_on, train
+from driving import Draw, go_on, open_source, train
 from loaders import MAPPED, OTHERS, mapped, other
 
 from outlast.data.mapped import MappedSource
-from outlast.data.source import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -50,7 +49,12 @@ def test_map_style(name: str) -> None:
     assert len({d.seen for d in told}) == len(told), "every batch has draws of its own"
 
 
-@pytest.mark.parametrize("name", MAPPED)
+QUICK = {"shuffled", "lazy", "dice", "torchdata"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in MAPPED]
+)
 def test_map_style_with_workers(name: str) -> None:
     check(lambda: mapped(name, num_workers=2), stride=5)
 

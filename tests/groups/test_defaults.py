@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from outlast.checkpoint import Checkpointer, tree
 from outlast.checkpoint.schema import STAGED_BYTES_MIN, TensorSpec
-from outlast.data import randomness
+from outlast.data.tickets import draw_seed
 from outlast.worker import generators, transfer
 from outlast.worker.fingerprint import fingerprint
 
@@ -70,10 +70,10 @@ def test_a_precision_set_the_new_way_is_a_fact_and_no_error(
 
 def test_a_loaders_seed_is_drawn_as_ever(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(5)
-    before = randomness.draw_seed(None)
+    before = draw_seed(None)
     request.getfixturevalue("defaults")
     torch.default_generator.manual_seed(5)
-    assert randomness.draw_seed(None) == before
+    assert draw_seed(None) == before
 
 
 def _moves_state(member: Any) -> list[Any]:

@@ -1,101 +1,49 @@
-"""Map-style DataLoaders: exact, with a position of a few hundred bytes to a few kilobytes.
+"""Map-style DataLoaders: exact, with a position of a few kilobytes.
 
 The user's loader says what to load and how; the loading is done by a DataLoader of ours with the
-same settings, whose index lists come from `Order`. In loader workers every batch is drawn under a
-seed of its own, so that it does not matter which worker draws it, or in which run.
+same settings, whose index lists come from `Order`. What is drawn, from which generator and when, is
+what the user's loader would draw.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader
 
-from outlast import generators
-from outlast.data import randomness
+from outlast.data.codec import Codec
 from outlast.data.counted import Counted, set_epoch
+from outlast.data.loader_process import Parcel, Shelf, StartHook, as_it_is
+from outlast.data.loader_state import LoaderState
 from outlast.data.order import Order
+from outlast.data.tickets import Tickets
 from outlast.errors import UsageError
 
-
-class _Ticket(NamedTuple):
-    """One batch to be loaded, as it is sent to a loader worker."""
-
-    seed: int
-    indices: Any
-
-
-class _Shelf(Dataset[Any]):
-    """The user's dataset, asked for one ticket at a time."""
-
-    def __init__(self, dataset: Any, collate: Any, batched: bool, seeded: bool) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._batched = batched
-        self._seeded = seeded
-
-    def __getitem__(self, ticket: _Ticket) -> Any:
-        if self._seeded:
-            kept = randomness.owned({"dataset": self.dataset, "collate": self._collate})
-            randomness.reseed(ticket.seed, kept)
-        if not self._batched:
-            return self.dataset[ticket.indices]
-        many = getattr(self.dataset, "__getitems__", None)
-        return many(ticket.indices) if many else [self.dataset[i] for i in ticket.indices]
-
-
-class _Hire:
-    """What a loader worker does first: it sees the user's dataset, then runs the user's hook."""
-
-    def __init__(self, hook: Callable[[int], None] | None) -> None:
-        self._hook = hook
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        assert info is not None, "only loader workers are hired"
-        if isinstance(info.dataset, _Shelf):
-            object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self._hook is not None:
-            self._hook(worker)
-
-
-class _Tickets(Sampler[_Ticket]):
-    """The rest of an epoch's order, as tickets."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self.at = 0
-        self.limit: int | None = None
-
-    def __iter__(self) -> Iterator[_Ticket]:
-        while self.limit is None or self.at < self.limit:
-            try:
-                indices = next(self._order)
-            except StopIteration:
-                return
-            ticket = _Ticket(randomness.mix(self._order.seed, self.at), indices)
-            self.at += 1
-            yield ticket
+_END = object()
 
 
 class MappedSource(Counted):
-    """A map-style DataLoader of any sampler, with or without workers."""
+    """A map-style DataLoader of any sampler, with or without processes of its own."""
 
     kind = "map-style DataLoader"
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        """Raises UsageError when the loader has no batches."""
+    def __init__(self, loader: DataLoader[Any], codec: Codec) -> None:
+        """Raises UsageError when the loader has no batches, or an order that nobody can repeat."""
         super().__init__()
-        if loader.num_workers > 0:
-            self.note = (
-                "random numbers in the loader's processes come from a seed for each batch: the same"
-                " in every run of Outlast, others than under torchrun, which seeds each process"
+        if loader.num_workers > 1 and not getattr(loader, "in_order", True):
+            raise UsageError(
+                "the DataLoader given to session.batches() has in_order=False: its batches come in"
+                " the order in which its processes are ready, another one in every run; leave"
+                " in_order at True"
             )
-        self._batched = loader.batch_sampler is not None
-        self._sampler: Any = loader.batch_sampler if self._batched else loader.sampler
+        self._loader: DataLoader[Any] | None = loader
+        self._dataset: Any = loader.dataset
+        self._has_processes = loader.num_workers > 0
+        self._persists = loader.persistent_workers
+        is_batched = loader.batch_sampler is not None
+        self._sampler: Any = loader.batch_sampler if is_batched else loader.sampler
         self._epochs = (loader.dataset, loader.sampler, self._sampler,
                         getattr(self._sampler, "sampler", None))  # fmt: skip
         if self.length == 0:
@@ -105,14 +53,14 @@ class MappedSource(Counted):
                 f" {loader.drop_last}): nothing to train on"
             )
         self._order = Order(self._sampler, loader.generator, loader.dataset)
-        self._tickets = _Tickets(self._order)
-        self._kept: dict[str, generators.Generator] = {}
-        if loader.num_workers == 0:
-            self._kept = randomness.owned({"dataset": loader.dataset, "collate": loader.collate_fn})
-        self._seeds = torch.Generator()  # so that our DataLoader draws nothing from the process
-        self._inner: DataLoader[Any] | None = _like(
-            loader, self._tickets, self._batched, self._seeds
-        )
+        self._codec = codec
+        self._tickets = Tickets(self._order, loader, codec)
+        self._shelf = Shelf(loader.dataset, loader.collate_fn, codec, is_batched=is_batched)
+        self._kept = LoaderState({"dataset": loader.dataset, "collate": loader.collate_fn})
+        self._start: dict[str, Any] = {}  # of the processes that load now: see `_mark`
+        self._states: dict[int, dict[str, Any]] = {}  # of each process, behind its last batch
+        self._ahead: list[Any] = []
+        self._inner: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
 
     @property
@@ -124,58 +72,109 @@ class MappedSource(Counted):
 
     def close(self) -> None:
         super().close()
-        self._batches = None
-        self._inner = None
+        self._batches = self._inner = self._loader = None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
         super().start_epoch(epoch, length)
         set_epoch(epoch, *self._epochs)
+        self._order.begin()
 
     def _begin(self) -> None:
         self._order.begin()
-        self._tickets.at = 0
-        self._open()
+        self._limit_tickets()
+        if self._start and self._persists and self._inner is None:  # begun in another process
+            self._order.open()
+            self._ahead = []
+            self._continue(0)
+            return
+        self._tickets.begin(draws_seed=not (self._start and self._persists))
+        if not (self._start and self._persists):
+            self._batches = None  # the old processes end before new ones start
+            self._start = {"epoch": self.epoch, "kept": self._kept.changes()}
+            self._states = {}
+        self._batches = iter(self._own_loader())
 
-    def _open(self) -> None:
-        assert self._inner is not None, "a closed source gives no batches"
-        self._tickets.limit = self._limit
-        self._seeds.manual_seed(self._order.seed)
-        self._batches = None  # the old workers end before new ones start
-        self._batches = iter(self._inner)
+    def _limit_tickets(self) -> None:
+        is_cut = self._limit is not None and self._limit != self.length
+        self._tickets.limit = self._limit if is_cut else None
+
+    def _continue(self, done: int) -> None:
+        """Start processes that are what those of another process of the run were."""
+        self._limit_tickets()
+        now = self._kept.changes()
+        blanks = self._tickets.go(done, self._ahead, self._states)
+        if self._has_processes:
+            self._tickets.seeds.set_state(self._tickets.base)
+            set_epoch(self._start["epoch"], self._dataset)
+            self._kept.put(self._start["kept"])
+        self._batches = None
+        self._batches = iter(self._own_loader())
+        if self._has_processes:
+            set_epoch(self.epoch, self._dataset)
+            self._kept.put(now)
+        for _ in range(blanks):
+            next(self._batches)
+
+    def _own_loader(self) -> DataLoader[Any]:
+        if self._inner is None:
+            assert self._loader is not None, "a closed source gives no batches"
+            self._inner = _like(self._loader, self._shelf, self._tickets)
+        return self._inner
 
     def _take(self) -> Any:
         if self._batches is None:
-            self._open()
+            self._continue(self._done)
             assert self._batches is not None
-        return next(self._batches)
+        batch = next(self._batches)
+        if not self._has_processes:
+            return batch
+        parcel: Parcel = batch
+        if parcel.changes:
+            self._states.setdefault(parcel.process, {}).update(self._codec.decode(parcel.changes))
+        return parcel.batch
 
     def _mark(self) -> dict[str, Any]:
-        order = self._order.start if self._begun else self._order.states()
-        return {"order": order, "kept": generators.states(self._kept)}
+        mark = {"order": self._order.place(), "kept": self._kept.changes()}
+        if self._has_processes and self._start:
+            mark["processes"] = {
+                "start": self._start,
+                "seeds": self._tickets.base,
+                "states": {process: dict(state) for process, state in self._states.items()},
+            }
+        return mark
 
     def _return(self, position: dict[str, Any]) -> None:
         set_epoch(self.epoch, *self._epochs)
-        self._batches = None
-        if self._begun:
-            self._order.rewind(position["order"], self._done)
-            self._tickets.at = self._done
-        else:
-            self._order.put(position["order"])
-        generators.put(self._kept, position["kept"])
+        self._batches = self._inner = None
+        self._ahead = self._order.go(position["order"], self._done)
+        self._kept.put(position["kept"])
+        processes = position.get("processes", {})
+        self._start = processes.get("start", {})
+        self._states = processes.get("states", {})
+        self._tickets.base = processes.get("seeds", self._tickets.base)
 
     def _finish(self, exhausted: bool) -> None:
-        self._order.finish(whole=not exhausted and self._limit == self.length)
+        if exhausted or self._done != self._limit:
+            return
+        if self._batches is not None:
+            more = next(self._batches, _END)  # its processes end, its sampler may draw once more
+        else:
+            more = next(self._order, _END) if self._limit == self.length else _END
+        if more is not _END:
+            raise UsageError(
+                f"the loader gave more batches in epoch {self.epoch} than its length"
+                f" ({self.length}) promised: under torchrun it would go on; make len(loader) true,"
+                " or remove it"
+            )
 
 
-def _like(
-    loader: DataLoader[Any], tickets: _Tickets, batched: bool, seeds: torch.Generator
-) -> DataLoader[Any]:
+def _like(loader: DataLoader[Any], shelf: Shelf, tickets: Tickets) -> DataLoader[Any]:
     """A DataLoader with the settings of `loader` that loads tickets, in their order."""
     workers: dict[str, Any] = {}
     if loader.num_workers > 0:
         workers = {
             "timeout": loader.timeout,
-            "worker_init_fn": _Hire(loader.worker_init_fn),
+            "worker_init_fn": StartHook(loader.worker_init_fn),
             "multiprocessing_context": loader.multiprocessing_context,
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": loader.persistent_workers,
@@ -185,12 +184,12 @@ def _like(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # said once, when the user's was made
         return DataLoader(
-            _Shelf(loader.dataset, loader.collate_fn, batched, loader.num_workers > 0),
+            shelf,
             batch_size=None,
             sampler=tickets,
             num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
+            collate_fn=as_it_is,
             pin_memory=loader.pin_memory,
-            generator=seeds,
+            generator=tickets.seeds,
             **workers,
         )

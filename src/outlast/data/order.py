@@ -1,14 +1,12 @@
 """The order of one epoch: index lists from a sampler, repeatable without loading anything.
 
-A sampler draws when its iteration begins, as under a plain DataLoader; what it draws later comes
-from a private set of generators, since the process's own move with every dropout in between, and
-since loader workers fetch lists ahead.
+A sampler draws from the generators that it draws from under a plain DataLoader, and at the same
+moments: when its iteration begins, and with each list, which loader processes fetch ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,84 +19,101 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from outlast import generators
-from outlast.data import randomness
+from outlast.data.loader_state import LoaderState
+from outlast.data.trail import Trail
 from outlast.errors import UsageError
 
-# These draw from the process's generators at their first index only.
+# These draw from the process's generators at their first list only.
 _DRAWS_ONCE = (
     SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
 )  # fmt: skip
-_END = object()
 
 
 class Order(Iterator[Any]):
-    """One sampler's index lists. `start` is all that is needed to begin the same epoch again."""
+    """One sampler's index lists, with all that is needed to come to the same place again."""
 
     def __init__(self, sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
         self._sampler = sampler
-        self._generator = generator
-        self._owned = randomness.owned({"sampler": sampler, "generator": generator}, dataset)
+        self._kept = LoaderState(
+            {"sampler": sampler, "generator": generator}, apart=dataset, modules=False
+        )
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-        self._draws = type(inner) not in _DRAWS_ONCE  # from the process's generators, later on
-        self.start: dict[str, Any] = {}
-
-    @property
-    def seed(self) -> int:
-        """The epoch's base seed."""
-        return self.start["seed"]
+        self._draws_once = type(inner) in _DRAWS_ONCE
+        self.begin()
 
     def begin(self) -> None:
-        """A new epoch: draws the base seed and the sampler's first list, in this order."""
-        seed = randomness.draw_seed(self._generator)
-        owned, before = generators.states(self._owned), generators.snapshot()
-        self._open()
-        self.start = {"seed": seed, "owned": owned, "process": generators.moved(before)}
-        self._private = randomness.Private(seed, self._owned, self._draws)
+        """A new epoch: its iteration has not been opened yet."""
+        self._start = self._kept.changes()
+        self._owned = self._kept.generators()
+        self._trail = Trail(self._owned)
+        self._opens = 0
+        self._lists: Iterator[Any] = iter(())
+        self.fetched = 0
+        self.ended = False
 
-    def rewind(self, start: dict[str, Any], skip: int) -> None:
-        """The epoch of `start`, after `skip` lists. Raises UsageError when it has fewer."""
-        self.start = start
-        with generators.preserved():
-            generators.restore(start["process"])
-            generators.put(self._owned, start["owned"])
-            self._open()
-        self._private = randomness.Private(start["seed"], self._owned, self._draws)
-        with self._private:
-            skipped = sum(1 for _ in islice(self._lists, skip))
-        if skipped < skip:
-            raise UsageError(
-                f"the sampler now gives {skipped} batches where the run had taken {skip}: continue"
-                " with the same data and batch size, or start a new run directory"
-            )
+    def open(self) -> None:
+        """Begin the sampler's iteration, or begin it anew, as loaders with processes do."""
+        self._opens += 1
+        with self._trail.drawing():
+            self._lists = iter(self._sampler)
 
     def __next__(self) -> Any:
-        if not self._draws and not self._owned:
-            return next(self._lists)
-        with self._private:
-            return next(self._lists)
+        """The next list. Once the sampler has ended it is not asked again."""
+        if self.ended:
+            raise StopIteration
+        try:
+            if self.fetched and self._draws_once and not self._owned:
+                fetched = next(self._lists)
+            else:
+                with self._trail.drawing():
+                    fetched = next(self._lists)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.fetched += 1
+        return fetched
 
-    def finish(self, whole: bool) -> None:
-        """The epoch is over; generators that the sampler keeps go on from where it ended. `whole`:
-        it has no list left, but may draw once more before it says so."""
-        if whole:
-            next(self, None)
-        self._private.reveal()
+    def place(self) -> dict[str, Any]:
+        """Where the order is, as plain data."""
+        now = self._kept.changes().items()
+        return {
+            "start": self._start,
+            "now": {path: value for path, value in now if not self._trail.leads_to(path, value[1])},
+            "trail": self._trail.saved(),
+            "opens": self._opens,
+            "fetched": self.fetched,
+            "ended": self.ended,
+        }
 
-    def states(self) -> dict[str, Any]:
-        """Between epochs: the generators that the sampler keeps."""
-        return generators.states(self._owned)
+    def go(self, place: Mapping[str, Any], done: int) -> list[Any]:
+        """Go to `place`. Return the lists behind the first `done` that were fetched already.
+        Raises UsageError when the sampler gives fewer."""
+        self._kept.put(place["start"])
+        self.begin()
+        ahead: list[Any] = []
 
-    def put(self, saved: dict[str, Any]) -> None:
-        generators.put(self._owned, saved)
+        def draw() -> None:
+            if self._opens < place["opens"]:
+                self._opens += 1
+                self._lists = iter(self._sampler)
+                return
+            fetched = next(self._lists, self)
+            if fetched is self:
+                self.ended = True
+                return
+            self.fetched += 1
+            if self.fetched > done:
+                ahead.append(fetched)
 
-    def _open(self) -> None:
-        lists = iter(self._sampler)
-        first = next(lists, _END)
-        self._lists = _chain(first, lists)
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    if first is not _END:
-        yield first
-        yield from rest
+        self._trail.follow(place["trail"], draw)
+        while self.fetched < place["fetched"] and not self.ended:  # of those that draw once
+            draw()
+        if self.fetched < place["fetched"]:
+            raise UsageError(
+                f"the sampler now gives {self.fetched} batches where the run had taken"
+                f" {place['fetched']}: continue with the same data and batch size, or start a new"
+                " run directory"
+            )
+        self.ended = place["ended"]
+        self._kept.put({**self._kept.changes(), **place["now"]})
+        return ahead

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from outlast import generators
-from outlast.data import randomness
 from outlast.data.counted import Counted, set_epoch
+from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 
 
@@ -25,7 +24,7 @@ class SequenceSource(Counted):
                 " train on"
             )
         self._batches = batches
-        self._kept = randomness.owned({"sequence": batches})
+        self._kept = LoaderState({"sequence": batches})
 
     @property
     def length(self) -> int | None:
@@ -44,11 +43,11 @@ class SequenceSource(Counted):
         return self._batches[self._done]
 
     def _mark(self) -> dict[str, Any]:
-        return {"kept": generators.states(self._kept)}
+        return {"kept": self._kept.changes()}
 
     def _return(self, position: dict[str, Any]) -> None:
         set_epoch(self.epoch, self._batches)
-        generators.put(self._kept, position["kept"])
+        self._kept.put(position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
         """A sequence keeps nothing between epochs."""

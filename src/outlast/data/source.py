@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
+from outlast.data.bookmarks import can_say_its_place, is_frame, is_torchdata
+from outlast.data.codec import Codec
 from outlast.data.mapped import MappedSource
 from outlast.data.plain import IndexSource, SequenceSource
 from outlast.data.replayed import ReplayedSource
@@ -51,17 +53,18 @@ class Source(Protocol):
         ...
 
 
-def open_source(loader: Any) -> Source:
-    """The source for what a script gives to `session.batches`.
+def open_source(loader: Any, codec: Codec) -> Source:
+    """The source for what a script gives to `session.batches`. `codec`: of what a loader's
+    processes and this one send each other.
 
     Raises UsageError when the loader is empty, or nothing that gives batches.
     """
     if loader is None:
         return IndexSource()
     if isinstance(loader, DataLoader) and _is_mapped(loader):
-        return MappedSource(loader)
-    if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
-        return StatefulSource(loader, _stateful_note(loader))
+        return MappedSource(loader, codec)
+    if can_say_its_place(loader) and not (is_torchdata(loader) and is_frame(loader.dataset)):
+        return StatefulSource(loader, codec)
     if isinstance(loader, Sequence):
         return SequenceSource(loader)
     if isinstance(loader, Iterable):
@@ -76,21 +79,8 @@ def open_source(loader: Any) -> Source:
 
 def _is_mapped(loader: DataLoader[Any]) -> bool:
     """Whether the loader is nothing but its dataset and its sampler."""
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset | MapDataPipe):
         return False
-    if type(loader).__module__.startswith("torchdata."):
-        parts = (loader.dataset, loader.sampler, loader.batch_sampler)
-        return not any(
-            hasattr(part, "state_dict") for part in parts
-            if not type(part).__module__.startswith("torchdata.")
-        )  # fmt: skip
+    if is_torchdata(loader):
+        return True
     return type(loader).__iter__ is DataLoader.__iter__ and not hasattr(loader, "state_dict")
-
-
-def _stateful_note(loader: Any) -> str:
-    if getattr(loader, "num_workers", 0) > 0:
-        return (
-            "random draws inside the loader's workers are as exact as what its state_dict keeps of"
-            " them; draw in the main process, or from the dataset's own saved state"
-        )
-    return ""

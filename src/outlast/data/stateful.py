@@ -6,22 +6,33 @@ from collections.abc import Iterator
 from typing import Any
 
 from outlast import generators
+from outlast.data.bookmarks import bookmarked, is_torchdata
+from outlast.data.codec import Codec
 from outlast.data.counted import Counted, set_epoch
+from outlast.data.loader_state import LoaderState
 
 
 class StatefulSource(Counted):
-    """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other."""
+    """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other.
+
+    The loader is left to itself as long as it goes on in one process. Only where a place is taken
+    over, or an epoch was cut in its middle, is a state loaded.
+    """
 
     kind = "loader with a state_dict"
 
-    def __init__(self, loader: Any, note: str = "") -> None:
+    def __init__(self, loader: Any, codec: Codec) -> None:
         super().__init__()
-        self.note = note
-        self._loader: Any = loader
+        self._restarts = is_torchdata(loader)
+        self._parts = (loader, *_parts(loader))
+        self._loader: Any = bookmarked(loader, codec) if self._restarts else loader
+        self._persists = self._restarts and loader.persistent_workers and loader.num_workers > 0
+        roots = {"loader": loader} if not self._restarts else {"dataset": loader.dataset}
+        self._kept = LoaderState(roots, attributes=False)
         self._batches: Iterator[Any] | None = None
         self._left: Any = None  # the loader's state where the last epoch ended; None: untouched
         self._cut = False  # that was in the middle, by the loader's count
-        self._restarts = type(loader).__module__.startswith("torchdata.")
+        self._is_elsewhere = False  # the loader of this process is not there yet
 
     @property
     def length(self) -> int | None:
@@ -37,16 +48,21 @@ class StatefulSource(Counted):
         self._set_epoch()
 
     def _set_epoch(self) -> None:
-        set_epoch(self.epoch, self._loader, *_parts(self._loader))
+        set_epoch(self.epoch, *self._parts)
 
     def _begin(self) -> None:
-        if self._left is not None:
-            # Loaders treat a loaded place and one that they came to themselves differently (what
-            # they draw, whether they go on or start over): load it always, in every process.
+        if not (self._is_elsewhere or self._cut):
+            self._batches = iter(self._loader)
+            return
+        self._is_elsewhere = False
+        kept = self._kept.changes()
+        with generators.preserved():
             self._loader.load_state_dict(self._left)
-            if self._cut:
-                iter(self._loader)
-        self._batches = iter(self._loader)
+            if self._restarts or self._cut:
+                self._batches = iter(self._loader)  # where the last epoch ended: it is over
+            self._kept.put(kept)
+        if not self._persists or self._cut:
+            self._batches = iter(self._loader)
 
     def _take(self) -> Any:
         assert self._batches is not None, "an epoch begins before it gives batches"
@@ -61,16 +77,19 @@ class StatefulSource(Counted):
 
     def _mark(self) -> dict[str, Any]:
         state = self._left if self._batches is None else self._loader.state_dict()
-        return {"state": state, "cut": self._cut}
+        return {"state": state, "cut": self._cut, "kept": self._kept.changes()}
 
     def _return(self, position: dict[str, Any]) -> None:
         self._batches = None
         self._set_epoch()
         self._left, self._cut = position["state"], position["cut"]
+        self._is_elsewhere = self._left is not None
         if self._begun and not position["ended"]:
+            self._is_elsewhere = False
             with generators.preserved():
                 self._loader.load_state_dict(self._left)
                 self._batches = iter(self._loader)
+        self._kept.put(position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
         if self._batches is None:  # it had ended where the position was taken

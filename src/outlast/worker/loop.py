@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outlast.checkpoint import tree
+from outlast.data.codec import Codec
 from outlast.data.source import Source, open_source
 from outlast.errors import UsageError
 from outlast.worker import generators
@@ -45,7 +46,7 @@ class Loop:
         if loader is None and until is None:
             raise UsageError("session.batches(None) counts for ever: it needs until=STEPS")
         self._started = True
-        source = open_source(loader)
+        source = open_source(loader, Codec(tree.encode, tree.decode))
         if source.note:
             self._timeline.note(source.note)
         self._timeline.loop(until, epochs, source.length)

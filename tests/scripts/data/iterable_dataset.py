@@ -1,5 +1,4 @@
 """An IterableDataset of unknown length, sharded by rank, with a shuffle buffer."""
-# unmended: undisturbed, faults: loaders that are replayed draw from generators of their own
 
 import random
 

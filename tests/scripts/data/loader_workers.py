@@ -1,5 +1,4 @@
 """Two loader processes that augment with torch's generator."""
-# unmended: undisturbed, faults: loader processes are seeded by batch, not by worker as in torch
 # steps: 10
 
 import torch

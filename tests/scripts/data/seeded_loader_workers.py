@@ -1,5 +1,4 @@
 """Loader processes seeded by the usual worker_init_fn and a generator."""
-# unmended: undisturbed, faults: loader processes are seeded by batch, not by worker as in torch
 # steps: 10
 
 import random

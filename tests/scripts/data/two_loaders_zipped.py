@@ -1,5 +1,4 @@
 """Two loaders at once: labelled and unlabelled batches, zipped by a class."""
-# unmeasured: not run on a quiet machine yet
 
 import torch
 from digests import write_digests

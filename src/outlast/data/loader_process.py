@@ -1,0 +1,135 @@
+"""A DataLoader's own processes: what they load, and the generators that they draw from.
+
+torch seeds each process from the epoch's base seed and its number; batch i comes from process
+i % num_workers. So the state of a process behind its last batch that was consumed is well defined,
+however far it has run ahead. It travels with the batch, as far as it has changed, and a process
+that takes over is given it with its first ticket.
+
+    Tickets ──ticket──► Shelf: (dry load, states put back)? load, collate ──parcel──► MappedSource
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from outlast import generators
+from outlast.data.codec import Codec
+from outlast.data.loader_state import LoaderState
+
+_PROCESS = "process "
+
+
+class Ticket(NamedTuple):
+    """One batch to be loaded. `state`: what the process is to have before; b"": what it has."""
+
+    indices: Any
+    state: bytes = b""
+    is_blank: bool = False  # nothing is loaded: the next ticket belongs to the next process
+
+
+class Parcel(NamedTuple):
+    """One batch, and what has changed in the process that made it since its last one."""
+
+    batch: Any
+    process: int
+    changes: bytes
+
+
+class Shown:
+    """A dataset of ours around the user's, which is the one that the user's code is shown."""
+
+    dataset: Any
+
+
+class Shelf(Dataset[Any], Shown):
+    """The user's dataset and collate function, asked for one ticket at a time."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], codec: Codec, *, is_batched: bool
+    ) -> None:
+        self.dataset = dataset
+        self._collate, self._codec = collate, codec
+        self._is_batched = is_batched
+        self._desk: Desk | None = None
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        info = get_worker_info()
+        if info is None:
+            return self._load(ticket.indices)
+        if ticket.is_blank:
+            return Parcel(None, info.id, b"")
+        if self._desk is None:
+            self._desk = Desk({"dataset": self.dataset, "collate": self._collate})
+        if ticket.state:
+            # What is made with the first batch (a file, a generator, a flag) is made by this.
+            self._load(ticket.indices)
+            self._desk.put(self._codec.decode(ticket.state))
+        batch = self._load(ticket.indices)
+        news = self._desk.changes()
+        return Parcel(batch, info.id, self._codec.encode(news) if news else b"")
+
+    def _load(self, indices: Any) -> Any:
+        if not self._is_batched:
+            return self._collate(self.dataset[indices])
+        many = getattr(self.dataset, "__getitems__", None)
+        return self._collate(many(indices) if many else [self.dataset[i] for i in indices])
+
+
+class Desk:
+    """What one loader process keeps."""
+
+    def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
+        self._kept = LoaderState(roots, attributes=attributes)
+        self._told: dict[str, Any] = {}
+        self._first = generators.snapshot()
+
+    def all_changes(self) -> dict[str, Any]:
+        """All that has changed since the process was started."""
+        process = {
+            _PROCESS + name: state
+            for name, state in generators.snapshot().items()
+            if _PROCESS + name in self._told or not generators.same(state, self._first[name])
+        }
+        return process | self._kept.changes()
+
+    def changes(self) -> dict[str, Any]:
+        """What has changed since the last call."""
+        news = {
+            path: value
+            for path, value in self.all_changes().items()
+            if path not in self._told or not generators.same(value, self._told[path])
+        }
+        self._told |= news
+        return news
+
+    def put(self, saved: dict[str, Any]) -> None:
+        """Take over what another process had."""
+        self._told = dict(saved)
+        process = {n: s for n, s in saved.items() if n.startswith(_PROCESS)}
+        first = {_PROCESS + name: state for name, state in self._first.items()}
+        whole = {n.removeprefix(_PROCESS): s for n, s in (first | process).items()}
+        generators.restore(whole)
+        self._kept.put({path: v for path, v in saved.items() if path not in process})
+
+
+class StartHook:
+    """The first call in a loader process: shows the user's dataset, and runs the user's hook."""
+
+    def __init__(self, hook: Callable[[int], None] | None) -> None:
+        self._hook = hook
+
+    def __call__(self, process: int) -> None:
+        info = get_worker_info()
+        assert info is not None, "only loader processes are started so"
+        if isinstance(info.dataset, Shown):
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self._hook is not None:
+            self._hook(process)
+
+
+def as_it_is(parcel: Any) -> Any:
+    """Collate nothing: the shelf has done so."""
+    return parcel

@@ -1,0 +1,247 @@
+"""What the objects of a loader keep: their generators, and their plain attributes that change.
+
+A dataset may draw from `self.rng`, count its items, or make its generator with the first item; a
+sampler may count its epochs. Whoever goes on in another process needs all that changed since the
+objects were built. Looked for in attributes, containers, closures and the top of modules, in a
+bounded way: not in long containers, which hold data.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from outlast import generators
+from outlast.errors import UsageError
+from outlast.generators import GENERATOR_TYPES
+
+_DEPTH_MAX = 6
+_WIDTH_MAX = 64  # longer containers hold data, not state
+_TEXT_MAX = 1024
+_VISITS_MAX = 2000
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_LEAVES = (
+    *_SCALARS, bytearray, type, ModuleType, torch.Tensor, torch.dtype, torch.device, np.ndarray,
+    np.generic, random.SystemRandom, torch.nn.Module, torch.optim.Optimizer,
+)  # fmt: skip
+_NOT_OURS_TO_SET = ("torch.", "torchdata.", "outlast.", "threading", "multiprocessing.", "logging")
+_ABSENT = ("absent",)
+
+
+class _Spot(NamedTuple):
+    parent: Any
+    name: Any
+    value: Any
+
+
+class LoaderState:
+    """Generators and plain attributes below `roots`, as far as they differ from the beginning.
+
+    `apart` and what hangs from it is left out. `modules`: generators at the top of modules, too.
+    `attributes`: False for objects whose `state_dict` has them, so that only generators count.
+    """
+
+    def __init__(
+        self, roots: Mapping[str, Any], *, apart: Any = None, modules: bool = True,
+        attributes: bool = True,
+    ) -> None:  # fmt: skip
+        self._roots, self._apart = roots, apart
+        self._modules, self._attributes = modules, attributes
+        self._first = self._values()
+        self._changed: set[str] = set()
+
+    def changes(self) -> dict[str, Any]:
+        """All that has changed since the beginning, by path, as plain data."""
+        values = self._values()
+        self._changed |= {
+            path
+            for path, value in values.items()
+            if not generators.same(value, self._first.get(path, _ABSENT))
+        }
+        return {path: values[path] for path in sorted(self._changed) if path in values}
+
+    def generators(self) -> dict[str, generators.Generator]:
+        """The generators that are there now, by path."""
+        spots, _ = self._scan()
+        return {
+            path: spot.value
+            for path, spot in spots.items()
+            if isinstance(spot.value, GENERATOR_TYPES)
+        }
+
+    def put(self, saved: Mapping[str, Any]) -> None:
+        """Make everything what it was when `changes` gave `saved`. Raises UsageError where this
+        process has no place for a generator."""
+        self.changes()
+        spots, places = self._scan()
+        wanted = {path: self._first[path] for path in self._changed if path in self._first}
+        for path, value in {**wanted, **saved}.items():
+            spot = spots.get(path)
+            if spot is None:
+                above, _, name = path.rpartition("/")
+                if above not in places:
+                    raise UsageError(
+                        f"{path.replace('/', '.')} was made while the run loaded data, and this"
+                        " process has no place for it: make it where the object is built, or in"
+                        " worker_init_fn"
+                    )
+                spot = _Spot(places[above], name, None)
+            _put(spot, value)
+        self._changed |= set(saved)
+
+    def _values(self) -> dict[str, Any]:
+        return {path: _written(spot.value) for path, spot in self._scan()[0].items()}
+
+    def _scan(self) -> tuple[dict[str, _Spot], dict[str, Any]]:
+        spots: dict[str, _Spot] = {}
+        places: dict[str, Any] = {}
+        # Those of the process are kept by themselves.
+        seen = {id(self._apart), id(torch.default_generator), id(getattr(random, "_inst", None)),
+                id(getattr(np.random.mtrand, "_rand", None))}  # fmt: skip
+
+        def visit(path: str, spot: _Spot, depth: int, is_settable: bool) -> None:
+            thing = spot.value
+            if is_settable and _is_plain(thing):
+                spots[path] = spot
+            if isinstance(thing, _LEAVES) or id(thing) in seen or len(seen) > _VISITS_MAX:
+                return
+            seen.add(id(thing))
+            if isinstance(thing, GENERATOR_TYPES):
+                spots[path] = spot
+            elif depth < _DEPTH_MAX:
+                if self._attributes and _says_its_state(type(thing)):
+                    spots[f"{path}/state"] = _Spot(thing, "", thing)
+                places[path] = thing
+                ours = self._attributes and _is_settable(type(thing))
+                for name, child in _children(thing):
+                    visit(f"{path}/{name}", _Spot(thing, name, child), depth + 1, ours)
+
+        for name, root in self._roots.items():
+            visit(name, _Spot(None, name, root), 0, False)
+        if self._modules:
+            for name, generator in module_generators().items():
+                if id(generator) not in seen:
+                    spots[name] = _Spot(None, name, generator)
+        return spots, places
+
+
+def module_generators() -> dict[str, generators.Generator]:
+    """The generators at the top of imported modules, by "module:name"; the process's apart."""
+    return _module_generators(len(sys.modules))
+
+
+@cache
+def _module_generators(_modules: int) -> dict[str, generators.Generator]:
+    apart = {id(torch.default_generator), id(getattr(random, "_inst", None)),
+             id(getattr(np.random.mtrand, "_rand", None))}  # fmt: skip
+    return {
+        f"{module}:{name}": value
+        for module, space in list(sys.modules.items())
+        for name, value in list(getattr(space, "__dict__", {}).items())
+        if _is_generator(type(value)) and id(value) not in apart
+    }
+
+
+@cache
+def _is_generator(kind: type) -> bool:
+    return issubclass(kind, GENERATOR_TYPES) and not issubclass(kind, random.SystemRandom)
+
+
+@cache
+def _says_its_state(kind: type) -> bool:
+    return _is_settable(kind) and all(
+        callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
+@cache
+def _is_settable(kind: type) -> bool:
+    return not (
+        f"{kind.__module__}.".startswith(_NOT_OURS_TO_SET)
+        or issubclass(kind, DataLoader)
+        or kind in (list, tuple, dict, deque, set, FunctionType, MethodType, partial)
+    )
+
+
+def _children(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, dict):
+        items = list(thing.items()) if len(thing) <= _WIDTH_MAX else []
+        yield from ((str(key), child) for key, child in items)
+    elif isinstance(thing, list | tuple):
+        yield from ((str(i), child) for i, child in enumerate(thing[: _WIDTH_MAX + 1]))
+    elif isinstance(thing, MethodType):
+        yield from (("__self__", thing.__self__), ("__func__", thing.__func__))
+    elif isinstance(thing, FunctionType):
+        yield from _of_function(thing)
+    elif isinstance(thing, partial):
+        yield from (("args", thing.args), ("keywords", thing.keywords), ("func", thing.func))
+    else:
+        yield from list(getattr(thing, "__dict__", {}).items())
+        for base in type(thing).__mro__:
+            yield from ((n, v) for n, v in list(vars(base).items()) if _is_generator(type(v)))
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    yield from ((f"default {i}", value) for i, value in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= _WIDTH_MAX and all(map(_is_scalar, value))
+    if isinstance(value, dict):
+        pairs = [*value.keys(), *value.values()] if len(value) <= _WIDTH_MAX else [value]
+        return all(map(_is_scalar, pairs))
+    return _is_scalar(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) in _SCALARS and (
+        not isinstance(value, str | bytes) or len(value) <= _TEXT_MAX
+    )
+
+
+def _written(value: Any) -> tuple[str, Any]:
+    if isinstance(value, GENERATOR_TYPES):
+        return "generator", generators.states({"it": value})["it"]
+    if isinstance(value, deque):
+        return "deque", [list(value), value.maxlen]
+    if _says_its_state(type(value)):
+        return "state", copy.deepcopy(value.state_dict())
+    return "plain", copy.copy(value)
+
+
+def _put(spot: _Spot, value: tuple[str, Any]) -> None:
+    kind, saved = value
+    if kind == "generator" and isinstance(spot.value, GENERATOR_TYPES):
+        generators.put({"it": spot.value}, {"it": saved})
+        return
+    if kind == "state":
+        spot.value.load_state_dict(copy.deepcopy(saved))
+        return
+    if kind == "deque":
+        made: Any = deque(saved[0], saved[1])
+    else:
+        made = generators.made(saved) if kind == "generator" else copy.copy(saved)
+    parent, name = spot.parent, spot.name
+    if isinstance(parent, list):
+        parent[int(name)] = made
+    elif isinstance(parent, dict):
+        parent[next((key for key in parent if str(key) == name), name)] = made
+    else:
+        setattr(parent, name, made)
