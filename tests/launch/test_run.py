@@ -74,7 +74,11 @@ def test_a_second_interrupt_does_not_wait_for_anybody(theatre: Theatre) -> None:
 
 
 def test_a_drain_that_takes_too_long_is_ended(theatre: Theatre) -> None:
-    launcher = theatre.start(theatre.stage.script(actor(drains=False)), "--limit", "stop_s=0.3")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup ignores it
+    try:
+        launcher = theatre.start(theatre.stage.script(actor(drains=False)), "--limit", "stop_s=0.3")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     pid = theatre.told("open1-0")
     launcher.send_signal(signal.SIGHUP)
     assert theatre.end(launcher)[0] == 4 and not theatre.stage.alive(pid)
