@@ -290,3 +290,28 @@ def test_what_is_being_copied_from_is_not_deleted(source: Folder, tmp_path: Path
 def test_pruning_reads_nothing_where_nothing_goes(target: Folder) -> None:
     checkpoint(target.root, 1, size=1000, world=1)
     prune(target, Keep(), time.time_ns(), verified=lambda one: pytest.fail(one.where))
+
+
+def test_what_an_audit_has_barred_counts_for_nothing(source: Folder, target: Folder) -> None:
+    """Of the last two that stay, none is one that is never started from."""
+    for step in (1, 2, 3, 4):
+        checkpoint(source.root, step, size=9000, world=1)
+
+    def barred(where: Place) -> bool:
+        return where in (place(3), place(4))
+
+    copied = [one.place for one in drain(source, target, barred=barred, on_error=fail)]
+    assert copied == [place(2), place(1)]
+    verdicts = prune(source, Keep(last=2), time.time_ns(), barred=barred)
+    assert {v.place: v.keep for v in verdicts} == {
+        place(1): True, place(2): True, place(3): False, place(4): False,
+    }  # fmt: skip
+    assert places(source) == [place(2), place(1)]
+
+
+def test_what_is_barred_stays_while_no_other_is_whole(source: Folder) -> None:
+    for step in (1, 2):
+        checkpoint(source.root, step, size=9000, world=1)
+    flip(source.root / place(1).directory / "shard-00000", 0)
+    prune(source, Keep(last=1), time.time_ns(), barred=lambda where: where == place(2))
+    assert places(source) == [place(2), place(1)]

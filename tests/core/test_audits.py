@@ -227,6 +227,49 @@ def test_parts_in_turn_agree_on_the_whole_from_the_oldest_on() -> None:
     assert desk.state.audit.whole.n == 11
 
 
+def test_all_of_the_state_is_compared_after_a_phase_of_which_a_part_was() -> None:
+    """The loop ends where a part was due."""
+    desk = Desk(world=3, spares=1).begin().open()
+    report(desk, 1)
+    report(desk, 8, parts=8)
+    report(desk, 8, 1)
+    answer(desk, 8, 1)
+    assert noticed(desk)[-1].seat == 1
+
+
+def test_a_part_that_comes_after_the_whole_changes_nothing() -> None:
+    desk = Desk(world=2).begin().open()
+    first, second = desk.seats()
+    for worker, parts in ((first, 8), (first, 1), (second, 8), (second, 1)):
+        body = wire.Audited(
+            generation=1, n=8, step=8, replica_set=b"", kinds={"parameters": RIGHT}, parts=parts
+        )
+        desk.say(worker, body)
+    (event,) = compared(desk)
+    assert event.parts == 1 and desk.state.audit.whole is not None
+
+
+def test_a_donor_and_its_copies_are_one_vote() -> None:
+    """Rank 0 is wrong, and rank 2 has its copy: nothing says that rank 1 is not right."""
+    desk = Desk(world=3, spares=1).begin().open()
+    report(desk, 1)
+    saved(desk, 1, 1)
+    desk.state.audit = desk.state.audit.copied([(0, 2)])
+    report(desk, 2, 0, 2)
+    answer(desk, 2, 0, 2)
+    assert noticed(desk)[-1].seat == -1 and "no majority" in noticed(desk)[-1].detail
+
+
+def test_the_copies_of_an_agreed_state_are_votes_of_their_own() -> None:
+    desk = Desk(world=3, spares=1).begin().open()
+    desk.state.audit = desk.state.audit.copied([(0, 2)])
+    report(desk, 1)
+    assert desk.state.audit.origins == {}
+    report(desk, 2, 1)
+    answer(desk, 2, 1)
+    assert noticed(desk)[-1].seat == 1
+
+
 def test_a_later_term_knows_what_is_out_of_use() -> None:
     entries = (Agreed(n=3, step=3), Barred(after_n=3, generation=1))
     origin = wire.Checkpointed(n=4, step=4, path="/c/step-000000004-n4-t2g2")

@@ -20,6 +20,7 @@ from outlast.worker.audit.state import (
     replica_set,
 )
 from outlast.worker.protected import Protected
+from outlast.worker.reducers import ReducerState
 
 
 def protected() -> Protected:
@@ -98,6 +99,15 @@ def test_what_every_vote_compares_is_not_audited() -> None:
     other.optimizers["optimizer"].param_groups[0]["lr"] = 2e-3
     other.schedules["scheduler"].last_epoch = 7  # type: ignore[attr-defined]
     assert kinds(one) == kinds(other)
+
+
+def test_another_order_of_ddps_buckets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = protected(), protected()
+    layouts = ([[0, 1], [2]], [[1, 0], [2]])  # of the same sizes
+    for held, buckets in zip((one, other), layouts, strict=True):
+        state = ReducerState(sync=True, buckets=buckets)
+        monkeypatch.setattr(held.reducers, "states", lambda state=state: [state])
+    assert [k for k in kinds(one) if kinds(one)[k] != kinds(other)[k]] == ["buckets"]
 
 
 def test_a_flip_of_a_tensor_that_is_not_there_names_those_that_are() -> None:

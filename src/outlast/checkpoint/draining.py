@@ -36,6 +36,7 @@ def drain(
     target: Store,
     *,
     keep: Keep | None = None,
+    barred: Callable[[Place], bool] = lambda _: False,
     every: Every | None = None,
     last: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
@@ -52,7 +53,11 @@ def drain(
     """
     ended = stop or threading.Event()
     there = {known.place: known for known in known_in(target)}
-    offered = {known.place: known for known in known_in(source) if known.place not in there}
+    offered = {
+        known.place: known
+        for known in known_in(source)
+        if known.place not in there and not barred(known.place)
+    }
     while not ended.is_set():
         known_there = list(there.values())
         left = wanted(list(offered.values()), known_there, keep, every, now_ns(), last=last)
@@ -89,6 +94,7 @@ class Drainer:
         target: Store,
         *,
         keep: Keep | None = None,
+        barred: Callable[[Place], bool] = lambda _: False,
         every: Every | None = None,
         poll_s: float = 30.0,
         limit_bytes_per_s: float | None = None,
@@ -97,7 +103,7 @@ class Drainer:
     ) -> None:
         self._source = source
         self._target = target
-        self._keep = keep
+        self._keep, self._barred = keep, barred
         self._every = every
         self._poll_s = poll_s
         self._now_ns = Calendar().now_ns
@@ -183,6 +189,7 @@ class Drainer:
                 self._source,
                 self._target,
                 keep=self._keep,
+                barred=self._barred,
                 every=self._every,
                 last=last,
                 now_ns=self._now_ns,
@@ -194,7 +201,13 @@ class Drainer:
                 self._read_back.add(copied.place)
                 self._on_copied(copied)
             if self._keep and not self._stop.is_set():
-                prune(self._target, self._keep, self._now_ns(), verified=self._is_whole)
+                prune(
+                    self._target,
+                    self._keep,
+                    self._now_ns(),
+                    verified=self._is_whole,
+                    barred=self._barred,
+                )
                 self._clear(found)
         except Exception as error:  # noqa: BLE001 - it must be heard, and must not end all draining
             if not self._stop.is_set():  # else we have broken it off ourselves

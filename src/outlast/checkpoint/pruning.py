@@ -24,26 +24,32 @@ def prune(
     *,
     verified: Callable[[Checkpoint], bool] = is_whole,
     spare: Callable[[Place], bool] = lambda _: False,
+    barred: Callable[[Place], bool] = lambda _: False,
     dry_run: bool = False,
 ) -> list[Verdict]:
     """Delete what `keep` does not keep, oldest first; the verdicts on all, newest first.
 
     Nothing goes before `verified` has found a newer one whole: it is asked from the newest on, and
     only where something would go. `spare`: places in use, which stay, as those do that somebody
-    holds. What has a commit record
-    that cannot be read stays, too, and counts for nothing. With `dry_run` all is the same, and
+    holds. What is `barred` is never started from: it counts for nothing, and goes once another one
+    has been found whole. What has a commit record that cannot be read stays, and counts for
+    nothing, too. With `dry_run` all is the same, and
     nothing is deleted. Raises StorageError where the store fails; what was deleted by then is gone
     whole.
     """
-    checkpoints, damaged = _opened(store)
+    opened, damaged = _opened(store)
+    checkpoints = [one for one in opened if not barred(one.commit.place)]
+    unfit = [one.commit.place for one in opened if barred(one.commit.place)]
     known = [_known(checkpoint, verified=i == 0) for i, checkpoint in enumerate(checkpoints)]
-    if not all(verdict.keep for verdict in choose(known, keep, now_ns)):
+    whole = None
+    if unfit or not all(verdict.keep for verdict in choose(known, keep, now_ns)):
         whole = next((i for i, one in enumerate(checkpoints) if verified(one)), None)
         known = [_known(one, verified=i == whole) for i, one in enumerate(checkpoints)]
     verdicts = [
         verdict._replace(keep=True, why="in use") if not verdict.keep and spare(verdict.place)
         else verdict
         for verdict in choose(known, keep, now_ns)
+        + [Verdict(place, whole is None, "barred by an audit") for place in unfit]
     ]  # fmt: skip
     if not dry_run:
         for i, verdict in reversed(list(enumerate(verdicts))):

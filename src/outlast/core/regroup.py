@@ -220,6 +220,7 @@ def open_when_joined(turn: Turn) -> None:
     for donor, joiner in state.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
             return
+    state.audit = state.audit.copied(state.transfers)
     turn.journal(Opened(generation=state.generation, n=state.n))
     state.opened = True
     turn.enter("open")

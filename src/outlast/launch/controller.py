@@ -14,8 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from outlast import wire
+from outlast.checkpoint.record import Place
 from outlast.core import contract
-from outlast.core.audit.record import Bar
+from outlast.core.audit.record import Bar, is_barred
 from outlast.core.membership import SavePolicy, handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.arguments import RunPlan
@@ -112,6 +113,10 @@ class Controller:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def is_barred(self, place: Place) -> bool:
+        """Whether an audit has put this checkpoint out of use. From any thread."""
+        return is_barred(self._state.audit.bars, place.n, place.directory)
 
     def begin(self) -> None:
         """Open the door and the run."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outlast import events, wire
 from outlast.checkpoint.durable import Target
+from outlast.checkpoint.record import Place
 from outlast.core.contract import End
 from outlast.errors import (
     EXIT_GAVE_UP,
@@ -134,7 +135,7 @@ class _Launcher:
         console = Console(self._crew, record.display)
         strikes = Strikes(self._crew, record)
         root = self._run_dir.room("checkpoints")
-        upkeep = Upkeep(root, plan.keep, self._durable, record)
+        upkeep = Upkeep(root, plan.keep, self._durable, record, self._is_barred)
         done = False
         standstill = Standstill(
             self._crew, record.note, self._end_standstill, lambda: not self._agent.said_hello
@@ -167,6 +168,10 @@ class _Launcher:
                 await upkeep.close(patience_s, self._over, done=done)
                 console.look()
                 strikes.tell_missed(plain=self._unmanaged is not None)
+
+    def _is_barred(self, place: Place) -> bool:
+        """Whether an audit has put a checkpoint out of use; asked behind a save, so in a term."""
+        return self._controller.is_barred(place)
 
     def _own_fault(self, error: Exception) -> events.Fault:
         """What broke the launcher itself."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast import events
 from outlast.checkpoint.copying import Copied
 from outlast.checkpoint.durable import Target
 from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import Place
 from outlast.checkpoint.retention import Keep, Verdict
 from outlast.checkpoint.upkeep import threads
 from outlast.core.contract import End
@@ -24,11 +25,14 @@ class Upkeep:
     """Threads of its own, nice to others, as long as one launcher lives. Nothing here ends a run:
     what fails is told, and tried again after the next checkpoint."""
 
-    def __init__(self, root: Path, keep: Keep, durable: Sequence[Target], record: Record) -> None:
+    def __init__(
+        self, root: Path, keep: Keep, durable: Sequence[Target], record: Record,
+        barred: Callable[[Place], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
         self._local = Folder(root)
         self._record = record
         self._closed = False
-        self._threads = threads.Upkeep(self._local, keep, durable, self)
+        self._threads = threads.Upkeep(self._local, keep, durable, self, barred)
 
     def committed(self) -> None:
         """There is a new checkpoint. Returns at once."""

@@ -27,11 +27,12 @@ class Loop:
     def __init__(
         self, *, phases: Phases, place: Place, moment: Moment, groups: Groups,
         timeline: Timeline, boundary: Callable[[bytes], None], at_top: Callable[[], None],
+        at_end: Callable[[], None],
     ) -> None:  # fmt: skip
         self._phases, self._place, self._moment = phases, place, moment
         self._joining = phases.joining
         self._groups, self._timeline, self._boundary = groups, timeline, boundary
-        self._at_top = at_top
+        self._at_top, self._at_end = at_top, at_end
         self.pending = False  # a batch is drawn whose phase is not complete
         self._started = False
 
@@ -53,12 +54,17 @@ class Loop:
         try:
             yield from self._epochs(source, until, epochs)
         except GeneratorExit:  # the script has left the loop by itself
-            self._joining.leave_loop()
+            self._leave()
             raise
         else:
-            self._joining.leave_loop()
+            self._leave()
         finally:
             source.close()
+
+    def _leave(self) -> None:
+        self._joining.leave_loop()
+        if not self.pending and self._joining.walk is None:
+            self._at_end()
 
     def _epochs(self, source: Source, until: int | None, epochs: int | None) -> Iterator[Any]:
         epoch, resumed, again = 0, False, False

@@ -115,7 +115,8 @@ class Worker:
         self.phases.on_record = self._tell_record
         self.auditor = Auditor(
             self.moment, self.groups, self._need, lambda body: self.link.try_send(body),
-            self._trouble, self.faults.reach, every=settings.audit_every if settings else 0,
+            self._trouble, self.faults.reach, self.timeline.note,
+            every=settings.audit_every if settings else 0,
             patience_s=self.limits.status_s,
         )  # fmt: skip
         self.phases.before_vote, self.phases.on_complete = self.auditor.hooks
@@ -127,6 +128,7 @@ class Worker:
         self.loop = Loop(
             phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
             timeline=self.timeline, boundary=self.saver.boundary, at_top=self.script.at_top,
+            at_end=self.auditor.loop_ended,
         )  # fmt: skip
 
     def _trouble(self, error: BaseException) -> None:
@@ -370,6 +372,7 @@ class Worker:
                 if self.phases.joining.walk is not None:
                     self.phases.joining.join()
                 self.saver.settle(self.limits.save_s)
+                self.auditor.finish()
                 self.moment.enter("finished")
                 self.link.send(wire.Finished(n=self.moment.n, step=self.moment.step))
                 self.healer.linger()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from outlast.checkpoint.ages import Calendar
@@ -37,15 +37,17 @@ class Heard(Protocol):
 
 class Upkeep:
     """Of the checkpoints in `local`. Nothing here ends anything: what fails is told, and tried
-    again after the next checkpoint. `keep`: None to delete nothing.
+    again after the next checkpoint. `keep`: None to delete nothing. `barred`: what is never started
+    from.
 
     `behind`: the targets of which it is not known that they have all that they should.
     """
 
     def __init__(
-        self, local: Store, keep: Keep | None, targets: Sequence[Target], heard: Heard
-    ) -> None:
-        self._local = local
+        self, local: Store, keep: Keep | None, targets: Sequence[Target], heard: Heard,
+        barred: Callable[[Place], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        self._local, self._barred = local, barred
         self._keep = keep
         self._heard = heard
         self._now_ns = Calendar().now_ns
@@ -84,6 +86,7 @@ class Upkeep:
             keep=asked.keep or self._keep,
             every=asked.every,
             limit_bytes_per_s=asked.rate_bytes_per_s,
+            barred=self._barred,
             on_copied=lambda copied: self._heard.copied(copied, store.where),
             on_error=lambda error: self._heard.not_copied(error, store.where),
         )
@@ -100,7 +103,9 @@ class Upkeep:
 
     def _prune(self, keep: Keep) -> None:
         try:
-            verdicts = prune(self._local, keep, self._now_ns(), spare=self._in_use)
+            verdicts = prune(
+                self._local, keep, self._now_ns(), spare=self._in_use, barred=self._barred
+            )
         except (OutlastError, OSError) as error:
             if str(error) != self._told:
                 self._told = str(error)

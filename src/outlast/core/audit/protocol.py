@@ -28,13 +28,15 @@ REPLACED_MAX = 3  # workers of one rank; then the rank's host or script is the c
 def reported(turn: Turn, worker: Worker, body: wire.Audited) -> None:
     """Take one rank's digests; judge once all ranks have reported."""
     audit = turn.state.audit
-    newest = audit.newest
-    if newest is not None and body.n <= newest.n and body.n not in audit.rounds:
+    known = audit.whole if body.parts == 1 else audit.newest
+    one = audit.rounds.get(body.n)
+    if known is not None and body.n <= known.n and one is None:
         if body.parts == 1:  # it asks again: the answer was lost
             turn.send(worker, wire.AuditAgreed(generation=body.generation, n=body.n))
         return
-    one = audit.rounds.get(body.n)
-    if one is None or one.generation != body.generation:
+    if one is not None and one.generation == body.generation and one.parts < body.parts:
+        return  # all of the state is compared there by now
+    if one is None or one.generation != body.generation or one.parts > body.parts:
         one = Round(
             generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
         )
@@ -56,7 +58,7 @@ def conclude(turn: Turn) -> None:
     """Act on what is known to differ, whether or not names have come: the generation has closed."""
     for one in tuple(turn.state.audit.rounds.values()):
         if one.asked:
-            _act(turn, one, judge(one.holdings, one.names, may_ask=False))
+            _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
     turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds={})
 
 
@@ -66,7 +68,11 @@ def expire(turn: Turn) -> None:
     if due and turn.now_ns >= due:
         for one in tuple(turn.state.audit.rounds.values()):
             if one.asked:
-                _act(turn, one, judge(one.holdings, one.names, may_ask=False))
+                _act(
+                    turn,
+                    one,
+                    judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False),
+                )
 
 
 def due_ns(turn: Turn) -> int:
@@ -97,7 +103,7 @@ def _judge(turn: Turn, n: int) -> None:
     one = state.audit.rounds[n]
     if len(one.holdings) < state.world:
         return
-    verdict = judge(one.holdings, one.names)
+    verdict = judge(one.holdings, one.names, state.audit.origins)
     if verdict.outcome != "ask":
         _act(turn, one, verdict)
     elif not one.asked:

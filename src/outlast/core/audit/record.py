@@ -57,6 +57,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     whole: Agreement | None = None  # all of the state agreed then, or since; None: never
     saved: tuple[wire.Checkpointed, ...] = ()  # the newest complete copies that are not barred
     bars: tuple[Bar, ...] = ()
+    origins: dict[int, int] = {}  # rank -> whose state its copy is, since all agreed
     blamed: dict[int, int] = {}  # rank -> how often its worker was replaced for an audit
     undecided: bool = False  # replicas differ and nothing says which of them is right
 
@@ -68,7 +69,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     def agreed(self, point: Agreement) -> AuditState:
         """Return the state after one more agreement."""
         if point.parts == 1:
-            return msgspec.structs.replace(self, newest=point, whole=point, recent=())
+            return msgspec.structs.replace(self, newest=point, whole=point, recent=(), origins={})
         same = [one for one in self.recent if one.parts == point.parts]
         recent = (*same, point)[-point.parts :]
         whole = self.whole
@@ -82,8 +83,15 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         whole = self.whole if self.whole is None or self.whole.n <= n else start
         newest = self.newest if self.newest is None or self.newest.n <= n else start
         return msgspec.structs.replace(
-            self, rounds={}, recent=(), whole=whole, newest=newest, undecided=False
+            self, rounds={}, recent=(), whole=whole, newest=newest, undecided=False, origins={}
         )
+
+    def copied(self, transfers: Iterable[tuple[int, int]]) -> AuditState:
+        """Return the state when joiners have what donors had, right or wrong."""
+        origins = dict(self.origins)
+        for donor, joiner in transfers:
+            origins[joiner] = self.origins.get(donor, donor)
+        return msgspec.structs.replace(self, origins=origins)
 
     def is_barred(self, copy: wire.Checkpointed) -> bool:
         """Whether a copy must not be started from."""

@@ -6,7 +6,7 @@ are asked for only where kinds differ, and only from one rank of each class of e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -44,33 +44,47 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    holdings: Mapping[int, Holding], names: Mapping[int, Names], *, may_ask: bool = True
+    holdings: Mapping[int, Holding],
+    names: Mapping[int, Names],
+    origins: Mapping[int, int] | None = None,
+    *,
+    may_ask: bool = True,
 ) -> Verdict:
     """Compare the reports of all ranks.
 
-    `names`: the answers so far, by rank. With `may_ask` False what is not there is not waited for:
-    names of tensors are replaced by their kinds.
+    `names`: the answers so far, by rank. `origins`: by rank, whose state it is a copy of: a donor
+    and those that have its copy are one vote, since the donor may have been wrong. With `may_ask`
+    False what is not there is not waited for: names of tensors are replaced by their kinds.
     """
+    origins = origins or {}
     sets: dict[bytes, list[int]] = {}
     for rank in sorted(holdings):
         sets.setdefault(holdings[rank].replica_set, []).append(rank)
     compared = sum(len(ranks) for ranks in sets.values() if len(ranks) > 1)
-    disputed = [classes for ranks in sets.values() if len(classes := _classes(ranks, holdings)) > 1]
+    disputed = [
+        classes for ranks in sets.values() if len(classes := _classes(ranks, holdings, origins)) > 1
+    ]
     if not disputed:
         return Verdict(outcome="agreed", compared=compared)
     kinds = tuple(sorted({kind for each in disputed for kind in _differing(each, holdings)}))
     ask = tuple(ranks[0] for each in disputed for ranks in each[:CLASSES_MAX])
     if may_ask and any(rank not in names for rank in ask):
         return Verdict(outcome="ask", compared=compared, ask=ask, kinds=kinds)
-    return _decide(disputed, holdings, names, compared)
+    return _decide(disputed, holdings, names, origins, compared)
 
 
-def _classes(ranks: list[int], holdings: Mapping[int, Holding]) -> list[list[int]]:
-    """Ranks with equal digests, the largest class first."""
+def _votes(ranks: Iterable[int], origins: Mapping[int, int]) -> int:
+    return len({origins.get(rank, rank) for rank in ranks})
+
+
+def _classes(
+    ranks: list[int], holdings: Mapping[int, Holding], origins: Mapping[int, int]
+) -> list[list[int]]:
+    """Ranks with equal digests, the class with most votes first."""
     found: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
     for rank in ranks:
         found.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
-    return sorted(found.values(), key=lambda each: (-len(each), each[0]))
+    return sorted(found.values(), key=lambda each: (-_votes(each, origins), each[0]))
 
 
 def _differing(classes: list[list[int]], holdings: Mapping[int, Holding]) -> set[str]:
@@ -82,6 +96,7 @@ def _decide(
     disputed: list[list[list[int]]],
     holdings: Mapping[int, Holding],
     names: Mapping[int, Names],
+    origins: Mapping[int, int],
     compared: int,
 ) -> Verdict:
     minority: list[int] = []
@@ -90,12 +105,13 @@ def _decide(
     undecided = False
     for classes in disputed:
         first, others = classes[0], classes[1:]
-        agreeing, differing = list(first), list[int]()
+        agreeing, differing, against = list(first), list[int](), 0
         for ranks in others:
             found = _differences(first[0], ranks[0], holdings, names)
             (differing if found else agreeing).extend(ranks)
+            against += _votes(ranks, origins) if found else 0
             tensors.update(dict.fromkeys(found))
-        undecided = undecided or 2 * len(agreeing) <= len(agreeing) + len(differing)
+        undecided = undecided or _votes(agreeing, origins) <= against
         if differing:
             majority += agreeing
             minority += differing

@@ -2,7 +2,8 @@
 
 After the first step of every generation all of the state is digested, and no phase is voted on
 before the controller has answered: gradients of a rank whose state is wrong are never applied.
-Every `every` steps one of PARTS parts is digested, and nothing waits.
+Every `every` steps one of PARTS parts is digested, and nothing waits. At the loop's end all is
+digested once more, and the process waits before it ends.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class Auditor:
     def __init__(
         self, moment: Moment, groups: Groups, protected: Callable[[], Protected],
         send: Callable[[wire.WorkerBody], None], trouble: Callable[[BaseException], None],
-        watch: Callable[[Where], None], *, every: int, patience_s: float,
+        watch: Callable[[Where], None], tell: Callable[[str], None],
+        *, every: int, patience_s: float,
     ) -> None:  # fmt: skip
         self._moment, self._groups, self._protected = moment, groups, protected
-        self._send, self._trouble, self._watch = send, trouble, watch
+        self._send, self._trouble, self._watch, self._tell = send, trouble, watch, tell
         self._every, self._patience_s = every, patience_s
         self._generation = 0  # whose first step has been audited
+        self._whole_n = -1  # the newest phase after which all of the state was reported
         self._set = b""
         self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
         self._pending: wire.Audited | None = None  # its answer is waited for
@@ -72,21 +75,40 @@ class Auditor:
         elif self._every and moment.step % self._every == 0:
             self._report(Part(moment.step // self._every % PARTS, PARTS))
 
+    def loop_ended(self) -> None:
+        """The last step is complete on all ranks of this generation: report what it left, unless
+        that has been reported."""
+        moment = self._moment
+        if self._groups.world < 2 or not moment.is_open or self._generation != moment.opened:
+            return
+        if self._whole_n != moment.n:
+            self._report(WHOLE)
+
+    def finish(self) -> None:
+        """Wait for the answer to what the loop's end has reported, at most so long."""
+        if report := self._overdue():
+            self._tell(f"no answer to the audit of step {report.step}, the last one")
+
     def before_vote(self) -> None:
         """Return once the state that the phase began with is known to be its replicas'."""
+        if report := self._overdue():
+            detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
+            self._trouble(GroupError(detail))
+
+    def _overdue(self) -> wire.Audited | None:
+        """Wait for an answer, and return the report that has none in time."""
         report = self._pending
         if report is None or report.generation != self._moment.opened:
-            return
+            return None
         until_s = time.monotonic() + self._patience_s
         while not self._answered.wait(AGAIN_S):
             if not self._moment.is_open:
-                return  # the vote will be refused
+                return None  # the vote will be refused
             if time.monotonic() > until_s:
-                detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
-                self._trouble(GroupError(detail))
-                return
+                return report
             self._send(report)
         self._pending = None
+        return None
 
     # --- the reader thread ---
 
@@ -115,6 +137,7 @@ class Auditor:
             kinds=digest_kinds(names), part=part.number, parts=part.parts,
         )  # fmt: skip
         if part == WHOLE:
+            self._whole_n = moment.n
             self._answered.clear()
             self._pending = report
         self._send(report)

@@ -56,9 +56,11 @@ def collect(protected: Protected) -> dict[str, dict[str, Any]]:
     for name in protected.schedules:
         if not local.is_audited(part_of(protected.schedules[name])):
             del replicated["objects"][name]
-    for kind, value in replicated.items():  # schedulers, marked objects, DDP's flags
+    # DDP's buckets decide in which order gradients are added.
+    layouts = enumerate(replicated.pop("ddp"))
+    found["buckets"] = {f"ddp.{index}": layout for index, layout in layouts}
+    for kind, value in replicated.items():  # schedulers and marked objects
         found[kind] = dict(_leaves("" if isinstance(value, Mapping) else kind, value))
-    found["buckets"] = _bucket_layout(protected)
     return found
 
 
@@ -166,15 +168,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, item in items:
         yield from _leaves(f"{name}.{key}" if name else str(key), item)
-
-
-def _bucket_layout(protected: Protected) -> dict[str, Any]:
-    """DDP's buckets, whose order decides in which order gradients are added."""
-    found: dict[str, Any] = {}
-    for index, part in enumerate(protected.tree.reducers):
-        said = part._get_ddp_logging_data()  # noqa: SLF001 - no public way to ask
-        found[f"ddp.{index}"] = said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")
-    return found
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
