@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 from outlast.worker.script.bytecode import Flow, iterated_names, names_of
-from outlast.worker.script.paths import Path, own_frames, root_of
+from outlast.worker.script.frames import names_in, own_frames
+from outlast.worker.script.paths import Path, root_of
 from outlast.worker.script.walk import Reach, Spot
 
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
@@ -49,7 +50,7 @@ class LoopLook:
 
     def _add_locals(self, reach: Reach, frame: types.FrameType, names: AbstractSet[str]) -> None:
         if self.root[0] == "frame":
-            for name in sorted(names & frame.f_locals.keys()):
+            for name in sorted(names & names_in(frame)):
                 reach.add((self.root, ("name", name)), frame.f_locals[name])
 
     def rebound(self, reach: Reach) -> Iterator[tuple[Path, bool]]:

@@ -20,11 +20,10 @@ steps. Both are pairs of a kind and a name:
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ import torch
 
 from outlast import generators
 from outlast.generators import GENERATOR_TYPES
-from outlast.worker.script.origins import is_own_file
+from outlast.worker.script.frames import bind_local, own_frames
 
 Step = tuple[str, Any]
 Path = tuple[Step, ...]
@@ -68,7 +67,7 @@ class Roots:
         """Bind what `path` leads to. Raises Gone where its owner is not there."""
         owner, (kind, name) = self.read(path[:-1]), path[-1]
         if kind == "name" and isinstance(owner, types.FrameType):
-            _bind_local(owner, name, value)
+            bind_local(owner, name, value)
         elif kind == "name":
             owner.__dict__[name] = value
         elif kind == "attr":
@@ -91,15 +90,6 @@ class Roots:
                 if frame.f_code.co_qualname == name:
                     return frame
         raise Gone(f"{kind} {name}")
-
-
-def own_frames() -> Iterator[types.FrameType]:
-    """The frames of the script's own code on this thread's stack, innermost first."""
-    frame = sys._getframe(1)  # noqa: SLF001 - a script's locals have no other way in
-    while frame is not None:
-        if is_own_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
 
 
 def root_of(frame: types.FrameType) -> Step:
@@ -167,12 +157,6 @@ def _cell(function: Any, name: str) -> types.CellType:
         return function.__closure__[function.__code__.co_freevars.index(name)]
     except (AttributeError, TypeError, ValueError) as error:
         raise Gone(f"cell {name}") from error
-
-
-def _bind_local(frame: types.FrameType, name: str, value: Any) -> None:
-    frame.f_locals[name] = value
-    if sys.version_info < (3, 13):  # from there on the line above has bound it
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 # --- values, as they are written down ---

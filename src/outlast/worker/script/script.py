@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.errors import PhaseError
 from outlast.worker.script.carried import ADVICE, Carried
+from outlast.worker.script.frames import own_frames
 from outlast.worker.script.loops import LoopLook
-from outlast.worker.script.paths import Path, Roots, own_frames, text
+from outlast.worker.script.paths import Path, Roots, text
 from outlast.worker.script.repetitions import Difference
 from outlast.worker.script.walk import Reach, Spot, is_opaque
 
