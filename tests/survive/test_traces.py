@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -225,6 +227,13 @@ def test_what_earlier_generations_did_is_left_out(
     assert dump["pg_config"] == {"control": {"name": "control", "desc": "", "ranks": "[0, 1]"}}
 
 
+def _register(handler: Callable[[object, c10d._Response], None]) -> None:
+    """As a handler of torch's, which no one can take back. torch lets go of it at the process's
+    end, behind the interpreter's: a reference that stays keeps that from being the last one."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
+    c10d._register_handler(recorder.NCCL, handler)
+
+
 def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +244,7 @@ def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
         response.set_content(msgspec.json.encode({"entries": entries}).decode(), "")
 
     monkeypatch.setattr(recorder, "NCCL", "nccl_of_this_test")
-    c10d._register_handler(recorder.NCCL, handler)
+    _register(handler)
     said = _asked(tmp_path)
     _written()
     assert said == [wire.Traced(folder="now")]
@@ -251,7 +260,7 @@ def test_nothing_is_written_where_nccl_does_not_answer_as_it_should(
 ) -> None:
     """A file without its records would accuse its rank."""
     monkeypatch.setattr(recorder, "NCCL", "odd_nccl_of_this_test")
-    c10d._register_handler(recorder.NCCL, lambda _request, response: response.set_status(500))
+    _register(lambda _request, response: response.set_status(500))
     said = _asked(tmp_path)
     _written()
     assert said[0].error
