@@ -51,7 +51,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("write", "name"), WAYS.items(), ids=lambda each: str(each))
+@pytest.mark.parametrize(("write", "name"), WAYS.items())
 def test_a_write_that_moves_no_counter_is_seen_in_rehearsals(
     write: Callable[[nn.Linear, torch.optim.Optimizer], None], name: str
 ) -> None:
