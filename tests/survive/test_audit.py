@@ -29,6 +29,8 @@ def test_a_wrong_rank_after_a_recovery_is_named_and_replaced(
     (wrong,) = [event for event in compared(outcome) if event.minority]
     assert (wrong.minority, wrong.majority, wrong.step) == ((1,), (0, 2, 3), 5)
     assert wrong.tensors == ("optimizer.state.model.module.4.weight.exp_avg_sq",)
+    last = compared(outcome)[-1]
+    assert (last.step, last.parts, last.minority) == (outcome.summary["steps"], 1, ())
     told = " ".join(outcome.explain().split())
     assert "exp_avg_sq" in told and "rank 1" in told
 

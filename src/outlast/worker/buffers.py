@@ -55,6 +55,8 @@ class Buffers:
 
     def late(self) -> dict[str, torch.Tensor]:
         """The small ones that change behind the vote, by reference: what a rank carries of them."""
+        if not self._late:
+            return {}
         named, room = self.named(), LATE_BYTES_MAX
         found: dict[str, torch.Tensor] = {}
         for key in sorted(self._late, key=lambda each: (_bytes(named[each]), each)):

@@ -59,6 +59,7 @@ class RankLocal:
         self.compared: set[str] = set()
         self.kept: frozenset[str] = frozenset()
         self._completed: set[str] = set()  # functions since the last comparison
+        self._looks: dict[str, tuple[bytes, bytes]] = {}
         self._digests: dict[str, bytes] = {}
         self._is_mixed = False  # pipeline stages: ranks that are no replicas hold other things
 
@@ -67,8 +68,7 @@ class RankLocal:
     def encode(self, *, whole: bool) -> dict[str, Any]:
         """The rank's slot's share. `whole`: nothing of it can change until the place that the slot
         is for; else a donor knows better."""
-        parts = {part: tree.encode(value) for part, value in self._values().items()}
-        self._digests = {part: xxhash.xxh3_64_digest(data) for part, data in parts.items()}
+        parts = {part: self._packed(part, value) for part, value in self._values().items()}
         if whole and RATES in self.differing:
             parts[EVERYTHING] = tree.encode(self._everything())
         return {
@@ -77,6 +77,19 @@ class RankLocal:
             "compared": sorted(self.compared),
             "whole": whole,
         }
+
+    def _packed(self, part: str, value: Any) -> bytes:
+        """The value as a blob, made anew where it has changed."""
+        try:
+            look = msgspec.msgpack.encode(value)
+        except (TypeError, OverflowError):  # a tensor, say, or a long integer
+            look = b""
+        before, data = self._looks.get(part, (b"", b""))
+        if not look or look != before:
+            data = tree.encode(value)
+            self._looks[part] = look, data
+            self._digests[part] = xxhash.xxh3_64_digest(data)
+        return data
 
     def _values(self) -> dict[str, Any]:
         held = self._held

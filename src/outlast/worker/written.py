@@ -14,7 +14,9 @@ from outlast.checkpoint.tree import raw
 from outlast.worker.audit.digests import weighted_sum
 from outlast.worker.protected import Protected
 
-WINDOW_BYTES = 1 << 18
+WINDOW_BYTES = 1 << 16
+
+_Word = bytes | torch.Tensor
 
 
 class WrittenWeights:
@@ -22,30 +24,38 @@ class WrittenWeights:
     the window that is due in the `turn`-th attempt."""
 
     def __init__(self, protected: Protected, *, everything: bool, turn: int) -> None:
-        self._protected, self._everything, self._turn = protected, everything, turn
-        self._words = {name: _word(tensor) for name, tensor in self._due()}
+        self._protected, self._everything = protected, everything
+        self._words: dict[str, _Word] = {}
+        self._parameter: torch.nn.Parameter | None = None
+        if everything:
+            self._words = {name: _word(tensor) for name, tensor in self._all()}
+            return
+        parameters = protected.tree.parameters()
+        if not parameters:
+            return
+        parameter = parameters[turn % len(parameters)]
+        width = WINDOW_BYTES // parameter.element_size()
+        start = turn // len(parameters) * width % max(1, _local(parameter).numel())
+        self._parameter, self._window = parameter, slice(start, start + width)
+        self._words = {"": _word(_local(parameter).reshape(-1)[self._window])}
 
     def changed(self) -> str:
         """The name of a weight or moment that is not what it was; "" where there is none."""
-        now = dict(self._due())
-        for name, word in self._words.items():
-            if name in now and not _same(word, _word(now[name])):
-                return name
+        if self._parameter is not None:
+            now = _word(_local(self._parameter).reshape(-1)[self._window])
+            return "" if _same(self._words[""], now) else self._name()
+        if self._everything:
+            for name, tensor in self._all():
+                if name in self._words and not _same(self._words[name], _word(tensor)):
+                    return name
         return ""
 
-    def _due(self) -> list[tuple[str, torch.Tensor]]:
-        if self._everything:
-            return _weights(self._protected) + _moments(self._protected)
-        weights = self._protected.tree.named_parameters()
-        if not weights:
-            return []
-        name, parameter = weights[self._turn % len(weights)]
-        tensor = _local(parameter)
-        if not tensor.is_contiguous():
-            return []
-        flat, width = tensor.view(-1), WINDOW_BYTES // tensor.element_size()
-        start = self._turn // len(weights) * width % max(1, flat.numel())
-        return [(name, flat[start : start + width])]
+    def _all(self) -> list[tuple[str, torch.Tensor]]:
+        return _weights(self._protected) + _moments(self._protected)
+
+    def _name(self) -> str:
+        named = self._protected.tree.named_parameters()
+        return next((name for name, each in named if each is self._parameter), "a parameter")
 
 
 def _weights(protected: Protected) -> list[tuple[str, torch.Tensor]]:
@@ -69,14 +79,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (to_local() if to_local else tensor).detach()
 
 
-def _word(tensor: torch.Tensor) -> bytes | torch.Tensor:
+def _word(tensor: torch.Tensor) -> _Word:
     """A digest; on a device, where nobody waits for it yet, a tensor."""
     if tensor.device.type == "cpu":
         return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
     return weighted_sum(tensor)
 
 
-def _same(one: bytes | torch.Tensor, other: bytes | torch.Tensor) -> bool:
+def _same(one: _Word, other: _Word) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     return isinstance(one, bytes) and isinstance(other, bytes) and one == other
