@@ -51,6 +51,11 @@ def test_what_is_called_exact_is_what_thousands_of_runs_come_to() -> None:
     _hold(1_000_000, SOAK, 200_000)
 
 
+@pytest.mark.parametrize("seed", [1_011_224, 1_024_479])
+def test_shares_that_are_rounded_above_one_are_no_error_of_the_user(seed: int) -> None:
+    assert draw(seed).predicted.wall_s > 0
+
+
 FEW = {"gpus": "64", "gpus-per-node": "8", "spares": "8", "repair": "1h", "work": "20d"}
 
 

@@ -132,7 +132,7 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
             gone = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
         here = left * (1 - gone)
         left -= here
-        taking = here * (1 - stays) + (racks / every if at == 0 else 0.0)
+        taking = min(1.0, here * (1 - stays) + (racks / every if at == 0 else 0.0))
         staying = here * stays
         if loses == "checkpoint":
             staying += fatal_rate_per_s(scenario) / every
