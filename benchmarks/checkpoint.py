@@ -1,7 +1,8 @@
 """Checkpoint engines on the same state, in turn: what a save costs, and what survives.
 
 Each turn is a process of its own that measures this machine's limits first; ratios are taken within
-it, medians over turns. See benchmarks/README.md.
+it, medians over turns. torchsnapshot and torch_checkpointing take part where they are installed.
+See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from checkpointing.engines import ENGINES, OURS, Outlast
 from checkpointing.harm import IN_PLACE, Harm
 from checkpointing.loading import Loading
 from checkpointing.state import FULL_MB
+from checkpointing.together import Together
 from checkpointing.turn import Turn
 from harness import HERE, median, table, verdict
 
 BEST = "DCP tuned"
 TURN_S, QUICK_MB = 900.0, 200.0
 KEEPER_BYTES = 25e6  # of the keeper's own process, beside the arenas
-PARTS = ("saves", "loads", "harm")
-Told = TypeVar("Told", Turn, Loading, Harm)
+PARTS = ("saves", "many", "ranks", "loads", "harm")
+MANY_MB = 82.0  # 20,000 tensors of 4 KB
+WORLD, RANKS_MB = 4, 400.0
+TOGETHER = (OURS, "DCP sync", "DCP async", BEST, "torch_checkpointing")  # those that divide work
+Told = TypeVar("Told", Turn, Loading, Harm, Together)
 Bars = dict[str, tuple[float, float]]
 
 
@@ -60,13 +65,15 @@ def run(kind: type[Told], asked: Asked, module: str, *arguments: object) -> Told
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
 
 
-def measure_saves(asked: Asked, names: Sequence[str]) -> dict[str, list[Turn]]:
+def measure_saves(
+    asked: Asked, names: Sequence[str], kind: str = "transformer"
+) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     for turn in range(asked.rounds):
         for name in names:
-            told = run(Turn, asked, "turn", name, Path, asked.size_mb, asked.saves)
+            told = run(Turn, asked, "turn", name, Path, asked.size_mb, asked.saves, kind)
             turns[name].append(told)
-        say(f"saves {turn + 1}/{asked.rounds}")
+        say(f"saves of {kind} {turn + 1}/{asked.rounds}")
     return turns
 
 
@@ -89,10 +96,12 @@ def figures_of(turns: list[Turn]) -> dict[str, float | None]:
 def show_saves(turns: Mapping[str, list[Turn]]) -> tuple[dict[str, Any], Bars]:
     every = [turn for told in turns.values() for turn in told]
     size, copy_s = every[0].size_bytes, median([turn.copy_limit_s for turn in every])
+    one_s = median([turn.copy_one_s for turn in every])
     write_s = median([turn.write_limit_s for turn in every])
     print(
         f"state {size / 1e9:.2f} GB; limits: memcpy {copy_s:.3f} s ({size / copy_s / 1e9:.1f}"
-        f" GB/s), O_DIRECT write and fsync {write_s:.3f} s ({size / write_s / 1e9:.2f} GB/s)\n"
+        f" GB/s, the better of one thread and two; one: {one_s:.3f} s), O_DIRECT write and fsync"
+        f" {write_s:.3f} s ({size / write_s / 1e9:.2f} GB/s)\n"
     )
     found = {name: figures_of(told) for name, told in turns.items()}
     head = ("engine", "blocks s", "x memcpy", "durable s", "x disk", "memory x state",
@@ -119,6 +128,34 @@ def show_saves(turns: Mapping[str, list[Turn]]) -> tuple[dict[str, Any], Bars]:
             bars[f"durable / {BEST}"] = (ratio, 0.6)
     figures = {"size_bytes": size, "copy_limit_s": copy_s, "write_limit_s": write_s}
     return figures | {"saves": found}, bars
+
+
+def show_many(turns: Mapping[str, list[Turn]]) -> tuple[dict[str, Any], Bars]:
+    """As `show_saves`, without bars: no limit of the machine says what a tensor must cost."""
+    figures, _ = show_saves(turns)
+    return {"many": figures["saves"], "many_size_bytes": figures["size_bytes"]}, {}
+
+
+def measure_ranks(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]:
+    """Engines in turn, each with all ranks at once."""
+    names = [name for name in TOGETHER if name in ENGINES and only in (None, name)]
+    told: dict[str, list[Together]] = {name: [] for name in names}
+    for turn in range(asked.rounds):
+        for name in names:
+            words = (name, Path, asked.size_mb, asked.saves, WORLD)
+            told[name].append(run(Together, asked, "together", *words))
+        say(f"ranks {turn + 1}/{asked.rounds}")
+    keys = ("blocks_s", "durable_s", "first_s")
+    found = {
+        name: {key: median([getattr(each, key) for each in turns]) for key in keys}
+        for name, turns in told.items()
+    }
+    size = next(iter(told.values()))[0].size_bytes if told else 0
+    print(f"{WORLD} ranks that all hold the same {size / 1e9:.2f} GB; the slowest rank's seconds\n")
+    head = ("engine", "blocks s", "durable s", "first s")
+    table(head, [(name, *(cell(row[key]) for key in keys)) for name, row in found.items()])
+    print()
+    return {"ranks": found, "ranks_size_bytes": size}, {}
 
 
 def show_loads(told: Loading) -> tuple[dict[str, Any], Bars]:
@@ -184,17 +221,25 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, help="one part alone")
     parser.add_argument("--only", choices=list(ENGINES), help="one engine alone (not loads)")
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--many-mb", type=float, default=MANY_MB, help="in tensors of 4 KB")
+    parser.add_argument("--ranks-mb", type=float, default=RANKS_MB, help="that each rank holds")
     parser.add_argument("--quick", action="store_true", help="small and once: that it works")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="outlast-bench-", dir=args.folder))
     asked = Asked(folder, args.size_mb, args.repeats, args.saves, args.flips, args.kills, args.seed)
     if args.quick:
         asked = asked._replace(size_mb=QUICK_MB, rounds=1, saves=2, flips=3, kills=2)
+        args.many_mb, args.ranks_mb = min(args.many_mb, 12.0), min(args.ranks_mb, 60.0)
+    names = [name for name in ENGINES if args.only in (None, name)]
     figures: dict[str, Any] = {"repeats": asked.rounds}
     bars: Bars = {}
     if args.part in (None, "saves"):
-        told = measure_saves(asked, [name for name in ENGINES if args.only in (None, name)])
-        _add(figures, bars, show_saves(told))
+        _add(figures, bars, show_saves(measure_saves(asked, names)))
+    if args.part in (None, "many"):
+        small = asked._replace(size_mb=args.many_mb)
+        _add(figures, bars, show_many(measure_saves(small, names, "many")))
+    if args.part in (None, "ranks"):
+        _add(figures, bars, measure_ranks(asked._replace(size_mb=args.ranks_mb), args.only))
     if args.part in (None, "loads") and not args.only:
         loading = run(Loading, asked, "loading", Path, asked.size_mb, asked.rounds)
         _add(figures, bars, show_loads(loading))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from outlast.checkpoint import Checkpointer
@@ -41,14 +43,18 @@ class Outlast:
     arenas = 2
 
     def __init__(self, root: Path) -> None:
-        self._saves = Checkpointer(root, complete=False, on_failure="raise", arenas=self.arenas)
+        self._saves = Checkpointer(root, on_failure="raise", arenas=self.arenas)
+
+    def prepare(self, state: State) -> None:
+        """Begin to make the arenas, as a script does before its first steps."""
+        self._saves.prepare(state._asdict())
 
     def save(self, step: int, state: State) -> Callable[[], object]:
-        self._saves.save(step, {"state": state})
+        self._saves.save(step, state._asdict())
         return self._saves.wait
 
     def load(self, step: int | None, into: State) -> None:
-        if not self._saves.load({"state": into}, step=step):
+        if not self._saves.load(into._asdict(), step=step):
             raise SystemExit("there is nothing to load")
 
     def close(self) -> None:
@@ -62,12 +68,16 @@ class TorchSave:
         self._root = root
 
     def save(self, step: int, state: State) -> Callable[[], object]:
-        torch.save(state, self._root / f"{step}.pt")
+        torch.save(dicts(state), self._root / f"{step}.pt")
         return nothing_left
 
     def load(self, step: int | None, into: State) -> None:
-        for name, value in torch.load(self._root / f"{step}.pt", weights_only=True).items():
-            into[name].copy_(value)
+        found = torch.load(self._root / f"{step}.pt", weights_only=True)
+        into.model.load_state_dict(found["model"])
+        for index, kept in found["optimizer"]["state"].items():
+            put = into.optimizer.state_dict()["state"][index]  # its own way would cast moments
+            for key, value in kept.items():
+                put[key].copy_(value)
 
     def close(self) -> None:
         pass
@@ -82,11 +92,11 @@ class Dcp:
             dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 
     def save(self, step: int, state: State) -> Callable[[], object]:
-        state_dict_saver.save(state, checkpoint_id=self._path(step))
+        state_dict_saver.save(named(state), checkpoint_id=self._path(step))
         return nothing_left
 
     def load(self, step: int | None, into: State) -> None:
-        state_dict_loader.load(into, checkpoint_id=self._path(step))
+        state_dict_loader.load(named(into), checkpoint_id=self._path(step))
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -100,7 +110,7 @@ class DcpTwoFiles(Dcp):
 
     def save(self, step: int, state: State) -> Callable[[], object]:
         state_dict_saver.save(
-            state, storage_writer=FileSystemWriter(self._path(step), thread_count=2)
+            named(state), storage_writer=FileSystemWriter(self._path(step), thread_count=2)
         )
         return nothing_left
 
@@ -109,7 +119,7 @@ class DcpAsync(Dcp):
     """`dcp.async_save`, as it comes: a thread, a copy that is made anew each time."""
 
     def save(self, step: int, state: State) -> Callable[[], object]:
-        return waiter(state_dict_saver.async_save(state, checkpoint_id=self._path(step)))
+        return waiter(state_dict_saver.async_save(named(state), checkpoint_id=self._path(step)))
 
 
 class DcpTuned(Dcp):
@@ -122,7 +132,7 @@ class DcpTuned(Dcp):
 
     def save(self, step: int, state: State) -> Callable[[], object]:
         saving = state_dict_saver.async_save(
-            state,
+            named(state),
             storage_writer=FileSystemWriter(self._path(step), thread_count=2),
             planner=DefaultSavePlanner(enable_plan_caching=True),
             async_stager=self._stager,
@@ -141,18 +151,55 @@ class Torchsnapshot:
         self._root = root
 
     def save(self, step: int, state: State) -> Callable[[], object]:
-        taken = self._library.StateDict(**{k.replace(".", "_"): v for k, v in state.items()})
         path = str(self._root / f"{step}")
-        return self._library.Snapshot.async_take(path, {"state": taken}).wait
+        return self._library.Snapshot.async_take(path, state._asdict()).wait
 
     def load(self, step: int | None, into: State) -> None:
-        taken = self._library.StateDict(**{k.replace(".", "_"): v for k, v in into.items()})
-        self._library.Snapshot(str(self._root / f"{step}")).restore({"state": taken})
+        self._library.Snapshot(str(self._root / f"{step}")).restore(into._asdict())
 
     def close(self) -> None:
         pass
 
 
+class TorchCheckpointing:
+    """`CheckpointManager` of torch_checkpointing (0.1.1 was tried), only where it is installed
+    (`pip install torch_checkpointing`).
+
+    As its guide says: asynchronous, pinned memory where there is an accelerator, `lock()` around
+    what changes the state. Its direct writes end with EINVAL on ext4 unless a file's length happens
+    to fit, so they are off, as its guide says for such a file system.
+    """
+
+    def __init__(self, root: Path) -> None:
+        library: Any = import_module("torch_checkpointing")
+        config: Any = import_module("torch_checkpointing.config")
+        storage: Any = import_module("torch_checkpointing.storage.filesystem")
+        saving = config.AsyncCheckpointSaverConfig()
+        saving.process_config.subprocess_init_timeout_secs = (
+            START_S  # 30: too few on a busy machine
+        )
+        self._manager = library.CheckpointManager(
+            library.CheckpointManager.Config(
+                save=saving,
+                storage_config=storage.LocalFileSystemStorageConfig(use_direct_io=False),
+            )
+        )
+        self._root = root
+
+    def save(self, step: int, state: State) -> Callable[[], object]:
+        written = self._manager.save(str(self._root / f"{step}"), dicts(state))
+        with self._manager.lock():  # until its copies have ended
+            return written.result
+
+    def load(self, step: int | None, into: State) -> None:
+        found = self._manager.load(str(self._root / f"{step}"), into=dicts(into), strict=True)
+        into.model.load_state_dict(found["model"])
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+START_S = 300
 OURS = "outlast"
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     OURS: Outlast,
@@ -163,6 +210,19 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
 }
 if find_spec("torchsnapshot"):
     ENGINES["torchsnapshot"] = Torchsnapshot
+if find_spec("torch_checkpointing"):
+    ENGINES["torch_checkpointing"] = TorchCheckpointing
+
+
+def dicts(state: State) -> dict[str, Any]:
+    """As torch's tutorials save a script's state."""
+    return {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
+
+
+def named(state: State) -> dict[str, Any]:
+    """As DCP's tutorials do: with the parameters' names in place of numbers."""
+    model, optimizer = get_state_dict(state.model, state.optimizer)
+    return {"model": model, "optimizer": optimizer}
 
 
 def waiter(saving: Future[Any] | AsyncSaveResponse) -> Callable[[], object]:

@@ -52,7 +52,7 @@ def load_from_disk(root: Path, held: state.State, rounds: int, found: Loading) -
     engines = [Outlast(roots[0]), DcpTwoFiles(roots[1])]
     for engine in engines:
         engine.save(1, held)()
-    into = state.blank(held)
+    expected, into = state.values(held), held
     cold, warm = (found.ours_cold, found.dcp_cold), (found.ours_warm, found.dcp_warm)
     for turn in range(rounds):
         forget(root)
@@ -60,10 +60,10 @@ def load_from_disk(root: Path, held: state.State, rounds: int, found: Loading) -
         found.read_limit.append(_limit_s(shard))
         for which in (0, 1) if turn % 2 else (1, 0):
             for taken in (cold[which], warm[which]):
-                for tensor in into.values():
-                    tensor.fill_(-1)
+                state.blank(into)
                 taken.append(_timed(lambda which=which: engines[which].load(1, into)))
-                found.wrong += not state.equal(into, held)
+                found.wrong += not state.equal(into, expected)
+    _put_back(into, expected)
     for engine in engines:
         engine.close()
 
@@ -78,10 +78,10 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
         folder, rank=0, world=1, job="", exchange=lambda message: [message], arenas=1,
         keeper=Keeper.connect(address, token), save_s=ENDS_S,
     )  # fmt: skip
-    save = engine.save(Place(1, 1, "a"), held, shared=b"", own=b"", origin={})
+    save = engine.save(Place(1, 1, "a"), held.tensors(), shared=b"", own=b"", origin={})
     assert engine.wait(save, ENDS_S).kind == "committed"
     engine.close(ENDS_S)
-    into = state.blank(held)
+    expected, into = state.values(held), held
 
     def from_memory() -> None:
         copies = Copies.reach([address], token, "the benchmark")
@@ -94,17 +94,21 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
             (found.from_disk, lambda: _read(Folder(folder), into)),
         ]
         for taken, do in both if turn % 2 else reversed(both):
-            for tensor in into.values():
-                tensor.fill_(-1)
+            state.blank(into)
             taken.append(_timed(do))
-            found.wrong += not state.equal(into, held)
+            found.wrong += not state.equal(into, expected)
     served.close(ENDS_S)
 
 
 def _read(source: Source, into: state.State) -> None:
     checkpoint = newest(source, lambda damage: sys.exit(damage))
     assert checkpoint
-    Engine.read(Reader(checkpoint), into)
+    Engine.read(Reader(checkpoint), into.tensors())
+
+
+def _put_back(into: state.State, values: dict[str, torch.Tensor]) -> None:
+    for name, tensor in into.tensors().items():
+        tensor.copy_(values[name])
 
 
 def _limit_s(shard: Path) -> float:

@@ -129,7 +129,7 @@ def files(directory: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_latest_is_not_believed_and_never_points_at_half_a_save(tmp_path: Path) -> None:
-    """Others move it before the data is durable, or take the newest directory for a checkpoint."""
+    """Others move it before the data is durable."""
     state = {"w": torch.ones(1000)}
     with Checkpointer(tmp_path, complete=False, on_failure="raise") as saves:
         saves.save(1, {"state": state})
