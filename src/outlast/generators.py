@@ -52,6 +52,8 @@ def moved(before: Mapping[str, Any]) -> dict[str, Any]:
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two states, or other plain values, are equal bit for bit."""
+    if one is other:
+        return True
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -105,24 +106,23 @@ class LoaderState:
     def _scan(self) -> tuple[dict[str, _Spot], dict[str, Any]]:
         spots: dict[str, _Spot] = {}
         places: dict[str, Any] = {}
-        # Those of the process are kept by themselves.
-        seen = {id(self._apart), id(torch.default_generator), id(getattr(random, "_inst", None)),
-                id(getattr(np.random.mtrand, "_rand", None))}  # fmt: skip
+        seen = {id(self._apart), *_of_the_process()}
 
         def visit(path: str, spot: _Spot, depth: int, is_settable: bool) -> None:
             thing = spot.value
+            kind = type(thing)
             if is_settable and _is_plain(thing):
                 spots[path] = spot
-            if isinstance(thing, _LEAVES) or id(thing) in seen or len(seen) > _VISITS_MAX:
+            if _is_leaf(kind) or id(thing) in seen or len(seen) > _VISITS_MAX:
                 return
             seen.add(id(thing))
-            if isinstance(thing, GENERATOR_TYPES):
+            if _is_generator(kind):
                 spots[path] = spot
             elif depth < _DEPTH_MAX:
-                if self._attributes and _says_its_state(type(thing)):
+                if self._attributes and _says_its_state(kind):
                     spots[f"{path}/state"] = _Spot(thing, "", thing)
                 places[path] = thing
-                ours = self._attributes and _is_settable(type(thing))
+                ours = self._attributes and _is_settable(kind)
                 for name, child in _children(thing):
                     visit(f"{path}/{name}", _Spot(thing, name, child), depth + 1, ours)
 
@@ -136,20 +136,48 @@ class LoaderState:
 
 
 def module_generators() -> dict[str, generators.Generator]:
-    """The generators at the top of imported modules, by "module:name"; the process's apart."""
-    return _module_generators(len(sys.modules))
+    """The generators at the top of imported modules, by "module:name"; the process's apart.
+
+    The script and the modules beside it may bind new ones at any time, libraries do so when they
+    are imported.
+    """
+    own, found = _libraries(len(sys.modules))
+    return found | {place: value for name in own for place, value in _at_top(name)}
 
 
 @cache
-def _module_generators(_modules: int) -> dict[str, generators.Generator]:
-    apart = {id(torch.default_generator), id(getattr(random, "_inst", None)),
-             id(getattr(np.random.mtrand, "_rand", None))}  # fmt: skip
-    return {
-        f"{module}:{name}": value
-        for module, space in list(sys.modules.items())
-        for name, value in list(getattr(space, "__dict__", {}).items())
-        if _is_generator(type(value)) and id(value) not in apart
-    }
+def _libraries(_modules: int) -> tuple[list[str], dict[str, generators.Generator]]:
+    """The names of the script's own modules, and the generators of all others."""
+    standard = str(Path(random.__file__).parent)
+    own = [
+        name
+        for name, module in list(sys.modules.items())
+        if isinstance(file := getattr(module, "__file__", None), str)
+        and "/site-packages/" not in file
+        and not file.startswith(standard)
+        and not name.startswith("outlast.")
+    ]
+    others = sys.modules.keys() - {*own}
+    return own, {place: value for name in sorted(others) for place, value in _at_top(name)}
+
+
+def _at_top(module: str) -> list[tuple[str, generators.Generator]]:
+    space = list(getattr(sys.modules.get(module), "__dict__", {}).items())
+    found = [(f"{module}:{name}", value) for name, value in space if _is_generator(type(value))]
+    return [(place, value) for place, value in found if id(value) not in _of_the_process()]
+
+
+@cache
+def _of_the_process() -> frozenset[int]:
+    """Ids of the process's generators, which are kept by themselves."""
+    own = (torch.default_generator, getattr(random, "_inst", None),
+           getattr(np.random.mtrand, "_rand", None))  # fmt: skip
+    return frozenset(map(id, own))
+
+
+@cache
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, _LEAVES)
 
 
 @cache
@@ -187,8 +215,14 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from (("args", thing.args), ("keywords", thing.keywords), ("func", thing.func))
     else:
         yield from list(getattr(thing, "__dict__", {}).items())
-        for base in type(thing).__mro__:
-            yield from ((n, v) for n, v in list(vars(base).items()) if _is_generator(type(v)))
+        size = sum(map(len, map(vars, type(thing).__mro__)))
+        yield from ((name, getattr(thing, name)) for name in _class_generators(type(thing), size))
+
+
+@cache
+def _class_generators(kind: type, _size: int) -> list[str]:
+    found = [item for base in kind.__mro__ for item in list(vars(base).items())]
+    return [name for name, value in found if _is_generator(type(value))]
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -202,12 +236,14 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
+    if type(value) in _SCALARS:
+        return _is_scalar(value)
     if isinstance(value, list | tuple | set | deque):
         return len(value) <= _WIDTH_MAX and all(map(_is_scalar, value))
     if isinstance(value, dict):
         pairs = [*value.keys(), *value.values()] if len(value) <= _WIDTH_MAX else [value]
         return all(map(_is_scalar, pairs))
-    return _is_scalar(value)
+    return False
 
 
 def _is_scalar(value: Any) -> bool:
@@ -217,6 +253,8 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _written(value: Any) -> tuple[str, Any]:
+    if type(value) in _SCALARS:
+        return "plain", value
     if isinstance(value, GENERATOR_TYPES):
         return "generator", generators.states({"it": value})["it"]
     if isinstance(value, deque):

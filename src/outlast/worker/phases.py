@@ -281,6 +281,7 @@ class Phases:
             return
         assert self.protected is not None
         self.protected.completed(attempt.key)
+        self.script.completed(attempt.key)
         if (choices := self.protected.own_choices()) != attempt.choices:
             changed = differing(attempt.choices, choices)
             raise PhaseError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outlast.errors import PhaseError
 from outlast.worker.script.carried import ADVICE, Carried
 from outlast.worker.script.frames import own_frames
+from outlast.worker.script.lasting_loaders import LastingLoaders
 from outlast.worker.script.loops import LoopLook
 from outlast.worker.script.paths import Path, Roots, text
 from outlast.worker.script.repetitions import Difference
@@ -59,11 +60,14 @@ class Script:
         self._loops: list[LoopLook] | None = None
         self._told: set[str] = set()
         self._has_listed = False
+        self._lasting = LastingLoaders(self.refuse)
 
     # --- phases ---
 
     def meet(self, key: str, function: Callable[..., Any]) -> None:
         """A phase of `function` begins."""
+        if not self._alone:
+            self._lasting.check("the script, between phases,")
         known = key in self._roots.functions
         self._roots.functions[key] = function
         if known or self._alone:
@@ -73,6 +77,11 @@ class Script:
             self.carried.add(path, in_place=in_place)
         self._phases[key], self._changed[key] = reach.spots, {}
         self.carried.learned(key)
+
+    def completed(self, key: str) -> None:
+        """A phase of `key` has ended for good. Raises PhaseError for processes that it left."""
+        if not self._alone:
+            self._lasting.check(key.partition(":")[0])
 
     def rehearsed(self, key: str) -> None:
         """An attempt was refused and put back: what is not as before is unprotected. Raises
@@ -117,6 +126,7 @@ class Script:
         if self._alone:
             return
         if self._loops is None:
+            self._lasting.accept()
             self._loops = [LoopLook(frame) for frame in own_frames()]
             if self._loops and self._loops[0].counts:
                 self.refuse(
