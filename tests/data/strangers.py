@@ -87,6 +87,24 @@ class Counting(Dataset[Any]):
         return index, self._count, sum(self._last), len("".join(self._names))
 
 
+class Mixed(Dataset[Any]):
+    """Mixes each item with the one before it."""
+
+    def __init__(self, size: int = 3) -> None:
+        self._previous = torch.zeros(size)
+        self._mean = np.zeros(2)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        item = torch.full_like(self._previous, index)
+        mixed = item + self._previous
+        self._previous = item
+        self._mean += index
+        return mixed[:3], self._mean.sum()
+
+
 class Shuffled(IterableDataset[Any]):
     """A shuffle buffer over numbers, split by process."""
 
@@ -271,6 +289,11 @@ STRANGERS: dict[str, Callable[[], Any]] = {
     "counting": lambda: plain(Counting()),
     "counting-workers": lambda: plain(Counting(), num_workers=3),
     "counting-persistent": lambda: plain(Counting(), num_workers=3, persistent_workers=True),
+    "mixed": lambda: plain(Mixed()),
+    "mixed-workers": lambda: plain(Mixed(), num_workers=2),
+    "spawned-workers": lambda: plain(
+        LazyDice(), shuffle=True, num_workers=1, multiprocessing_context="spawn"
+    ),
     "uneven-persistent": lambda: plain(
         Augmented(26),
         batch_size=4,

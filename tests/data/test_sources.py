@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from driving import open_source, seen, train
 from loaders import SIZE, Augmented, Homemade, Stream, Uneven, mapped, other, plain
+from strangers import Mixed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from outlast import generators
 from outlast.checkpoint import tree
+from outlast.data.source import Source
 from outlast.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -259,6 +262,38 @@ def test_more_batches_than_the_length(workers: int) -> None:
 def test_batches_in_any_order_are_refused() -> None:
     with pytest.raises(UsageError, match="in_order=False"):
         open_source(plain(num_workers=2, in_order=False))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_too_large_to_be_kept_is_refused(workers: int) -> None:
+    source = open_source(plain(Mixed(10_000), num_workers=workers))
+    source.start_epoch(0, source.length)
+    with pytest.raises(UsageError, match=r"dataset._previous \(40000 bytes\) changes from batch"):
+        read(source, 5)
+    source.close()
+
+
+def test_draws_in_turn_with_the_model_have_a_bound() -> None:
+    source = open_source(plain(Endless(), batch_size=1))
+    source.start_epoch(0, None)
+    with pytest.raises(UsageError, match=r"more than 1000 times.*\(the process's torch\)"):
+        read(source, 1100)
+
+
+def read(source: Source, batches: int) -> None:
+    """Read them beside a model that draws."""
+    for _ in range(batches):
+        source.position()
+        source.next()
+        torch.rand(1)
+
+
+class Endless(Stream):
+    """Draws as long as it is asked."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.rand(1)
 
 
 def test_not_a_loader() -> None:

@@ -29,6 +29,8 @@ from outlast.generators import GENERATOR_TYPES
 _DEPTH_MAX = 6
 _WIDTH_MAX = 64  # longer containers hold data, not state
 _TEXT_MAX = 1024
+_BYTES_MAX = 16 << 10  # of one tensor or array
+_MOVES_MAX = 2
 _VISITS_MAX = 2000
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _LEAVES = (
@@ -58,12 +60,16 @@ class LoaderState:
     ) -> None:  # fmt: skip
         self._roots, self._apart = roots, apart
         self._modules, self._attributes = modules, attributes
+        self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays: whose, and which version
         self._first = self._values()
         self._changed: set[str] = set()
+        self._moves: dict[str, int] = {}
 
     def changes(self) -> dict[str, Any]:
         """All that has changed since the beginning, by path, as plain data."""
+        large = self._large
         values = self._values()
+        self._refuse_large(large)
         self._changed |= {
             path
             for path, value in values.items()
@@ -100,19 +106,35 @@ class LoaderState:
             _put(spot, value)
         self._changed |= set(saved)
 
+    def _refuse_large(self, before: dict[str, tuple[Any, int]]) -> None:
+        for path, (thing, version) in self._large.items():
+            old = before.get(path)
+            if old is None or (old[0] is thing and old[1] == version):
+                continue
+            self._moves[path] = self._moves.get(path, 0) + 1
+            if self._moves[path] == _MOVES_MAX:
+                raise UsageError(
+                    f"{path.replace('/', '.')} ({thing.nbytes} bytes) changes from batch to batch,"
+                    " and is too large to be kept for a worker that takes this seat: give it to"
+                    " nobody but the batch, or keep indices instead of it"
+                )
+
     def _values(self) -> dict[str, Any]:
         return {path: _written(spot.value) for path, spot in self._scan()[0].items()}
 
     def _scan(self) -> tuple[dict[str, _Spot], dict[str, Any]]:
         spots: dict[str, _Spot] = {}
+        self._large = {}
         places: dict[str, Any] = {}
         seen = {id(self._apart), *_of_the_process()}
 
         def visit(path: str, spot: _Spot, depth: int, is_settable: bool) -> None:
             thing = spot.value
             kind = type(thing)
-            if is_settable and _is_plain(thing):
+            if is_settable and (_is_plain(thing) or _is_small_array(thing)):
                 spots[path] = spot
+            elif is_settable and kind in (torch.Tensor, np.ndarray):
+                self._large[path] = (thing, getattr(thing, "_version", 0))
             if _is_leaf(kind) or id(thing) in seen or len(seen) > _VISITS_MAX:
                 return
             seen.add(id(thing))
@@ -246,6 +268,18 @@ def _is_plain(value: Any) -> bool:
     return False
 
 
+def _is_small_array(value: Any) -> bool:
+    if type(value) is np.ndarray:
+        return value.nbytes <= _BYTES_MAX and value.dtype.kind in "biufc"
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not value.requires_grad
+        and value.nbytes <= _BYTES_MAX
+    )
+
+
 def _is_scalar(value: Any) -> bool:
     return type(value) in _SCALARS and (
         not isinstance(value, str | bytes) or len(value) <= _TEXT_MAX
@@ -259,6 +293,8 @@ def _written(value: Any) -> tuple[str, Any]:
         return "generator", generators.states({"it": value})["it"]
     if isinstance(value, deque):
         return "deque", [list(value), value.maxlen]
+    if isinstance(value, torch.Tensor):
+        return "plain", value.clone()
     if _says_its_state(type(value)):
         return "state", copy.deepcopy(value.state_dict())
     return "plain", copy.copy(value)
@@ -276,6 +312,8 @@ def _put(spot: _Spot, value: tuple[str, Any]) -> None:
         made: Any = deque(saved[0], saved[1])
     else:
         made = generators.made(saved) if kind == "generator" else copy.copy(saved)
+        if isinstance(saved, torch.Tensor):
+            made = saved.clone()
     parent, name = spot.parent, spot.name
     if isinstance(parent, list):
         parent[int(name)] = made

@@ -17,6 +17,7 @@ from outlast.errors import UsageError
 
 _STATES_MAX = 1000
 _PROCESS = "process/"
+_NAMED = "the process's "
 
 
 class Trail:
@@ -58,10 +59,11 @@ class Trail:
             self._found.append((self.draws, found))
             self._states += len(found)
         if self._states > _STATES_MAX:
+            names = ", ".join(sorted(found)).replace(_PROCESS, _NAMED)
             raise UsageError(
                 f"the loader and the rest of the script draw from the same generators in turn, more"
                 f" than {_STATES_MAX} times: more than can be kept for a worker that takes this"
-                f" seat ({', '.join(sorted(found))}); draw in the loader from a generator of its"
+                f" seat ({names}); draw in the loader from a generator of its"
                 " own (self.rng = random.Random(seed), or torch.Generator), or set num_workers > 0"
             )
 
