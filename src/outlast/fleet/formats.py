@@ -86,12 +86,13 @@ def format_of(path: Path, asked: Asked) -> Format:
         return asked.format
     if asked.columns:  # only accounting without a header has to be told them
         return "sacct"
-    if asked.mapping is None:
+    beside = _mapping_of(path, asked)
+    if beside is None:
         for format_, fits in _FITS.items():
             if fits(head):
                 return format_
-    if said := _mapping_of(path, asked):
-        return "jobs" if mapping.load(said).rows == "jobs" else "events"
+    if beside:
+        return "jobs" if mapping.load(beside).rows == "jobs" else "events"
     if why := mistaken(str(path), head.encode()):
         raise why
     raise SourceError(
@@ -200,7 +201,7 @@ def _sacct(path: Path, asked: Asked) -> Reading:
 
 
 def _is_sacct_json(head: str) -> bool:
-    return bool(re.match(r"[\[{]", head)) and bool(re.search(r'"(jobs|job_id)"\s*:', head))
+    return head.startswith("{") and bool(re.search(r'"jobs"\s*:\s*\[', head))
 
 
 def _told(path: Path, asked: Asked) -> machines.Told:

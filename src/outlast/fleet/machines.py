@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import tzinfo
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.fleet.readings import ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
+from outlast.fleet.readings import TWICE, ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
 from outlast.records import Finding
-from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi
-from outlast.symptoms.envelopes import naive
+from outlast.symptoms import dcgm, envelopes, ipmi, kernel_log, nvidia_smi
 from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import NO_BOOT
 from outlast.symptoms.unread import Reading as Said
@@ -39,17 +39,18 @@ class Told(NamedTuple):
 
 def kernel(path: Path, told: Told) -> Reading:
     """dmesg, a journal or a syslog, or the fabric manager's log, line by line."""
+    twice: Counter[str] = Counter()
     return _lines(path, "kernel", lambda lines: kernel_log.findings(
         lines, cluster=told.cluster, node=told.node, boot_ns=told.boot_ns, read_ns=told.taken_ns,
-        zone=told.zone, policy=told.policy,
-    ), assumed=not told.zone_said)  # fmt: skip
+        zone=told.zone, policy=told.policy, on_twice=lambda: twice.update([TWICE]),
+    ), naive=None if told.zone_said else envelopes.naive, odd=twice)  # fmt: skip
 
 
 def sel(path: Path, told: Told) -> Reading:
     """`ipmitool sel list`, line by line."""
     return _lines(path, "ipmi", lambda lines: ipmi.findings(
         lines, cluster=told.cluster, node=told.node, zone=told.zone
-    ))  # fmt: skip
+    ), naive=None if told.zone_said else ipmi.naive)  # fmt: skip
 
 
 def diagnosis(path: Path, told: Told) -> Reading:
@@ -68,10 +69,11 @@ def smi(path: Path, told: Told) -> Reading:
 
 def _lines(
     path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]], *,
-    assumed: bool = False,
+    naive: Callable[[str], bool] | None = None, odd: Counter[str] | None = None,
 ) -> Reading:  # fmt: skip
-    """Every line is a row; one that says nothing of trouble is left out. `assumed`: nobody said a
-    zone, which is noted where one of the first lines has none."""
+    """Every line is a row; one that says nothing of trouble is left out. `naive`: whether a line
+    has a time without a zone, where nobody said one; noted if one of the first has. `odd`: findings
+    that are kept in spite of something, counted while lines are read."""
 
     def parts(totals: Totals) -> Iterator[Part]:
         def counted() -> Iterator[str]:
@@ -79,7 +81,7 @@ def _lines(
                 with as_text(path) as file:
                     for line in lines(file):
                         totals.rows += 1
-                        if assumed and totals.rows <= _HEAD_LINES and naive(line.rstrip("\r\n")):
+                        if naive and totals.rows <= _HEAD_LINES and naive(line.rstrip("\r\n")):
                             unsaid.append(totals.rows)
                         yield line
             except (OSError, EOFError) as error:
@@ -95,6 +97,7 @@ def _lines(
             if done:
                 totals.skipped["ordinary lines"] += totals.rows - told_of
                 totals.notes += [ZONE_ASSUMED] if unsaid and told_of else []
+                totals.odd += odd or Counter()
             yield _part(path, some)
 
     return Reading(str(path), format_, parts)

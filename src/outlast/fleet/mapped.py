@@ -19,8 +19,18 @@ from outlast.fleet.mapping import (
     whole,
 )
 from outlast.fleet.moments import EARLIEST_S, LATEST_S, moments
-from outlast.fleet.readings import ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
+from outlast.fleet.readings import (
+    NO_UTF8,
+    TWICE,
+    ZONE_ASSUMED,
+    Part,
+    Reading,
+    Reject,
+    Totals,
+    reject,
+)
 from outlast.fleet.rows import Rows, rows
+from outlast.fleet.scheduler_hosts import as_slurm
 from outlast.fleet.tables import DAY_NS, schema
 
 # How other schedulers call what Slurm calls so.
@@ -68,6 +78,8 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             if given.passed_over is not None:
                 column, what = given.passed_over
                 some, frame = _kept(some, frame, pl.col(column) == "", what, totals)
+            if garbled := _garbled(frame):
+                totals.odd[NO_UTF8] += garbled
             work = _Work(frame, mapping, given)
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
@@ -75,6 +87,13 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             totals.notes.append(ZONE_ASSUMED)
 
     return Reading(source, mapping.rows, parts)
+
+
+def _garbled(frame: pl.DataFrame) -> int:
+    """Return how many rows have bytes that are no UTF-8 in a column that the mapping names."""
+    if not frame.width:
+        return 0
+    return int(frame.select(pl.any_horizontal(pl.all().str.contains("\ufffd")).sum()).item())
 
 
 def _queued(mapping: Mapping) -> pl.Expr:
@@ -125,7 +144,7 @@ def _part(source: str, some: Rows, work: _Work, mapping: Mapping, totals: Totals
     })  # fmt: skip
     reasons = work.reasons()
     if work.twice:
-        totals.odd["times that the zone's clocks showed twice: the first was taken"] += work.twice
+        totals.odd[TWICE] += work.twice
     bad = reasons.is_not_null()
     rejects = [Reject(source, line, reason, text) for line, reason, text in some.torn]
     rejects += [
@@ -258,8 +277,11 @@ class _Work:
     def _hosts(self, name: str, texts: pl.Series) -> pl.Series:
         lists = texts.str.replace_all(r"[\s;]+|,\s+", ",")
         lists = lists.set(lists.is_in(hosts.NOBODY), "")
-        self._note(f"no host list: {name}", hosts.sizes(lists).is_null())
-        return lists
+        distinct = lists.unique()
+        known = pl.Series([as_slurm(one) for one in distinct], dtype=pl.String)
+        lists = lists.replace_strict(distinct, known, return_dtype=pl.String)
+        self._note(f"no host list: {name}", lists.is_null() | hosts.sizes(lists).is_null())
+        return lists.fill_null("")
 
     def _word(self, field: str, texts: pl.Series) -> pl.Series:
         """Every distinct text is translated once."""

@@ -22,6 +22,8 @@ from outlast.errors import SourceError
 from outlast.fleet.tables import KIND_OF, Name, schema
 
 ZONE_ASSUMED = "times without a zone were taken for UTC: --zone NAME reads them in another"
+TWICE = "times that the zone's clocks showed twice: the first was taken"
+NO_UTF8 = "bytes that are no UTF-8: replaced"
 TEXT_CHARS_MAX = 1000  # of a reject: enough to recognise the row, in bounded space
 
 

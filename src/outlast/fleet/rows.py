@@ -62,6 +62,11 @@ def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
             f"{path} has no column {missing[0]!r}, which the mapping names; its columns are"
             f" {', '.join(map(repr, header[:40]))} (separated by {mapping.delimiter!r}){hint}"
         )
+    if twice := sorted(name for name in wanted if header.count(name) > 1):
+        raise SourceError(
+            f"{path} has {header.count(twice[0])} columns {twice[0]!r}, and the mapping names it:"
+            " which is meant cannot be told; rename one in the header; nothing was read"
+        )
     places = {name: header.index(name) for name in wanted}
     while True:
         good: list[tuple[int, list[str]]] = []

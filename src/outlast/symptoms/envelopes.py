@@ -2,8 +2,8 @@
 
 The shapes: `dmesg` with seconds since boot, `dmesg -T`, `dmesg --time-format iso`, with or without
 `-x` or a priority; /dev/kmsg; `journalctl -o short`, `short-precise`, `short-iso`, `short-full`,
-`short-unix` and `json`, and syslog files, which are as the first ones; the log of NVIDIA's fabric
-manager; and lines that have nothing before what is said.
+`short-unix`, `short-monotonic` and `json`, and syslog files, which are as the first ones or as RFC
+5424 has them; the log of NVIDIA's fabric manager; and lines that have nothing before what is said.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 from outlast.symptoms.stamps import (
     Clock,
     UnplacedError,
-    at,
     decimal_ns,
     iso,
+    local,
     month,
     since_boot,
     whole,
@@ -29,11 +29,16 @@ from outlast.symptoms.stamps import (
 
 OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
 KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
+NOBODY = ""  # an entry that leaves out who wrote it
+NO_ENTRY = "a JSON object that is no entry of a journal: say which column is what with --mapping"
+NO_WRITER = "it does not say who wrote it: run journalctl without --output-fields"
+LEFT_OUT = "a message that journalctl left out as too long: run it with --all"
 
 
 class Envelope(NamedTuple):
     """`when` is asked only for lines that matter; it raises UnplacedError. `speaker`: KERNEL,
-    FABRIC, NETWORK, or another program, to which nobody listens. `level`: of the fabric manager."""
+    FABRIC, NETWORK, another program, to which nobody listens, or NOBODY. `level`: of the fabric
+    manager."""
 
     when: Callable[[Clock], int]
     speaker: str
@@ -59,6 +64,8 @@ _LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
 SHAPES: dict[str, str] = {
     "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<said>.*)",
+    "monotonic": r"\[ *(?P<s>\d+\.\d+)\] (?P<host>[^\s:\[\]]+) "
+    r"(?P<who>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<said>.*)",
     "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<said>.*)",
     "ctime": _LEVEL + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
     + _CALLER + r"(?P<said>.*)",
@@ -66,6 +73,9 @@ SHAPES: dict[str, str] = {
     r"(?P<zone>Z|[+-]\d\d:?\d\d)? ?" + _CALLER + r"(?P<said>.*)",
     "iso": rf"(?P<day>\d{{4}}-\d\d-\d\d)[T ](?P<t>{_CLOCK}(?:\.\d+)?)"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)? " + _SAID,
+    "rfc5424": rf"<\d{{1,3}}>1 (?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK}(?:\.\d+)?)"
+    r"(?P<zone>Z|[+-]\d\d:\d\d) (?P<host>\S+) (?P<who>\S+) \S+ \S+ "
+    r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<said>.*))?",
     "full": rf"\w{{3}} (?P<day>\d{{4}}-\d\d-\d\d) (?P<t>{_CLOCK}(?:\.\d+)?) (?P<zone>\S+) " + _SAID,
     "unix": r"(?P<s>\d{9,11}\.\d+) " + _SAID,
     "short": rf"(?P<m>[A-Z][a-z]{{2}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}(?:\.\d+)?) " + _SAID,
@@ -109,7 +119,7 @@ def naive(line: str) -> bool:
     for name in TAKES:
         if found := _shape(name).fullmatch(line):
             said = found.groupdict()
-            return name not in ("boot", "kmsg", "unix") and not said.get("zone")
+            return name not in ("monotonic", "boot", "kmsg", "unix") and not said.get("zone")
     return False
 
 
@@ -138,10 +148,14 @@ def _of_journal(line: str) -> Envelope:
         micros = None if found.micros is None else int(found.micros)
     except (ValueError, RecursionError) as error:  # no JSON, other types, no bytes, no number
         raise UnplacedError(f"no entry of a journal: {error}") from error
+    if micros is None and said is None:
+        raise UnplacedError(NO_ENTRY)
     programs = found.program if isinstance(found.program, list) else [found.program]
     who = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
-    if found.transport not in {"", "kernel"} and who == KERNEL:
+    if found.transport not in {"", "kernel"} and who in (KERNEL, NOBODY):
         who = "another"  # who is not the kernel but says so
+    if who == KERNEL and said is None:
+        raise UnplacedError(LEFT_OUT)
     when = _bare if micros is None else lambda _: whole(micros * 1000)
     return _inner(Envelope(when, who, said or "", found.host))
 
@@ -162,7 +176,7 @@ def _inner(outer: Envelope) -> Envelope:
 
 
 def _relayed(found: re.Match[str], when: Callable[[Clock], int]) -> Envelope:
-    return _inner(Envelope(when, _speaker(found["who"]), found["said"], found["host"]))
+    return _inner(Envelope(when, _speaker(found["who"]), found["said"] or "", found["host"]))
 
 
 def _kmsg(found: re.Match[str]) -> Envelope:
@@ -173,8 +187,12 @@ def _boot(found: re.Match[str]) -> Envelope:
     return Envelope(lambda c: since_boot(decimal_ns(found["s"]), c), KERNEL, found["said"])
 
 
+def _monotonic(found: re.Match[str]) -> Envelope:
+    return _relayed(found, lambda c: since_boot(decimal_ns(found["s"]), c))
+
+
 def _dated(found: re.Match[str], clock: Clock) -> int:
-    return at((int(found["y"]), month(found["m"]), int(found["d"])), found["t"], clock.zone)
+    return local((int(found["y"]), month(found["m"]), int(found["d"])), found["t"], clock)
 
 
 def _ctime(found: re.Match[str]) -> Envelope:
@@ -207,6 +225,7 @@ def _short(found: re.Match[str]) -> Envelope:
 
 
 TAKES: dict[str, Callable[[re.Match[str]], Envelope]] = {
-    "boot": _boot, "kmsg": _kmsg, "ctime": _ctime, "dmesg-iso": _dmesg_iso, "iso": _iso,
-    "short": _short, "full": _iso, "unix": _unix, "fabric": _fabric,
+    "monotonic": _monotonic, "boot": _boot, "kmsg": _kmsg, "rfc5424": _iso, "ctime": _ctime,
+    "dmesg-iso": _dmesg_iso, "iso": _iso, "short": _short, "full": _iso, "unix": _unix,
+    "fabric": _fabric,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from outlast.records import Finding, Severity, Symptom
-from outlast.symptoms.stamps import UnplacedError, at
+from outlast.symptoms.stamps import Clock, UnplacedError, iso
 from outlast.symptoms.unread import Reading, Unread, cut
 
 LINE_MAX = 1000
@@ -114,6 +114,14 @@ def _judged(sensor: str, event: str) -> tuple[Symptom, Severity] | None:
     return None if _compiled(ORDINARY).search(sensor) else ("other", "unknown")
 
 
+def naive(line: str) -> bool:
+    """Return whether an entry says a time and no zone."""
+    return (
+        _compiled(r"[^|]*\|[^|]*\d/[^|]*\| *\d\d:\d\d:\d\d(?: [AP]M)? *\|.*").match(line)
+        is not None
+    )
+
+
 def _time(day: str, time: str, zone: tzinfo) -> int:
     """04/12/2023 is 12 April. Entries from before the controller knew the time have none."""
     found = _compiled(r"(\d\d)/(\d\d)/(\d{4}|\d\d)").fullmatch(day)
@@ -124,6 +132,7 @@ def _time(day: str, time: str, zone: tzinfo) -> int:
     hour = int(clock[1][:2])
     if clock[2]:
         hour = hour % 12 + (12 if clock[2].upper() == "PM" else 0)
-    utc = (clock[3] or "").upper() in {"UTC", "GMT"}
     whole_year = year if year > 99 else 2000 + year
-    return at((whole_year, month, date), f"{hour:02d}{clock[1][2:]}", UTC if utc else zone)
+    name = clock[3].upper() if clock[3] else None
+    here = f"{whole_year}-{month:02d}-{date:02d}"
+    return iso(here, f"{hour:02d}{clock[1][2:]}", name, Clock(zone=zone))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, tzinfo
 
 from outlast.records import Finding
 from outlast.symptoms.devices import device
-from outlast.symptoms.envelopes import FABRIC, KERNEL, NETWORK, OBJECT, Envelope, opened
+from outlast.symptoms.envelopes import (
+    FABRIC,
+    KERNEL,
+    NETWORK,
+    NO_WRITER,
+    NOBODY,
+    OBJECT,
+    Envelope,
+    opened,
+)
 from outlast.symptoms.kernel_rules import by_word, rule_of
 from outlast.symptoms.nvidia_lines import WORDS, NoCodeError, Said, fabric_said, said, uuid_of
 from outlast.symptoms.policy import Policy
@@ -28,15 +37,17 @@ def findings(
     bare_ns: int | None = None,
     zone: tzinfo = UTC,
     policy: Policy | None = None,
+    on_twice: Callable[[], None] = lambda: None,
 ) -> Iterator[Reading]:
     """Findings in the order of the lines; lines of ordinary kinds yield nothing.
 
     `node`: "" takes the host that a line names. `boot_ns`: for lines with seconds since boot;
     `read_ns`: when the log was read, for times without a year; `bare_ns`: where to put lines
-    without a time; `zone`: for times without one. A line that says something and cannot be placed
+    without a time; `zone`: for times without one; `on_twice` is called for each finding whose time
+    the zone's clocks showed twice. A line that says something and cannot be placed
     is Unread.
     """
-    clock = Clock(boot_ns, read_ns, bare_ns, zone)
+    clock = Clock(boot_ns, read_ns, bare_ns, zone, on_twice)
     words = (*WORDS, *FABRIC_WORDS, *by_word())
     uuids: dict[str, str] = {}
     seen: set[tuple[str, str, str]] = set()  # errors of switches: further lines only detail them
@@ -70,6 +81,10 @@ def findings(
 
 def _said(envelope: Envelope, policy: Policy | None) -> Said | None:
     message = envelope.message[:LINE_MAX]
+    if envelope.speaker == NOBODY:
+        if _said(envelope._replace(speaker=KERNEL), policy) is None:
+            return None
+        raise UnplacedError(NO_WRITER)
     if envelope.speaker == FABRIC:
         return fabric_said(message, envelope.level, policy)
     if envelope.speaker == KERNEL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ T_NS_MAX = 2**63 - 1
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 SECONDS_DIGITS_MAX = 12
 NO_BOOT = "seconds since boot, and the time of boot was not given"
+LEFT_OUT = "a time that the zone's clocks left out: say the zone of this log with --zone"
 YEARS_BACK = 8  # to the last 29 February, also over a year that has none
 
 
@@ -20,12 +22,14 @@ class UnplacedError(Exception):
 
 class Clock(NamedTuple):
     """What a log does not say of its own times. `boot_ns`: the machine's boot; `read_ns`: when the
-    log was read; `bare_ns`: where to put lines that have no time at all."""
+    log was read; `bare_ns`: where to put lines that have no time at all; `on_twice` is called for
+    each time that the clocks of `zone` showed twice, of which the first is taken."""
 
     boot_ns: int | None = None
     read_ns: int | None = None
     bare_ns: int | None = None
     zone: tzinfo = UTC
+    on_twice: Callable[[], None] = lambda: None
 
 
 def whole(t_ns: int) -> int:
@@ -50,17 +54,29 @@ def since_boot(after_ns: int, clock: Clock) -> int:
     return whole(clock.boot_ns + after_ns)
 
 
-def at(day: tuple[int, int, int], time: str, zone: tzinfo) -> int:
-    """`day`: year, month, day; `time`: 16:24:18 or 16:24:18.123456. Raises UnplacedError."""
+def at(day: tuple[int, int, int], time: str, zone: tzinfo, *, fold: int = 0) -> int:
+    """`day`: year, month, day; `time`: 16:24:18 or 16:24:18.123456; `fold`: 1 for the second of two
+    such times. Raises UnplacedError."""
     clock_time, _, fraction = time.partition(".")
     try:
         hour, minute, second = (int(part) for part in clock_time.split(":"))
-        local = datetime(*day, hour, minute, min(second, 59), tzinfo=zone)
+        local = datetime(*day, hour, minute, min(second, 59), tzinfo=zone, fold=fold)
         since = local - datetime(1970, 1, 1, tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise UnplacedError(f"no such date or time: {error}") from error
     seconds = since.days * 86_400 + since.seconds + (second == 60)  # a leap second
     return whole(seconds * SECOND_NS + int((fraction + "0" * 9)[:9]))
+
+
+def local(day: tuple[int, int, int], time: str, clock: Clock) -> int:
+    """Return a time in the clock's zone. Raises UnplacedError, also for a time that the zone leaves
+    out in spring."""
+    first, second = (at(day, time, clock.zone, fold=fold) for fold in (0, 1))
+    if second < first:
+        raise UnplacedError(LEFT_OUT)
+    if second > first:
+        clock.on_twice()
+    return first
 
 
 def month(name: str) -> int:
@@ -76,7 +92,7 @@ def iso(day: str, time: str, zone: str | None, clock: Clock) -> int:
     here = (year, month_, day_)
     time = time.replace(",", ".")
     if zone is None:
-        return at(here, time, clock.zone)
+        return local(here, time, clock)
     if zone in {"Z", "UTC", "GMT"}:
         return at(here, time, UTC)
     if zone[0] in "+-":
@@ -87,11 +103,13 @@ def iso(day: str, time: str, zone: str | None, clock: Clock) -> int:
         if offset >= timedelta(days=1):
             raise UnplacedError(f"no such zone: {zone}")
         return at(here, time, timezone(offset if zone[0] == "+" else -offset))
-    t_ns = at(here, time, clock.zone)
-    known = datetime.fromtimestamp(t_ns // SECOND_NS, clock.zone).tzname()
-    if known != zone:
-        raise UnplacedError(f"a time in the zone {zone}, and the zone given is {known}")
-    return t_ns
+    known = ""
+    for fold in (1, 0):
+        t_ns = at(here, time, clock.zone, fold=fold)
+        known = datetime.fromtimestamp(t_ns // SECOND_NS, clock.zone).tzname()
+        if known == zone:
+            return t_ns
+    raise UnplacedError(f"a time in the zone {zone}, and the zone given is {known}")
 
 
 def yearless(month_: str, day: str, time: str, clock: Clock) -> int:
@@ -105,10 +123,11 @@ def yearless(month_: str, day: str, time: str, clock: Clock) -> int:
     except (ValueError, OverflowError) as error:
         raise UnplacedError(f"no such time of reading: {error}") from error
     for year in range(last, last - YEARS_BACK - 1, -1):
+        here = (year, month(month_), int(day))
         try:
-            t_ns = at((year, month(month_), int(day)), time, clock.zone)
+            t_ns = at(here, time, clock.zone)
         except UnplacedError:
             continue
         if t_ns <= newest:
-            return t_ns
+            return local(here, time, clock)
     raise UnplacedError(f"no such date: {month_} {day} {time}")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import polars as pl
 
 from outlast.errors import SourceError
-from outlast.fleet.readings import Part, Reading, Totals, reject
+from outlast.fleet.readings import NO_UTF8, Part, Reading, Totals, reject
 from outlast.fleet.sacct import documents, header, lines
 from outlast.fleet.sacct.header import Header
 from outlast.fleet.sacct.jobs import Converter
@@ -145,7 +145,7 @@ def _part(
 ) -> Part:
     totals.odd.update({key: count for key, count in (
         ("records put together from several lines", block.mended),
-        ("bytes that are no UTF-8: replaced", block.garbled),
+        (NO_UTF8, block.garbled),
     ) if count})  # fmt: skip
     torn = [reject(source, number, reason, text) for number, reason, text in block.torn]
     totals.rows += len(torn)

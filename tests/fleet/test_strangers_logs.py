@@ -1,0 +1,168 @@
+"""Logs as other sites write them: the figures are right, or the log is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.errors import SourceError
+from outlast.fleet.formats import Asked
+from outlast.fleet.ingest import Summary, ingest
+from outlast.fleet.lake import Lake
+from outlast.fleet.readings import NO_UTF8, TWICE
+from outlast.fleet.scheduler_hosts import as_slurm
+from outlast.symptoms.envelopes import NO_ENTRY, NO_WRITER
+from outlast.symptoms.stamps import LEFT_OUT
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, GPU has fallen off the bus."
+JOBS = """rows = "jobs"
+[columns]
+job = "job_id"
+state = "state"
+start = "start"
+end = "end"
+gpus = "gpus"
+hosts = "hosts"
+user = "user"
+"""
+JOB = {
+    "job_id": 1, "state": "COMPLETED", "start": "2024-05-17T10:00:00Z",
+    "end": "2024-05-17T11:00:00Z", "gpus": 16, "hosts": "n1", "user": "a",
+}  # fmt: skip
+
+
+def read(folder: Path, content: str | bytes, name: str = "some.log", **asked: Any) -> Summary:
+    log = folder / name
+    log.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return ingest(folder / "lake", [log], Asked(**asked))
+
+
+def findings(folder: Path) -> list[tuple[str, int]]:
+    table = Lake.open(folder / "lake").tables().findings.sort("t_ns").collect()
+    return list(zip(table["node"], (table["t_ns"] // 10**9).to_list(), strict=True))
+
+
+def mapping(folder: Path, text: str = JOBS) -> Path:
+    path = folder / "jobs.toml"
+    path.write_text(text)
+    return path
+
+
+def test_syslog_of_rfc_5424(tmp_path: Path) -> None:
+    log = (
+        f"<4>1 2024-05-17T10:00:00.5+02:00 n1 kernel - - - [ 12.3] {XID}\n"
+        f'<4>1 2024-05-17T08:00:01Z n2 kernel - - [o@1 a="x\\]y"][p@2] {XID}\n'
+        f"<30>1 2024-05-17T08:00:02Z n3 python 12 - - {XID}\n"
+        "<30>1 2024-05-17T08:00:02Z n3 x - - -\n"
+    )
+    found = read(tmp_path, log)
+    assert findings(tmp_path) == [("n1", 1715932800), ("n2", 1715932801)]
+    assert found.read[0].source.skipped == {"ordinary lines": 2}
+
+
+def test_json_that_is_no_journal_is_refused_and_not_called_ordinary(tmp_path: Path) -> None:
+    loki = {"labels": {"host": "n1"}, "line": XID, "timestamp": "2024-05-17T10:00:00Z"}
+    with pytest.raises(SourceError, match=NO_ENTRY):
+        read(tmp_path, json.dumps(loki) + "\n", format="kernel")
+
+
+def test_a_journal_without_its_writers_is_refused(tmp_path: Path) -> None:
+    entry = {"__REALTIME_TIMESTAMP": "1715932800000000", "_BOOT_ID": "b", "MESSAGE": XID}
+    other = entry | {"MESSAGE": "all is well"}
+    found = read(tmp_path, f"{json.dumps(other)}\n{json.dumps(entry)}\n", node="n1")
+    assert found.read[0].source.rejects == {NO_WRITER: 1}
+    assert found.read[0].source.skipped == {"ordinary lines": 1}
+
+
+def test_programs_of_a_monotonic_journal_are_not_the_kernel(tmp_path: Path) -> None:
+    log = (
+        f"[   12.5] n1 kernel: {XID}\n[   13.5] n1 python[12]: {XID}\n"
+        "[   14.5] nvidia 0000:3b:00.0: enabling device\n"
+    )
+    found = read(tmp_path, log, boot="2024-05-17T08:00:00")
+    assert findings(tmp_path) == [("n1", 1715932812)]
+    assert found.read[0].source.skipped == {"ordinary lines": 2}
+
+
+def test_hours_that_clocks_show_twice_or_leave_out(tmp_path: Path) -> None:
+    named = (
+        f"Sun 2024-10-27 02:30:00 CEST n1 kernel: {XID}\n"
+        f"Sun 2024-10-27 02:30:00 CET n1 kernel: {XID}\n"
+    )
+    read(tmp_path, named, zone="Europe/Paris")
+    assert findings(tmp_path) == [("n1", 1729989000), ("n1", 1729992600)]
+    other = tmp_path / "other"
+    other.mkdir()
+    bare = (
+        f"Oct 27 02:30:00 n1 kernel: {XID}\nMar 31 02:30:00 n1 kernel: {XID}\n"
+        f"[Sun Mar 31 02:30:00 2024] {XID}\n"
+    )
+    found = read(other, bare, zone="Europe/Paris", at="2024-11-01").read[0].source
+    assert (found.odd, found.rejects) == ({TWICE: 1}, {LEFT_OUT: 2})
+
+
+def test_an_event_log_in_the_zone_that_it_names(tmp_path: Path) -> None:
+    line = " {} | 05/17/2024 | 10:00:00{} | Memory #0x53 | Uncorrectable ECC | Asserted\n"
+    log = line.format("1", " CEST") + line.format("2", "") + line.format("3", " EST")
+    found = read(tmp_path, log, node="n1", zone="Europe/Paris").read[0].source
+    assert findings(tmp_path) == [("n1", 1715932800)] * len(findings(tmp_path))
+    assert found.rejects == {"a time in the zone EST, and the zone given is CEST": 1}
+    unsaid = tmp_path / "unsaid"
+    unsaid.mkdir()
+    assert "--zone" in read(unsaid, line.format("1", ""), node="n1").read[0].source.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n1/0*8+n2/0*8", "n1,n2"),
+        ("n1/0-7+n2/0,2-7", "n1,n2"),
+        ("(n1:ncpus=8:mem=4gb)+(n2:ncpus=8)", "n1,n2"),
+        ("8*n1:8*n2", "n1,n2"),
+        ("n1:n1:n2", "n1,n2"),
+        ("n1:8,n2:8", "n1,n2"),
+        ("n1,n1,n2", "n1,n2"),
+        ("n[1-2,4]", "n[1-2,4]"),
+        ("projects/p/zones/z/instances/n1", "projects/p/zones/z/instances/n1"),
+        ("arn:aws:ec2:us-east-1:1:instance/i-1", "arn:aws:ec2:us-east-1:1:instance/i-1"),
+        ("['n1','n2']", None),
+        ("n1+n2*", None),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_host_lists_of_other_schedulers(text: str, expected: str | None) -> None:
+    assert as_slurm(text) == expected
+
+
+def test_hosts_of_pbs_count_as_nodes(tmp_path: Path) -> None:
+    rows = [JOB | {"job_id": i, "hosts": one} for i, one in enumerate(["n1/0*8+n2/0*8", "n1*+n2"])]
+    log = "\n".join(map(json.dumps, rows))
+    found = read(tmp_path, log, mapping=mapping(tmp_path))
+    job = Lake.open(tmp_path / "lake").tables().jobs.collect().row(0, named=True)
+    assert (job["nodes"], job["hosts"], job["gpus"]) == (2, "n1,n2", 16)
+    assert found.read[0].source.rejects == {"no host list: hosts": 1}
+
+
+def test_a_mapping_beside_a_log_goes_before_a_guess(tmp_path: Path) -> None:
+    mapping(tmp_path, f'items = "jobs"\n{JOBS}')
+    found = read(tmp_path, json.dumps({"jobs": [JOB]}), "jobs.json")
+    assert found.read[0].source.format == "jobs"
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(SourceError, match="--mapping"):
+        read(other, json.dumps([JOB]), "jobs.json")
+
+
+def test_bytes_of_another_encoding_are_counted(tmp_path: Path) -> None:
+    header, row = ",".join(JOB), ",".join(map(str, (JOB | {"user": "José"}).values()))
+    log = f"{header}\n{row}\n".encode("latin-1")
+    assert read(tmp_path, log, mapping=mapping(tmp_path)).read[0].source.odd == {NO_UTF8: 1}
+
+
+def test_a_column_that_a_header_names_twice_is_refused(tmp_path: Path) -> None:
+    log = f"{','.join(JOB)},gpus\n{','.join(map(str, JOB.values()))},4\n"
+    with pytest.raises(SourceError, match="2 columns 'gpus'"):
+        read(tmp_path, log, mapping=mapping(tmp_path))
