@@ -260,6 +260,16 @@ def test_a_donor_and_its_copies_are_one_vote() -> None:
     assert noticed(desk)[-1].seat == -1 and "no majority" in noticed(desk)[-1].detail
 
 
+def test_who_differs_from_most_copies_of_one_donor_has_changed_since() -> None:
+    """All three began as the donor's: the copying explains no difference between them."""
+    desk = Desk(world=3, spares=1).begin().open()
+    report(desk, 1)
+    desk.state.audit = desk.state.audit.copied([(0, 1), (0, 2)])
+    report(desk, 2, 2)
+    answer(desk, 2, 2)
+    assert noticed(desk)[-1].seat == 2
+
+
 def test_the_copies_of_an_agreed_state_are_votes_of_their_own() -> None:
     desk = Desk(world=3, spares=1).begin().open()
     desk.state.audit = desk.state.audit.copied([(0, 2)])

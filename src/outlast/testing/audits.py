@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from statistics import multimode
 
 from outlast import events, wire
 from outlast.core.audit.record import Bar
@@ -35,15 +36,19 @@ class AuditJudge:
         key = worker.opened, worker.n
         self._reports.setdefault(key, {})[worker.seat] = worker.name, worker.model
 
-    def compared(self, event: events.ReplicasCompared) -> None:
+    def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
         """The controller's verdict is what counting gives; who is wrong commits nothing more."""
         ledger = self._ledger
         reports = self._reports.get((event.generation, event.n), {})
         if len(reports) < ledger.world:
             ledger.fail(f"phase {event.n} was judged before all ranks had reported")
-        counts = Counter(model for _, model in reports.values())
-        most, count = counts.most_common(1)[0]
-        decides = 2 * count > ledger.world
+        families: dict[int, list[int]] = {}
+        for seat, (_, model) in reports.items():
+            families.setdefault(origins.get(seat, seat), []).append(model)
+        ballots = [_mode(models) for models in families.values()]
+        counts = Counter(model for model in ballots if model is not None)
+        (most, count), *_ = counts.most_common(1) or [(next(iter(reports.values()))[1], 0)]
+        decides = 2 * count > counts.total()
         odd = {seat for seat, (_, model) in reports.items() if model != most}
         if bool(odd) != bool(event.minority) or event.decides != (decides or not odd):
             ledger.fail(f"phase {event.n} was judged {event}, and ranks hold {reports}")
@@ -53,6 +58,12 @@ class AuditJudge:
             wrong = odd if decides else set(reports)
             ledger.condemned.update(reports[seat][0] for seat in wrong)
             self._shelf.condemn()
+
+
+def _mode(models: list[int]) -> int | None:
+    """Return what most of them are; None in a tie."""
+    found = multimode(models)
+    return found[0] if len(found) == 1 else None
 
 
 class AuditedProcess(SimProcess):

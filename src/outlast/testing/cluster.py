@@ -246,7 +246,7 @@ class SimCluster:
             self.restarts += 1
             self._check_need(event)
         elif isinstance(event, events.ReplicasCompared):
-            self.audits.compared(event)
+            self.audits.compared(event, self._state.audit.origins)
         elif isinstance(event, events.WorkerLost):
             for worker in self._alive():
                 if worker.name == event.worker:

@@ -6,7 +6,9 @@ are asked for only where kinds differ, and only from one rank of each class of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -53,8 +55,9 @@ def judge(
     """Compare the reports of all ranks.
 
     `names`: the answers so far, by rank. `origins`: by rank, whose state it is a copy of: a donor
-    and those that have its copy are one vote, since the donor may have been wrong. With `may_ask`
-    False what is not there is not waited for: names of tensors are replaced by their kinds.
+    and those that have its copy are one vote, since the donor may have been wrong. It is the vote
+    of most of them: who differs from them has changed since. With `may_ask` False what is not there
+    is not waited for: names of tensors are replaced by their kinds.
     """
     origins = origins or {}
     sets: dict[bytes, list[int]] = {}
@@ -73,8 +76,18 @@ def judge(
     return _decide(disputed, holdings, names, origins, compared)
 
 
-def _votes(ranks: Iterable[int], origins: Mapping[int, int]) -> int:
-    return len({origins.get(rank, rank) for rank in ranks})
+def _votes(classes: Sequence[Iterable[int]], origins: Mapping[int, int]) -> list[int]:
+    """Count the votes of each class of equal ranks."""
+    held: dict[int, Counter[int]] = {}
+    for at, ranks in enumerate(classes):
+        for rank in ranks:
+            held.setdefault(origins.get(rank, rank), Counter())[at] += 1
+    votes = [0] * len(classes)
+    for count in held.values():
+        (most, many), *others = count.most_common(2)
+        if not others or many > others[0][1]:
+            votes[most] += 1
+    return votes
 
 
 def _classes(
@@ -84,7 +97,10 @@ def _classes(
     found: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
     for rank in ranks:
         found.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
-    return sorted(found.values(), key=lambda each: (-_votes(each, origins), each[0]))
+    classes = list(found.values())
+    votes = _votes(classes, origins)
+    order = sorted(range(len(classes)), key=lambda at: (-votes[at], classes[at][0]))
+    return [classes[at] for at in order]
 
 
 def _differing(classes: list[list[int]], holdings: Mapping[int, Holding]) -> set[str]:
@@ -105,16 +121,19 @@ def _decide(
     undecided = False
     for classes in disputed:
         first, others = classes[0], classes[1:]
-        agreeing, differing, against = list(first), list[int](), 0
+        agreeing, differing = list(first), list[list[int]]()
         for ranks in others:
             found = _differences(first[0], ranks[0], holdings, names)
-            (differing if found else agreeing).extend(ranks)
-            against += _votes(ranks, origins) if found else 0
+            if found:
+                differing.append(ranks)
+            else:
+                agreeing += ranks
             tensors.update(dict.fromkeys(found))
-        undecided = undecided or _votes(agreeing, origins) <= against
+        votes, *against = _votes([agreeing, *differing], origins)
         if differing:
+            undecided = undecided or votes <= sum(against)
             majority += agreeing
-            minority += differing
+            minority += itertools.chain.from_iterable(differing)
     if not minority:
         return Verdict(outcome="agreed", compared=compared)
     return Verdict(
