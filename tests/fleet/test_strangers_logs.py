@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from outlast.errors import SourceError
+from outlast.fleet.exposure import attempts
 from outlast.fleet.formats import Asked
 from outlast.fleet.ingest import Summary, ingest
 from outlast.fleet.lake import Lake
 from outlast.fleet.readings import NO_UTF8, TWICE
 from outlast.fleet.scheduler_hosts import as_slurm
+from outlast.fleet.window import window
 from outlast.symptoms.envelopes import NO_ENTRY, NO_WRITER
 from outlast.symptoms.stamps import LEFT_OUT
 
@@ -166,3 +168,18 @@ def test_a_column_that_a_header_names_twice_is_refused(tmp_path: Path) -> None:
     log = f"{','.join(JOB)},gpus\n{','.join(map(str, JOB.values()))},4\n"
     with pytest.raises(SourceError, match="2 columns 'gpus'"):
         read(tmp_path, log, mapping=mapping(tmp_path))
+
+
+def test_a_job_that_ends_long_after_a_window_ran_in_it(tmp_path: Path) -> None:
+    """A run of 50 days, asked for its first nine: it held 256 nodes in all of them."""
+    rows = [
+        f"{i}|{state}|2024-05-0{day}T00:00:00|{end}T00:00:00|{nodes}|gres/gpu={8 * nodes}\n"
+        for i, state, day, end, nodes in (
+            (1, "COMPLETED", 1, "2024-06-20", 256), (2, "COMPLETED", 1, "2024-05-02", 1),
+            (3, "SUSPENDED", 3, "2024-05-05", 1), (4, "COMPLETED", 3, "2024-06-25", 1),
+        )
+    ]  # fmt: skip
+    read(tmp_path, "JobID|State|Start|End|NNodes|AllocTRES\n" + "".join(rows))
+    found = attempts(window(Lake.open(tmp_path / "lake"), "2024-05-01", "2024-05-10"))
+    held = found.sort("job").select("node_days", "ended").collect().rows()
+    assert held == [(256 * 9.0, False), (1.0, True), (2.0, False), (7.0, False)]

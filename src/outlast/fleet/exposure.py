@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from outlast.fleet.hosts import nodes_of
+from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.tables import Tables
 
 KEY = ("cluster", "job", "attempt")
@@ -67,8 +68,8 @@ def attempts(tables: Tables) -> pl.LazyFrame:
 
     - `begin_ns` and `ran_s`: from when on, and for how many seconds they held them inside the
       window: time in which a failure would have been counted, and no other. One that ended after
-      the window, or is RUNNING, counts until the window ends or it was last seen. 0 where it ended
-      before it began.
+      the window, or has not ended, counts until the window ends or it was last seen. 0 where it
+      ended before it began.
     - `held_nodes`: its nodes, of which a job on GPUs counts by the share of their GPUs that it
       holds: eight jobs with a GPU each are on one node, and not on eight.
     - `node_days`, `gpu_hours`: the time times `held_nodes`, or times its GPUs.
@@ -90,7 +91,7 @@ def attempts(tables: Tables) -> pl.LazyFrame:
         .with_columns(
             begin_ns=begin,
             ran_s=ran,
-            ended=inside & (pl.col("state") != "RUNNING"),
+            ended=inside & ~pl.col("state").is_in(UNFINISHED),
             run=pl.struct("cluster", "user", named.alias("named")).hash(),
         )
         .pipe(_with_held_nodes, tables)

@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from outlast.errors import UsageError
+from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.tables import Tables
 
 SECOND_NS = 10**9
@@ -93,7 +94,7 @@ def runs_of(found: pl.DataFrame) -> pl.DataFrame:
             end_ns=pl.col("t_ns").max(),
             state=pl.col("state").last(),
         )
-        .with_columns(ended=pl.col("state") != "RUNNING")
+        .with_columns(ended=~pl.col("state").is_in(UNFINISHED))
         .collect()
     )
 

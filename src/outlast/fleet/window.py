@@ -12,7 +12,7 @@ from outlast.fleet.lake import Lake, Part, day_number, said
 from outlast.fleet.tables import DAY_NS, Tables
 from outlast.observe.words import counted
 
-LONGEST_DAYS = 30  # of a job: one that ends so long after the window may have run in it
+LONGEST_DAYS = 30  # after all that is known: a job that ends later has a wrong date
 GAP_DAYS = 60  # without a job, beyond which a few jobs are taken for ones with a wrong date
 FEW_SHARE = 0.001
 NEAR_NS = 3600 * 10**9  # so long around a window is what tells of a failure at either end of it
@@ -50,16 +50,18 @@ def between(
 ) -> Tables:
     """What happened in that time and what tells of it.
 
-    Jobs that began in the window and ended up to LONGEST_DAYS after it are there as well: time in
-    which nothing failed counts (`exposure.attempts`); and what was found within an hour around it,
-    which tells of failures at its ends. They are of one `cluster` (`clusters.resolve`); `notes`
-    gets what was left out or joined. Raises LakeError, UsageError.
+    Jobs that began before the window's end and ended after it are there as well: time in which
+    nothing failed counts (`exposure.attempts`), but for those that end over LONGEST_DAYS after all
+    that is known. So is what was found within an hour around the window, which tells of failures at
+    its ends. They are of one `cluster` (`clusters.resolve`); `notes` gets what was left out or
+    joined. Raises LakeError, UsageError.
     """
     said = [] if notes is None else notes
     one = clusters.resolve(lake, cluster)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
     near = lake.tables(since_ns - NEAR_NS, until_ns + NEAR_NS)
-    longer = lake.tables(since_ns, until_ns + LONGEST_DAYS * DAY_NS).jobs
+    _, last_ns = known(lake, one)
+    longer = lake.tables(since_ns, max(until_ns, last_ns) + LONGEST_DAYS * DAY_NS).jobs
     began = (pl.col("t_ns") < until_ns) | (pl.col("start_ns") < until_ns)
     chosen = near._replace(jobs=longer.filter(began), since_ns=since_ns, until_ns=until_ns)
     alone = clusters.select(chosen, lake, one, said)
