@@ -13,7 +13,9 @@ from outlast.fleet.exposure import attempts
 from outlast.fleet.formats import Asked
 from outlast.fleet.ingest import Summary, ingest
 from outlast.fleet.lake import Lake
+from outlast.fleet.mapped import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
 from outlast.fleet.readings import NO_UTF8, TWICE
+from outlast.fleet.rows import UNCLOSED
 from outlast.fleet.scheduler_hosts import as_slurm
 from outlast.fleet.window import window
 from outlast.symptoms.envelopes import NO_ENTRY, NO_WRITER
@@ -183,3 +185,53 @@ def test_a_job_that_ends_long_after_a_window_ran_in_it(tmp_path: Path) -> None:
     found = attempts(window(Lake.open(tmp_path / "lake"), "2024-05-01", "2024-05-10"))
     held = found.sort("job").select("node_days", "ended").collect().rows()
     assert held == [(256 * 9.0, False), (1.0, True), (2.0, False), (7.0, False)]
+
+
+def test_a_quote_in_a_reason_hides_no_outage(tmp_path: Path) -> None:
+    """sacctmgr quotes nothing: a quote that begins a reason went on to the next quote."""
+    log = "NodeName|TimeStart|TimeEnd|Reason|User\n" + "".join(
+        f"n{i}|2024-05-17T10:00:00|Unknown|{reason}|root\n"
+        for i, reason in enumerate(('"bad gpu', 'ok"', '"', "plain"))
+    )
+    read(tmp_path, log)
+    outages = Lake.open(tmp_path / "lake").tables().outages.sort("node").collect()
+    assert outages["node"].to_list() == ["n0", "n1", "n2", "n3"]
+    assert outages["detail"].to_list() == ['"bad gpu', 'ok"', '"', "plain"]
+
+
+def test_rows_behind_an_open_quote_are_rejects_each(tmp_path: Path) -> None:
+    text = 'rows = "outages"\n[columns]\ntime = "t"\nnode = "n"\n'
+    log = 't,n,why\n1715940000,n1,"bad\n1715940000,n2,ok"\n1715940000,n3,"two\nlines"\n'
+    found = read(tmp_path, log, mapping=mapping(tmp_path, text)).read[0]
+    assert (found.source.rejects, found.source.rows) == ({UNCLOSED: 2}, 3)
+    assert [one.line for one in found.examples] == [2, 3]
+    other = tmp_path / "other"
+    other.mkdir()
+    literal = mapping(other, f"quotes = false\n{text}")
+    rest = read(other, log[: log.index("1715940000,n3")], mapping=literal)
+    assert rest.read[0].source.records == {"outages": 2}
+
+
+def test_a_row_of_several_nodes_is_refused(tmp_path: Path) -> None:
+    text = 'rows = "outages"\n[columns]\ntime = "t"\nnode = "n"\n'
+    rows = [{"t": 1715940000, "n": node} for node in ("n[1-2]", ["n1", "n2"], "n3")]
+    log = "\n".join(map(json.dumps, rows))
+    found = read(tmp_path, log, mapping=mapping(tmp_path, text)).read[0].source
+    assert (found.rejects, found.records) == ({SEVERAL_NODES: 2}, {"outages": 1})
+
+
+def test_starts_and_durations_that_do_not_fit(tmp_path: Path) -> None:
+    none = {"start": None, "end": None, "duration": None}
+    rows = [
+        JOB | none | {"end": "2024-05-17T11:00:00Z", "duration": 3600},
+        JOB | {"job_id": 2, "hosts": "n2", "duration": 60},
+        JOB | none | {"job_id": 3, "state": "RUNNING"},
+        JOB | none | {"job_id": 4, "end": "2024-05-17T11:00:00Z"},
+    ]
+    log = "\n".join(map(json.dumps, rows))
+    said = mapping(tmp_path, f'{JOBS}duration = "duration"\n')
+    found = read(tmp_path, log, mapping=said).read[0].source
+    assert found.rejects == {NO_START: 1}
+    assert found.odd == {OTHER_SPAN: 1, NEVER_BEGAN: 1}
+    jobs = Lake.open(tmp_path / "lake").tables().jobs.sort("job").collect()
+    assert ((jobs["t_ns"] - jobs["start_ns"]) // 10**9).to_list() == [3600, 3600, None]

@@ -48,10 +48,16 @@ NEVER = (
 )  # fmt: skip
 QUEUED = ("PENDING", "PEND", "QUEUED", "WAITING", "SUSPENDED_BY_QUEUE", "SUBMITTED", "CREATED")
 QUEUED_SAID = "job that held nothing yet"
+RAN = ("COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 OPEN = ("RUNNING", "SUSPENDED")
 COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # more than anybody has
 LONGEST_NS = 100 * 366 * DAY_NS
 ENDS_FIRST = "outages that end before they begin: they took no time"
+SEVERAL_NODES = "several nodes in one row: give each of them a row of its own"
+NO_START = "a job that runs and did not start"
+NEVER_BEGAN = "jobs that ended well or failed and say no start: they count for no time"
+OTHER_SPAN = "end less start is not the duration: the end counts; is its unit right ([times])?"
+SPAN_SLACK_NS = 60 * 10**9
 BACKWARDS = "jobs that end before they start: their time counts as none"
 
 
@@ -190,6 +196,8 @@ class _Work:
             return self._number(name, texts)
         if field in ("hosts", "excluded", "failed_node"):
             return self._hosts(name, texts)
+        if field == "node":
+            self._note(SEVERAL_NODES, texts.str.contains(r"[,\[\]]"))
         if field in ("node", "job", "check"):
             self._note(f"no {name}", texts == "")
         return texts
@@ -197,8 +205,17 @@ class _Work:
     def whole_jobs(self, found: dict[str, pl.Series], totals: Totals) -> dict[str, pl.Series]:
         """An end from a start and a duration, or from now for what still runs."""
         going_on = found["state"].is_in(OPEN)
-        until = found["start_ns"] + found.pop("duration")
-        end = found["t_ns"].zip_with(found["t_ns"].is_not_null(), until)
+        span, end = found.pop("duration"), found["t_ns"]
+        begin = found["start_ns"].zip_with(found["start_ns"].is_not_null(), end - span)
+        found["start_ns"] = begin
+        other = int(((end - begin - span).abs() > SPAN_SLACK_NS).sum())
+        if other:
+            totals.odd[OTHER_SPAN] += other
+        end = end.zip_with(end.is_not_null(), begin + span)
+        self._note(NO_START, going_on & begin.is_null())
+        unbegun = int((begin.is_null() & found["state"].is_in(RAN)).sum())
+        if unbegun:
+            totals.odd[NEVER_BEGAN] += unbegun
         now = pl.Series([self._given.taken_ns], dtype=pl.Int64).new_from_index(0, len(end))
         end = end.zip_with(end.is_not_null() | ~going_on, now)
         self._note("no end, nor a start and a duration", end.is_null())

@@ -4,6 +4,9 @@ rows = "events"                # or jobs, outages, repairs, nodes, checks
 
 items = "data.jobs"            # where in a JSON object its rows are; else "items", as of kubectl
 
+delimiter = ","                # of CSV
+quotes = true                  # of CSV; false: a " is a character as any other
+
 [columns]                      # ours = theirs; in JSON also a path (json_paths.py)
 time = "timestamp"
 until = ["fixed", "closed"]    # the first of them that says something
@@ -77,6 +80,7 @@ class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: dict[str, str | list[str]]
     items: str = "items"
     delimiter: str = ","
+    quotes: bool = True
     constants: dict[str, str | int] = {}
     times: Times = Times()
     values: dict[str, dict[str, str]] = {}

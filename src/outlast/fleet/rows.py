@@ -20,6 +20,9 @@ CHARS_AT_ONCE = 64 << 20
 LIST_BYTES_MAX = 1 << 30  # of a JSON list, which is read whole
 FIELD_CHARS_MAX = 1 << 20
 HEAD_CHARS = 1 << 16
+UNCLOSED = (
+    "a quote that is not closed, and whole rows behind it: quotes = false in a mapping reads them"
+)
 DELIMITERS = (";", "|", "\t")  # that others than commas are mostly
 
 
@@ -52,7 +55,9 @@ def rows(path: Path, mapping: Mapping, notes: list[str]) -> Iterator[Rows]:
 
 def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
     csv.field_size_limit(FIELD_CHARS_MAX)
-    reader = csv.reader(sources.lines(file), delimiter=mapping.delimiter)
+    read = _Lines(sources.lines(file), mapping.delimiter)
+    quoting = csv.QUOTE_MINIMAL if mapping.quotes else csv.QUOTE_NONE
+    reader = csv.reader(read, delimiter=mapping.delimiter, quoting=quoting)
     header = [name.strip() for name in next(reader, [])]
     wanted = set(mapping.names)
     if missing := sorted(wanted - set(header)):
@@ -67,11 +72,12 @@ def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
             f"{path} has {header.count(twice[0])} columns {twice[0]!r}, and the mapping names it:"
             " which is meant cannot be told; rename one in the header; nothing was read"
         )
+    read.width = len(header)
     places = {name: header.index(name) for name in wanted}
     while True:
         good: list[tuple[int, list[str]]] = []
         torn: list[tuple[int, str, str]] = []
-        done = _some(reader, len(header), mapping.delimiter, good, torn)
+        done = _some(reader, read, good, torn)
         if good or torn:
             yield Rows(
                 {name: [row[at] for _, row in good] for name, at in places.items()},
@@ -83,13 +89,38 @@ def _csv(path: Path, file: TextIO, mapping: Mapping) -> Iterator[Rows]:
             return
 
 
+class _Lines:
+    """Lines of CSV, and how many were read since `begin`: in all, and with `width` fields."""
+
+    def __init__(self, lines: Iterator[str], delimiter: str) -> None:
+        self._lines, self.delimiter = lines, delimiter
+        self.width = self.many = self.whole = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.many += 1
+        self.whole += line.count(self.delimiter) == self.width - 1
+        return line
+
+    def begin(self) -> None:
+        self.many = self.whole = 0
+
+    @property
+    def are_rows(self) -> bool:
+        """Return whether one row was read of several lines each of which could be a row."""
+        return self.many > 1 and self.many == self.whole and self.width > 1
+
+
 def _some(
-    reader: Any, width: int, delimiter: str, good: list[tuple[int, list[str]]],
-    torn: list[tuple[int, str, str]],
-) -> bool:  # fmt: skip
+    reader: Any, read: _Lines, good: list[tuple[int, list[str]]], torn: list[tuple[int, str, str]]
+) -> bool:
     """The next rows; whether they are the last."""
-    chars = 0
+    chars, width, delimiter = 0, read.width, read.delimiter
     while len(good) + len(torn) < ROWS_AT_ONCE and chars < CHARS_AT_ONCE:
+        read.begin()
         try:
             row = next(reader)
         except StopIteration:
@@ -98,7 +129,11 @@ def _some(
             torn.append((reader.line_num, f"no row of CSV: {error}", ""))
             continue
         chars += sum(map(len, row))
-        if len(row) == width:
+        if read.are_rows:
+            lines = delimiter.join(row).splitlines() + [""] * read.many
+            first = reader.line_num - read.many + 1
+            torn += [(first + at, UNCLOSED, lines[at]) for at in range(read.many)]
+        elif len(row) == width:
             good.append((reader.line_num, row))
         elif row:
             said = "more" if len(row) > width else "fewer"

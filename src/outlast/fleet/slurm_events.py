@@ -28,7 +28,11 @@ def read(path: Path, given: mapped.Given) -> Reading:
         ours: names[theirs] for ours, theirs in COLUMNS.items() if theirs in names
     }
     mapping = Mapping(
-        rows="outages", columns=columns, delimiter="|", constants={"symptom": "other"}
+        rows="outages",
+        columns=columns,
+        delimiter="|",
+        quotes=False,
+        constants={"symptom": "other"},
     )
     given = given._replace(passed_over=(names["nodename"], OF_CLUSTER))
     return mapped.read(path, mapping, given)
