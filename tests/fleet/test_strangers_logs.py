@@ -13,6 +13,7 @@ from outlast.fleet.exposure import attempts
 from outlast.fleet.formats import Asked
 from outlast.fleet.ingest import Summary, ingest
 from outlast.fleet.lake import Lake
+from outlast.fleet.machines import NO_CLOCK
 from outlast.fleet.mapped import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
 from outlast.fleet.readings import NO_UTF8, TWICE
 from outlast.fleet.rows import UNCLOSED
@@ -150,7 +151,7 @@ def test_hosts_of_pbs_count_as_nodes(tmp_path: Path) -> None:
     assert found.read[0].source.rejects == {"no host list: hosts": 1}
 
 
-def test_a_mapping_beside_a_log_goes_before_a_guess(tmp_path: Path) -> None:
+def test_a_mapping_beside_a_list_of_jobs_goes_before_a_guess(tmp_path: Path) -> None:
     mapping(tmp_path, f'items = "jobs"\n{JOBS}')
     found = read(tmp_path, json.dumps({"jobs": [JOB]}), "jobs.json")
     assert found.read[0].source.format == "jobs"
@@ -235,3 +236,25 @@ def test_starts_and_durations_that_do_not_fit(tmp_path: Path) -> None:
     assert found.odd == {OTHER_SPAN: 1, NEVER_BEGAN: 1}
     jobs = Lake.open(tmp_path / "lake").tables().jobs.sort("job").collect()
     assert ((jobs["t_ns"] - jobs["start_ns"]) // 10**9).to_list() == [3600, 3600, None]
+
+
+def test_a_second_header_with_other_columns_is_refused(tmp_path: Path) -> None:
+    """Two exports in one file: the second one's Submit was read as the start."""
+    first = "JobID|State|Start|End\n1|COMPLETED|2024-05-17T10:00:00|2024-05-17T11:00:00\n"
+    other = "JobID|State|Submit|Start\n2|COMPLETED|2024-05-17T08:00:00|2024-05-17T10:00:00\n"
+    with pytest.raises(SourceError, match=r"second header in line 3"):
+        read(tmp_path, first + other)
+    again = first + first.replace("\n1|", "\n2|")
+    assert read(tmp_path, again).read[0].source.skipped == {"header again": 1}
+
+
+def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
+    log = f"2024-05-17T10:00:00Z n1 kernel: {XID}\n".encode("utf-16-le")
+    with pytest.raises(SourceError, match="UTF-16"):
+        read(tmp_path, log, format="kernel")
+
+
+def test_findings_of_a_clock_that_was_not_set_are_rejects(tmp_path: Path) -> None:
+    lines = (f"{day}T00:01:00Z n1 kernel: {XID}\n" for day in ("1970-01-01", "2024-01-01"))
+    assert read(tmp_path, "".join(lines)).read[0].source.rejects == {NO_CLOCK: 1}
+    assert len(findings(tmp_path)) == 1

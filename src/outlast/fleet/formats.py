@@ -87,9 +87,10 @@ def format_of(path: Path, asked: Asked) -> Format:
     if asked.columns:  # only accounting without a header has to be told them
         return "sacct"
     beside = _mapping_of(path, asked)
-    if beside is None:
+    if asked.mapping is None:
         for format_, fits in _FITS.items():
-            if fits(head):
+            # Other schedulers' exports have a list of jobs as well.
+            if fits(head) and not (format_ == "sacct-json" and beside):
                 return format_
     if beside:
         return "jobs" if mapping.load(beside).rows == "jobs" else "events"

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from outlast.fleet.moments import EARLIEST_S
 from outlast.fleet.readings import TWICE, ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
@@ -20,6 +21,7 @@ from outlast.symptoms.unread import Reading as Said
 
 BYTES_MAX = 256 << 20  # of an answer that is read whole
 _HINTS = {NO_BOOT: f"{NO_BOOT}: say it with --boot"}
+NO_CLOCK = "a time before 2000: the machine's clock was not set"
 NO_NODE = "it does not say which node it is of: say it with --node"
 _PART = 50_000
 _HEAD_LINES = 50
@@ -124,6 +126,8 @@ def _part(path: Path, said: Iterable[Said]) -> Part:
         if not isinstance(one, Finding):
             why = _HINTS.get(one.reason, one.reason)
             rejects.append(reject(str(path), one.line, why, one.text))
+        elif one.t_ns < EARLIEST_S * 10**9:
+            rejects.append(reject(str(path), 0, NO_CLOCK, one.detail))
         elif not one.node:
             rejects.append(reject(str(path), 0, NO_NODE, one.detail))
         else:

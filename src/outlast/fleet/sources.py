@@ -15,6 +15,7 @@ from outlast.errors import SourceError, UsageError
 GZIP = b"\x1f\x8b"
 UNPACKED_RATIO = 200  # accounting is packed 10 to 40 times; a bomb 1000 times
 UNPACKED_BYTES = 128 << 20  # what any file may unpack to
+HEAD_BYTES, NULS_LEAST = 4096, 4  # one byte of so many is zero in no log in UTF-8
 LINE_CHARS_MAX = 4 << 20
 _OTHERS = {  # what a file begins with that nothing here reads
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
@@ -57,6 +58,10 @@ def refuse_others(path: Path, head: bytes) -> None:
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             raise SourceError(f"{path} {what}; nothing was read")
+    if head[:HEAD_BYTES].count(0) * NULS_LEAST > len(head[:HEAD_BYTES]):
+        raise SourceError(
+            f"{path} has zero bytes as UTF-16 has: convert it to UTF-8 first; nothing was read"
+        )
 
 
 def as_text(path: Path, newline: str | None = None) -> TextIO:

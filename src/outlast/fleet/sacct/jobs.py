@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 
 import polars as pl
 
+from outlast.errors import SourceError
 from outlast.fleet import hosts
 from outlast.fleet.readings import ZONE_ASSUMED, Part, Totals, numbered, reject
 from outlast.fleet.sacct import values
@@ -126,12 +127,27 @@ class Converter:
         odd = rows["job"].cast(pl.Int64, strict=False).null_count()
         if odd:
             named = job.str.to_lowercase().is_in(COLUMNS["job"])
-            rows = self._without(rows, named & (state.str.to_lowercase() == "state"), HEADER)
+            again = named & (state.str.to_lowercase() == "state")
+            self._refuse_other_header(rows.filter(again.fill_null(value=False)))
+            rows = self._without(rows, again, HEADER)
             rows = self._without(rows, job.str.contains(_STEP), STEP)
         rows = rows.with_columns(values.mapped(rows["state"], values.state, pl.String()))
         idle = pl.col("start").is_null() | pl.col("start").is_in(values.NOTHING)
         rows = self._without(rows, (state == values.PENDING), QUEUED)
         return self._without(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
+
+    def _refuse_other_header(self, rows: pl.DataFrame) -> None:
+        """Raise SourceError for a header in the middle of a log that has its columns elsewhere:
+        what follows it would be read as something else."""
+        for ours in sorted(self._known):
+            other = rows.filter(~pl.col(ours).str.to_lowercase().is_in(COLUMNS[ours]))
+            if other.height:
+                line, name = other.select("at", ours).row(0)
+                raise SourceError(
+                    f"{self._source} has a second header in line {line} with other columns ({name}"
+                    f" where the first has {COLUMNS[ours][0]}): read the two parts as logs of their"
+                    " own; nothing was changed"
+                )
 
     def _without(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
         mask = rows.select(which.fill_null(value=False).alias("which"))["which"]
