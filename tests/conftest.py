@@ -7,8 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+from hypothesis import settings
+
 CHILDREN = str(Path(__file__).with_name("children"))
 
+settings.register_profile("outlast")  # a busy machine takes its time
+settings.load_profile("outlast")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if CHILDREN not in paths:

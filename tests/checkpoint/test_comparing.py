@@ -88,7 +88,7 @@ def test_types_that_numpy_has_not(dtype: str, tmp_path: Path) -> None:
     assert (found.a, found.b) == (f"{dtype} 3", "float32 3")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_blocks_of_any_size_find_what_numpy_finds(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -275,7 +275,7 @@ trees = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees)
 def test_any_value_is_split_and_joined(value: Any) -> None:
     named: dict[str, torch.Tensor] = {}

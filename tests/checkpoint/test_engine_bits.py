@@ -60,9 +60,7 @@ def states(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=states())
 def test_any_tensors_come_back_bit_for_bit(
     steady: Trainer, tensors: dict[str, torch.Tensor]

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from between import Network
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keeping import CHUNK_BYTES, SIZE_BYTES, TIMEOUT_S, manifest_of, order_of, place_of, until
 from pairing import LARGE_BYTES, TOKEN, Seat, grouped, newest_of, shard
@@ -48,7 +48,6 @@ class Memory:
 blocks = st.integers(0, 9).map(lambda count: count * 4096)
 
 
-@settings(deadline=None)  # machines differ
 @given(st.lists(blocks, min_size=2, max_size=6), st.data())
 def test_any_one_part_is_computed_from_the_others(sizes: list[int], data: st.DataObject) -> None:
     """Of parts of any lengths; from any byte to any other."""

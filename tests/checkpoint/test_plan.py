@@ -73,7 +73,7 @@ def spreads(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Placement, ...], tu
     return mesh, tuple(draw(either) for _ in mesh), shape
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(spreads())
 def test_boxes_cover_every_element_once_a_replica(
     case: tuple[tuple[int, ...], tuple[Placement, ...], tuple[int, ...]],
@@ -131,7 +131,7 @@ def test_tensors_without_plain_bytes_are_refused_by_name(tensor: Any, reason: st
         describe({"model.weight": tensor})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 7),
     st.lists(

@@ -97,7 +97,6 @@ shapes = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 
 @settings(
     max_examples=120,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -83,7 +83,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_round_trip(value: Any) -> None:
     assert same(tree.decode(tree.encode(value)), value)
     schema, tensors = tree.flatten(value)
@@ -92,7 +92,7 @@ def test_round_trip(value: Any) -> None:
 
 
 @given(VALUES, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damage_is_found(value: Any, data: st.DataObject) -> None:
     blob = tree.encode(value)
     bit = data.draw(st.integers(0, 8 * len(blob) - 1))
@@ -121,7 +121,7 @@ def test_every_bit_of_a_small_value() -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_forged_schema_is_refused_or_read(body: bytes) -> None:
     """With a right digest over nonsense: an answer or a typed error, never anything else."""
     try:

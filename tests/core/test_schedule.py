@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.core.costs import WINDOW, Costs, Running
@@ -207,6 +207,9 @@ times = st.just(0.0) | st.floats(1e-9, 1e5)  # a clock counts nanoseconds
 maybe = st.none() | st.tuples(times, times)
 
 
+@example(  # covered by the deeper tier at the shortest interval that there is: not cheap for that
+    ((792.49, 73472.87), None, (0.0, 22497.05)), 6946.43, 43208, 1373, 7.15e13, 352, 703126.67
+)
 @given(
     st.tuples(maybe, maybe, maybe).filter(any),
     st.floats(1e-3, 1e4),

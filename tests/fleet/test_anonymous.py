@@ -44,7 +44,7 @@ def log(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     st.lists(st.fixed_dictionaries(dict.fromkeys((*WHO, "host", "job"), WORD)), min_size=1,
              max_size=4),

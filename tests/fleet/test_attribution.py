@@ -133,7 +133,7 @@ def test_nothing_at_all_is_no_failure() -> None:
 ENDS_S = st.integers(0, 5000)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(ENDS_S, st.sampled_from(["n1", "n[1-2]", "n3", ""])), max_size=8),
     st.lists(st.tuples(ENDS_S, st.sampled_from(["n1", "n2"]), st.sampled_from(SEVERITIES))),

@@ -148,7 +148,7 @@ def test_student(freedom: float, point: float) -> None:
     assert t_95(freedom) == pytest.approx(point, rel=3e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     hours=st.lists(st.floats(0, 50), min_size=1, max_size=8),
     interval_s=st.floats(60, 20_000),

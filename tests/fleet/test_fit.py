@@ -123,7 +123,7 @@ def one_outage() -> Fit:
     return fit(cluster(job("1", hours=30, end=60), outage("n1", at=2, hours=1)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.text(st.characters(exclude_characters="/\0"), max_size=20))
 def test_whatever_a_lake_is_called_its_file_can_be_read(name: str) -> None:
     odd = Cause(name, 1, 1.0)

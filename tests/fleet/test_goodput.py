@@ -134,7 +134,7 @@ def test_impossible_windows_are_refused() -> None:
         lost(of(), failed(), interval_s=0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     starts=st.lists(
         st.tuples(st.integers(0, 900), st.integers(0, 3), st.integers(1, 3)), max_size=8

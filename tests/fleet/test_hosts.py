@@ -69,7 +69,7 @@ def test_refuses_more_hosts_than_any_cluster_has(text: str) -> None:
 names = st.from_regex(r"[a-z]([a-z0-9.-]{0,4}[a-z-])?[0-9]{0,3}", fullmatch=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sets(names, max_size=30))
 def test_compressing_is_undone_by_expanding(found: set[str]) -> None:
     text = hosts.compress(found)
@@ -98,7 +98,7 @@ items = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(items, min_size=1, max_size=4).map(",".join), max_size=6))
 def test_columns_say_what_single_lists_say(lists: list[str]) -> None:
     told = {(text, name) for text in lists for name in hosts.expand(text)}

@@ -100,7 +100,7 @@ def test_impossible_gaps_are_refused() -> None:
         job_runs(of(), failed(), across_s=float("nan"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(

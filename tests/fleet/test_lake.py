@@ -343,7 +343,7 @@ ATTEMPTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(ATTEMPTS, ATTEMPTS)
 def test_every_attempt_is_known_as_well_as_any_reading_knew_it(
     tmp_path_factory: pytest.TempPathFactory, first: list[JobEnded], second: list[JobEnded]

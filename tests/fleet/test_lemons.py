@@ -264,7 +264,7 @@ def test_a_cluster_whose_truth_is_known() -> None:
     assert truth.ettr is not None and abs(mean["ettr"] - truth.ettr) < 0.01
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0.01, 0.5))
 def test_benjamini_and_hochberg(p: list[float], fdr: float) -> None:
     """Against the step-up rule itself: up to the last rank k with p_(k) <= k fdr/n."""

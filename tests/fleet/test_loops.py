@@ -97,7 +97,7 @@ def test_empty_and_impossible() -> None:
         loops(of(), failed(), window_s=0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     ends=st.lists(st.integers(1, 100), min_size=1, max_size=12, unique=True),
     times=st.integers(2, 4),

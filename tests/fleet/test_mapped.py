@@ -218,7 +218,7 @@ def test_times_as_somebody_writes_them(text: str, format_: str | None, second: i
 ZONES = st.sampled_from(["UTC", "Europe/Paris", "America/St_Johns", "Asia/Kathmandu"])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(946_700_000, 4_102_400_000), min_size=1, max_size=20), ZONES)
 def test_every_time_comes_back(times: list[int], zone: str) -> None:
     there = ZoneInfo(zone)
@@ -235,7 +235,7 @@ def test_every_time_comes_back(times: list[int], zone: str) -> None:
         assert not found.wrong.any()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("mapped")

@@ -92,7 +92,7 @@ def test_crash_loops_are_less_sure_than_their_count() -> None:
     assert told[1].boot_high - told[1].boot_low > 1.3 * (told[1].high - told[1].low)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000))
 def test_the_exact_interval_holds_the_gamma_one(count: int) -> None:
     low, high = jeffreys(count)

@@ -67,7 +67,7 @@ def test_no_exposure_has_no_rate() -> None:
     assert told.select("cause", "failures", "per_gpu_hour").rows() == [(ALL, 0, None)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.floats(-50, 300), st.floats(0, 200), st.integers(1, 500)), max_size=8))
 def test_days_hold_all_the_time_of_jobs_and_no_more(spans: list) -> None:
     found = cluster(

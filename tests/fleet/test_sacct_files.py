@@ -126,7 +126,7 @@ fields = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.one_of(fields.map(lambda one: row(**one)), st.text("a|\n", max_size=20)),
                 max_size=8), st.integers(200, 900))  # fmt: skip
 def test_nothing_vanishes_however_the_log_is_cut(

@@ -83,7 +83,7 @@ def test_a_log_that_was_cut_off_loses_its_last_row_alone(tmp_path: Path) -> None
 wild = st.text(st.sampled_from("ab |\n"), max_size=8).map(str.strip)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(wild, min_size=1, max_size=6), st.integers(200, 900))
 def test_wild_comments_never_lose_a_job(
     tmp_path_factory: pytest.TempPathFactory, comments: list[str], block_bytes: int

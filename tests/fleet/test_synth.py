@@ -33,7 +33,7 @@ def test_everything_that_a_cluster_tells_is_possible(small: Seen) -> None:
     assert problems(small) == []
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.integers(4, 40), st.sampled_from([0.2, 1.5]), st.integers(0, 10**6),
     st.sampled_from([RSC1, RSC2]), st.booleans(),
@@ -257,7 +257,7 @@ def test_pace_counts_exposure_back_and_forth() -> None:
     assert peak > 1.3 * (pace.age(16.5 * 86400) - pace.age(15.5 * 86400))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 59), min_size=1, unique=True), min_size=1, max_size=8))
 def test_host_lists_are_read_back(lists: list[list[int]]) -> None:
     named = names("c", 60)

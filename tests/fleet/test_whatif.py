@@ -81,7 +81,7 @@ def test_impossible_changes_are_refused(name: str) -> None:
         what_if(sizes((8, 1, 60)), RATE, **{name: 0.0})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     nodes=st.integers(1, 20_000), wait_s=st.floats(0, 1e5), init_s=st.floats(0, 1e4),
     interval_s=st.floats(10, 1e5),

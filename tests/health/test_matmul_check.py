@@ -65,7 +65,7 @@ def test_where_torch_is_missing_what_was_asked_of_it_is_unknown(
     st.integers(0, 15), st.integers(0, 15),
     st.sampled_from([1.0, -1.0, 2.0**20, 0.5, float("nan"), float("inf")]), st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_wrong_entry_is_found(row: int, column: int, error: float, seed: int) -> None:
     torch = pytest.importorskip("torch")
     random = torch.Generator().manual_seed(seed)

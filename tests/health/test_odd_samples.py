@@ -60,7 +60,7 @@ def _of(told: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("check", SHIPPED, ids=lambda check: check.name)
 @given(data=st.data())
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_any_sample_is_judged(check: AnyCheck, data: st.DataObject) -> None:
     strategy = any_of(check.sample)
     first, second = data.draw(strategy), data.draw(strategy)

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast import amounts
@@ -252,7 +252,6 @@ NUMBERS = st.one_of(
 TEXTS = st.one_of(st.builds(lambda number, unit: f"{number}{unit}", NUMBERS, UNITS), st.text())
 
 
-@settings(deadline=None)  # it takes its time where the machine is busy
 @given(st.dictionaries(st.sampled_from(sorted(KEYS)), TEXTS, max_size=4), st.integers(1, 10**6))
 def test_whatever_is_said_is_read_or_refused(said: dict[str, str], nodes: int) -> None:
     """By ConfigError and nothing else; what is read is finite where it has to be."""
@@ -266,7 +265,6 @@ def test_whatever_is_said_is_read_or_refused(said: dict[str, str], nodes: int) -
     assert not possible(scenario, "checkpoint-restart")
 
 
-@settings(deadline=None)  # it takes its time where the machine is busy
 @given(st.binary(max_size=60))
 def test_whatever_a_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"

@@ -27,7 +27,7 @@ def summed(values: list[float], cut: int) -> Summary:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(VALUES, st.integers(0, 60), st.floats(0, 1))
 def test_it_says_what_all_values_at_once_say(
     values: list[float], cut: int, probability: float

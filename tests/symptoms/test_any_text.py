@@ -44,7 +44,7 @@ READERS: tuple[Callable[[str], Iterable[Reading]], ...] = (
 
 
 @given(TEXTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_reader_raises_for_any_text(text: str) -> None:
     for reader in READERS:
         for one in reader(text):
@@ -55,7 +55,7 @@ def test_no_reader_raises_for_any_text(text: str) -> None:
 
 
 @given(TEXTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_dead_gpu_is_found_whatever_stands_around_it(text: str) -> None:
     line = f"[ 7.0] {XID}"
     for lines in (f"{text}\n{line}", f"{line}\n{text}"):
@@ -64,7 +64,7 @@ def test_a_dead_gpu_is_found_whatever_stands_around_it(text: str) -> None:
 
 
 @given(spoilt())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_diagnostic_is_never_healthy_and_in_trouble_at_once(text: str) -> None:
     severities = {one.severity for one in READERS[1](text) if not isinstance(one, Unread)}
     assert severities and (severities == {"healthy"} or "healthy" not in severities)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
@@ -39,7 +39,6 @@ def test_quantiles_of_the_table(shape: float, probability: float, x: float) -> N
     assert gamma.quantile(shape, probability) == pytest.approx(x, rel=1e-12)
 
 
-@settings(deadline=None)  # the reference takes its time where the machine is busy
 @given(st.floats(0.1, 3e4), st.floats(0.001, 0.999))
 def test_quantiles_against_the_reference(shape: float, probability: float) -> None:
     mpmath = pytest.importorskip("mpmath", reason="the reference")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
 from outlast.theory.lambert import one_plus_w0
 
 
-@settings(deadline=None)  # the reference takes its time where the machine is busy
 @given(st.floats(1e-300, 1e300))
 def test_it_is_lamberts(p: float) -> None:
     mpmath = pytest.importorskip("mpmath", reason="the reference")

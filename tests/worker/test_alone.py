@@ -122,7 +122,7 @@ ERRORS = {
     "a parameter changed before the step": (
         "def f():\n  nn.init.zeros_(model.module[0].bias)\n  loss_of(1).backward()\n"
         "  optimizer.step()\nsession.run(f)",
-        "changed the parameter model.module.0.bias before the vote",
+        "changed model.module.0.bias before the vote",
     ),
     "a phase inside a phase": (
         "session.run(lambda: session.run(lambda: None))",

@@ -115,7 +115,7 @@ def test_a_flip_of_a_tensor_that_is_not_there_names_those_that_are() -> None:
         flip_bit(protected(), "model.7.weight")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(parts=st.integers(1, 11), bit=st.integers(0, 8 * (8 * 16 + 16) * 4 - 1))
 def test_the_parts_together_are_all_of_the_state(parts: int, bit: int) -> None:
     one, other = ONE, OTHER

@@ -53,7 +53,7 @@ def test_what_is_told_is_what_training_goes_on_from() -> None:
     part = told(SeatPart(slot(at_draw=True).pack(), [ReducerState(sync=True)]).pack(), "here")
     assert part == {
         "random": 3, "objects": {"o": 4}, "buffers": {}, "batch": {"step": 3}, "results": [8],
-        "ddp": [[True, False, None]], "script": {},
+        "ddp": [[True, False, None]], "script": {}, "local": {},
     }  # fmt: skip
     other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
     assert told(SeatPart(other.pack(), [ReducerState(sync=True)]).pack(), "here") == part

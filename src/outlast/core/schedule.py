@@ -66,6 +66,8 @@ def decide(facts: Facts, before: Schedule | None = None) -> Schedule:
     mtbf_s = job_mtbf_s(rate.mean, facts.devices)
     step_s = facts.step.median_s
     earlier = {one.tier: one.every_steps for one in before.choices} if before else {}
+    was_cheap = {one.tier: one.every_steps for one in (before.choices if before else ())
+                 if one.reason == "cheap"}  # fmt: skip
     shares = survival(facts.tiers)
     targets = _targets(facts, mtbf_s, shares)
     reaches = _reaches(facts)
@@ -73,7 +75,7 @@ def decide(facts: Facts, before: Schedule | None = None) -> Schedule:
     base = 1
     for target, reach in zip(targets, reaches, strict=True):
         name = target.tier.name
-        if _is_cheap(target.tier, reach, facts, earlier.get(name, 0)):
+        if _is_cheap(target.tier, reach, facts, was_cheap.get(name, 0)):
             fits[name] = _Fit(reach.low, "cheap")
         elif target.reason != "covered":
             fits[name] = _fit(target, reach, base, step_s, earlier.get(name, 0))
@@ -158,10 +160,11 @@ def _reaches(facts: Facts) -> list[_Reach]:
     return found[::-1]
 
 
-def _is_cheap(tier: Tier, reach: _Reach, facts: Facts, earlier: int) -> bool:
-    """Whether saving as often as can be takes at most the share of training that is stated."""
+def _is_cheap(tier: Tier, reach: _Reach, facts: Facts, was_cheap: int) -> bool:
+    """Whether saving as often as can be takes at most the share of training that is stated.
+    `was_cheap`: the interval that was chosen for that before, which is kept for longer."""
     afford_s = facts.cheap_share * reach.low * facts.step.median_s
-    if earlier == reach.low:
+    if was_cheap == reach.low:
         afford_s *= STAY_CHEAP
     return tier.name == "memory" and tier.costs.measured and tier.costs.cost_s <= afford_s
 

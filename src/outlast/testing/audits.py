@@ -58,6 +58,8 @@ class AuditJudge:
             wrong = odd if decides else set(reports)
             ledger.condemned.update(reports[seat][0] for seat in wrong)
             self._shelf.condemn()
+        elif most in ledger.wrong:
+            self._shelf.absolve(ledger.wrong[most])
 
 
 def _mode(models: list[int]) -> int | None:
@@ -103,8 +105,9 @@ class AuditedProcess(SimProcess):
     def stage(self) -> wire.Checkpointed:
         """A copy of what all ranks hold after this phase, right or wrong."""
         alive = [w for agent in self.cluster.agents.values() for w in agent.workers.values()]
-        tainted = any(worker.alive and worker.model in self.ledger.wrong for worker in alive)
-        return self.cluster.shelf.stage(self.n, f"g{self.opened}", tainted=tainted)
+        models = {worker.model for worker in alive if worker.alive} & self.ledger.wrong.keys()
+        flips = (self.ledger.wrong[model] for model in models)
+        return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips)
 
     def waits(self) -> bool:
         """Whether the vote must wait for the answer to the audit of the phase before."""

@@ -58,7 +58,7 @@ class Ledger:
         self.moved: dict[FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
-        self.wrong: set[int] = set()  # models that a flipped bit led to
+        self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
         self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
         self._models = [mix(0)]
@@ -74,14 +74,14 @@ class Ledger:
 
     def flip(self, model: int) -> int:
         """A bit of the replicated state flips on one rank."""
-        self.wrong.add(model ^ 1)
+        self.wrong[model ^ 1] = len(self.wrong)
         return model ^ 1
 
     def after(self, model: int, n: int) -> int:
         """The replicated state after phase n; a wrong one stays wrong."""
         found = model_step(model, n)
         if model in self.wrong:
-            self.wrong.add(found)
+            self.wrong[found] = self.wrong[model]
         return found
 
     def own(self, seat: int, n: int) -> int:

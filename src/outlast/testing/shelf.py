@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from outlast import wire
 from outlast.core.audit.record import Bar, is_barred
@@ -17,17 +17,18 @@ class Shelf:
         self._rots = rots
         self._copies: list[wire.Checkpointed] = []
         self._whole: list[wire.Checkpointed] = []
-        self._tainted: set[str] = set()  # saved while some rank held a wrong state
+        self._tainted: dict[str, set[int]] = {}  # saved while ranks held what these flips led to
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
-    def stage(self, n: int, mark: str = "", *, tainted: bool = False) -> wire.Checkpointed:
-        """Every rank has copied its part. `mark`: term and generation, as in a real name."""
+    def stage(self, n: int, mark: str = "", flips: Iterable[int] = ()) -> wire.Checkpointed:
+        """Every rank has copied its part. `mark`: term and generation, as in a real name. `flips`:
+        that ranks suffer from."""
         copy = _at(n, "memory", mark)
         self._copies = [*self._copies[-1:], copy]
         self._known_s = math.inf
-        if tainted:
-            self._tainted |= {copy.path, _at(n, "disk", mark).path}
+        if found := set(flips):
+            self._tainted[copy.path] = self._tainted[_at(n, "disk", mark).path] = found
         return copy
 
     def save(
@@ -46,7 +47,12 @@ class Shelf:
 
     def condemn(self) -> None:
         """An audit has found a rank wrong: what was saved with it must not be started from."""
-        self._condemned |= self._tainted
+        self._condemned |= self._tainted.keys()
+
+    def absolve(self, flip: int) -> None:
+        """All ranks hold what this flip led to: nobody is left that could find it wrong."""
+        for path in [path for path, flips in self._tainted.items() if flips <= {flip}]:
+            del self._tainted[path]
 
     def is_condemned(self, checkpoint: wire.Checkpointed | None) -> bool:
         return checkpoint is not None and checkpoint.path in self._condemned
