@@ -13,7 +13,7 @@ from outlast.fleet.exposure import attempts
 from outlast.fleet.formats import Asked
 from outlast.fleet.ingest import Summary, ingest
 from outlast.fleet.lake import Lake
-from outlast.fleet.machines import NO_CLOCK
+from outlast.fleet.machines import NO_CLOCK, NO_SHAPE
 from outlast.fleet.mapped import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
 from outlast.fleet.readings import NO_UTF8, TWICE
 from outlast.fleet.rows import UNCLOSED
@@ -258,3 +258,8 @@ def test_findings_of_a_clock_that_was_not_set_are_rejects(tmp_path: Path) -> Non
     lines = (f"{day}T00:01:00Z n1 kernel: {XID}\n" for day in ("1970-01-01", "2024-01-01"))
     assert read(tmp_path, "".join(lines)).read[0].source.rejects == {NO_CLOCK: 1}
     assert len(findings(tmp_path)) == 1
+
+
+def test_what_is_read_as_a_kernels_log_and_is_none_is_noted(tmp_path: Path) -> None:
+    fabric = "-I- Discovering ... 10 nodes\n-W- lid=0x1 port=1 symbol_error_counter=12\n"
+    assert read(tmp_path, fabric, format="kernel", node="n1").read[0].source.notes == (NO_SHAPE,)

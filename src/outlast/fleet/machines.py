@@ -21,6 +21,10 @@ from outlast.symptoms.unread import Reading as Said
 
 BYTES_MAX = 256 << 20  # of an answer that is read whole
 _HINTS = {NO_BOOT: f"{NO_BOOT}: say it with --boot"}
+NO_SHAPE = (
+    "none of its first lines has the shape of a kernel's log, a journal or syslog, and no line says"
+    " anything of trouble: is it such a log?"
+)
 NO_CLOCK = "a time before 2000: the machine's clock was not set"
 NO_NODE = "it does not say which node it is of: say it with --node"
 _PART = 50_000
@@ -45,7 +49,8 @@ def kernel(path: Path, told: Told) -> Reading:
     return _lines(path, "kernel", lambda lines: kernel_log.findings(
         lines, cluster=told.cluster, node=told.node, boot_ns=told.boot_ns, read_ns=told.taken_ns,
         zone=told.zone, policy=told.policy, on_twice=lambda: twice.update([TWICE]),
-    ), naive=None if told.zone_said else envelopes.naive, odd=twice)  # fmt: skip
+    ), naive=None if told.zone_said else envelopes.naive, known=envelopes.known,
+        odd=twice)  # fmt: skip
 
 
 def sel(path: Path, told: Told) -> Reading:
@@ -71,11 +76,13 @@ def smi(path: Path, told: Told) -> Reading:
 
 def _lines(
     path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]], *,
-    naive: Callable[[str], bool] | None = None, odd: Counter[str] | None = None,
+    naive: Callable[[str], bool] | None = None, known: Callable[[str], bool] | None = None,
+    odd: Counter[str] | None = None,
 ) -> Reading:  # fmt: skip
     """Every line is a row; one that says nothing of trouble is left out. `naive`: whether a line
-    has a time without a zone, where nobody said one; noted if one of the first has. `odd`: findings
-    that are kept in spite of something, counted while lines are read."""
+    has a time without a zone, where nobody said one; noted if one of the first has. `known`:
+    whether a line has the shape of such a log; noted if none of the first has and none tells of
+    trouble. `odd`: findings that are kept in spite of something, counted while lines are read."""
 
     def parts(totals: Totals) -> Iterator[Part]:
         def counted() -> Iterator[str]:
@@ -85,11 +92,14 @@ def _lines(
                         totals.rows += 1
                         if naive and totals.rows <= _HEAD_LINES and naive(line.rstrip("\r\n")):
                             unsaid.append(totals.rows)
+                        if known and totals.rows <= _HEAD_LINES and known(line.rstrip("\r\n")):
+                            shaped.append(totals.rows)
                         yield line
             except (OSError, EOFError) as error:
                 raise unreadable(path, error) from error
 
         unsaid: list[int] = []
+        shaped: list[int] = []
         said = read(counted())
         told_of, done = 0, False
         while not done:
@@ -99,6 +109,7 @@ def _lines(
             if done:
                 totals.skipped["ordinary lines"] += totals.rows - told_of
                 totals.notes += [ZONE_ASSUMED] if unsaid and told_of else []
+                totals.notes += [NO_SHAPE] if known and not shaped and not told_of else []
                 totals.odd += odd or Counter()
             yield _part(path, some)
 
