@@ -167,6 +167,13 @@ def test_mixed_precision_is_refused_by_name() -> None:
         Protected({"model": model}, {})
 
 
+def test_join_is_refused_by_name() -> None:
+    model, _ = made()
+    protected = Protected({"model": model}, {})
+    with model.join(), pytest.raises(UnsupportedError, match="batches ends an epoch"):
+        protected.check_unchanged()
+
+
 def test_what_cannot_be_recorded_is_refused_by_name() -> None:
     model, _ = made()
     model.module.a.requires_grad_(False)

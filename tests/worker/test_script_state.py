@@ -138,6 +138,43 @@ EXACT = {
             elapsed = time.time() - started
             out.append(float(loss.detach().sum()))
         """,
+    "a method that a successor meets late": """
+        class Trainer:
+            def __init__(self):
+                self.count, self.seen = 0, []
+            def step(self, i):
+                self.count += 1
+                session.step()
+                return self.count
+            def evaluate(self):
+                self.seen = [*self.seen, self.count]
+                return self.seen
+        trainer = Trainer()
+        for i in session.batches(5):
+            out.append(session.run(trainer.step, i))
+            if i in (0, 4):
+                out.append(session.run(trainer.evaluate))
+        out.append([trainer.count, trainer.seen])
+        """,
+    "an inner function that a successor meets late": """
+        def main():
+            count = 0
+            def step(i):
+                nonlocal count
+                count += 1
+                session.step()
+                return count
+            def evaluate():
+                nonlocal count
+                count += 10
+                return count
+            for i in session.batches(5):
+                out.append(session.run(step, i))
+                if i in (0, 4):
+                    out.append(session.run(evaluate))
+            out.append(count)
+        main()
+        """,
     "a cache that is filled once": """
         memo, handle = {}, None
         @functools.lru_cache

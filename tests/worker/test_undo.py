@@ -156,7 +156,7 @@ def test_a_parameter_group_added_later_is_noticed() -> None:
     protected = Protected({"model": model, "optimizer": optimizer}, {})
     protected.check_unchanged()
     optimizer.add_param_group({"params": list(model[1].parameters())})
-    with pytest.raises(ProtectError, match="build everything first"):
+    with pytest.raises(ProtectError, match="give every group to the optimizer before protect"):
         protected.check_unchanged()
 
 

@@ -26,6 +26,7 @@ from outlast.worker.protected import Protected
 from outlast.worker.timeline import Timeline
 
 REHEARSALS = 2
+AT_DRAW_BYTES_MAX = 256 << 10  # of a rank's own state, beside the position of a batch
 
 
 class Joining:
@@ -95,6 +96,20 @@ class Joining:
         # Without the last result the script's code behind that phase goes wrong here.
         keep = not (self.walk.after and self.walk.last_result == LOST)
         self._protected().restore_own(self.walk.slot.own, keep=keep)
+
+    def at_draw(self) -> bytes:
+        """What the script's code around a draw may read of the rank's own; b"" where that is
+        large, and is not written down a second time."""
+        own = self._protected().own_choices()
+        return own if len(own) <= AT_DRAW_BYTES_MAX else b""
+
+    def restore_drawn(self, own: bytes) -> None:
+        """Put back what `at_draw` said: the script computes once more what it computed between
+        the draw and the phases that lie behind this worker. Without it, take what comes nearest:
+        the state before the next phase."""
+        assert self.walk is not None
+        choices = own or tree.decode(self.walk.slot.own)["choices"]
+        self._protected().restore_choices(tree.decode(choices))
 
     def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
         """What the next phase returned before this worker came; None where it comes to an end."""

@@ -85,6 +85,7 @@ class Loop:
             if walk.slot.at_draw:
                 self._joining.restore_walked()
             else:
+                self._joining.restore_drawn(batch["own"])
                 generators.restore(batch["random"], self._phases.generators())
         while epochs is None or epoch < epochs:
             if not resumed:
@@ -130,6 +131,7 @@ class Loop:
                 "step": self._moment.step,
                 "position": source.position(),
                 "random": generators.capture(self._phases.generators()),
+                "own": self._joining.at_draw(),
             }
         )
 

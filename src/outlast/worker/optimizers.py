@@ -11,6 +11,21 @@ import torch
 from outlast.checkpoint.inplace import put_in_group
 from outlast.errors import ProtectError, UnsupportedError
 
+GROUPS = (
+    "give every group to the optimizer before protect(); parameters that are frozen meanwhile"
+    " (requires_grad_(False), after protect()) have no gradients, and it leaves them alone"
+)
+
+
+def strangers(held: Mapping[str, Any]) -> str:
+    """Name, in words, what steps like an optimizer and is none of torch's; "" if nothing does."""
+    return "".join(
+        f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
+        " for the vote: derive its class from that one"
+        for name, each in held.items()
+        if callable(getattr(each, "step", None)) and callable(getattr(each, "zero_grad", None))
+    )
+
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Each group without its parameters."""

@@ -26,6 +26,7 @@ from outlast.worker.healing import Healer
 from outlast.worker.joining import REHEARSALS, Joining
 from outlast.worker.lost_results import is_evidence
 from outlast.worker.moment import Moment
+from outlast.worker.optimizers import strangers
 from outlast.worker.place import LOST, Place, keep_result
 from outlast.worker.protected import Protected, Undo
 from outlast.worker.script import repetitions
@@ -253,7 +254,8 @@ class Phases:
             raise PhaseError(
                 f"{attempt.key} changed {name} before the vote: a redo would change"
                 " it twice; change parameters in a protected optimizer's step, behind it, or"
-                " between phases"
+                " between phases (gradients at other weights, as SAM takes them, can be had of"
+                " copies: torch.func.functional_call)"
             )
         self._held().reducers.settle()
 
@@ -263,6 +265,7 @@ class Phases:
             raise PhaseError(
                 f"{attempt.key} computed gradients and no protected optimizer stepped: they would"
                 " leak into the next phase; step, or clear them before the function returns"
+                f"{strangers(self.protected.own)}"
             )
 
     def _undecided(self, error: BaseException) -> None:
@@ -328,8 +331,8 @@ class Phases:
             self._retire(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self._retire(GroupError(why), "broken")
-        if attempt.rehearsed:
-            self.script.rehearsed(attempt.key)
+        if attempt.rehearsed and self.script.rehearsed(attempt.key):
+            self._repetitions.widened(attempt.key)
         if attempt.rehearsed or attempt.disputed:
             self._held().reducers.restore()  # as the opening of a generation does elsewhere
         settled = self.joining.settled

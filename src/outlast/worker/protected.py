@@ -24,14 +24,14 @@ from outlast.checkpoint import inplace, tree
 from outlast.checkpoint.state import State, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.generators import GENERATOR_TYPES, Generator
-from outlast.worker import generators
+from outlast.worker import generators, optimizers
 from outlast.worker.buffers import Buffers, BufferSnapshot
 from outlast.worker.gradients import Gradients
 from outlast.worker.marks import Mark
 from outlast.worker.modules import Modules
 from outlast.worker.optimizers import must_be_whole, must_fit, optimizer_adopt, optimizer_tree
 from outlast.worker.rank_local import RankLocal
-from outlast.worker.reducers import Reducers, ReducerState, refuse_hidden
+from outlast.worker.reducers import Reducers, ReducerState, must_not_join, refuse_hidden
 from outlast.worker.script.carried import Carried
 
 
@@ -135,7 +135,7 @@ class Protected:
         if self._count() != self._shape:
             raise ProtectError(
                 f"an optimizer had {self._shape} parameters by group at protect() and now has"
-                f" {self._count()}: build everything first, then protect; nothing was applied"
+                f" {self._count()}: {optimizers.GROUPS}; nothing was applied"
             )
         if len(self._known) > self._looked:  # what a first step makes (moments, averages) is new
             self._looked = len(self._known)
@@ -163,6 +163,7 @@ class Protected:
     def _check_hooks(self) -> None:
         held = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
+            must_not_join(part)
             hooks = getattr(part, "_comm_hooks", ())  # not where all reductions are delayed
             for hook, state in hooks:
                 if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in held):
@@ -229,6 +230,10 @@ class Protected:
         generators.restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
+        self.restore_choices(saved)
+
+    def restore_choices(self, saved: Mapping[str, Any]) -> None:
+        """Put back the script's own objects and variables; generators are another's task."""
         objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(

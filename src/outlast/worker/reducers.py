@@ -244,8 +244,19 @@ class _Reducer:
 def _other_parameters() -> ProtectError:
     return ProtectError(
         "a DDP reduces other parameters than those that require gradients now: freeze before the"
-        " DDP is made, or after protect(); nothing was applied"
+        " DDP is made, or after protect(); add parameters (adapters) before it is made: it reduces"
+        " none that comes later; nothing was applied"
     )
+
+
+def must_not_join(part: DistributedDataParallel) -> None:
+    """Raises UnsupportedError inside `with model.join()`."""
+    if getattr(getattr(part, "_join_config", None), "enable", False):
+        raise UnsupportedError(
+            "DistributedDataParallel.join() adds a collective to each forward that nobody waits"
+            " for, and makes up for ranks that have no batch left; leave it out: session.batches"
+            " ends an epoch for all ranks where the first one has no batch left"
+        )
 
 
 def refuse_hidden(parts: Iterable[nn.Module]) -> None:

@@ -48,7 +48,10 @@ class Carried:
         """Every carried value. Raises PhaseError for one that holds a graph."""
         if not self._packed:
             self._packed = msgspec.msgpack.encode(list(self._paths.items()))
-        return {"paths": self._packed, "values": [value for _, value in self._values()]}
+        values = [value for _, value in self._values()]
+        waiting = [number for number, path in enumerate(self._paths) if path in self._pending]
+        state = {"paths": self._packed, "values": values}
+        return {**state, "waiting": waiting} if waiting else state
 
     def _values(self) -> Iterator[tuple[Path, Any]]:
         spaces: dict[Step, Any] = {}
@@ -81,14 +84,31 @@ class Carried:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Make every saved variable what it was. Raises PhaseError where this script has no place
         for one."""
-        for (path, in_place), value in zip(unpacked(saved), saved.get("values", ()), strict=True):
+        waiting, late = frozenset(saved.get("waiting", ())), dict[Path, Any]()
+        pairs = zip(unpacked(saved), saved.get("values", ()), strict=True)
+        for number, ((path, in_place), value) in enumerate(pairs):
             self.add(path, in_place=in_place)
-            self._put(path, value)
+            if number in waiting:
+                late[path] = value
+            else:
+                self._put(path, value)
+        self._pending |= late
+        for key in self._roots.functions:
+            self.learned(key)
 
     def learned(self, key: str) -> None:
         """The function of phase `key` is known: what waited for it is put in its place."""
         for path in [p for p in self._pending if p[0] == ("phase", key)]:
-            self._put(path, self._pending.pop(path))
+            value = self._pending.pop(path)
+            if not self._is_live(path):
+                self._put(path, value)
+
+    def _is_live(self, path: Path) -> bool:
+        """Whether another path, which nothing waited for, has led to the variable at `path`
+        already: what was saved of it is old by now."""
+        known = (p for p in self._paths if p != path and p not in self._pending)
+        places = {place for p in known if (place := self._roots.place(p)) is not None}
+        return any(self._roots.place(path[:n]) in places for n in range(2, len(path) + 1))
 
     def _put(self, path: Path, value: Any) -> None:
         if isinstance(value, str) and value == _ABSENT:

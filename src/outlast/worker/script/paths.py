@@ -79,6 +79,20 @@ class Roots:
         else:
             raise Gone(text(path))
 
+    def place(self, path: Path) -> tuple[Any, ...] | None:
+        """Where the value at `path` is bound, the same for all paths that lead there; None where
+        there is nothing."""
+        try:
+            owner, (kind, name) = self.read(path[:-1]), path[-1]
+            if kind == "name" and isinstance(owner, types.FrameType):
+                return "cell", f"{owner.f_code.co_qualname}.<locals>", name
+            if kind == "cell":
+                function = unwrapped(owner)
+                return "cell", _definer(function, name), name
+            return id(owner), kind, name
+        except (Gone, AttributeError):
+            return None
+
     def _root(self, root: Step) -> Any:
         kind, name = root
         if kind == "module" and name in sys.modules:
@@ -149,6 +163,15 @@ def _follow(value: Any, step: Step) -> Any:
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise Gone(f"{kind} {name}") from error
     raise Gone(f"{kind} {name}")
+
+
+def _definer(function: Any, name: str) -> str:
+    """The function whose variable `name` the closure has, or the cell's own identity."""
+    for frame in own_frames():
+        scope = f"{frame.f_code.co_qualname}.<locals>"
+        if name in frame.f_code.co_cellvars and function.__qualname__.startswith(f"{scope}."):
+            return scope
+    return str(id(_cell(function, name)))
 
 
 def _cell(function: Any, name: str) -> types.CellType:

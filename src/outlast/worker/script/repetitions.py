@@ -21,7 +21,7 @@ class Repetition(NamedTuple):
     """What one attempt had computed when it came to its gate."""
 
     generation: int
-    choices: bytes  # generators, own objects, carried variables
+    choices: bytes | None  # generators, own objects, carried variables; None: of fewer than now
     reports: dict[str, bytes]
     gradients: dict[str, tuple[int, float]]
 
@@ -61,6 +61,11 @@ class Repetitions:
         self._last: dict[str, Repetition] = {}
         self._count: dict[str, int] = {}
 
+    def widened(self, key: str) -> None:
+        """More variables are looked at since the last rehearsal, which cannot speak of them."""
+        if (last := self._last.get(key)) is not None:
+            self._last[key] = last._replace(choices=None)
+
     def awaits(self, key: str) -> bool:
         """Whether the function has been rehearsed, and its first step has not been compared."""
         return key in self._last
@@ -83,7 +88,7 @@ def _difference(before: Repetition, now: Repetition, *, gradients: bool) -> Diff
         if gradients and now.reports.get(name, value) != value:
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]
             return Difference(f"reported {name}={old!r} and then {new!r}")
-    if before.choices != now.choices:
+    if before.choices is not None and before.choices != now.choices:
         return Difference("drew another number of random numbers")
     if not gradients or before.gradients == now.gradients:
         return None

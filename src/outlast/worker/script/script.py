@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.errors import PhaseError
+from outlast.worker.optimizers import GROUPS
 from outlast.worker.script.carried import ADVICE, Carried
 from outlast.worker.script.frames import own_frames
 from outlast.worker.script.lasting_loaders import LastingLoaders
@@ -83,13 +84,14 @@ class Script:
         if not self._alone:
             self._lasting.check(key.partition(":")[0])
 
-    def rehearsed(self, key: str) -> None:
-        """An attempt was refused and put back: what is not as before is unprotected. Raises
-        PhaseError for what cannot be carried and was changed again."""
+    def rehearsed(self, key: str) -> bool:
+        """An attempt was refused and put back: what is not as before is unprotected. Returns
+        whether more is carried since. Raises PhaseError for what cannot be carried and was changed
+        again."""
         before = self._phases.get(key)
         if before is None:
-            return
-        now = self._reach_of(key).spots
+            return False
+        now, more = self._reach_of(key).spots, False
         for path, old in before.items():
             new = now.get(path)
             if new is None or new.look == old.look or path in self.carried:
@@ -97,13 +99,14 @@ class Script:
             if old.is_plain and new.is_plain:
                 self.carried.add(path, in_place=old.value is new.value)
                 self.carried.put(path, old.saved)
-                now[path] = old
+                now[path], more = old, True
                 continue
             count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
             if count == _CHANGED_TWICE:
                 self.refuse(f"{key.partition(':')[0]} changes {_described(path, old)}")
         self._check_opaque(now, f"{key.partition(':')[0]} can take values from")
         self._phases[key] = now
+        return more
 
     def _reach_of(self, key: str) -> Reach:
         reach = Reach(self._protected())
@@ -150,6 +153,10 @@ class Script:
                 self.refuse(f"the generator around session.batches keeps {text(path)}")
             else:
                 self.carried.add(path, in_place=in_place)
+        if any("add_param_group" in each.names.attributes for each in reach.codes):
+            self._tell_once(
+                f"the training loop can call add_param_group, and the run will end there: {GROUPS}"
+            )
         for path, old, new in loop.changes(reach.spots):
             if path in self.carried:
                 continue
