@@ -11,7 +11,7 @@ from hypothesis import settings
 
 CHILDREN = str(Path(__file__).with_name("children"))
 
-settings.register_profile("outlast")  # a busy machine takes its time
+settings.register_profile("outlast", deadline=None)  # a busy machine takes its time
 settings.load_profile("outlast")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -1,5 +1,4 @@
 """A module that counts its calls in a plain attribute, and scales by it."""
-# refused: in a second attempt from the same state
 
 import torch
 from digests import write_digests

@@ -1,5 +1,4 @@
 """A Trainer class whose counter begins as a default in the class's body, and warms the rate up."""
-# unmended: undisturbed, faults: rehearsals raise a counter that the phase itself binds first
 
 import torch
 from digests import write_digests

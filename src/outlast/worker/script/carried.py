@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from outlast.worker.script.paths import Gone, Path, Roots, Step, outward, refill
 from outlast.worker.script.walk import written
 
 ADVICE = "keep it in session.state, give it to session.protect(...), or return it from the phase"
-_ABSENT = "outlast.absent"
+_ABSENT = "outlast.absent"  # there is no owner: a function that has returned
+_UNBOUND = "outlast.unbound"  # its owner has no such name yet
 
 
 class Carried:
@@ -26,6 +28,7 @@ class Carried:
         self._roots = roots
         self._paths: dict[Path, bool] = {}  # whether the value is changed in its own memory
         self._packed = b""  # the paths as they are written down
+        self._first_bound: set[Path] = set()  # by a phase; unbound before
         self._pending: dict[Path, Any] = {}  # of phases' functions that have not been seen yet
 
     def __contains__(self, path: Path) -> bool:
@@ -61,8 +64,10 @@ class Carried:
                 continue
             try:
                 value = outward(self._roots.read(path, spaces))
-            except Gone:  # not bound yet, or of a function that has returned
+            except Gone:
                 value = _ABSENT
+            if path in self._first_bound and self._roots.is_unbound(path):
+                value = _UNBOUND
             if isinstance(value, torch.Tensor):
                 _must_end_here(path, value)
             yield path, value
@@ -80,6 +85,12 @@ class Carried:
         """Give the variable at `path` a value that was written down."""
         if saved is not None:
             self._put(path, tree.decode(saved))
+
+    def unbind(self, path: Path) -> None:
+        """Leave the variable at `path` as unbound as it was."""
+        self._first_bound.add(path)
+        with suppress(Gone):
+            self._roots.unbind(path)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Make every saved variable what it was. Raises PhaseError where this script has no place
@@ -112,6 +123,9 @@ class Carried:
 
     def _put(self, path: Path, value: Any) -> None:
         if isinstance(value, str) and value == _ABSENT:
+            return
+        if isinstance(value, str) and value == _UNBOUND:
+            self.unbind(path)
             return
         if path[0][0] == "phase" and path[0][1] not in self._roots.functions:
             self._pending[path] = value

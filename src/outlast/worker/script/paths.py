@@ -79,6 +79,28 @@ class Roots:
         else:
             raise Gone(text(path))
 
+    def is_unbound(self, path: Path) -> bool:
+        """Whether the owner that `path` names has nothing of that name. Of an object only what it
+        has itself counts, and not what its class has."""
+        try:
+            names = self._names_of_owner(path)
+        except Gone:
+            return False
+        return names is not None and path[-1][1] not in names
+
+    def unbind(self, path: Path) -> None:
+        """Take away what the owner at `path` has itself. Raises Gone where there is no owner."""
+        names = self._names_of_owner(path)
+        if names is not None:
+            names.pop(path[-1][1], None)
+
+    def _names_of_owner(self, path: Path) -> dict[str, Any] | None:
+        """The names that an object or a module binds; None for other owners."""
+        kind, owner = path[-1][0], self.read(path[:-1])
+        is_one = isinstance(owner, types.ModuleType) if kind == "name" else kind == "attr"
+        names = getattr(owner, "__dict__", None)
+        return names if is_one and isinstance(names, dict) else None
+
     def place(self, path: Path) -> tuple[Any, ...] | None:
         """Where the value at `path` is bound, the same for all paths that lead there; None where
         there is nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.errors import PhaseError
@@ -104,6 +104,12 @@ class Script:
             count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
             if count == _CHANGED_TWICE:
                 self.refuse(f"{key.partition(':')[0]} changes {_described(path, old)}")
+        for path in [path for path in now if _is_first_bound(path, before, now)]:
+            if path not in self.carried:
+                self.carried.add(path, in_place=False)
+                self.carried.unbind(path)
+                del now[path]
+                more = True
         self._check_opaque(now, f"{key.partition(':')[0]} can take values from")
         self._phases[key] = now
         return more
@@ -223,6 +229,17 @@ def _candidates(reach: Reach) -> Iterator[tuple[Path, bool]]:
             yield path, False
         elif name in mutated and _is_mutable(spot.value) and len(spot.saved) <= MUTATED_BYTES_MAX:
             yield path, True
+
+
+def _is_first_bound(path: Path, before: Mapping[Path, Spot], now: Mapping[Path, Spot]) -> bool:
+    """Whether a phase has given an object or a module a plain value of a name that it did not have:
+    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
+        return False
+    if len(path) == 2:
+        return path[0][0] == "module"
+    owner, same = before.get(path[:-1]), now.get(path[:-1])
+    return owner is not None and same is not None and owner.value is same.value
 
 
 def _is_mutable(value: Any) -> bool:

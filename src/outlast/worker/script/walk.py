@@ -172,10 +172,12 @@ class Reach:
         elif isinstance(value, type):
             if is_own_class(value):
                 self._add_class(path, value)
+                yield from _class_values(value)
         elif isinstance(value, nn.Module):
             yield from self._inside_module(path, value)
         elif is_own_class(type(value)):
             self._add_class(path, type(value))
+            yield ("attr", "__class__"), type(value)
             for name, inner in getattr(value, "__dict__", {}).items():
                 yield ("attr", name), inner
         elif isinstance(value, partial):
@@ -192,6 +194,7 @@ class Reach:
     ) -> Iterator[tuple[tuple[str, Any], Any]]:
         if is_own_class(type(module)):
             self._add_class(path, type(module))
+            yield ("attr", "__class__"), type(module)
             for name, inner in vars(module).items():
                 if not name.startswith("_") and name != "training":  # its mode: see Modules
                     yield ("attr", name), inner
@@ -242,6 +245,14 @@ def _fits(value: Any) -> bool:
         if room < 0 or nodes < 0:
             return False
     return True
+
+
+def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Values in the body of a class of the script's, those of its bases too: counters, lists."""
+    for base in kind.__mro__:
+        for name, value in vars(base).items() if is_own_class(base) else ():
+            if not name.startswith("__") and not hasattr(type(value), "__get__"):
+                yield ("attr", name), value
 
 
 def _items(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
