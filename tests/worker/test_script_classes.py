@@ -1,10 +1,10 @@
-"""Variables of classes, and names that the first step binds: a redo and a successor have them as the
-script alone has them."""
+"""Variables of classes, and names that the first step binds: a redo and a successor have them as
+the script alone has them."""
 
 from __future__ import annotations
 
 import pytest
-from tests.worker.played import Plain, Session, play
+from tests.worker.played import DiedError, Plain, Session, play
 
 from outlast.worker.script import frames, walk
 
@@ -74,5 +74,11 @@ EXACT = {
 
 @pytest.mark.parametrize("way", EXACT)
 def test_a_redo_and_a_successor_compute_what_the_script_alone_computes(way: str) -> None:
-    alone = play(EXACT[way], Plain())
-    assert play(EXACT[way], Session()) == alone
+    text = EXACT[way]
+    alone = play(text, Plain())
+    assert play(text, Session()) == alone
+    assert play(text, Session(redo=2)) == alone
+    for place in (1, 4):
+        with pytest.raises(DiedError) as died:
+            play(text, Session(die=place))
+        assert play(text, Session(slot=died.value.slot, begin=place)) == alone
