@@ -9,14 +9,15 @@ once more at the end, because such code (a scheduler's step) has then run twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NoReturn
 
 import torch
 
 from outlast.checkpoint import tree
-from outlast.errors import GroupError
+from outlast.errors import GroupError, UsageError
 from outlast.events import FaultKind
+from outlast.worker import generators
 from outlast.worker.groups import Groups
 from outlast.worker.healing import Healer
 from outlast.worker.lost_results import unknown
@@ -103,6 +104,14 @@ class Joining:
         own = self._protected().own_choices()
         return own if len(own) <= AT_DRAW_BYTES_MAX else b""
 
+    def completed(self, result: bytes) -> None:
+        """Write down what a phase has returned, for a worker that walks by it."""
+        own = b""
+        if self._place.batch:
+            with suppress(UsageError):  # what cannot be kept is refused before the next phase
+                own = self.at_draw()
+        self._place.add(result, own)
+
     def restore_drawn(self, own: bytes) -> None:
         """Put back what `at_draw` said: the script computes once more what it computed between
         the draw and the phases that lie behind this worker. Without it, take what comes nearest:
@@ -117,7 +126,7 @@ class Joining:
         found = walk.next() if walk is not None else None
         if walk is None or found is None:
             return None
-        kept, last = found
+        kept, own, last = found
         value = self._settle(call, key)
         if kept != LOST:
             value = tree.decode(kept)
@@ -128,7 +137,10 @@ class Joining:
                 f"what {key} returned before this worker took the seat was lost with the worker"
                 " that knew it; the script here sees NaN in place of its numbers"
             )
-        self._place.add(kept)
+        if own:
+            self.restore_drawn(own)
+            generators.restore(tree.decode(own)["random"], self._protected().generators)
+        self._place.add(kept, own)
         self._moment.step += kind == "step"
         if last and walk.after:
             self.restore_walked()

@@ -312,7 +312,7 @@ class Phases:
             )
         self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # no call of the script's, which a walk would answer
-            self._place.add(kept)
+            self.joining.completed(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)

@@ -51,6 +51,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     batch: bytes  # the current batch's `BatchPlace`, b"" before the loop
     done: tuple[bytes, ...]
     own: bytes  # Protected.own_state()
+    between: tuple[bytes, ...] = ()  # behind each of `done`: Protected.own_choices(), b"": not kept
     reports: dict[str, float] = {}
     at_draw: bool = False  # `own` is the state before `batch` is drawn, not before its phase
     aside: bool = False  # phase n was nothing that the script called: no walk comes by it
@@ -73,14 +74,21 @@ class Place:
     prelude: list[bytes] = dataclasses.field(default_factory=list)
     batch: bytes = b""
     done: list[bytes] = dataclasses.field(default_factory=list)
+    between: list[bytes] = dataclasses.field(default_factory=list)
 
     def draw(self, batch: bytes) -> None:
         """The loop is about to draw a batch; `batch` says how to draw it again."""
         self.batch = batch
         self.done.clear()
+        self.between.clear()
 
-    def add(self, result: bytes) -> None:
-        (self.done if self.batch else self.prelude).append(result)
+    def add(self, result: bytes, own: bytes) -> None:
+        """A phase has returned; `own` is what the script's code behind it may read."""
+        if self.batch:
+            self.done.append(result)
+            self.between.append(own)
+        else:
+            self.prelude.append(result)
 
     def slot(self, n: int, step: int, own: bytes, **more: Any) -> Slot:
         return Slot(
@@ -91,6 +99,7 @@ class Place:
             prelude=tuple(self.prelude),
             batch=self.batch,
             done=tuple(self.done),
+            between=tuple(self.between),
             own=own,
             **more,
         )
@@ -109,8 +118,10 @@ class Walk:
         self.last_result = last_result
         self._prelude = list(slot.prelude)
         self._done = list(slot.done)
+        self._between = [*slot.between, *[b""] * (len(slot.done) - len(slot.between))]
         if after:
             (self._done if slot.batch else self._prelude).append(last_result)
+            self._between.append(b"")  # the slot's own state
         self.in_loop = False
 
     @property
@@ -118,14 +129,15 @@ class Walk:
         """Phases behind us that the script has not come to yet."""
         return len(self._done) if self.in_loop else len(self._prelude)
 
-    def next(self) -> tuple[bytes, bool] | None:
-        """(result, is it the last one) of the next phase behind us, or None: join here."""
+    def next(self) -> tuple[bytes, bytes, bool] | None:
+        """(result, what is the rank's own behind it, is it the last one) of the next phase behind
+        us, or None: join here."""
         if self._prelude and not self.in_loop:
             result = self._prelude.pop(0)
-            return result, not self._prelude and not self.slot.batch
+            return result, b"", not self._prelude and not self.slot.batch
         if self.in_loop and self._done:
-            result = self._done.pop(0)
-            return result, not self._done
+            result, own = self._done.pop(0), self._between.pop(0)
+            return result, own, not self._done
         return None
 
 

@@ -87,7 +87,9 @@ class Saver:
             slot = self._place.slot(self._moment.n, self._moment.step, own)
             slot = msgspec.structs.replace(slot, saved_step=self._moment.step)
             if next_batch:
-                slot = msgspec.structs.replace(slot, batch=next_batch, done=(), at_draw=True)
+                slot = msgspec.structs.replace(
+                    slot, batch=next_batch, done=(), between=(), at_draw=True
+                )
             with collector_paused():
                 every = checkpointer.save(
                     protected, slot, to_disk=to_disk, propose=self.proposal or slot.every

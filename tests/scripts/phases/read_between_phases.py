@@ -1,5 +1,5 @@
 """Two phases a batch: the loop reads what the first appended, and hands it to the second."""
-# unmended: faults: a successor knows variables as they were at the draw, not between two phases
+# places: backward, vote, apply, done, between
 
 import torch
 from digests import write_digests
