@@ -48,6 +48,7 @@ class Joining:
         self.result_lost = False  # the script holds a dry run's result until the walk is over
         self.settled: set[str] = set()  # functions whose gate this process has rehearsed
         self.gated_elsewhere: set[str] = set()  # ... and which any rank has
+        self._told_large = False
         self.reduced = False  # DDP's reducers were used since this generation was opened
 
     # --- the walk ---
@@ -102,7 +103,17 @@ class Joining:
         """What the script's code around a draw may read of the rank's own; b"" where that is
         large, and is not written down a second time."""
         own = self._protected().own_choices()
-        return own if len(own) <= AT_DRAW_BYTES_MAX else b""
+        if len(own) <= AT_DRAW_BYTES_MAX:
+            return own
+        if not self._told_large:
+            self._told_large = True
+            self._timeline.note(
+                f"the rank's own state takes {len(own) >> 10} KiB, more than the"
+                f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and behind each phase: code"
+                " of the loop in front of a phase that changes what it reads itself would see that"
+                " changed twice in a worker that takes this seat; change it inside the phase"
+            )
+        return b""
 
     def completed(self, result: bytes) -> None:
         """Write down what a phase has returned, for a worker that walks by it."""
