@@ -58,6 +58,7 @@ def told(data: bytes, where: str) -> dict[str, Any]:
     own = tree.decode(slot.own)
     choices = tree.decode(own["choices"])
     batch = tree.decode(slot.batch) if slot.batch else {}
+    batch.pop("own", None)  # of what the script computes once more
     if slot.at_draw:  # the same generators once more
         batch.pop("random")
     return {

@@ -4,10 +4,14 @@ Dropping one earlier would block: gloo's destructor waits for operations in flig
 time-out, and a wait that raised does not always mean that gloo's own thread is through. So a thread
 drops them, and nobody waits for it longer than a second. Never dropping one keeps its threads and
 descriptors.
+
+A thread that comes back from such a destructor while the interpreter ends would end the process by
+SIGABRT: C++ must not be unwound there. So the process waits for it, for some seconds, before.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import threading
 import time
@@ -17,6 +21,7 @@ from outlast.worker.groups.inner import InnerGroup
 from outlast.worker.groups.works import Works
 
 _REAP_S = 1.0
+_LEAVE_S = 5.0  # one that hangs for longer does not come back while the interpreter ends
 
 
 @dataclasses.dataclass
@@ -52,6 +57,7 @@ class Graveyard:
 
     def __init__(self) -> None:
         self._graves: list[_Grave] = []
+        atexit.register(self.leave)
 
     def bury(self, inners: list[InnerGroup], works: Works, control: Control | None) -> None:
         self._graves.append(_Grave(inners, works, control))
@@ -62,3 +68,10 @@ class Graveyard:
         deadline_s = time.monotonic() + _REAP_S
         self._graves = [grave for grave in self._graves if not grave.is_gone(deadline_s)]
         return len(self._graves)
+
+    def leave(self) -> None:
+        """Wait for what is being dropped, before the interpreter ends."""
+        deadline_s = time.monotonic() + _LEAVE_S
+        for grave in self._graves:
+            if grave.dropper is not None:
+                grave.dropper.join(max(0.0, deadline_s - time.monotonic()))
