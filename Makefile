@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
 	@echo "make test    lint, format, types, and every test"
-	@echo "make scripts 40 kinds of scripts, undisturbed and with faults, against plain torchrun"
+	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"

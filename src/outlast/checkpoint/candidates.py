@@ -92,8 +92,8 @@ def candidates(
 
 
 def _begun(source: Source, newest: Place | None) -> tuple[str, bool]:
-    """What is newer than `newest` and has no commit record, in words, and whether it lacks nothing
-    else. Raises StorageError."""
+    """Return what is newer than `newest` and has no commit record, in words, and whether it lacks
+    nothing else. Raises StorageError."""
     bound = newest.position if newest else (-1, -1, -1)
     found = [place for place in uncommitted(source) if place.position > bound]
     if not found:

@@ -131,8 +131,8 @@ def places(store: Source) -> list[Place]:
 
 
 def uncommitted(store: Source) -> list[Place]:
-    """What has no commit record, newest first: it is being written, was left behind, or has lost
-    it. Raises StorageError."""
+    """Return what has no commit record, newest first: it is being written, was left behind, or has
+    lost it. Raises StorageError."""
     committed = set(_committed(store))
     found = [place for place in _places(store) if place not in committed]
     return sorted(found, key=_by_position, reverse=True)

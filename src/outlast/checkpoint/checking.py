@@ -104,8 +104,8 @@ def merged(manifests: Sequence[Manifest]) -> dict[str, Tensor]:
 
 
 def disagreements(samples: Mapping[int, Sequence[Sample]]) -> list[str]:
-    """What ranks hold in common and see differently, in words: tensors and values by name. What
-    they wrote of it together is a mixture."""
+    """Return what ranks hold in common and see differently, in words: tensors and values by name.
+    What they wrote of it together is a mixture."""
     by_key: dict[str, dict[int, Sample]] = {}
     for rank, seen in samples.items():
         for sample in seen:

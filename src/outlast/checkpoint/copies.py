@@ -179,8 +179,8 @@ class _Lying:
 
 
 def _whole(manifests: list[Manifest]) -> bool:
-    """Whether these are all parts of one version, which no rank divided otherwise, and of which
-    replicas were equal."""
+    """Return whether these are all parts of one version, which no rank divided otherwise, and of
+    which replicas were equal."""
     first = manifests[0]
     agreed = {(each.job, each.world, each.plan) for each in manifests}
     if len(agreed) > 1 or {each.rank for each in manifests} != set(range(first.world)):

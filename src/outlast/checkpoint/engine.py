@@ -45,7 +45,7 @@ _OUTCOMES_MAX = 1024  # that nobody asked for
 
 
 class _Planned(NamedTuple):
-    """What holds as long as the tensors are of the same table, and values have these names."""
+    """Facts that hold as long as the tensors are of the same table, and values have these names."""
 
     table: dict[str, Local]
     plan: Plan
@@ -253,7 +253,7 @@ class Engine:
     def _samples(
         self, plan: Plan, described: Described, place: Place, values: Mapping[str, bytes]
     ) -> tuple[Sample, ...]:
-        """What this rank sees of all that it holds with others."""
+        """Return what this rank sees of all that it holds with others."""
         tensors = [group for group in plan.mates if not group.key.startswith(VALUES)]
         others = [group for group in plan.mates if group.key.startswith(VALUES)]
         names = [name for group in tensors for name in group.names]

@@ -186,7 +186,7 @@ class Fitting:
         return same
 
     def _left_of_optimizers(self) -> set[str]:
-        """What the checkpoint's optimizers keep of parameters that are skipped."""
+        """Return what the checkpoint's optimizers keep of parameters that are skipped."""
         found: set[str] = set()
         for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
             known = owners(self.saved.shared, name, self.saved.tensors)

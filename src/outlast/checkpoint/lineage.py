@@ -21,7 +21,7 @@ from outlast.errors import UsageError
 
 
 class Lineage(msgspec.Struct):
-    """Where a run's saves stand among those of its directory. The same on all ranks.
+    """Position of a run's saves among those of its directory. The same on all ranks.
 
     `line`, `base`: of the next save, unless that goes back. `last`: the greatest position that is
     known; `parent`: the directory of the save or load before.

@@ -39,9 +39,9 @@ _FILLED_IN_PART = "the state was filled in part and must not be used"
 
 
 class Restored(NamedTuple):
-    """What a state was restored from. `notes`: what was passed over, repaired or not exact.
-    `missing`: names of the state that the checkpoint lacks, left as they were; `unexpected`: those
-    of the checkpoint that the state lacks; both on any rank, and only by `strict=False`."""
+    """Origin of a restored state. `notes`: what was passed over, repaired or not exact. `missing`:
+    names of the state that the checkpoint lacks, left as they were; `unexpected`: those of the
+    checkpoint that the state lacks; both on any rank, and only by `strict=False`."""
 
     step: int
     place: Place
@@ -51,7 +51,7 @@ class Restored(NamedTuple):
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank found. `unread`: why it could not read what is not known to be damaged;
+    """Findings of one rank. `unread`: why it could not read what is not known to be damaged;
     `spare`: what it has no place for; `repairs`: chunks that came from elsewhere; `missing` and
     `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value."""
 

@@ -1,4 +1,4 @@
-"""How names and element types of a checkpoint are matched to those of a state, by request.
+"""Matching of a checkpoint's names and element types to those of a state, by request.
 
 A name stands for itself and for all below it: `model.head` for `model.head.weight`.
 """
@@ -22,11 +22,11 @@ class Matching(NamedTuple):
     rename: Mapping[str, str] = {}
 
     def skips(self, name: str) -> bool:
-        """Whether `name` is left as it is."""
+        """Return whether `name` is left as it is."""
         return any(within(name, each) for each in self.skip)
 
     def casts(self, there: str, here: str) -> bool:
-        """Whether values of one type may be read into a tensor of the other."""
+        """Return whether values of one type may be read into a tensor of the other."""
         return self.cast and there in _FLOATS and here in _FLOATS
 
 
@@ -34,7 +34,7 @@ EXACT = Matching()
 
 
 def within(name: str, subtree: str) -> bool:
-    """Whether `name` is `subtree`, or lies below it."""
+    """Return whether `name` is `subtree`, or lies below it."""
     return name == subtree or name.startswith(f"{subtree}.")
 
 

@@ -86,7 +86,7 @@ class Ownership:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What the keeper inherits, so that the lock lasts until it has finished."""
+        """Return what the keeper inherits, so that the lock lasts until it has finished."""
         return (self._file.fileno(),) if self._file else ()
 
     def keeper_is(self, pid: int) -> None:
@@ -148,7 +148,7 @@ def take(root: Path, job: str, wait_s: float, patience: Patience) -> Ownership:
 
 
 def read(root: Path) -> Owner:
-    """Who owns `root`; an Owner without a token where nobody does, or nobody can tell."""
+    """Return who owns `root`; an Owner without a token where nobody does, or nobody can tell."""
     try:
         with (root / FILE).open("rb") as file:
             return _decoded(file.read(_BYTES_MAX))
@@ -198,7 +198,7 @@ def wait_for_keeper(root: Path, wait_s: float, patience: Patience) -> None:
 
 
 class _Lease:
-    """How long an owner that cannot be looked at has not touched its file, by this clock."""
+    """Time for which an unreachable owner has not touched its file, by this clock."""
 
     def __init__(self) -> None:
         self.locks = True
@@ -317,7 +317,7 @@ def _here() -> tuple[str, str]:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0 where it is gone or a zombie."""
+    """Return when a process started, in the kernel's ticks; 0 where it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

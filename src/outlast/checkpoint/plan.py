@@ -84,7 +84,7 @@ class Described(NamedTuple):
 
 
 def _is(tensor: torch.Tensor, row: Local) -> bool:
-    """Whether a tensor is a plain one that `row` describes in full."""
+    """Return whether a tensor is a plain one that `row` describes in full."""
     return (
         type(tensor) in _PLAIN
         and row.spread is None

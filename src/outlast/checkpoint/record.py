@@ -40,7 +40,8 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """What checkpoints are ordered by; of equal positions the one committed last is newer."""
+        """Return what checkpoints are ordered by; of equal positions the one committed last is
+        newer."""
         return self.line, self.step, self.n
 
     @property
@@ -81,7 +82,7 @@ class Blob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a rank saw of tensors that it holds with others, to be compared at the commit.
+    """Sample of tensors that a rank holds with others, to be compared at the commit.
 
     `key`: equal on all ranks that hold these tensors. `ranks`: these. `digest`: xxh3_128 in hex of
     the sample of all of them. `each`: 8 hex digits a tensor, in order of their names. `names`: on

@@ -82,7 +82,8 @@ def _new(name: str, rename: Mapping[str, str]) -> str:
 def _of_optimizer(
     saved: Saved, optimizer: str, rename: Mapping[str, str], state: State
 ) -> dict[str, str]:
-    """What becomes of the state of parameters that are renamed, and of what they are called."""
+    """Return what becomes of the state of parameters that are renamed, and of what they are
+    called."""
     calls = called(saved.shared, optimizer, saved.tensors)
     known = owners(saved.shared, optimizer, saved.tensors)
     if not known:

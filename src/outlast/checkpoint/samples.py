@@ -33,12 +33,12 @@ class Mates(NamedTuple):
 
 
 def salt_of(place: Place) -> int:
-    """Where windows lie at a save: equal on all ranks, different at the next one."""
+    """Return where windows lie at a save: equal on all ranks, different at the next one."""
     return xxhash.xxh3_64_intdigest(f"{place.step} {place.n}".encode())
 
 
 def samples_of(mates: Sequence[Mates], digests: Mapping[str, bytes], rank: int) -> list[Sample]:
-    """What this rank's manifest says of `digests`, by name."""
+    """Return what this rank's manifest says of `digests`, by name."""
     return [
         Sample(
             key=group.key,

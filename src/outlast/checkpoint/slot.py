@@ -47,7 +47,7 @@ class Slot:
 
     @property
     def bound(self) -> bool:
-        """Whether it has the copies of a layout."""
+        """Return whether it has the copies of a layout."""
         return self._layout is not None
 
     @property

@@ -100,7 +100,7 @@ class Slots:
 
     @property
     def busy(self) -> bool:
-        """Whether the next save would wait."""
+        """Return whether the next save would wait."""
         return bool(self._slots) and self._slots[0].busy
 
     def join(self) -> None:

@@ -242,8 +242,8 @@ def _stop(turn: Turn, n: int, step: int, choice: Choice, situation: Situation) -
 
 
 def answer_limit_s(turn: Turn, worker: Worker) -> float:
-    """How long a worker may take for its answer: one whose interpreter is held by a computation
-    has the ceiling, as it would have in an open generation."""
+    """Return how long a worker may take for its answer: one whose interpreter is held by a
+    computation has the ceiling, as it would have in an open generation."""
     limits = turn.state.limits
     return max(limits.status_s, limits.hang_ceiling_s) if worker.held else limits.status_s
 

@@ -208,7 +208,8 @@ def recurring(faults: tuple[Fault, ...]) -> str:
 
 
 def is_accident(fault: Fault) -> bool:
-    """Whether the fault came from outside the process: a kill, a stop signal, a lost host."""
+    """Return whether the fault came from outside the process: a kill, a stop signal, a lost
+    host."""
     if fault.kind == "killed":
         return fault.signal not in _CRASHES
     return fault.kind in ("agent_lost", "stopped")

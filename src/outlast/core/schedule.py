@@ -161,7 +161,7 @@ def _reaches(facts: Facts) -> list[_Reach]:
 
 
 def _is_cheap(tier: Tier, reach: _Reach, facts: Facts, was_cheap: int) -> bool:
-    """Whether saving as often as can be takes at most the share of training that is stated.
+    """Return whether saving as often as can be takes at most the share of training that is stated.
     `was_cheap`: the interval that was chosen for that before, which is kept for longer."""
     afford_s = facts.cheap_share * reach.low * facts.step.median_s
     if was_cheap == reach.low:

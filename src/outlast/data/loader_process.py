@@ -79,7 +79,7 @@ class Shelf(Dataset[Any], Shown):
 
 
 class Desk:
-    """What one loader process keeps."""
+    """State of one loader process."""
 
     def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
         self._kept = LoaderState(roots, attributes=attributes)
@@ -96,7 +96,7 @@ class Desk:
         return process | self._kept.changes()
 
     def changes(self) -> dict[str, Any]:
-        """What has changed since the last call."""
+        """Return what has changed since the last call."""
         news = {
             path: value
             for path, value in self.all_changes().items()

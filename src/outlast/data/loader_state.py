@@ -1,4 +1,4 @@
-"""What the objects of a loader keep: their generators, and their plain attributes that change.
+"""State of a loader's objects: their generators, and their plain attributes that change.
 
 A dataset may draw from `self.rng`, count its items, or make its generator with the first item; a
 sampler may count its epochs. Whoever goes on in another process needs all that changed since the

@@ -74,7 +74,7 @@ class Order(Iterator[Any]):
         return fetched
 
     def place(self) -> dict[str, Any]:
-        """Where the order is, as plain data."""
+        """Return where the order is, as plain data."""
         now = self._kept.changes().items()
         return {
             "start": self._start,

@@ -133,7 +133,7 @@ class ReplayedSource(Counted):
 
 
 def _starts_anew(loader: Any, things: tuple[Any, ...]) -> bool:
-    """Whether an epoch is the same whatever epochs were read before it in this process."""
+    """Return whether an epoch is the same whatever epochs were read before it in this process."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     if getattr(loader, "num_workers", 0) > 0:
         # Its processes copy the dataset as it is when the epoch begins, and end with the epoch.

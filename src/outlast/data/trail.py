@@ -1,4 +1,4 @@
-"""How an iterator can be run again, alone, so that it draws what it drew among other things.
+"""Replay of an iterator, alone, so that it draws what it drew among other things.
 
 Under torchrun a loader draws from the same generators as the model, and between the model's draws.
 So does ours. A `Trail` remembers the states that the iterator found wherever something else had
@@ -68,7 +68,7 @@ class Trail:
             )
 
     def leads_to(self, name: str, state: Any) -> bool:
-        """Whether running the iterator again leaves an owned generator in this state."""
+        """Return whether running the iterator again leaves an owned generator in this state."""
         return name in self._reached and generators.same(self._reached[name], state)
 
     def saved(self) -> dict[str, Any]:

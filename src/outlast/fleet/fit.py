@@ -117,7 +117,7 @@ def _said(key: str, value: float) -> str | float:
 
 
 def _durations(tables: Tables) -> dict[str, Measured]:
-    """What runs of `outlast run` measured of their recoveries, saves and steps."""
+    """Return what runs of `outlast run` measured of their recoveries, saves and steps."""
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     costs = tables.costs.filter(inside).collect()
     found: dict[str, Measured] = {}

@@ -120,8 +120,8 @@ def _interruptions(
 
 
 def _costs(events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str) -> Iterator[Cost]:
-    """What the run measured, dated by its start: from there on it is known. Steps by their mean
-    alone, for there are many of them."""
+    """Return what the run measured, dated by its start: from there on it is known. Steps by their
+    mean alone, for there are many of them."""
     for what, seconds in run_costs(events).seconds.items():
         groups = [seconds] if what == "step" and seconds else [[one] for one in seconds]
         for group in groups:

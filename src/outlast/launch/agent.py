@@ -258,7 +258,7 @@ class Agent:
             self._on_plain(one)
 
     def _names_us(self) -> bool:
-        """Whether the script's own text has our name: another one need not be waited for."""
+        """Return whether the script's own text has our name: another one need not be waited for."""
         try:
             return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
         except OSError:

@@ -115,7 +115,7 @@ class Controller:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def is_barred(self, place: Place) -> bool:
-        """Whether an audit has put this checkpoint out of use. From any thread."""
+        """Return whether an audit has put this checkpoint out of use. From any thread."""
         return is_barred(self._state.audit.bars, place.n, place.directory)
 
     def begin(self) -> None:

@@ -75,7 +75,8 @@ class Effort:
 
 
 def _wakes(pid: int) -> int:
-    """How often the main thread has slept and was woken since it began; 0 where it is gone."""
+    """Return how often the main thread has slept and was woken since it began; 0 where it is
+    gone."""
     try:
         lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
     except OSError:

@@ -147,7 +147,7 @@ def search(
 
 
 def _barred(bars: Sequence[Bar], tell: Callable[[str], None]) -> Callable[[Place], bool]:
-    """Whether a place must not be started from; each one is told."""
+    """Return whether a place must not be started from; each one is told."""
 
     def barred(place: Place) -> bool:
         found = is_barred(bars, place.n, place.directory)

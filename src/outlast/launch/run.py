@@ -170,7 +170,8 @@ class _Launcher:
                 strikes.tell_missed(plain=self._unmanaged is not None)
 
     def _is_barred(self, place: Place) -> bool:
-        """Whether an audit has put a checkpoint out of use; asked behind a save, so in a term."""
+        """Return whether an audit has put a checkpoint out of use; asked behind a save, so in a
+        term."""
         return self._controller.is_barred(place)
 
     def _own_fault(self, error: Exception) -> events.Fault:

@@ -1,4 +1,4 @@
-"""When the replicas of a run were last found equal, from its audits."""
+"""Last agreement of the replicas of a run, from its audits."""
 
 from __future__ import annotations
 

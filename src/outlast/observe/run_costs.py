@@ -49,12 +49,12 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transient(self) -> int:
-        """How many of `survived` lost no host, and went on from live ranks or memory."""
+        """Return how many of `survived` lost no host, and went on from live ranks or memory."""
         return sum(one.rung != "restart" and not is_host_lost(one) for one in self.survived)
 
     @property
     def fatal(self) -> int:
-        """How many of `survived` went on from storage."""
+        """Return how many of `survived` went on from storage."""
         return sum(one.rung == "restart" for one in self.survived)
 
     def measured(self) -> dict[CostName, MeasuredCost]:
@@ -63,7 +63,7 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_host_lost(incident: Incident) -> bool:
-    """Whether a failure took a host, and not only processes on it."""
+    """Return whether a failure took a host, and not only processes on it."""
     return any(fault.kind == "agent_lost" for fault in incident.faults)
 
 

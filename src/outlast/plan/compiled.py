@@ -42,7 +42,8 @@ def sources() -> str:
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Whether a `cached` function has been compiled since its sources changed, by any process."""
+    """Return whether a `cached` function has been compiled since its sources changed, by any
+    process."""
     folder = getattr(getattr(function, "stats", None), "cache_path", None)
     changed_s = max(path.stat().st_mtime for path in _files())
     kept = Path(folder).glob("*.nbi") if folder else ()

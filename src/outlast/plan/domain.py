@@ -32,7 +32,8 @@ TOLD = 0.1  # of the sum of all gaps: smaller ones are not listed
 
 
 class Gap(NamedTuple):
-    """What a formula leaves out. `share`: of wall time, an estimate; None where it has none."""
+    """Part of a scenario that a formula leaves out. `share`: of wall time, an estimate; None where
+    it has none."""
 
     said: str
     share: float | None
@@ -61,7 +62,7 @@ def gaps(scenario: Scenario, strategy: Strategy, job: Job, outcome: Outcome) -> 
 
 
 def is_first_order(found: Sequence[Gap]) -> bool:
-    """Whether a formula with these gaps is still right to first order."""
+    """Return whether a formula with these gaps is still right to first order."""
     return math.fsum(one.share or 0.0 for one in found) <= FIRST_ORDER_TO
 
 
@@ -142,7 +143,8 @@ def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
 
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: Job) -> Gap:
-    """Where live replicas go on, the step that was broken off counts as half a step of pause."""
+    """Count the step that was broken off as half a step of pause, where live replicas go
+    on."""
     said = "a step is long beside what is between saves or failures"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     if found[0][0] != "nothing" or not scenario.step_s:

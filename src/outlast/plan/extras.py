@@ -1,4 +1,4 @@
-"""What a run costs besides failures: silent errors, stragglers, planned stops, preemption, storage.
+"""Costs of a run besides failures: silent errors, stragglers, planned stops, preemption, storage.
 
 Each multiplies with the price that was advised, first order in how they meet failures.
 """

@@ -66,9 +66,9 @@ def priced(scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.i
 
 
 def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
-    """Whether no run ends, whatever is saved: the job works for M on the average, and then even its
-    shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M). Replicas that
-    are dropped fail no more, and are no such case."""
+    """Return whether no run ends, whatever is saved: the job works for M on the average, and then
+    even its shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M).
+    Replicas that are dropped fail no more, and are no such case."""
     if strategy == "drop":
         return False
     shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))

@@ -195,7 +195,8 @@ def _with_versions(
 def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.Job
 ) -> Callable[[strategies.Job], Outcome]:
-    """What becomes of `job` at the intervals of another one, with the strategy's own overhead."""
+    """Return what becomes of `job` at the intervals of another one, with the strategy's own
+    overhead."""
     found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
     if pace == 1:
         return found

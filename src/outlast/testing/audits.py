@@ -19,7 +19,7 @@ AGAIN_S = 2.0
 
 
 def bars_of(journal: Iterable[object]) -> tuple[Bar, ...]:
-    """What a launcher reads of its journal before it looks for a copy to begin from."""
+    """Return what a launcher reads of its journal before it looks for a copy to begin from."""
     entries = [entry for entry in journal if isinstance(entry, Barred)]
     return tuple(Bar(entry.after_n, entry.generation) for entry in entries)
 
@@ -110,7 +110,7 @@ class AuditedProcess(SimProcess):
         return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips)
 
     def waits(self) -> bool:
-        """Whether the vote must wait for the answer to the audit of the phase before."""
+        """Return whether the vote must wait for the answer to the audit of the phase before."""
         pending = self._pending
         if pending is None or pending.generation != self.opened:
             return False

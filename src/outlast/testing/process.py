@@ -105,7 +105,7 @@ class SimProcess(ABC):
 
     @property
     def lag_s(self) -> float:
-        """How long the script will still stand where it is."""
+        """Return how long the script will still stand where it is."""
         return max(0.0, self.waits_until_s - self.line.now_s)
 
     def load(self, checkpoint: wire.Checkpointed | None) -> int:

@@ -52,7 +52,7 @@ OWN_BYTES = 64 << 10  # about what a seat's part takes at first
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says before a save: why it cannot, whether it has room to copy at once, when it
+    """Message of a rank before a save: why it cannot, whether it has room to copy at once, when it
     would save next, and where this save stands. Of the last two rank 0's word counts."""
 
     failure: str
@@ -185,7 +185,8 @@ class Checkpointer:
         return anew
 
     def _next(self, place: Place) -> tuple[Place, str, str]:
-        """Where this save stands among those of the directory: its place, its parent, its base."""
+        """Return where this save stands among those of the directory: its place, its parent, its
+        base."""
         if self._lineage is None:
             self._lineage = lineage_of(Folder(self._root), self._origin)
         return self._lineage.go_on(place.step, place.n, place.attempt)

@@ -6,7 +6,7 @@ import torch
 
 
 def device_count() -> int:
-    """How many GPUs this process sees."""
+    """Return how many GPUs this process sees."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

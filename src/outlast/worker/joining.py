@@ -100,7 +100,7 @@ class Joining:
         self._protected().restore_own(self.walk.slot.own, keep=keep)
 
     def at_draw(self) -> bytes:
-        """What the script's code around a draw may read of the rank's own; b"" where that is
+        """Return what the script's code around a draw may read of the rank's own; b"" where that is
         large, and is not written down a second time."""
         own = self._protected().own_choices()
         if len(own) <= AT_DRAW_BYTES_MAX:

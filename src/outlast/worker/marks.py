@@ -9,7 +9,7 @@ from outlast.worker.audit.digests import digests
 
 
 class Mark:
-    """What the state of an object with a `state_dict` is now: its plain values, and digests of its
+    """State of an object with a `state_dict`: its plain values, and digests of its
     tensors, since a version counter misses a write through `.data`. Tensors at the addresses
     `apart_from` (others put those back) do not count."""
 
@@ -18,7 +18,7 @@ class Mark:
         self._look = self._now()
 
     def has_moved(self) -> bool:
-        """Whether the state is another one."""
+        """Return whether the state is another one."""
         return self._now() != self._look
 
     def _now(self) -> tuple[bytes, list[bytes]]:

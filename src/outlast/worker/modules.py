@@ -85,7 +85,7 @@ class Modules:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP holds some part."""
+        """Return whether FSDP holds some part."""
         fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has wrapped anything
         if fsdp is None:
             return False

@@ -17,8 +17,8 @@ _FLAGS_ONLY = b"OLP2"  # version 2: without the buckets of DDP
 
 
 class SeatPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is one seat's own: its place in the run, the state of each DDP's reducer, and the values
-    of `session.shared` that it has seen."""
+    """State of one seat: its place in the run, the state of each DDP's reducer, and the values of
+    `session.shared` that it has seen."""
 
     slot: bytes
     ddp: list[ReducerState]

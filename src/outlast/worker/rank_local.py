@@ -39,7 +39,7 @@ EVERYTHING_BYTES_MAX = SLOT_BYTES - (1 << 20)  # a slot also has generators and 
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank knows when a vote shows that ranks differ."""
+    """Knowledge of one rank when a vote shows that ranks differ."""
 
     place: str
     replica_set: bytes
@@ -139,16 +139,17 @@ class RankLocal:
 
     @property
     def takes_weights(self) -> bool:
-        """Whether a donor's modules and moments are to be taken over, and not this rank's kept."""
+        """Return whether a donor's modules and moments are to be taken over, and not this rank's
+        kept."""
         return EVERYTHING not in self.kept
 
     @property
     def takes_rates(self) -> bool:
-        """Whether a donor's hyperparameters are."""
+        """Return whether a donor's hyperparameters are."""
         return RATES not in self.kept
 
     def takes_object(self, name: str) -> bool:
-        """Whether a donor's state of this object is."""
+        """Return whether a donor's state of this object is."""
         if name not in self._held.schedules:
             return True
         return part_of(self._held.schedules[name]) not in self.kept
@@ -158,22 +159,22 @@ class RankLocal:
         return self._held.buffers.late().keys() if BUFFERS in self.kept else ()
 
     def is_audited(self, part: str) -> bool:
-        """Whether audits compare this part, because votes do not."""
+        """Return whether audits compare this part, because votes do not."""
         return self._is_mixed and part not in self.differing
 
     @property
     def has_replicas(self) -> bool:
-        """Whether another rank may hold this one's weights."""
+        """Return whether another rank may hold this one's weights."""
         return RATES not in self.differing
 
     # --- votes ---
 
     def must_wait(self, key: str) -> bool:
-        """Whether a phase's slot can be written only when the phase is complete."""
+        """Return whether a phase's slot can be written only when the phase is complete."""
         return bool(self.differing) or key not in self.compared
 
     def ballot(self) -> str:
-        """What the ranks' ballots must have in common beside their place."""
+        """Return what the ranks' ballots must have in common beside their place."""
         parts = () if self._is_mixed else PARTS
         compared = [self._digests[part].hex() for part in parts if part not in self.differing]
         return " ".join([*sorted(self.differing), *compared])

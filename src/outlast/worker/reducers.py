@@ -41,7 +41,8 @@ _NEEDED = (
 
 
 class ReducerState(msgspec.Struct, frozen=True, array_like=True):
-    """What decides the next collectives of one DDP. `sync`: its next forward broadcasts buffers."""
+    """State that decides the next collectives of one DDP. `sync`: its next forward broadcasts
+    buffers."""
 
     sync: bool
     counted: bool = False
@@ -104,7 +105,8 @@ class Reducers:
 
     @property
     def is_static(self) -> bool:
-        """Whether some DDP treats the first backward after `restore` apart from later ones."""
+        """Return whether some DDP treats the first backward after `restore` apart from later
+        ones."""
         return any(each.part.static_graph for each in self._all())
 
     @property
@@ -180,7 +182,7 @@ class _Reducer:
 
     @property
     def _counts_on(self) -> bool:
-        """Whether the next backward must find the counts of an earlier one."""
+        """Return whether the next backward must find the counts of an earlier one."""
         return self._counted and self._buckets is None
 
     @property

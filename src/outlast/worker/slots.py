@@ -49,7 +49,7 @@ class Slots:
         self._before_n = -1
 
     def write_after(self, attempt: Attempt, *, aside: bool) -> None:
-        """What is known before the vote of phase n+1: the slot, where that is all."""
+        """Write what is known before the vote of phase n+1: the slot, where that is all."""
         held, n = self._protected(), self._moment.n + 1
         own = held.own_state(attempt.choices, whole=not attempt.is_gated)
         if not attempt.waits:
@@ -59,7 +59,8 @@ class Slots:
         self._page.drop("after", n)  # an attempt that was refused may have left one
 
     def write_end(self, attempt: Attempt, result: bytes | None, *, aside: bool) -> None:
-        """What phase n+1 has returned, None where nobody can write it down, and what waited."""
+        """Write what phase n+1 has returned, None where nobody can write it down, and what
+        waited."""
         held, n = self._protected(), self._moment.n + 1
         if result is not None:
             self._page.put("result", n, result)

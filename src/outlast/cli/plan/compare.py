@@ -119,7 +119,8 @@ def _seen(run_dir: Path) -> Seen:
 
 
 def _with(fields: dict[str, str], seen: Seen) -> dict[str, str]:
-    """What was said, and what the run says of what was not; a file of rates goes before the run."""
+    """Return what was said, and what the run says of what was not; a file of rates goes before the
+    run."""
     summary, said = seen.summary, {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):

@@ -44,7 +44,7 @@ def _extra(text: str, name: str | None = None) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExtraFlags:
-    """What a run costs besides failures, as flags of `advise`."""
+    """Costs of a run besides failures, as flags of `advise`."""
 
     silent_every: Annotated[
         str | None, _extra("Between errors of the job that nothing reports, as in 20d.")

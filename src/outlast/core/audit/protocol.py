@@ -184,7 +184,7 @@ def _part(turn: Turn, one: Round, verdict: Verdict) -> None:
 
 
 def _bar(turn: Turn, one: Round) -> None:
-    """What was saved since the last agreement must not be started from."""
+    """Bar the copies that were saved since the last agreement."""
     state = turn.state
     whole = state.audit.whole
     if whole is None:

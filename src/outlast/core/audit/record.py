@@ -1,4 +1,4 @@
-"""What the controller knows of audits: rounds under way, the last agreement, copies not trusted."""
+"""Audits as the controller knows them: rounds under way, the last agreement, copies not trusted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Bar(msgspec.Struct, frozen=True):
     generation: int
 
     def covers(self, n: int, path: str) -> bool:
-        """Whether the copy of phase n in directory `path` must not be started from."""
+        """Return whether the copy of phase n in directory `path` must not be started from."""
         return n > self.after_n and generation_of(path) <= self.generation
 
 
@@ -63,7 +63,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_disputed(self) -> bool:
-        """Whether replicas are known to differ, and names are still waited for."""
+        """Return whether replicas are known to differ, and names are still waited for."""
         return any(one.asked for one in self.rounds.values())
 
     def agreed(self, point: Agreement) -> AuditState:
@@ -94,7 +94,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, origins=origins)
 
     def is_barred(self, copy: wire.Checkpointed) -> bool:
-        """Whether a copy must not be started from."""
+        """Return whether a copy must not be started from."""
         return is_barred(self.bars, copy.n, copy.path)
 
     def with_copy(self, copy: wire.Checkpointed) -> AuditState:
@@ -115,7 +115,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_barred(bars: Iterable[Bar], n: int, path: str) -> bool:
-    """Whether the copy of phase n in directory `path` must not be started from."""
+    """Return whether the copy of phase n in directory `path` must not be started from."""
     return any(bar.covers(n, path) for bar in bars)
 
 

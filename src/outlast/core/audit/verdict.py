@@ -21,7 +21,7 @@ Names = Mapping[str, Mapping[str, bytes]]  # kind -> name -> digest
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What one rank reports: whose replica it is, and one digest per kind."""
+    """Report of one rank: whose replica it is, and one digest per kind."""
 
     replica_set: bytes
     kinds: dict[str, bytes]
@@ -149,7 +149,7 @@ def _decide(
 def _differences(
     one: int, other: int, holdings: Mapping[int, Holding], names: Mapping[int, Names]
 ) -> list[str]:
-    """What two ranks hold differently: names, or a kind whose names are not known."""
+    """Return what two ranks hold differently: names, or a kind whose names are not known."""
     a, b = holdings[one].kinds, holdings[other].kinds
     found: list[str] = []
     for kind in sorted(a.keys() | b.keys()):

@@ -98,12 +98,13 @@ def is_judged(look: Look) -> bool:
 
 
 def is_out(look: Look) -> bool:
-    """Whether it stands outside any collective, as far as is known."""
+    """Return whether it stands outside any collective, as far as is known."""
     return look.state != "voting" and not look.waits
 
 
 def timeout_ns(look: Look, looks: Iterable[Look], limits: Limits) -> int:
-    """How long a rank may stand in a phase of its kind while others wait for it; `looks`: at all.
+    """Return how long a rank may stand in a phase of its kind while others wait for it; `looks`: at
+    all.
 
     A process that is new to this kind of phase is given several times what the others are."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
@@ -120,7 +121,7 @@ def timeout_ns(look: Look, looks: Iterable[Look], limits: Limits) -> int:
 def _patience_ns(
     memory: Memory, look: Look, looks: tuple[Look, ...], seated: list[Look], limits: Limits
 ) -> int:
-    """What this rank is given where it stands now."""
+    """Return what this rank is given where it stands now."""
     patience_ns = timeout_ns(look, seated, limits)
     if not is_out(look):
         return patience_ns
@@ -203,7 +204,7 @@ def _remember(memory: Memory, looks: tuple[Look, ...], seated: list[Look], now_n
 
 
 def _excuse(memory: Memory, seated: list[Look], fresh: list[Fault]) -> Memory:
-    """Where a rank is given up outside a collective, nobody is once more."""
+    """Give nobody up once more where a rank was given up outside a collective."""
     blamed = {fault.worker for fault in fresh if fault.kind == "hung"}
     places = {
         (look.key, look.collectives): look.n
@@ -300,7 +301,8 @@ def _stuck(
 
 
 def _alive_ns(look: Look) -> int:
-    """When it last showed that it goes on. Who waits for others is woken by its own timers."""
+    """Return when it last showed that it goes on. Who waits for others is woken by its own
+    timers."""
     return max(look.t_ns, look.t_work_ns, look.t_woken_ns if is_out(look) else 0)
 
 
@@ -350,7 +352,7 @@ def _hung(look: Look, seated: list[Look], now_ns: int, limits: Limits) -> Fault:
 
 
 def _others(look: Look, seated: list[Look]) -> str:
-    """Who waits for it, and where the nearest of them does."""
+    """Return who waits for it, and where the nearest of them does."""
     waiting = [other for other in seated if other is not look and not is_out(other)]
     if not is_out(look):
         waiting = [other for other in waiting if _place(other) > _place(look)]

@@ -1,4 +1,4 @@
-"""When this rank reports digests, and what waits for the answer.
+"""Reports of this rank to audits, and the votes that wait for the answer.
 
 After the first step of every generation all of the state is digested, and no phase is voted on
 before the controller has answered: gradients of a rank whose state is wrong are never applied.
@@ -54,7 +54,7 @@ class Auditor:
 
     @property
     def hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
-        """What a phase calls before its vote, and when it is complete."""
+        """Calls that a phase makes before its vote, and when it is complete."""
         return self.before_vote, self.completed
 
     def flip(self, pattern: str) -> None:

@@ -167,8 +167,8 @@ class Groups:
         return works.stuck() + (control is not None and control.busy)
 
     def is_waiting(self) -> bool:
-        """Whether an operation of the connected generation has begun that needs other ranks to
-        end. An operation that only its owner's `wait` can end counts while that wait lasts. Any
+        """Return whether an operation of the connected generation has begun that needs other ranks
+        to end. An operation that only its owner's `wait` can end counts while that wait lasts. Any
         thread."""
         with self._lock:
             works, control = self._works, self._control

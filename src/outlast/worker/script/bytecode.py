@@ -1,4 +1,4 @@
-"""What compiled code stores, reads and calls: names, attributes, and what lives across a loop.
+"""Effects of compiled code: names, attributes, and what lives across a loop.
 
 A name that a loop's body stores matters to a replacement worker only if the body reads it before it
 stores it again: `live_after` computes that by the usual backward data flow.
@@ -30,7 +30,7 @@ _MUTATORS = {
 
 
 class Names(NamedTuple):
-    """What some code does to names that are not its own temporaries."""
+    """Effects of some code on names that are not its own temporaries."""
 
     stored_globals: frozenset[str]
     stored_cells: frozenset[str]  # of an enclosing function
@@ -134,7 +134,7 @@ class Flow:
         return found
 
     def _body(self, offset: int) -> list[int]:
-        """Where the code goes on when the instruction at `offset` has given it a value."""
+        """Return where the code goes on when the instruction at `offset` has given it a value."""
         # While a call lasts, the offset may be that of the call's inline cache.
         index = max(i for i, each in enumerate(self._all) if each.offset <= offset)
         return [index + 1] if index + 1 < len(self._all) else []

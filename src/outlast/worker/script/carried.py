@@ -115,7 +115,7 @@ class Carried:
                 self._put(path, value)
 
     def _is_live(self, path: Path) -> bool:
-        """Whether another path, which nothing waited for, has led to the variable at `path`
+        """Return whether another path, which nothing waited for, has led to the variable at `path`
         already: what was saved of it is old by now."""
         known = (p for p in self._paths if p != path and p not in self._pending)
         places = {place for p in known if (place := self._roots.place(p)) is not None}
@@ -165,7 +165,7 @@ def named(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(before: bytes, after: bytes) -> str:
-    """What of a rank's own choices differs, for a message."""
+    """Return what of a rank's own choices differs, for a message."""
     old, new = named(tree.decode(before)["script"]), named(tree.decode(after)["script"])
     names = [name for name in new if name not in old or not _same(old[name], new[name])]
     return ", ".join(names) or "a rank-specific object"
@@ -187,7 +187,7 @@ def _must_end_here(path: Path, value: torch.Tensor) -> None:
 
 
 def _is_handle(value: Any) -> bool:
-    """Whether it is an object of a library that holds no values of the script's."""
+    """Return whether it is an object of a library that holds no values of the script's."""
     values = (torch.Tensor, torch.nn.Module, np.ndarray, dict, list, tuple, set)
     kind = type(value)
     return (

@@ -61,7 +61,7 @@ class LoopLook:
                 yield path, False
 
     def changes(self, spots: dict[Path, Spot]) -> list[tuple[Path, Spot, Spot]]:
-        """What differs since the last call."""
+        """Return what differs since the last call."""
         found = [
             (path, old, spots[path])
             for path, old in self._before.items()
@@ -73,5 +73,5 @@ class LoopLook:
         return found
 
     def count(self, path: Path) -> int:
-        """How often it has differed."""
+        """Return how often it has differed."""
         return self._counts[path]

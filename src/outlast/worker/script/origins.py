@@ -1,4 +1,4 @@
-"""Whether code and classes belong to the script, or to a library."""
+"""Origin of code and classes: the script, or a library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _libraries() -> tuple[str, ...]:
 
 @cache
 def is_own_file(name: str) -> bool:
-    """Whether a file of this name is the script's, or a module's beside it."""
+    """Return whether a file of this name is the script's, or a module's beside it."""
     if name.startswith("<frozen"):
         return False
     return not name.startswith(_libraries()) and "/site-packages/" not in name
@@ -31,7 +31,7 @@ def is_own_file(name: str) -> bool:
 
 @cache
 def is_own_class(kind: type) -> bool:
-    """Whether the script, or a module beside it, defines this class."""
+    """Return whether the script, or a module beside it, defines this class."""
     if kind.__module__ == "__main__":
         return True
     module = sys.modules.get(kind.__module__)

@@ -43,7 +43,7 @@ class Gone(LookupError):  # noqa: N818 - control flow: there is nothing at a pat
 
 
 class Roots:
-    """Where paths begin in this process."""
+    """Roots of paths in this process."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}  # by a phase's key
@@ -80,8 +80,8 @@ class Roots:
             raise Gone(text(path))
 
     def is_unbound(self, path: Path) -> bool:
-        """Whether the owner that `path` names has nothing of that name. Of an object only what it
-        has itself counts, and not what its class has."""
+        """Return whether the owner that `path` names has nothing of that name. Of an object only
+        what it has itself counts, and not what its class has."""
         try:
             names = self._names_of_owner(path)
         except Gone:
@@ -102,8 +102,8 @@ class Roots:
         return names if is_one and isinstance(names, dict) else None
 
     def place(self, path: Path) -> tuple[Any, ...] | None:
-        """Where the value at `path` is bound, the same for all paths that lead there; None where
-        there is nothing."""
+        """Return where the value at `path` is bound, the same for all paths that lead there; None
+        where there is nothing."""
         try:
             owner, (kind, name) = self.read(path[:-1]), path[-1]
             if kind == "name" and isinstance(owner, types.FrameType):

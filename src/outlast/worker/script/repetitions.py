@@ -1,4 +1,4 @@
-"""Whether a step computes the same twice from one state: looked at in its rehearsals.
+"""Comparison of what a step computes twice from one state, in its rehearsals.
 
 DDP puts its buckets into another order at the beginning of the second attempt, and another order of
 summation gives other bits: gradients are compared from the second attempt on.
@@ -18,7 +18,7 @@ _ROUNDING = 1e-3  # what a kernel's free order of summation may change in a sum,
 
 
 class Repetition(NamedTuple):
-    """What one attempt had computed when it came to its gate."""
+    """Results of one attempt when it came to its gate."""
 
     generation: int
     choices: bytes | None  # generators, own objects, carried variables; None: of fewer than now
@@ -67,7 +67,8 @@ class Repetitions:
             self._last[key] = last._replace(choices=None)
 
     def awaits(self, key: str) -> bool:
-        """Whether the function has been rehearsed, and its first step has not been compared."""
+        """Return whether the function has been rehearsed, and its first step has not been
+        compared."""
         return key in self._last
 
     def rehearsed(self, key: str, now: Repetition) -> Difference | None:

@@ -232,8 +232,8 @@ def _candidates(reach: Reach) -> Iterator[tuple[Path, bool]]:
 
 
 def _is_first_bound(path: Path, before: Mapping[Path, Spot], now: Mapping[Path, Spot]) -> bool:
-    """Whether a phase has given an object or a module a plain value of a name that it did not have:
-    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    """Return whether a phase has given an object or a module a plain value of a name that it did
+    not have: `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
     if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
         return False
     if len(path) == 2:

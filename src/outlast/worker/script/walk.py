@@ -1,4 +1,4 @@
-"""What code can reach from where it runs, and what each reached value looks like."""
+"""Values that code can reach from where it runs, and the looks of each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Code(NamedTuple):
 
 
 class Reach:
-    """What a set of functions and names may touch.
+    """Values that a set of functions and names may touch.
 
     `skip`: ids of what is protected, of which only plain attributes of modules are looked at;
     `without`: paths that are bound anew before they are read.
@@ -223,7 +223,7 @@ def written(value: Any) -> bytes | None:
 
 
 def _fits(value: Any) -> bool:
-    """Whether it is small, by a look at its size that itself is small."""
+    """Return whether it is small, by a look at its size that itself is small."""
     room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
     while todo:
         each = todo.pop()
@@ -282,7 +282,7 @@ def _look(value: Any) -> Any:
 
 
 def _state(value: Any) -> bytes | None:
-    """What a scheduler or a GradScaler that nobody protects holds."""
+    """Return what a scheduler or a GradScaler that nobody protects holds."""
     if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
         return written(value.state_dict())
     return None
@@ -303,7 +303,7 @@ def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether it is an iterator whose position cannot be seen."""
+    """Return whether it is an iterator whose position cannot be seen."""
     return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
 
 
