@@ -185,8 +185,7 @@ class Checkpointer:
         return anew
 
     def _next(self, place: Place) -> tuple[Place, str, str]:
-        """Return where this save stands among those of the directory: its place, its parent, its
-        base."""
+        """Return this save's place among those of the directory, its parent and its base."""
         if self._lineage is None:
             self._lineage = lineage_of(Folder(self._root), self._origin)
         return self._lineage.go_on(place.step, place.n, place.attempt)
