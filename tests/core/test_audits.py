@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from outlast import events, wire
-from outlast.core.contract import Agreed, Barred, CheckpointFound, Verify
+from outlast.core.audit.record import AuditState
+from outlast.core.contract import Agreed, Barred, CheckpointFound, DecisionMade, Verify
 from outlast.testing.desk import Desk
 
 RIGHT, WRONG = b"right", b"wrong"
@@ -288,6 +289,28 @@ def test_a_later_term_knows_what_is_out_of_use() -> None:
     assert desk.state.audit.bars[0].covers(4, "/c/step-000000004-n4-t1g1")
     assert not desk.state.audit.bars[0].covers(3, "/c/step-000000003-n3-t1g1")
     assert not desk.state.audit.bars[0].covers(4, "/c/step-000000004-n4-t1g2")
+
+
+def test_a_later_term_knows_whose_copies_ranks_have() -> None:
+    """Rank 1 was replaced from rank 0, and the launcher died before the audit of that recovery."""
+    desk = Desk(world=2, spares=1).begin().open()
+    slots = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5"}
+    desk.lose(desk.seats()[1], 5, slots=slots)
+    desk.status(desk.seats()[0], 5, "running")
+    desk.heal(5)
+    assert desk.state.audit.origins == {1: 0}
+    assert later_audit(desk).origins == {1: 0}
+
+
+def test_a_later_term_knows_which_agreements_a_rollback_made_void() -> None:
+    decided = DecisionMade(generation=2, n=3, step=3, verdict="start", seats=("a", "b"))
+    desk = Desk(world=2, term=2).begin(journal=(Agreed(n=9, step=9), decided))
+    assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 3
+
+
+def later_audit(desk: Desk) -> AuditState:
+    later = Desk(world=desk.world, term=2).begin(journal=desk.journal())
+    return later.state.audit
 
 
 def test_a_round_of_a_closed_generation_is_dropped() -> None:

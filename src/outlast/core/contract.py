@@ -139,8 +139,11 @@ class DecisionMade(JournalEntry, frozen=True):
 
 
 class Opened(JournalEntry, frozen=True):
+    """Phases may run. `transfers`: (donor, joiner) by rank, whose state has arrived."""
+
     generation: int
     n: int
+    transfers: tuple[tuple[int, int], ...] = ()
 
 
 class SharedKept(JournalEntry, frozen=True):

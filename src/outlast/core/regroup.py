@@ -221,7 +221,7 @@ def open_when_joined(turn: Turn) -> None:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
             return
     state.audit = state.audit.copied(state.transfers)
-    turn.journal(Opened(generation=state.generation, n=state.n))
+    turn.journal(Opened(generation=state.generation, n=state.n, transfers=state.transfers))
     state.opened = True
     turn.enter("open")
     for name in state.seats:

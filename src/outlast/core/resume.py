@@ -6,8 +6,6 @@ from outlast import events, wire
 from outlast.core import incident, moving, regroup
 from outlast.core.audit import protocol as audit
 from outlast.core.contract import (
-    Agreed,
-    Barred,
     Begin,
     DecisionMade,
     Moved,
@@ -26,7 +24,7 @@ def begin(turn: Turn, event: Begin) -> None:
     state.run, state.term = event.run, event.term
     state.checkpoint = event.checkpoint
     state.measured = Measured(since_ns=turn.now_ns)
-    audit.restored(turn, [one for one in event.journal if isinstance(one, Agreed | Barred)])
+    audit.restored(turn, event.journal)
     decided: DecisionMade | None = None
     for entry in event.journal:
         if isinstance(entry, DecisionMade):

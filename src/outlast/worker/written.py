@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from outlast.checkpoint.tree import raw
-from outlast.worker.audit.digests import weighted_sum
+from outlast.worker.audit.digests import local_shard, weighted_sum
 from outlast.worker.protected import Protected
 
 WINDOW_BYTES = 1 << 16
@@ -35,14 +35,14 @@ class WrittenWeights:
             return
         parameter = parameters[turn % len(parameters)]
         width = WINDOW_BYTES // parameter.element_size()
-        start = turn // len(parameters) * width % max(1, _local(parameter).numel())
+        start = turn // len(parameters) * width % max(1, local_shard(parameter).numel())
         self._parameter, self._window = parameter, slice(start, start + width)
-        self._words = {"": _word(_local(parameter).reshape(-1)[self._window])}
+        self._words = {"": _word(local_shard(parameter).reshape(-1)[self._window])}
 
     def changed(self) -> str:
         """The name of a weight or moment that is not what it was; "" where there is none."""
         if self._parameter is not None:
-            now = _word(_local(self._parameter).reshape(-1)[self._window])
+            now = _word(local_shard(self._parameter).reshape(-1)[self._window])
             return "" if _same(self._words[""], now) else self._name()
         if self._everything:
             for name, tensor in self._all():
@@ -59,24 +59,18 @@ class WrittenWeights:
 
 
 def _weights(protected: Protected) -> list[tuple[str, torch.Tensor]]:
-    return [(name, _local(parameter)) for name, parameter in protected.tree.named_parameters()]
+    return [(name, local_shard(parameter)) for name, parameter in protected.tree.named_parameters()]
 
 
 def _moments(protected: Protected) -> list[tuple[str, torch.Tensor]]:
     names = {id(parameter): name for name, parameter in protected.tree.named_parameters()}
     return [
-        (f"{optimizer}.state.{names.get(id(parameter), '')}.{key}", _local(value))
+        (f"{optimizer}.state.{names.get(id(parameter), '')}.{key}", local_shard(value))
         for optimizer, each in protected.optimizers.items()
         for parameter, values in each.state.items()
         for key, value in (values.items() if isinstance(values, dict) else ())
         if isinstance(value, torch.Tensor)
     ]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that this rank holds of a tensor."""
-    to_local = getattr(tensor, "to_local", None)
-    return (to_local() if to_local else tensor).detach()
 
 
 def _word(tensor: torch.Tensor) -> _Word:

@@ -17,7 +17,7 @@ from outlast import events, wire
 from outlast.core import incident
 from outlast.core.audit.record import Agreement, AuditState, Bar, Round
 from outlast.core.audit.verdict import OPTIONAL_KINDS, Holding, Verdict, judge
-from outlast.core.contract import Agreed, Barred
+from outlast.core.contract import Agreed, Barred, DecisionMade, JournalEntry, Opened
 from outlast.core.state import S_NS, Worker
 from outlast.core.turn import Turn
 
@@ -231,13 +231,20 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def restored(turn: Turn, entries: Sequence[Agreed | Barred]) -> None:
-    """Take over what earlier terms have agreed on and put out of use."""
+def restored(turn: Turn, journal: Sequence[JournalEntry]) -> None:
+    """Take over what earlier terms have agreed on, copied between ranks, and put out of use."""
     audit = AuditState()
-    for entry in entries:
-        if isinstance(entry, Agreed):
-            audit = audit.agreed(Agreement(entry.n, entry.step))
-        else:
-            audit = audit.barred(Bar(entry.after_n, entry.generation))
+    for entry in journal:
+        match entry:
+            case Agreed(n=n, step=step):
+                audit = audit.agreed(Agreement(n, step))
+            case Barred(after_n=after_n, generation=generation):
+                audit = audit.barred(Bar(after_n, generation))
+            case DecisionMade(verdict="start", n=n, step=step):
+                audit = audit.begun_again(n, step)
+            case Opened(transfers=transfers):
+                audit = audit.copied(transfers)
+            case _:
+                pass
     copy = turn.state.checkpoint
     turn.state.audit = audit.with_copy(copy) if copy else audit

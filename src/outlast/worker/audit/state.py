@@ -17,7 +17,7 @@ import xxhash
 
 from outlast.checkpoint import plan, tree
 from outlast.errors import ConfigError
-from outlast.worker.audit.digests import digests
+from outlast.worker.audit.digests import digests, local_shard
 from outlast.worker.protected import Protected
 from outlast.worker.rank_local import BUFFERS, RATES, part_of
 
@@ -89,7 +89,7 @@ def digest_names(
         for name in sorted(named):
             value = named[name]
             if isinstance(value, torch.Tensor):
-                tensors.append((kind, name, _local(value)))
+                tensors.append((kind, name, local_shard(value)))
             else:
                 found[kind][name] = xxhash.xxh3_64_digest(_plain(value))
     chosen = list(_cut(tensors, part))
@@ -122,7 +122,7 @@ def flip_bit(protected: Protected, pattern: str) -> None:
     tensors = {n: t for n, t in named if isinstance(t, torch.Tensor) and t.numel()}
     for name, tensor in tensors.items():
         if fnmatch.fnmatchcase(name, pattern):
-            flat = _local(tensor).detach().view(-1).view(torch.uint8)
+            flat = local_shard(tensor).view(-1).view(torch.uint8)
             flat[:1] ^= 1
             return
     raise ConfigError(
@@ -170,12 +170,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}.{key}" if name else str(key), item)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own shard; any other tensor as it is."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local else tensor
-
-
 def _plain(value: Any) -> bytes:
     """Bytes that are equal where a value is, whatever order its dicts and sets are in."""
     if isinstance(value, Mapping):
@@ -186,7 +180,7 @@ def _plain(value: Any) -> bytes:
     if type(value) in (list, tuple):
         return b"[" + b",".join(map(_plain, value)) + b"]"
     if isinstance(value, torch.Tensor):
-        return digests([_local(value)])[0] + f"{value.dtype}{tuple(value.shape)}".encode()
+        return digests([local_shard(value)])[0] + f"{value.dtype}{tuple(value.shape)}".encode()
     if isinstance(value, np.ndarray):
         return (
             xxhash.xxh3_64_digest(np.ascontiguousarray(value).tobytes()) + str(value.dtype).encode()

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from outlast.worker.audit.digests import local_shard
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ROUNDING = 1e-3  # what a kernel's free order of summation may change in a sum, at most
@@ -112,9 +113,7 @@ def _is_close(a: tuple[int, float] | None, b: tuple[int, float] | None) -> bool:
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
-    gradient = gradient.detach()
-    if isinstance(gradient, DTensor):
-        gradient = gradient.to_local()
+    gradient = local_shard(gradient)
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return gradient.contiguous().view(-1)
