@@ -1,4 +1,4 @@
-"""Checkpoints of formats 2 and 3, made by a few lines that share nothing with the keeper.
+"""Checkpoints of formats 2 to 4, made by a few lines that share nothing with the keeper.
 
 `make` divides tensors among ranks as the engine does, and writes them through Folder.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from outlast.checkpoint.boxes import Box, runs, shares
@@ -27,6 +28,7 @@ from outlast.checkpoint.record import (
     Sample,
     Tensor,
     digest_of,
+    frozen_name,
     manifest_name,
     seal,
     shard_name,
@@ -65,11 +67,13 @@ def make(
     parent: str = "",
     base: str = "",
     samples: tuple[Sample, ...] = (),
+    frozen: int = 0,
 ) -> Path:
     """Write a checkpoint and return its directory.
 
     `dtypes` names those that NumPy has not (an array of uint16 may be a bfloat16). `division`:
     which boxes each rank writes, where not evenly. `commit=False` leaves out the commit record.
+    `frozen`: so many bytes of each rank's part are its frozen region (version 4).
     """
     whole = {
         name: Tensor((dtypes or {}).get(name, array.dtype.name), array.shape)
@@ -94,10 +98,13 @@ def make(
                 shard=shard_name(rank), size_bytes=len(data), chunk_bytes=chunk_bytes,
                 chunks=tuple(digest_of(data[at : at + chunk_bytes]) for at in starts),
                 plan="0" * 32, pieces=tuple(pieces), blobs=tuple(blobs), samples=samples,
+                frozen=frozen or msgspec.UNSET,
                 tensors={name: whole[name] for name in sorted({p.name for p in pieces} | empty)},
             )
         )  # fmt: skip
-        folder.put(place.directory, shard_name(rank), [data], len(data))
+        if frozen:
+            folder.put(place.directory, frozen_name(rank), [data[:frozen]], frozen)
+        folder.put(place.directory, shard_name(rank), [data[frozen:]], len(data) - frozen)
         folder.put(place.directory, manifest_name(rank), [manifest], len(manifest))
         entries.append(Entry(rank, manifest_name(rank), len(manifest), digest_of(manifest)))
         size_bytes += len(data)

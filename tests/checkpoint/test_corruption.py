@@ -21,7 +21,7 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.reader import Reader, Target
 from outlast.checkpoint.record import (
     COMMIT,
-    FORMAT,
+    FORMATS,
     Commit,
     Entry,
     Manifest,
@@ -258,12 +258,16 @@ def test_a_commit_record_leads_nowhere_else(root: Path, name: str) -> None:
 def test_a_newer_format_is_refused_by_its_number(root: Path, file: str) -> None:
     path = root / "job" / NEW.directory / file
     kind = Commit if file == COMMIT else Manifest
-    newer = seal(msgspec.structs.replace(unseal(path.read_bytes(), kind, ""), format=FORMAT + 1))
+    newer = seal(
+        msgspec.structs.replace(unseal(path.read_bytes(), kind, ""), format=FORMATS[-1] + 1)
+    )
     path.write_bytes(newer.replace(b'"job":', b'"new":1,"job":'))
     if file != COMMIT:
         commit_anew(path)
     check_survived(root / "job", file)
-    with pytest.raises(CorruptionError, match=f"{file}: format {FORMAT + 1} where this Outlast"):
+    with pytest.raises(
+        CorruptionError, match=f"{file}: format {FORMATS[-1] + 1} where this Outlast"
+    ):
         check_whole(open_checkpoint(Folder(root / "job"), NEW))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from outlast.checkpoint.boxes import Box
 from outlast.checkpoint.plan import WHOLE_BYTES, Held, Share, describe
-from outlast.checkpoint.record import Tensor
+from outlast.checkpoint.record import CHUNK_BYTES, Tensor
 from outlast.checkpoint.stage import Copies, Layout, lay_blobs, lay_out
 
 
@@ -64,6 +64,32 @@ def test_tensors_are_listed_by_who_writes_of_them_and_empty_ones_by_all() -> Non
     known = {"a": Tensor("float32", (2,)), "b": Tensor("float32", (2,)), "e": Tensor("bool", (0,))}
     layout = lay_out(known, [Share(held("a", torch.ones(2)), 0, 2)])
     assert list(layout.tensors) == ["a", "e"]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "region", "behind"),
+    [(0.01, 0, 0.01), (0.8, 0, 0.8), (0.9, 1, 1), (1, 1, 1), (1.5, 1, 1.5), (2.9, 3, 3)],
+)
+def test_a_frozen_region_is_whole_chunks_with_little_padding(
+    chunks: float, region: int, behind: float
+) -> None:
+    """Where too much of it would be padding, a rest lies behind it, or all where it always did."""
+    shape = (int(chunks * CHUNK_BYTES) // 4096 * 1024,)
+    sizes = {"a": (1024,), "b": shape, "c": (1024,)}
+    shares = [
+        Share(Held(name, torch.float32, size, Box.whole(size), (0,)), 0, size[0])
+        for name, size in sizes.items()
+    ]
+    layout = lay_out({}, shares, {"b"})
+    assert layout.frozen_bytes == region * CHUNK_BYTES
+    at = {piece.name: piece.at for piece in layout.pieces}
+    if region:
+        first = max(shape[0] * 4, layout.frozen_bytes)
+        assert at == {"b": 0, "a": first, "c": first + 4096}
+        assert abs(first - behind * CHUNK_BYTES) < 4096
+    else:
+        assert layout == lay_out({}, shares)
+    assert [each.at for each in layout.laid] == [piece.at for piece in layout.pieces]
 
 
 def test_blobs_begin_at_blocks() -> None:

@@ -22,7 +22,7 @@ from outlast.checkpoint.checking import (
     merged,
     uncovered,
 )
-from outlast.checkpoint.chunks import Chunk, chunks_of, fetch, walk
+from outlast.checkpoint.chunks import Chunk, chunks_of, fetch, tensors_in, walk
 from outlast.checkpoint.lineage import Lineage, resumed
 from outlast.checkpoint.record import COMMIT, Commit, Entry, Manifest, Place, Tensor, unseal
 from outlast.checkpoint.storage import Listed, Source, Store
@@ -104,7 +104,7 @@ class Checkpoint:
 
         Raises CorruptionError or StorageError naming the file.
         """
-        wanted = {manifest.shard: manifest.size_bytes for manifest in self.manifests}
+        wanted = {name: size for each in self.manifests for name, size in each.files.items()}
         faults = faults_of_files(self.store.files(self.place.directory), wanted)
         _refuse(self.where, (f"{name} {fault}" for name, fault in faults.items()))
 
@@ -195,12 +195,13 @@ def verify(
     files = checkpoint.store.files(checkpoint.place.directory)
     chunks: list[Chunk] = []
     for manifest in manifests:
-        file = f"{checkpoint.where}/{manifest.shard}"
-        faults = faults_of_files(files, {manifest.shard: manifest.size_bytes})
-        gone = files.get(manifest.shard, -1) < 0
-        lost = tuple(dict.fromkeys(piece.name for piece in manifest.pieces)) if gone else ()
-        damages += [Damage(file, None, f"{file}: {fault}", lost) for fault in faults.values()]
-        chunks += [] if gone else chunks_of(manifest)
+        faults = faults_of_files(files, manifest.files)
+        gone = {name for name in faults if files.get(name, -1) < 0}
+        for name, fault in faults.items():
+            file = f"{checkpoint.where}/{name}"
+            lost = tensors_in(manifest, name) if name in gone else ()
+            damages.append(Damage(file, None, f"{file}: {fault}", lost))
+        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in gone]
     adding, done = Lock(), 0
 
     def look(chunk: Chunk, buffer: memoryview) -> None:
@@ -210,7 +211,7 @@ def verify(
         except StalledError:
             raise
         except (CorruptionError, StorageError) as error:
-            file = f"{checkpoint.where}/{chunk.manifest.shard}"
+            file = f"{checkpoint.where}/{chunk.file}"
             damages.append(Damage(file, chunk.number, str(error), chunk.tensors))
         with adding:
             done += chunk.size_bytes

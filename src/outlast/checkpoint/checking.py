@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import UNSET
+
 from outlast.checkpoint.boxes import Box, divide
 from outlast.checkpoint.dtypes import ITEM_BYTES
 from outlast.checkpoint.record import (
+    FORMAT_FROZEN,
     Commit,
     Entry,
     Manifest,
@@ -63,6 +66,10 @@ def faults_of_part(manifest: Manifest, rank: int, commit: Commit) -> Iterator[st
         yield f"has chunks of {manifest.chunk_bytes} bytes"
     elif len(manifest.chunks) != -(-manifest.size_bytes // manifest.chunk_bytes):
         yield f"has {len(manifest.chunks)} digests for {manifest.size_bytes} bytes"
+    elif (manifest.format >= FORMAT_FROZEN) != (manifest.frozen is not UNSET):
+        yield f"is of format {manifest.format}, with a frozen region of {manifest.frozen!r} bytes"
+    elif manifest.frozen is not UNSET and not _is_region(manifest.frozen, manifest):
+        yield f"has a frozen region of {manifest.frozen} bytes"
     for name, tensor in manifest.tensors.items():
         if tensor.dtype not in ITEM_BYTES:
             yield f"has {name}, of type {tensor.dtype!r}, which this Outlast does not know"
@@ -153,6 +160,10 @@ def uncovered(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
             break
         _, left = divide(left, box)
     return left
+
+
+def _is_region(size_bytes: int, manifest: Manifest) -> bool:
+    return 0 < size_bytes <= manifest.size_bytes and not size_bytes % manifest.chunk_bytes
 
 
 def _inside(at: int, size_bytes: int, manifest: Manifest) -> bool:

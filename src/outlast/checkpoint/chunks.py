@@ -13,7 +13,7 @@ import xxhash
 from outlast.checkpoint.boxes import Box
 from outlast.checkpoint.dtypes import ITEM_BYTES
 from outlast.checkpoint.patience import Hand, attend
-from outlast.checkpoint.record import Manifest, digest_of
+from outlast.checkpoint.record import Manifest, digest_of, frozen_name
 from outlast.checkpoint.storage import Memory, Source
 from outlast.errors import CorruptionError, StorageError
 
@@ -35,6 +35,18 @@ class Chunk(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return min(self.manifest.chunk_bytes, self.manifest.size_bytes - self.at)
+
+    @property
+    def file(self) -> str:
+        """The name of the file that it lies in."""
+        manifest = self.manifest
+        return frozen_name(manifest.rank) if self.at < manifest.frozen_bytes else manifest.shard
+
+    @property
+    def offset(self) -> int:
+        """The byte of that file from which on it lies."""
+        frozen_bytes = self.manifest.frozen_bytes
+        return self.at - frozen_bytes if self.at >= frozen_bytes else self.at
 
     @property
     def digest(self) -> str:
@@ -63,6 +75,15 @@ class Chunk(NamedTuple):
         return f"chunk {self.number} (bytes {self.at} to {self.at + self.size_bytes}; {holds})"
 
 
+def tensors_in(manifest: Manifest, file: str) -> tuple[str, ...]:
+    """The names of the tensors that lie in one of a part's files, at least in part."""
+    if not manifest.frozen_bytes:
+        return tuple(dict.fromkeys(piece.name for piece in manifest.pieces))
+    found = (chunk.tensors for chunk in chunks_of(manifest) if chunk.file == file)
+    names = dict.fromkeys(name for names in found for name in names)
+    return tuple(name for name in names if name in manifest.tensors)
+
+
 def chunks_of(manifest: Manifest) -> list[Chunk]:
     return [Chunk(manifest, number) for number in range(len(manifest.chunks))]
 
@@ -76,9 +97,8 @@ def fetch(source: Source, chunk: Chunk, into: memoryview) -> None:
     if isinstance(source, Memory):
         gather(source, chunk, [into])
         return
-    directory, shard = chunk.manifest.place.directory, chunk.manifest.shard
     try:
-        source.read(directory, shard, chunk.at, into)
+        source.read(chunk.manifest.place.directory, chunk.file, chunk.offset, into)
     except (CorruptionError, StorageError) as error:
         raise type(error)(f"{error}; this is {chunk.title}") from error
     if digest_of(into) != chunk.digest:
@@ -109,7 +129,7 @@ def gather(memory: Memory, chunk: Chunk, rooms: Sequence[memoryview]) -> None:
 
 
 def _differs(source: Source, chunk: Chunk) -> CorruptionError:
-    where = f"{source.where}/{chunk.manifest.place.directory}/{chunk.manifest.shard}"
+    where = f"{source.where}/{chunk.manifest.place.directory}/{chunk.file}"
     return CorruptionError(
         f"{where}: {chunk.title} does not match its digest; nothing was taken over from it"
     )

@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from outlast.checkpoint.arena import Unmapped
 from outlast.checkpoint.checking import disagreements
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.rebuilding import HeldParity, Part, rebuild
 from outlast.checkpoint.record import (
     COMMIT,
+    FORMAT,
     Commit,
     Entry,
     Manifest,
@@ -52,7 +55,7 @@ class Copies:
         self._records: dict[str, dict[str, bytes]] = {}
         self._shards: dict[str, dict[str, list[Part]]] = {}
         by_place: dict[Place, dict[int, list[Part]]] = {}
-        for part in parts:
+        for part in map(_in_one_piece, parts):
             ranks = by_place.setdefault(part.manifest.place, {})
             ranks.setdefault(part.manifest.rank, []).append(part)
         parities_by_place: dict[Place, list[HeldParity]] = {}
@@ -62,7 +65,7 @@ class Copies:
             ranks = by_place.setdefault(place, {})
             there = {rank: parts[0] for rank, parts in ranks.items()}
             for rank, part in rebuild(there, found).items():
-                ranks.setdefault(rank, []).append(part)
+                ranks.setdefault(rank, []).append(_in_one_piece(part))
         for place, ranks in by_place.items():
             first = [ranks[rank][0].manifest for rank in sorted(ranks)]
             if first and _whole(first):
@@ -176,6 +179,14 @@ class _Lying:
             return found
         finally:
             keeper.close(0)
+
+
+def _in_one_piece(part: Part) -> Part:
+    """In memory no part is divided into files."""
+    if not part.manifest.frozen_bytes:
+        return part
+    manifest = msgspec.structs.replace(part.manifest, format=FORMAT, frozen=msgspec.UNSET)
+    return part._replace(manifest=manifest)
 
 
 def _whole(manifests: list[Manifest]) -> bool:

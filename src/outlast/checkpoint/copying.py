@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from threading import Event, Lock
 from typing import NamedTuple
 
 from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places
-from outlast.checkpoint.chunks import chunks_of, fetch
+from outlast.checkpoint.chunks import Chunk, chunks_of, fetch
 from outlast.checkpoint.pace import Pace
 from outlast.checkpoint.record import COMMIT, Manifest, Place, manifest_name, seal
-from outlast.checkpoint.storage import Source, Store, held
-from outlast.errors import CorruptionError, StorageError
+from outlast.checkpoint.storage import Linking, Source, Store, held
+from outlast.errors import CorruptionError, StalledError, StorageError
 
 AT_ONCE = 4  # ranks whose parts travel at the same time: a bucket answers slowly, but many at once
+_LOOKED_AT = 4  # of the target's checkpoints, for a file to link
 Progress = Callable[[int, int], None]
 
 
@@ -125,39 +127,80 @@ class _Parts:
 
     def _copy_rank(self, manifest: Manifest) -> None:
         buffer = memoryview(mmap.mmap(-1, max(min(manifest.chunk_bytes, manifest.size_bytes), 1)))
-        if self._there.get(manifest.shard) == manifest.size_bytes and self._right(manifest, buffer):
-            self._progress(self._passes * manifest.size_bytes)
-        else:
-            self._send_shard(manifest, buffer)
+        for name, size_bytes in manifest.files.items():
+            chunks = [chunk for chunk in chunks_of(manifest) if chunk.file == name]
+            present = self._there.get(name, -1) == size_bytes
+            if (present or self._linked(manifest, name)) and self._right(chunks, buffer):
+                self._progress(self._passes * size_bytes)
+            else:
+                self._send(name, size_bytes, chunks, buffer)
         self._send_manifest(manifest)
 
-    def _right(self, manifest: Manifest, buffer: memoryview) -> bool:
-        """Whether the shard that is there is the right one, as far as that is looked at."""
+    def _right(self, chunks: Sequence[Chunk], buffer: memoryview) -> bool:
+        """Whether the file that is there is the right one, as far as that is looked at."""
         if not self._verify:
             return True
         try:
-            for _ in self._chunks(self._target, manifest, buffer):
+            for _ in self._read(self._target, chunks, buffer):
                 pass
         except CorruptionError:
             return False
         return True
 
-    def _send_shard(self, manifest: Manifest, buffer: memoryview) -> None:
+    def _linked(self, manifest: Manifest, name: str) -> bool:
+        """Whether a file of an earlier checkpoint there was linked, which is to be read back. As in
+        a save, the newest one's file is left alone: no two in a row have the same."""
+        if name == manifest.shard or not self._verify or not isinstance(self._target, Linking):
+            return False
+        count = manifest.frozen_bytes // manifest.chunk_bytes
+        newest: list[int | None] = []
+        for directory, found in self._earlier(manifest.rank):
+            inode = self._target.inodes(directory).get(name)
+            newest = newest or [inode]
+            alike = (found.frozen_bytes, found.chunk_bytes, found.chunks[:count]) == (
+                manifest.frozen_bytes,
+                manifest.chunk_bytes,
+                manifest.chunks[:count],
+            )
+            if (
+                alike
+                and inode not in newest
+                and self._target.link(self._directory, name, directory)
+            ):
+                return True
+        return False
+
+    def _earlier(self, rank: int) -> Iterator[tuple[str, Manifest]]:
+        """A rank's manifest in each of the target's newest checkpoints, the newest first."""
+        found = (place for place in places(self._target) if place != self._checkpoint.place)
+        for place in islice(found, _LOOKED_AT):
+            try:
+                checkpoint = open_checkpoint(self._target, place)
+                for entry in checkpoint.commit.manifests[rank : rank + 1]:
+                    yield place.directory, checkpoint.manifest(entry)
+            except StalledError:
+                raise
+            except (CorruptionError, StorageError):
+                continue
+
+    def _send(
+        self, name: str, size_bytes: int, chunks: Sequence[Chunk], buffer: memoryview
+    ) -> None:
         def counted(store: Source) -> Iterator[memoryview]:
-            for part in self._chunks(store, manifest, buffer):
+            for part in self._read(store, chunks, buffer):
                 yield part
                 self._progress(len(part))
 
         parts = counted(self._checkpoint.store)
-        self._target.put(self._directory, manifest.shard, parts, manifest.size_bytes)
+        self._target.put(self._directory, name, parts, size_bytes)
         if self._verify:
             try:
                 for _ in counted(self._target):
                     pass
             except CorruptionError as error:
-                raise self._changed(manifest.shard, error) from error
+                raise self._changed(name, error) from error
         with self._lock:
-            self.sent_bytes += manifest.size_bytes
+            self.sent_bytes += size_bytes
 
     def _send_manifest(self, manifest: Manifest) -> None:
         name, data = manifest_name(manifest.rank), seal(manifest)
@@ -167,11 +210,11 @@ class _Parts:
         if self._verify and self._target.get(self._directory, name) != data:
             raise self._changed(name, "it reads otherwise")
 
-    def _chunks(
-        self, store: Source, manifest: Manifest, buffer: memoryview
+    def _read(
+        self, store: Source, chunks: Sequence[Chunk], buffer: memoryview
     ) -> Iterator[memoryview]:
-        """A shard's chunks as `store` has them, each checked, all in one buffer."""
-        for chunk in chunks_of(manifest):
+        """A file's chunks as `store` has them, each checked, all in one buffer."""
+        for chunk in chunks:
             self._pace.spend(chunk.size_bytes)
             part = buffer[: chunk.size_bytes]
             fetch(store, chunk, part)

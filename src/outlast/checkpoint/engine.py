@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from msgspec import UNSET
 
 from outlast.checkpoint.agreement import VALUES, Exchange, Plan, agree, refuse
 from outlast.checkpoint.device import Device, only_device
@@ -25,9 +26,20 @@ from outlast.checkpoint.fill import fill
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.faults import Fault
 from outlast.checkpoint.keeper.protocol import Order, Outcome
-from outlast.checkpoint.plan import Described, Local, describe, divide, dtype_name, hold
+from outlast.checkpoint.plan import (
+    Described,
+    Held,
+    Local,
+    describe,
+    divide,
+    dtype_name,
+    frozen_names,
+    hold,
+)
 from outlast.checkpoint.record import (
     CHUNK_BYTES,
+    FORMAT,
+    FORMAT_FROZEN,
     Commit,
     Manifest,
     Place,
@@ -45,12 +57,14 @@ _OUTCOMES_MAX = 1024  # that nobody asked for
 
 
 class _Planned(NamedTuple):
-    """Facts that hold as long as the tensors are of the same table, and values have these names."""
+    """Facts that hold as long as the tensors are of the same table, and values have these names;
+    the `layout` only as long as parameters of these names are `frozen`."""
 
     table: dict[str, Local]
     plan: Plan
     layout: Layout
     values: frozenset[str]
+    frozen: frozenset[str]
 
 
 class Engine:
@@ -102,7 +116,7 @@ class Engine:
 
         All ranks call it together. Raises as `save` does.
         """
-        self._plan(self._described(tensors), apart, {})
+        self._plan(self._described(tensors), apart, {}, frozen_names(tensors))
         self._make_slots(blobs_bytes)
 
     def reserve(
@@ -120,7 +134,7 @@ class Engine:
         shares = divide(
             [item if item.holders else item._replace(holders=holders) for item in held], self._rank
         )
-        layout = lay_out({}, shares)
+        layout = lay_out({}, shares, frozen_names(tensors))
         self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
 
     def save(
@@ -153,7 +167,8 @@ class Engine:
         """
         described = self._described(tensors)
         blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
-        planned = self._plan(described, apart, values or {})
+        planned = self._plan(described, apart, values or {}, frozen_names(tensors))
+        frozen = planned.layout.frozen_bytes
         samples = self._samples(planned.plan, described, place, values or {})
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
         self._make_slots(blobs_bytes)
@@ -167,6 +182,7 @@ class Engine:
         laid, size_bytes = slot.fill(described.sources, blobs)
         slot.save = save
         manifest = Manifest(
+            format=FORMAT_FROZEN if frozen else FORMAT, frozen=frozen or UNSET,
             job=self._job, place=place, rank=self._rank, world=self._world,
             shard=shard_name(self._rank), size_bytes=size_bytes, chunk_bytes=CHUNK_BYTES,
             chunks=(), plan=planned.plan.digest, tensors=planned.layout.tensors,
@@ -262,11 +278,19 @@ class Engine:
         return tuple(found)
 
     def _plan(
-        self, described: Described, apart: Collection[str], values: Mapping[str, bytes]
+        self,
+        described: Described,
+        apart: Collection[str],
+        values: Mapping[str, bytes],
+        frozen: frozenset[str],
     ) -> _Planned:
-        """The plan for these tensors: the last one as long as nothing has changed."""
+        """The plan for these tensors: the last one as long as nothing has changed. What is frozen
+        changes the layout alone, which no other rank needs to know."""
         known = self._planned
         if known and known.table == described.table and known.values == values.keys():
+            if known.frozen != frozen:
+                layout = lay_out(_tensors(hold(known.table)), known.plan.shares, frozen)
+                known = self._planned = known._replace(layout=layout, frozen=frozen)
             return known
         try:
             held = hold(described.table)
@@ -294,9 +318,8 @@ class Engine:
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
                 " save"
             ) from error
-        tensors = {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
-        layout = lay_out(tensors, plan.shares)
-        self._planned = _Planned(described.table, plan, layout, frozenset(values))
+        layout = lay_out(_tensors(held), plan.shares, frozen)
+        self._planned = _Planned(described.table, plan, layout, frozenset(values), frozen)
         return self._planned
 
     def _make_slots(self, blobs_bytes: int) -> None:
@@ -339,6 +362,10 @@ class Engine:
         self._news.append(outcome)
         if len(self._refused) > _OUTCOMES_MAX:
             del self._refused[min(self._refused)]
+
+
+def _tensors(held: Iterable[Held]) -> dict[str, Tensor]:
+    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
 
 
 def _changed(before: Mapping[str, Local], now: Mapping[str, Local]) -> str:

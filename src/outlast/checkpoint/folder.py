@@ -154,6 +154,31 @@ class Folder:
             os.fsync(at)
 
     @_answered
+    def link(self, directory: str, name: str, other: str) -> bool:
+        """As Linking.link."""
+        try:
+            with (
+                self._writing(directory, check_name(name)) as (_, at),
+                _directory(self.root / check_name(other)) as source,
+            ):
+                if not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+                    return False
+                os.link(name, name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
+                os.fsync(at)
+        except StorageError:
+            return False
+        return True
+
+    @_answered
+    def inodes(self, directory: str) -> dict[str, int]:
+        """As Linking.inodes."""
+        try:
+            with _directory(self.root / check_name(directory)) as at, os.scandir(at) as entries:
+                return {entry.name: entry.inode() for entry in entries}
+        except OSError:
+            return {}
+
+    @_answered
     def create(self, directory: str, name: str, data: bytes) -> bool:
         with self._writing(directory, check_name(name)) as (_, at):
             draft = _write_draft(name, at, data)
@@ -317,8 +342,11 @@ def _open_draft(draft: str, at: int, path: Path) -> int:
                 os.close(file)
                 raise
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.stat(draft, dir_fd=at, follow_symlinks=False)):
-                return file
+            found = os.fstat(file)
+            if os.path.samestat(found, os.stat(draft, dir_fd=at, follow_symlinks=False)):
+                if found.st_nlink == 1:
+                    return file
+                os.unlink(draft, dir_fd=at)  # what other names of it say must stay as it is
         os.close(file)  # its writer renamed it between our open and our lock
     raise StorageError(f"{path}: somebody else is writing it; nothing was changed; try again later")
 

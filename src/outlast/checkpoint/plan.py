@@ -129,6 +129,18 @@ def describe(
     return Described(table, sources)
 
 
+def frozen_names(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of parameters that are not trained."""
+    plain = torch.Tensor
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if not tensor.requires_grad
+        and type(tensor) is not plain
+        and isinstance(tensor, torch.nn.Parameter)
+    )
+
+
 def hold(table: Mapping[str, Local]) -> list[Held]:
     """The boxes that this rank holds, in the order of their names; those of a mesh that it is no
     part of are left out. Raises CodecError, by name, for placements that are no boxes."""

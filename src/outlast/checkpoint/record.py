@@ -15,7 +15,8 @@ import xxhash
 from outlast.errors import CorruptionError, UsageError
 
 FORMAT = 3
-FORMATS = (2, 3)  # that are read
+FORMAT_FROZEN = 4  # of a part with a frozen region, and of a checkpoint with such a part
+FORMATS = (2, 3, 4)  # that are read
 STEPS_MAX = 10**18 - 1
 LINES_MAX = 10**9 - 1
 CHUNK_BYTES = 16 << 20
@@ -99,7 +100,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rank's part of a checkpoint. `chunks`: xxh3_128 in hex of each `chunk_bytes` of the
     shard, the last one shorter. `plan`: a digest of how tensors were divided; equal on all ranks.
-    `samples`: since format 3.
+    `samples`: since format 3. `frozen`: in format 4 alone, the bytes of the frozen region, which
+    come first: a whole number of chunks.
     """
 
     format: int = FORMAT
@@ -116,7 +118,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[Piece, ...]
     blobs: tuple[Blob, ...]
     samples: tuple[Sample, ...] = ()
+    frozen: int | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
+
+    @property
+    def frozen_bytes(self) -> int:
+        return self.frozen or 0
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Return the size of each file that the part lies in, in the order of its bytes."""
+        frozen = {frozen_name(self.rank): self.frozen_bytes} if self.frozen_bytes else {}
+        return frozen | {self.shard: self.size_bytes - self.frozen_bytes}
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -157,6 +170,10 @@ def shard_name(rank: int) -> str:
     return f"shard-{rank:05d}"
 
 
+def frozen_name(rank: int) -> str:
+    return f"frozen-{rank:05d}"
+
+
 def step_count(step: Any) -> int:
     """Return a number of steps, whatever type of integer it has. Raises UsageError for others."""
     try:
@@ -195,8 +212,8 @@ def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
         version = msgspec.json.decode(data, type=_Version).format
         if version not in FORMATS:
             raise CorruptionError(
-                f"{where}: format {version} where this Outlast reads {FORMATS[0]} to {FORMAT}; use"
-                " the Outlast that wrote it"
+                f"{where}: format {version} where this Outlast reads {FORMATS[0]} to {FORMATS[-1]};"
+                " use the Outlast that wrote it"
             )
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

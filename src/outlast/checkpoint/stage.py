@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ import torch
 
 from outlast.checkpoint.boxes import Box, runs
 from outlast.checkpoint.plan import WHOLE_BYTES, Local, Share
-from outlast.checkpoint.record import Blob, Piece, Tensor
+from outlast.checkpoint.record import CHUNK_BYTES, Blob, Piece, Tensor
 
 BLOCK_BYTES = 4096
+_PADDING_SHARE = 8  # of a frozen region at most one part in so many is padding
 _MOVE_BYTES = 4 << 20
 _MOVES_ALONE = 4  # for which a thread is not worth its start
 _SMALL_BYTES = 64 << 10  # below, to let go of the interpreter's lock costs more than the copy
@@ -35,23 +36,64 @@ class Laid(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A rank's shard as far as it is tensors. `size_bytes`: a whole number of blocks."""
+    """A rank's shard as far as it is tensors. `size_bytes`: a whole number of blocks;
+    `frozen_bytes`, of its beginning: a whole number of chunks."""
 
     laid: tuple[Laid, ...]
     pieces: tuple[Piece, ...]
     tensors: dict[str, Tensor]
     size_bytes: int
+    frozen_bytes: int
 
 
-def lay_out(held: Mapping[str, Tensor], shares: Sequence[Share]) -> Layout:
+def lay_out(
+    held: Mapping[str, Tensor], shares: Sequence[Share], frozen: Collection[str] = ()
+) -> Layout:
     """Every share at a multiple of its elements' size, large ones at blocks.
 
     `held`: all tensors that this rank knows of; those of which it writes nothing are left to the
-    ranks that do, except where there is nothing to write.
+    ranks that do, except where there is nothing to write. `frozen`: names of tensors that lie in
+    front of all others, where they fill a region of whole chunks.
     """
+    first = _in_a_row([share for share in shares if share.held.name in frozen], 0)
+    frozen_bytes = _region(first.end)
+    if frozen_bytes:
+        others = [share for share in shares if share.held.name not in frozen]
+        rest = _in_a_row(others, max(first.end, frozen_bytes))
+    else:
+        first, rest = _Row([], [], 0), _in_a_row(shares, 0)
+    written = {share.held.name for share in shares}
+    tensors = {
+        name: tensor
+        for name, tensor in held.items()
+        if name in written or not Box.whole(tensor.shape).elements
+    }
+    return Layout(
+        (*first.laid, *rest.laid),
+        (*first.pieces, *rest.pieces),
+        tensors,
+        aligned(rest.end, BLOCK_BYTES),
+        frozen_bytes,
+    )
+
+
+class _Row(NamedTuple):
+    laid: list[Laid]
+    pieces: list[Piece]
+    end: int
+
+
+def _region(size_bytes: int) -> int:
+    """Return whole chunks for so many frozen bytes: all, where padding is little beside them, else
+    without the rest, which is then written as what is trained is."""
+    whole = aligned(size_bytes, CHUNK_BYTES)
+    return whole if (whole - size_bytes) * _PADDING_SHARE <= size_bytes else whole - CHUNK_BYTES
+
+
+def _in_a_row(shares: Iterable[Share], at: int) -> _Row:
+    """Shares one behind the other, from byte `at` on."""
     laid: list[Laid] = []
     pieces: list[Piece] = []
-    at = 0
     for share in shares:
         itemsize = share.held.dtype.itemsize
         at = aligned(at, BLOCK_BYTES if share.size_bytes >= WHOLE_BYTES else itemsize)
@@ -60,13 +102,7 @@ def lay_out(held: Mapping[str, Tensor], shares: Sequence[Share]) -> Layout:
             whole = box.moved(by=share.held.box.start)
             pieces.append(Piece(share.held.name, whole.start, whole.size, at))
             at += box.elements * itemsize
-    written = {share.held.name for share in shares}
-    tensors = {
-        name: tensor
-        for name, tensor in held.items()
-        if name in written or not Box.whole(tensor.shape).elements
-    }
-    return Layout(tuple(laid), tuple(pieces), tensors, aligned(at, BLOCK_BYTES))
+    return _Row(laid, pieces, at)
 
 
 def lay_blobs(after: int, sizes: Mapping[str, int]) -> tuple[tuple[Blob, ...], int]:

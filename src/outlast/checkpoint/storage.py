@@ -116,6 +116,20 @@ class Holding(Protocol):
     def hold(self, directory: str) -> AbstractContextManager[None]: ...
 
 
+@runtime_checkable
+class Linking(Store, Protocol):
+    """A store in which a file can have names in several directories."""
+
+    def link(self, directory: str, name: str, other: str) -> bool:
+        """Give a directory the file that `other` has under this name; False where there is none, or
+        a link cannot be made."""
+        ...
+
+    def inodes(self, directory: str) -> dict[str, int]:
+        """Return the number of each file; equal numbers are names of one file."""
+        ...
+
+
 def held(source: Source, directory: str) -> AbstractContextManager[None]:
     """For as long as a checkpoint is read: nobody deletes it meanwhile, if the source can see to
     that. Else whoever reads finds it gone."""

@@ -25,13 +25,12 @@ from outlast.checkpoint.record import (
     digest_of,
     manifest_name,
     seal,
-    shard_name,
     unseal,
 )
 from outlast.errors import CorruptionError, StorageError
 
 _OURS = re.compile(
-    rf"(shard-\d{{5,}}|rank-\d{{5,}}\.json|{re.escape(COMMIT)})({re.escape(PART)})?"
+    rf"((?:shard|frozen)-\d{{5,}}|rank-\d{{5,}}\.json|{re.escape(COMMIT)})({re.escape(PART)})?"
     r"|rank-\d{5,}\.failed"
 )
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -48,6 +47,7 @@ class Gathering:
         self.size_bytes = 0
         self._commit = commit
         self._linked = False
+        self._format = 0
         self._entries: dict[int, Entry] = {}
         self._samples: dict[int, tuple[Sample, ...]] = {}
         self._tensors: dict[str, tuple[int, Tensor]] = {}
@@ -102,7 +102,11 @@ class Gathering:
         """Make the checkpoint exist. Returns once that is on the disk, and once only."""
         entries = tuple(self._entries[rank] for rank in range(self._commit.world))
         record = msgspec.structs.replace(
-            self._commit, time_ns=self._now_ns(), size_bytes=self.size_bytes, manifests=entries
+            self._commit,
+            format=max(self._commit.format, self._format),
+            time_ns=self._now_ns(),
+            size_bytes=self.size_bytes,
+            manifests=entries,
         )
         path = self.directory / COMMIT
         try:
@@ -155,9 +159,10 @@ class Gathering:
         except CorruptionError as error:
             return {rank: str(error)}
         faults = list(faults_of_part(manifest, rank, self._commit))
-        size_bytes = _size_bytes(self.directory / shard_name(rank))
-        if size_bytes != manifest.size_bytes:
-            faults.append(f"tells of {manifest.size_bytes} bytes where its shard has {size_bytes}")
+        for name, wanted in manifest.files.items():
+            size_bytes = _size_bytes(self.directory / name)
+            if size_bytes != wanted:
+                faults.append(f"tells of {wanted} bytes where {name} has {size_bytes}")
         for name, tensor in manifest.tensors.items():
             other, known = self._tensors.setdefault(name, (rank, tensor))
             if known != tensor:
@@ -169,7 +174,8 @@ class Gathering:
             return {rank: f"its manifest {faults[0]}"}
         self._samples[rank] = manifest.samples
         self._entries[rank] = Entry(rank, record.name, len(data), digest_of(data))
-        self.size_bytes += size_bytes
+        self.size_bytes += manifest.size_bytes
+        self._format = max(self._format, manifest.format)
         return {}
 
     def _create(self, path: Path, data: bytes) -> None:

@@ -34,8 +34,28 @@ class Disk:
         """A descriptor of a new file; FileExistsError where there is one."""
         return os.open(path, _CREATE, 0o644)
 
+    def open(self, path: Path) -> int:
+        """A descriptor to read a file with; no link of that name is followed."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def read(self, fd: int, into: memoryview, at: int) -> None:
+        """Fill `into` with the bytes from `at` on; EIO where the file ends before."""
+        done = 0
+        while done < len(into):
+            try:
+                count = os.preadv(fd, [into[done:]], at + done)
+            except OSError as error:
+                # On a file system that wants another alignment than ours.
+                if error.errno != errno.EINVAL or self.go_direct(fd, False):
+                    raise
+                count = os.preadv(fd, [into[done:]], at + done)
+            if not count:
+                raise OSError(errno.EIO, "the file ends")
+            done += count
+
     def go_direct(self, fd: int, direct: bool) -> bool:
-        """Write past the page cache from here on, or through it; whether it is past it now."""
+        """Read and write past the page cache from here on, or through it; whether it is past it
+        now."""
         flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))

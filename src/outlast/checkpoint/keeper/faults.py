@@ -43,6 +43,16 @@ class WatchedDisk(Disk):
         self._names[fd] = path.name
         return fd
 
+    def open(self, path: Path) -> int:
+        self._before("open", path.name)
+        fd = super().open(path)
+        self._names[fd] = path.name
+        return fd
+
+    def read(self, fd: int, into: memoryview, at: int) -> None:
+        self._before("read", self._names[fd])
+        super().read(fd, into, at)
+
     def allocate(self, fd: int, size_bytes: int) -> None:
         self._before("allocate", self._names[fd])
         super().allocate(fd, size_bytes)

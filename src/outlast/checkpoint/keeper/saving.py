@@ -16,6 +16,7 @@ import msgspec
 from outlast.checkpoint import ownership
 from outlast.checkpoint.keeper.committing import Gathering, ranks
 from outlast.checkpoint.keeper.faults import disk_of
+from outlast.checkpoint.keeper.frozen import FrozenFiles
 from outlast.checkpoint.keeper.protocol import Order, Outcome
 from outlast.checkpoint.keeper.writing import Part
 from outlast.checkpoint.record import Manifest
@@ -78,6 +79,7 @@ class Writer:
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
+        self._frozen = FrozenFiles()
         self._queue: deque[Work] = deque()
         self._change = threading.Condition()
         self._busy = False
@@ -106,7 +108,7 @@ class Writer:
     def _do(self, work: Work) -> None:
         order, manifest = work.order, work.order.manifest
         disk = disk_of(order.faults, work.attempt)
-        part = Part(disk, Path(order.root), manifest, work.due)
+        part = Part(disk, Path(order.root), manifest, work.due, self._frozen)
         failed = ""
         if not work.written:
             try:

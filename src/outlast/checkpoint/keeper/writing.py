@@ -12,10 +12,12 @@ from pathlib import Path
 import msgspec
 
 from outlast.checkpoint.keeper.disk import Disk, write_file
+from outlast.checkpoint.keeper.frozen import FrozenFiles
 from outlast.checkpoint.record import (
     COMMIT,
     Manifest,
     digest_of,
+    frozen_name,
     manifest_name,
     seal,
     shard_name,
@@ -35,34 +37,48 @@ class Part:
     those of this rank are its own, made by a keeper that died over this very order.
     """
 
-    def __init__(self, disk: Disk, root: Path, manifest: Manifest, due: float) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        manifest: Manifest,
+        due: float,
+        frozen: FrozenFiles | None = None,
+    ) -> None:
+        """`frozen`: what is known of earlier checkpoints' files."""
         self.disk = disk
+        self._root = root
         self.directory = root / manifest.place.directory
         self.due = due  # on the monotonic clock
         self.taken = False  # the directory has files of somebody else's under this rank's names
         self._manifest = manifest
+        self._frozen_files = frozen or FrozenFiles()
         self._made: list[Path] = []
 
     def write(self, memory: memoryview, again: bool) -> Manifest:
         """The manifest with its chunks. `memory`: the bytes of the shard, page aligned."""
         manifest = self._manifest
         shard = self.directory / shard_name(manifest.rank)
+        frozen = self.directory / frozen_name(manifest.rank)
         record = self.directory / manifest_name(manifest.rank)
         self.disk.make_directory(self.directory)
         if again and (found := self._finished(record)):
             self.disk.sync_directory(self.directory)
             return found
         if again:
-            for path in (_part(shard), shard, _part(record), failure_path(record)):
+            for path in (shard, frozen):
+                self.disk.remove(_part(path))
+                self.disk.remove(path)
+            for path in (_part(record), failure_path(record)):
                 self.disk.remove(path)
         try:
-            fd = self._create(_part(shard))
+            claim = self._create(_part(shard))
             try:
-                self._refuse_another(shard, record)
-                chunks = _Chunks(self.disk, fd, memory, manifest.chunk_bytes, self.due).write()
-                self.disk.sync(fd)
+                self._refuse_another(shard, frozen, record)
+                chunks = self._write_frozen(frozen, memory[: manifest.frozen_bytes])
+                chunks += self._fill(claim, memory[manifest.frozen_bytes :])
             finally:
-                self.disk.close(fd)
+                self.disk.close(claim)
             self._rename(_part(shard), shard)
             full = msgspec.structs.replace(manifest, chunks=chunks)
             self._made.append(_part(record))
@@ -73,6 +89,38 @@ class Part:
             self.take_back()
             raise
         return full
+
+    def _write_frozen(self, path: Path, memory: memoryview) -> tuple[str, ...]:
+        """The digests of the frozen region, once it lies at `path`: linked or written."""
+        if not memory:
+            return ()
+        files = self._frozen_files
+        try:
+            linked = files.link(self.disk, self._root, self._manifest, memory, self._check_time)
+        except FileExistsError as error:
+            raise self._refused(path) from error
+        if linked is not None:
+            self._made.append(path)
+            return linked
+        fd = self._create(_part(path))
+        try:
+            digests = self._fill(fd, memory)
+        finally:
+            self.disk.close(fd)
+        self._rename(_part(path), path)
+        files.wrote(digests)
+        return digests
+
+    def _fill(self, fd: int, memory: memoryview) -> tuple[str, ...]:
+        """Write a file, synced when this returns, and digest it."""
+        chunk_bytes = self._manifest.chunk_bytes
+        digests = _Chunks(self.disk, fd, memory, chunk_bytes, self.due).write()
+        self.disk.sync(fd)
+        return digests
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.due:
+            raise StorageError("the deadline passed before the first byte was handed to the disk")
 
     def take_back(self) -> None:
         """Remove what was made here, as far as that is possible."""
@@ -101,9 +149,9 @@ class Part:
         self.disk.rename(path, to)
         self._made[self._made.index(path)] = to
 
-    def _refuse_another(self, shard: Path, record: Path) -> None:
+    def _refuse_another(self, *paths: Path) -> None:
         """Only once the name of the part is ours: two keepers at once do not both get past here."""
-        for path in (shard, record, self.directory / COMMIT):
+        for path in (*paths, self.directory / COMMIT):
             if path.exists():
                 raise self._refused(path)
 

@@ -85,9 +85,7 @@ def _lines(store: Store) -> Iterator[Line]:
         line = read.get(place.directory) or begun[place.directory]
         yield msgspec.structs.replace(line, newest=line.directory == newest)
     for name in sorted(filter(is_older, names), reverse=True):
-        yield Line(
-            directory=name, state="older", why="format 1; this Outlast reads formats 2 and 3"
-        )
+        yield Line(directory=name, state="older", why="format 1; this Outlast reads formats 2 to 4")
 
 
 def _committed(store: Store, place: Place) -> Line:

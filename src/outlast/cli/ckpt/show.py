@@ -33,11 +33,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part. `tensor_bytes`: of it, without values and padding."""
+    """One rank's part. `tensor_bytes`: of it, without values and padding; `frozen_bytes`: of what
+    is not trained, in a file that other checkpoints may have as well."""
 
     rank: int
     name: str
     size_bytes: int
+    frozen_bytes: int
     tensor_bytes: int
     pieces: int
     blobs: dict[str, int]
@@ -121,6 +123,7 @@ def _shard(manifest: Manifest) -> Shard:
         rank=manifest.rank,
         name=manifest.shard,
         size_bytes=manifest.size_bytes,
+        frozen_bytes=manifest.frozen_bytes,
         tensor_bytes=sum(
             Box(piece.start, piece.size).elements * ITEM_BYTES[manifest.tensors[piece.name].dtype]
             for piece in manifest.pieces
@@ -142,6 +145,8 @@ def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
     for name, value in shown.origin.items():
         about.add_row(name, value)
     about.add_row("shards", _balance(shown.shards))
+    if frozen_bytes := sum(shard.frozen_bytes for shard in shown.shards):
+        about.add_row("not trained", f"{size(frozen_bytes)} of them")
     if shown.values is None:
         about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
     say(about)

@@ -138,7 +138,7 @@ def _refuse_foreign(path: Path) -> None:
     """Say what lies in a directory without any checkpoint of this format, if it is known."""
     if any(is_older(name) for name in (path.name, *Folder(path).directories())):
         raise UsageError(
-            f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 and 3; nothing"
+            f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 to 4; nothing"
             " was touched; use the Outlast that wrote them"
         )
     if (path / ".metadata").is_file():
