@@ -34,7 +34,9 @@ from outlast.checkpoint.keeper.disk import Disk
 from outlast.checkpoint.keeper.faults import WatchedDisk
 from outlast.checkpoint.keeper.frozen import FrozenFiles
 from outlast.checkpoint.keeper.writing import Part
+from outlast.checkpoint.pruning import prune
 from outlast.checkpoint.record import FORMAT_FROZEN, Commit, Manifest
+from outlast.checkpoint.retention import Keep
 from outlast.errors import StorageError
 
 FROZEN_BYTES = 3 * CHUNK_BYTES
@@ -133,6 +135,14 @@ def test_each_checkpoint_is_whole_without_the_others(saves: Saves) -> None:
     assert newest(saves.root) == 4 and saves.path(4).stat().st_nlink == 1
     saves.save(5)
     assert saves.inode(5) == saves.inode(3) and saves.whole(5)
+
+
+def test_by_size_shared_files_count_once(saves: Saves) -> None:
+    saves.save(*range(1, 9))
+    room = 2 * SIZE_BYTES + 3 * (SIZE_BYTES - FROZEN_BYTES)
+    verdicts = prune(Folder(saves.root), Keep(last=1, size_bytes=room), time.time_ns())
+    assert [verdict.place.step for verdict in verdicts if verdict.keep] == [8, 7, 6, 5, 4]
+    assert newest(saves.root) == 8 and saves.path(8).stat().st_nlink == 3
 
 
 def test_where_one_checkpoint_is_kept_its_file_is_linked(saves: Saves) -> None:

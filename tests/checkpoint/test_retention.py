@@ -29,6 +29,19 @@ def kept(items: list[Known], **policy: Any) -> list[int]:
     return steps(choose(items, Keep(**policy), NOW_NS))
 
 
+def test_a_shared_file_takes_room_once() -> None:
+    """Two files in turn, each of 90 of the 100 bytes of a checkpoint; then one changes."""
+    items = [known(step, size=100)._replace(linked=(((7, step % 2), 90),)) for step in range(1, 21)]
+    assert kept(items, last=1, size_bytes=100) == [20]
+    assert kept(items, last=1, size_bytes=199) == list(range(20, 0, -2)), "10 more for each"
+    assert kept(items, last=1, size_bytes=200) == [20, 19]
+    assert kept(items, last=1, size_bytes=230) == [20, 19, 18, 17, 16]
+    assert kept(items, last=1, size_bytes=380) == list(range(20, 0, -1))
+    assert kept(items, last=2, milestones=frozenset({1}), size_bytes=220) == [20, 19, 18, 1]
+    apart = [item._replace(linked=()) for item in items]
+    assert kept(apart, last=1, size_bytes=380) == [20, 19, 18]
+
+
 HISTORIES = st.lists(
     st.builds(
         known,

@@ -53,6 +53,17 @@ def test_ls(ckpt: Ckpt, root: Path) -> None:
     assert "step-000000009-n9" in text and "format 1" in text and "somebody" not in text
 
 
+def test_ls_says_what_is_shared(ckpt: Ckpt, root: Path) -> None:
+    (root / NAMES[1] / "frozen-00000").write_bytes(bytes(1 << 20))
+    (root / NAMES[3] / "frozen-00000").hardlink_to(root / NAMES[1] / "frozen-00000")
+    assert [each["shared_bytes"] for each in ckpt("ls", root, "--json").json] == [
+        1 << 20,
+        0,
+        1 << 20,
+    ]
+    assert re.search(r"3 .* newest: 1.0 MiB shared", ckpt("ls", root).out)
+
+
 def test_a_run_directory_and_one_checkpoint_are_understood(ckpt: Ckpt, root: Path) -> None:
     (root.parent / "run.json").write_text("{}")
     for target in (root, f"{root}/", root.parent, f"file://{root}"):

@@ -153,10 +153,11 @@ class _Parts:
         if name == manifest.shard or not self._verify or not isinstance(self._target, Linking):
             return False
         count = manifest.frozen_bytes // manifest.chunk_bytes
-        newest: list[int | None] = []
+        newest: list[tuple[int, int] | None] = []
         for directory, found in self._earlier(manifest.rank):
             inode = self._target.inodes(directory).get(name)
-            newest = newest or [inode]
+            number = inode.number if inode else None
+            newest = newest or [number]
             alike = (found.frozen_bytes, found.chunk_bytes, found.chunks[:count]) == (
                 manifest.frozen_bytes,
                 manifest.chunk_bytes,
@@ -164,7 +165,7 @@ class _Parts:
             )
             if (
                 alike
-                and inode not in newest
+                and number not in newest
                 and self._target.link(self._directory, name, directory)
             ):
                 return True

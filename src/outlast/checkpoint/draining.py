@@ -54,7 +54,7 @@ def drain(
     ended = stop or threading.Event()
     there = {known.place: known for known in known_in(target)}
     offered = {
-        known.place: known
+        known.place: known._replace(linked=())  # what is shared here need not be shared there
         for known in known_in(source)
         if known.place not in there and not barred(known.place)
     }

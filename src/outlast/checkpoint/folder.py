@@ -21,7 +21,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from outlast.checkpoint.patience import ANSWER_S, Patience, elsewhere
 from outlast.checkpoint.record import COMMIT, LATEST
-from outlast.checkpoint.storage import GET_BYTES_MAX, check_name
+from outlast.checkpoint.storage import GET_BYTES_MAX, Inode, check_name
 from outlast.errors import CorruptionError, InUseError, StorageError
 
 _BLOCK_BYTES = 4096
@@ -170,13 +170,14 @@ class Folder:
         return True
 
     @_answered
-    def inodes(self, directory: str) -> dict[str, int]:
+    def inodes(self, directory: str) -> dict[str, Inode]:
         """As Linking.inodes."""
-        try:
-            with _directory(self.root / check_name(directory)) as at, os.scandir(at) as entries:
-                return {entry.name: entry.inode() for entry in entries}
-        except OSError:
-            return {}
+        path, found = self.root / check_name(directory), dict[str, Inode]()
+        with suppress(OSError), _directory(path) as at, os.scandir(at) as entries:
+            for entry in entries:
+                this = entry.stat(follow_symlinks=False)
+                found[entry.name] = Inode((this.st_dev, this.st_ino), this.st_size, this.st_nlink)
+        return found
 
     @_answered
     def create(self, directory: str, name: str, data: bytes) -> bool:

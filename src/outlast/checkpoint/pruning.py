@@ -8,7 +8,7 @@ from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places
 from outlast.checkpoint.catalog import verify as verify_checkpoint
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.retention import Keep, Known, Verdict, choose
-from outlast.checkpoint.storage import Store
+from outlast.checkpoint.storage import Linking, Source, Store
 from outlast.errors import CorruptionError, InUseError, StalledError, StorageError
 
 
@@ -88,4 +88,13 @@ def _opened(store: Store) -> tuple[list[Checkpoint], list[Verdict]]:
 
 def _known(checkpoint: Checkpoint, *, verified: bool) -> Known:
     commit = checkpoint.commit
-    return Known(commit.place, commit.time_ns, commit.size_bytes, verified, commit.base)
+    linked = linked_in(checkpoint.store, commit.place)
+    return Known(commit.place, commit.time_ns, commit.size_bytes, verified, commit.base, linked)
+
+
+def linked_in(store: Source, place: Place) -> tuple[tuple[tuple[int, int], int], ...]:
+    """The files of a checkpoint that have other names, by number, with their sizes."""
+    if not isinstance(store, Linking):
+        return ()
+    inodes = store.inodes(place.directory).values()
+    return tuple((each.number, each.size_bytes) for each in inodes if each.names > 1)

@@ -24,13 +24,15 @@ _EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
 
 class Known(NamedTuple):
     """A complete checkpoint. `verified`: every byte of it has been read back and was right. `base`:
-    the directory that its line began from, "" for none."""
+    the directory that its line began from, "" for none. `linked`: files of it that others have as
+    well, by number, with their sizes."""
 
     place: Place
     time_ns: int
     size_bytes: int
     verified: bool
     base: str = ""
+    linked: tuple[tuple[tuple[int, int], int], ...] = ()
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,17 +80,27 @@ def choose(known: Sequence[Known], keep: Keep, now_ns: int) -> list[Verdict]:
         known, key=lambda k: (k.place.position, k.time_ns, k.place.attempt), reverse=True
     )
     reasons = _reasons(newest_first, keep)
-    room_bytes = (keep.size_bytes or 0) - sum(k.size_bytes for k in known if k.place in reasons)
+    there: set[tuple[int, int]] = set()  # files that stay
+    stays = [item for item in newest_first if item.place in reasons]
+    room_bytes = (keep.size_bytes or 0) - sum(_needed(item, there) for item in stays)
     verdicts: list[Verdict] = []
     for item in newest_first:
         why = reasons.get(item.place)
-        if why is None and (why_not := _trimmed(item, keep, now_ns, room_bytes)):
+        needed_bytes = _needed(item, set(there))
+        if why is None and (why_not := _trimmed(item, keep, now_ns, room_bytes - needed_bytes)):
             verdicts.append(Verdict(item.place, False, why_not))
             continue
         if why is None:
-            room_bytes -= item.size_bytes
+            room_bytes -= _needed(item, there)
         verdicts.append(Verdict(item.place, True, why or "within age and size"))
     return verdicts
+
+
+def _needed(item: Known, there: set[tuple[int, int]]) -> int:
+    """Return the bytes that a checkpoint takes beside files that are `there`, and add its own."""
+    needed_bytes = item.size_bytes - sum(size for number, size in item.linked if number in there)
+    there.update(number for number, _ in item.linked)
+    return needed_bytes
 
 
 def _reasons(newest_first: Sequence[Known], keep: Keep) -> dict[Place, str]:
@@ -131,12 +143,12 @@ def _firsts(newest_first: Sequence[Known], every: int) -> Iterator[Place]:
 
 
 def _trimmed(item: Known, keep: Keep, now_ns: int, room_bytes: int) -> str:
-    """Why an item that no rule keeps goes; empty when it may stay."""
+    """Why an item that no rule keeps goes; empty when it may stay. `room_bytes`: with it there."""
     if keep.age_s is None and keep.size_bytes is None:
         return "no rule keeps it"
     if keep.age_s is not None and now_ns - item.time_ns > keep.age_s * 1e9:
         return "too old"
-    if keep.size_bytes is not None and item.size_bytes > room_bytes:
+    if keep.size_bytes is not None and room_bytes < 0:
         return "no room for it"
     return ""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from outlast.errors import CorruptionError
 
@@ -116,6 +116,14 @@ class Holding(Protocol):
     def hold(self, directory: str) -> AbstractContextManager[None]: ...
 
 
+class Inode(NamedTuple):
+    """A file, whatever its names. `number`: device and inode; `names`: how many it has."""
+
+    number: tuple[int, int]
+    size_bytes: int
+    names: int
+
+
 @runtime_checkable
 class Linking(Store, Protocol):
     """A store in which a file can have names in several directories."""
@@ -125,8 +133,8 @@ class Linking(Store, Protocol):
         a link cannot be made."""
         ...
 
-    def inodes(self, directory: str) -> dict[str, int]:
-        """Return the number of each file; equal numbers are names of one file."""
+    def inodes(self, directory: str) -> dict[str, Inode]:
+        """Return what each name there is a name of."""
         ...
 
 

@@ -10,6 +10,7 @@ import msgspec
 from rich.table import Table
 
 from outlast.checkpoint.catalog import open_checkpoint, places
+from outlast.checkpoint.pruning import linked_in
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.storage import Store
 from outlast.cli.ckpt import out
@@ -25,7 +26,8 @@ _FAILED = ".failed"
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One directory. `state`: committed, uncommitted, damaged, older; `why` where that needs words.
 
-    `newest`: what is loaded unless its bytes turn out damaged. Fields are 0 or "" where unknown.
+    `newest`: what is loaded unless its bytes turn out damaged. `shared_bytes`: of `size_bytes`, in
+    files that others have as well. Fields are 0 or "" where unknown.
     """
 
     directory: str
@@ -37,6 +39,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     world: int = 0
     size_bytes: int = 0
+    shared_bytes: int = 0
     time_ns: int = 0
     newest: bool = False
     why: str = ""
@@ -96,6 +99,7 @@ def _committed(store: Store, place: Place) -> Line:
     return _line(
         place, state="committed", job=commit.job, world=commit.world,
         size_bytes=commit.size_bytes, time_ns=commit.time_ns,
+        shared_bytes=sum(size_bytes for _, size_bytes in linked_in(store, place)),
     )  # fmt: skip
 
 
@@ -127,10 +131,11 @@ def _table(lines: list[Line]) -> Table:
             continue
         age = duration(max(0, now_ns - line.time_ns) / 1e9) if line.time_ns else ""
         where = f"line {line.line}" if any(each.line for each in lines) else ""
+        shared = f"{size(line.shared_bytes)} shared" if line.shared_bytes else ""
         note = "newest" if line.newest else "" if line.state == "committed" else line.state
         table.add_row(
             str(line.step), str(line.n), size(line.size_bytes) if line.size_bytes else "",
             str(line.world or ""), age, line.attempt,
-            ": ".join(filter(None, (where, note, line.why))),
+            ": ".join(filter(None, (where, note, shared, line.why))),
         )  # fmt: skip
     return table
