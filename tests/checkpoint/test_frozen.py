@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bucket_server import BucketServer
 from keeping import (
     CHUNK_BYTES,
     SIZE_BYTES,
@@ -34,6 +35,7 @@ from outlast.checkpoint.keeper.disk import Disk
 from outlast.checkpoint.keeper.faults import WatchedDisk
 from outlast.checkpoint.keeper.frozen import FrozenFiles
 from outlast.checkpoint.keeper.writing import Part
+from outlast.checkpoint.objects import open_store
 from outlast.checkpoint.pruning import prune
 from outlast.checkpoint.record import FORMAT_FROZEN, Commit, Manifest
 from outlast.checkpoint.retention import Keep
@@ -310,6 +312,22 @@ def test_copies_link_in_a_directory_by_the_same_rule(saves: Saves, tmp_path: Pat
     for step in (1, 4):
         assert target.path(step).read_bytes() == saves.path(step).read_bytes()
     target.arena.close()
+
+
+@pytest.mark.process
+def test_a_bucket_copies_within_itself(saves: Saves, server: BucketServer, address: str) -> None:
+    source, bucket = Folder(saves.root), open_store(address)
+    saves.save(1, 2)
+    assert copy(source, place_of(1), bucket).sent_bytes == SIZE_BYTES
+    assert copy(source, place_of(2), bucket).sent_bytes == SIZE_BYTES - FROZEN_BYTES
+    assert not verify(open_checkpoint(bucket, place_of(2)))
+    stored = server.bucket / address.rsplit("/", 1)[-1] / place_of(2).directory / NAME
+    flip(stored)
+    saves.save(3)
+    assert copy(source, place_of(3), bucket).sent_bytes == SIZE_BYTES, "read back, and wrong"
+    assert not verify(open_checkpoint(bucket, place_of(3)))
+    (damage,) = verify(open_checkpoint(bucket, place_of(2)))
+    assert damage.file.endswith(NAME)
 
 
 def test_regions_that_cannot_be_are_refused() -> None:

@@ -16,6 +16,7 @@ from keeping import (
     directory,
     manifest_of,
     newest,
+    order_of,
     place_of,
 )
 from tests.checkpoint.ranks import Exchange, all_ranks
@@ -29,6 +30,7 @@ from outlast.checkpoint.engine import Engine
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.keeper.client import Keeper
 from outlast.checkpoint.keeper.faults import Fault
+from outlast.checkpoint.keeper.protocol import Order
 from outlast.checkpoint.plan import frozen_names
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.rebuilding import Part
@@ -215,6 +217,37 @@ def test_a_keeper_that_dies_while_it_links(desk: Desk, step: str, name: str, nth
         (directory(desk.root, number) / "frozen-00000").stat().st_ino for number in (1, 2, 3)
     )
     assert one == three != two
+
+
+def test_after_a_load_what_is_linked_is_read_whole(
+    desk: Desk, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that rot with the time unchanged, in the chunk that is read back last."""
+    keeper = desk.keeper()
+    for step in (1, 2, 3):
+        desk.save(keeper, step, manifest=frozen_manifest(step))
+    path = directory(desk.root, 2) / "frozen-00000"
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(2 * CHUNK_BYTES)
+        file.write(os.urandom(16))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    order = order_of(4, desk.root, manifest=frozen_manifest(4))
+    keeper.order(msgspec.structs.replace(order, read_back=True))
+    assert keeper.wait(4, DEADLINE_S).kind == "committed"
+    assert not verify(open_checkpoint(Folder(desk.root), place_of(4)))
+    asked: list[bool] = []
+
+    def ordered(order: Order) -> None:
+        asked.append(order.read_back)
+        Keeper.order(trainer.keeper, order)
+
+    monkeypatch.setattr(trainer.keeper, "order", ordered)
+    for loads in (False, False, True, False):
+        if loads:
+            trainer.engine.distrust()
+        trainer.save({"w": torch.zeros(10)})
+    assert asked == [True, False, True, False]
 
 
 def test_a_keeper_that_dies_while_it_writes_one(desk: Desk) -> None:

@@ -267,6 +267,8 @@ class Checkpointer:
             if self._ranks.rank == 0:
                 wait_for_keeper(self._store.root, self._save_s, Patience(self._answer_s))
             restored = loading.run(None if step is None else step_count(step))
+            if self._engine:
+                self._engine.distrust()
             if restored:
                 self._loaded = Loaded(restored.place, loading.base)
             if restored and self._claim:

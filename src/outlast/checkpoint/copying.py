@@ -18,7 +18,7 @@ from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places
 from outlast.checkpoint.chunks import Chunk, chunks_of, fetch
 from outlast.checkpoint.pace import Pace
 from outlast.checkpoint.record import COMMIT, Manifest, Place, manifest_name, seal
-from outlast.checkpoint.storage import Linking, Source, Store, held
+from outlast.checkpoint.storage import Duplicating, Inode, Linking, Source, Store, held
 from outlast.errors import CorruptionError, StalledError, StorageError
 
 AT_ONCE = 4  # ranks whose parts travel at the same time: a bucket answers slowly, but many at once
@@ -130,7 +130,7 @@ class _Parts:
         for name, size_bytes in manifest.files.items():
             chunks = [chunk for chunk in chunks_of(manifest) if chunk.file == name]
             present = self._there.get(name, -1) == size_bytes
-            if (present or self._linked(manifest, name)) and self._right(chunks, buffer):
+            if (present or self._is_taken_over(manifest, name)) and self._right(chunks, buffer):
                 self._progress(self._passes * size_bytes)
             else:
                 self._send(name, size_bytes, chunks, buffer)
@@ -147,38 +147,39 @@ class _Parts:
             return False
         return True
 
-    def _linked(self, manifest: Manifest, name: str) -> bool:
-        """Whether a file of an earlier checkpoint there was linked, which is to be read back. As in
-        a save, the newest one's file is left alone: no two in a row have the same."""
-        if name == manifest.shard or not self._verify or not isinstance(self._target, Linking):
+    def _is_taken_over(self, manifest: Manifest, name: str) -> bool:
+        """Whether the target has taken frozen bytes from an earlier checkpoint of its own: they are
+        to be read back. As in a save, no two in a row have the same file."""
+        target = self._target
+        if name == manifest.shard or not self._verify:
             return False
-        count = manifest.frozen_bytes // manifest.chunk_bytes
-        newest: list[tuple[int, int] | None] = []
-        for directory, found in self._earlier(manifest.rank):
-            inode = self._target.inodes(directory).get(name)
-            number = inode.number if inode else None
-            newest = newest or [number]
-            alike = (found.frozen_bytes, found.chunk_bytes, found.chunks[:count]) == (
-                manifest.frozen_bytes,
-                manifest.chunk_bytes,
-                manifest.chunks[:count],
+        if isinstance(target, Duplicating):
+            earlier = self._earlier(manifest)
+            return any(
+                alike and target.duplicate(self._directory, name, directory)
+                for directory, alike in earlier
             )
-            if (
-                alike
-                and number not in newest
-                and self._target.link(self._directory, name, directory)
-            ):
+        if not isinstance(target, Linking):
+            return False
+        newest: list[Inode | None] = []
+        for directory, alike in self._earlier(manifest):
+            inode = target.inodes(directory).get(name)
+            newest = newest or [inode]
+            another = inode and not (newest[0] and newest[0].number == inode.number)
+            if alike and another and target.link(self._directory, name, directory):
                 return True
         return False
 
-    def _earlier(self, rank: int) -> Iterator[tuple[str, Manifest]]:
-        """A rank's manifest in each of the target's newest checkpoints, the newest first."""
+    def _earlier(self, manifest: Manifest) -> Iterator[tuple[str, bool]]:
+        """The target's newest checkpoints, the newest first, and whether the rank's frozen bytes
+        are the same there."""
+        rank, wanted = manifest.rank, _frozen_of(manifest)
         found = (place for place in places(self._target) if place != self._checkpoint.place)
         for place in islice(found, _LOOKED_AT):
             try:
                 checkpoint = open_checkpoint(self._target, place)
                 for entry in checkpoint.commit.manifests[rank : rank + 1]:
-                    yield place.directory, checkpoint.manifest(entry)
+                    yield place.directory, _frozen_of(checkpoint.manifest(entry)) == wanted
             except StalledError:
                 raise
             except (CorruptionError, StorageError):
@@ -231,3 +232,9 @@ class _Parts:
             f"{self._target.where}/{self._directory}/{name}: was written, and is not what was sent:"
             f" {why}; nothing was committed; see to the store, then copy again"
         )
+
+
+def _frozen_of(manifest: Manifest) -> tuple[int, tuple[str, ...]]:
+    """The digests of a frozen region, and of how much each is."""
+    count = manifest.frozen_bytes // manifest.chunk_bytes
+    return manifest.chunk_bytes, manifest.chunks[:count]

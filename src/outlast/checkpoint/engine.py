@@ -98,6 +98,7 @@ class Engine:
         self._save_s = save_s
         self._when_busy = when_busy
         self._owner = owner
+        self._read_back = True
         self._saves = 0
         self._planned: _Planned | None = None
         self._slots = Slots(keeper, arenas, save_s, when_busy)
@@ -191,8 +192,10 @@ class Engine:
         commit = _commit(manifest, origin, parent, base) if to_disk and not self._rank else None
         order = Order(
             save=save, arena=slot.number, root=self._root, manifest=manifest, commit=commit,
-            deadline_s=self._save_s, to_disk=to_disk, owner=self._owner, faults=faults,
+            deadline_s=self._save_s, to_disk=to_disk, read_back=self._read_back,
+            owner=self._owner, faults=faults,
         )  # fmt: skip
+        self._read_back &= not to_disk
         slot.order(
             lambda: self._order(order),
             lambda error: self._refuse(save, place, "failed", error),
@@ -201,6 +204,10 @@ class Engine:
         if not overlap:
             self.fence()
         return save
+
+    def distrust(self) -> None:
+        """Have files read back before the next save links them: a load may have found damage."""
+        self._read_back = True
 
     def compare_again(self) -> None:
         """Have the ranks compare what they hold at the next save, as at the first one: one of them

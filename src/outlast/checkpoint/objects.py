@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _PART_BYTES = 16 << 20
+_COPY_BYTES_MAX = 5 * 10**9
 _PARTS_MAX = 9000  # S3 takes 10,000 parts an object, Azure more
 _PARTS_AT_ONCE = 2
 _STALL_S = 30.0
@@ -188,6 +189,21 @@ class Bucket:
             found = obstore.head(self._store, path)["size"]
         if found != size_bytes:
             raise StorageError(f"{self.where}/{path}: {size_bytes} bytes were sent, {found} stored")
+
+    def duplicate(self, directory: str, name: str, other: str) -> bool:
+        """As Duplicating.duplicate. Services copy up to 5 GB in one request."""
+        import obstore
+
+        source, path = _path(other, name), _path(directory, name)
+        try:
+            with self._mapped("could not be copied", source):
+                size_bytes = obstore.head(self._store, source)["size"]
+                if size_bytes > _COPY_BYTES_MAX:
+                    return False
+                obstore.copy(self._store, source, path)
+                return obstore.head(self._store, path)["size"] == size_bytes
+        except (CorruptionError, StorageError):
+            return False  # what is wrong is told when it is sent
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
         """As Store.create. False may also tell of this very call, where an answer was lost."""

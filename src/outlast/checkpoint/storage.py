@@ -138,6 +138,16 @@ class Linking(Store, Protocol):
         ...
 
 
+@runtime_checkable
+class Duplicating(Store, Protocol):
+    """A store that copies its own files without sending them."""
+
+    def duplicate(self, directory: str, name: str, other: str) -> bool:
+        """Give a directory a file of its own, with the bytes of the one that `other` has under this
+        name; False where there is none, or it has to be sent."""
+        ...
+
+
 def held(source: Source, directory: str) -> AbstractContextManager[None]:
     """For as long as a checkpoint is read: nobody deletes it meanwhile, if the source can see to
     that. Else whoever reads finds it gone."""

@@ -80,6 +80,10 @@ class FrozenFiles:
         linked = any(self._link(disk, each, to, check) for each in reversed(one_each.values()))
         return digests if linked else None
 
+    def forget(self) -> None:
+        """Read every file back whole before it is linked again: damage may be known by now."""
+        self._next.clear()
+
     def wrote(self, digests: tuple[str, ...]) -> None:
         """Note that a file with these bytes was written."""
         before, count = self._written

@@ -33,8 +33,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     `manifest` comes without chunks, `commit` (on rank 0) without manifests, time and size: the
     keeper fills them in. Without `to_disk` the version is held in memory, and no more.
-    `deadline_s` counts from the order. `owner`: the token that `root` must have (ownership.py); ""
-    for any. `faults` are for tests.
+    `deadline_s` counts from the order. `read_back`: what is linked is read whole before. `owner`:
+    the token that `root` must have (ownership.py); "" for any. `faults` are for tests.
     """
 
     save: int
@@ -44,6 +44,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     commit: Commit | None = None
     deadline_s: float
     to_disk: bool = True
+    read_back: bool = False
     owner: str = ""
     faults: tuple[Fault, ...] = ()
 

@@ -113,6 +113,8 @@ class Writer:
         if not work.written:
             try:
                 ownership.check(Path(order.root), order.owner)
+                if order.read_back:
+                    self._frozen.forget()
                 full = part.write(work.shard, again=work.attempt > 0)
             except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
                 failed = work.fail(error)
