@@ -21,6 +21,7 @@ import msgspec
 from checkpointing.engines import ENGINES, OURS, Outlast
 from checkpointing.harm import IN_PLACE, Harm
 from checkpointing.loading import Loading
+from checkpointing.loading_together import LoadingTogether, Loads
 from checkpointing.state import FULL_MB
 from checkpointing.together import Together
 from checkpointing.turn import Turn
@@ -33,7 +34,7 @@ PARTS = ("saves", "many", "ranks", "loads", "harm")
 MANY_MB = 82.0  # 20,000 tensors of 4 KB
 WORLD, RANKS_MB = 4, 400.0
 TOGETHER = (OURS, "DCP sync", "DCP async", BEST, "torch_checkpointing")  # those that divide work
-Told = TypeVar("Told", Turn, Loading, Harm, Together)
+Told = TypeVar("Told", Turn, Loading, LoadingTogether, Harm, Together)
 Bars = dict[str, tuple[float, float]]
 
 
@@ -184,6 +185,35 @@ def show_loads(told: Loading) -> tuple[dict[str, Any], Bars]:
     return {"loads": medians}, bars
 
 
+def show_loads_together(told: LoadingTogether) -> tuple[dict[str, Any], Bars]:
+    """As `show_loads`, of ranks that all hold the same. Bytes are bars, seconds the machine's."""
+    rows = {
+        f"{OURS}, each alone": told.alone,
+        f"{OURS}, shared": told.shared,
+        "DCP sync": told.dcp,
+        f"{OURS}, each alone, 400 MB/s for all": told.slow_alone,
+        f"{OURS}, shared, 400 MB/s for all": told.slow_shared,
+    }
+    print(f"{WORLD} ranks that all load the same {told.size_bytes / 1e9:.2f} GB, cold\n")
+
+    def read(loads: Loads) -> float:
+        return median(loads.from_disk_bytes) / told.size_bytes
+
+    table(
+        ("way", "seconds", "from the disk, x state"),
+        [(name, cell(median(each.seconds)), cell(read(each))) for name, each in rows.items()],
+    )
+    print()
+    bars: Bars = {
+        "shared loads with wrong values": (told.wrong, 0.0),
+        "read when shared / state": (round(read(told.shared), 2), 1.02),
+        "slow directory, shared / alone": (_paired(told.slow_shared.seconds,
+                                                   told.slow_alone.seconds), 0.6),
+    }  # fmt: skip
+    figures = {name: {"seconds": median(e.seconds), "read": read(e)} for name, e in rows.items()}
+    return {"loads_together": figures}, bars
+
+
 def measure_harm(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]:
     names = [name for name in {**ENGINES, **IN_PLACE} if only in (None, name)]
     told: dict[str, Harm] = {}
@@ -243,6 +273,9 @@ def main() -> int:
     if args.part in (None, "loads") and not args.only:
         loading = run(Loading, asked, "loading", Path, asked.size_mb, asked.rounds)
         _add(figures, bars, show_loads(loading))
+        words = (Path, args.ranks_mb, asked.rounds, WORLD)
+        together = run(LoadingTogether, asked, "loading_together", *words)
+        _add(figures, bars, show_loads_together(together))
     if args.part in (None, "harm"):
         _add(figures, bars, measure_harm(asked, args.only))
     shutil.rmtree(folder)

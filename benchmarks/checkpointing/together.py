@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -73,12 +74,12 @@ def rank_of(name: str, root: Path, size_mb: float, saves: int) -> Together | Non
     )
 
 
-def main(asked: list[str]) -> None:
-    world = int(asked[5])
+def spawn(module: str, arguments: list[str], world: int) -> NoReturn:
+    """Run a module as all ranks of one job, and end as they do."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    command = [sys.executable, "-W", "ignore", "-m", "checkpointing.together", *asked[1:]]
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)})
         for rank in range(world)
@@ -93,7 +94,7 @@ def main(asked: list[str]) -> None:
 
 if __name__ == "__main__":
     if "RANK" not in os.environ:
-        main(sys.argv)
+        spawn("checkpointing.together", sys.argv[1:], int(sys.argv[5]))
     told = rank_of(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
     if told:
         print(msgspec.json.encode(told).decode(), flush=True)

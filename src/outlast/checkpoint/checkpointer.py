@@ -245,6 +245,7 @@ class Checkpointer:
         cast: bool = False,
         skip: Sequence[str] = (),
         rename: Mapping[str, str] | None = None,
+        share: bool | None = None,
     ) -> Restored | None:
         """Put the newest checkpoint that every rank can read into `state` and `own`, or that of
         `step`; None when there never was one.
@@ -252,7 +253,9 @@ class Checkpointer:
         `strict=False`: names that only one side has are left out, and listed in what is returned.
         `cast`: floating-point tensors may have another type than in the checkpoint. `skip`: names
         that are left as they are ("model.head": all below it, and what optimizers keep of it).
-        `rename`: names of the checkpoint, and what `state` calls them.
+        `rename`: names of the checkpoint, and what `state` calls them. `share`: whether ranks hand
+        each other what several of them need, so that it is read once; None: where they lie on
+        several hosts, or it comes from a bucket. The same on all ranks.
 
         Every byte is verified. Raises MismatchError listing all differences in names, shapes and
         dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is
@@ -262,7 +265,7 @@ class Checkpointer:
             loading = Loading(
                 self._tiers.sources(), self._ranks, State(state, own), job=self._job,
                 complete=self._complete, older=self._older,
-                matching=Matching(strict, cast, tuple(skip), dict(rename or {})),
+                matching=Matching(strict, cast, tuple(skip), dict(rename or {})), share=share,
             )  # fmt: skip
             if self._ranks.rank == 0:
                 wait_for_keeper(self._store.root, self._save_s, Patience(self._answer_s))

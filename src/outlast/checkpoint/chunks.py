@@ -145,7 +145,7 @@ def walk(chunks: Iterable[Chunk], do: Callable[[Chunk, memoryview], None]) -> No
     room = max((chunk.size_bytes for chunk in left), default=0)
 
     def work() -> None:
-        buffer = _memory(room)
+        buffer = allocate(room)
         while (chunk := _next(left)) is not None:
             do(chunk, buffer[: chunk.size_bytes])
 
@@ -153,8 +153,9 @@ def walk(chunks: Iterable[Chunk], do: Callable[[Chunk, memoryview], None]) -> No
     attend([Hand(work) for _ in range(min(THREADS, len(left)))], left.clear)
 
 
-def _memory(size_bytes: int) -> memoryview:
-    """Page-aligned, in huge pages where they are to be had: a read pins each page that it fills."""
+def allocate(size_bytes: int) -> memoryview:
+    """Return zeros, page-aligned, in huge pages where they are to be had: a read pins each page
+    that it fills."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)

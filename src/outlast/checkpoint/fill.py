@@ -35,29 +35,25 @@ def fill(
     held = hold(table)
     _check(reader, held, sources, casts)
     infinite: list[str] = []
-    direct: list[Target] = []
-    staged: list[Held] = []
-    for item in held:
-        source = sources[item.name].detach()
-        there = source.device.type != "cpu" or source.is_conj() or source.is_neg()
-        if there or item.name in casts:
-            staged.append(item)
-        else:
-            direct.append(Target(item.name, item.box, _memory(source)))
-    if direct:
-        reader.read(direct)
-    for batch in _batches(staged):
-        rooms = [
-            torch.empty(item.box.size, dtype=casts.get(item.name, item.dtype), device="cpu")
-            for item in batch
-        ]
-        pairs = zip(batch, rooms, strict=True)
-        reader.read([Target(item.name, item.box, _memory(room)) for item, room in pairs])
-        for item, room in zip(batch, rooms, strict=True):
-            sources[item.name].copy_(room)
-            if item.name in casts and not _as_finite(sources[item.name], room):
-                infinite.append(item.name)
+    staged = {item.name for item in held if item.name in casts or _is_apart(sources[item.name])}
+    for batch in _batches(held, staged):
+        rooms: dict[str, torch.Tensor] = {}
+        for item in batch:
+            if item.name in staged:
+                dtype = casts.get(item.name, item.dtype)
+                rooms[item.name] = torch.empty(item.box.size, dtype=dtype, device="cpu")
+        into = {item.name: rooms.get(item.name, sources[item.name].detach()) for item in batch}
+        reader.read([Target(item.name, item.box, _memory(into[item.name])) for item in batch])
+        for name, room in rooms.items():
+            sources[name].copy_(room)
+            if name in casts and not _as_finite(sources[name], room):
+                infinite.append(name)
     return infinite
+
+
+def _is_apart(tensor: torch.Tensor) -> bool:
+    """Return whether its values do not lie in this machine's memory as they are."""
+    return tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg()
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
@@ -65,15 +61,17 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(_CARRIERS.get(tensor.dtype.itemsize, tensor.dtype)).numpy()
 
 
-def _batches(items: list[Held]) -> list[list[Held]]:
+def _batches(items: list[Held], staged: set[str]) -> list[list[Held]]:
+    """Divide tensors, in their order: what lies side by side in a checkpoint is read together."""
     batches: list[list[Held]] = []
     left_bytes = 0
     for item in items:
-        if not batches or item.size_bytes > left_bytes:
+        size_bytes = item.size_bytes if item.name in staged else 0
+        if not batches or size_bytes > left_bytes:
             batches.append([])
             left_bytes = STAGED_BYTES_MAX
         batches[-1].append(item)
-        left_bytes -= item.size_bytes
+        left_bytes -= size_bytes
     return batches
 
 

@@ -6,8 +6,8 @@ is said; one that does not fit stops all, with every difference, before anything
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from outlast.checkpoint.plan import dtype_name
 from outlast.checkpoint.ranks import Ranks
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
+from outlast.checkpoint.relay import Relay, agreed_relay
 from outlast.checkpoint.renaming import renamed
 from outlast.checkpoint.state import State
 from outlast.checkpoint.storage import Source, held
@@ -33,6 +34,7 @@ from outlast.errors import (
     UsageError,
 )
 
+T = TypeVar("T")
 _LISTED_MAX = 200
 _REPAIRS_LISTED_MAX = 8
 _FILLED_IN_PART = "the state was filled in part and must not be used"
@@ -78,11 +80,12 @@ class Loading:
 
     def __init__(
         self, sources: Sequence[Source], ranks: Ranks, state: State, *, job: str, complete: bool,
-        older: bool = False, matching: Matching = EXACT,
+        older: bool = False, matching: Matching = EXACT, share: bool | None = None,
     ) -> None:  # fmt: skip
         """`sources`: where checkpoints may lie. What is damaged in one is read from another.
-        `older`: what cannot be read, though it is not damaged, is passed over as well."""
-        self._matching = matching
+        `older`: what cannot be read, though it is not damaged, is passed over as well. `share`: as
+        `agreed_relay` takes it."""
+        self._matching, self._share = matching, share
         self._missing: set[str] = set()
         self._unexpected: set[str] = set()
         self._sources, self._ranks, self._state, self._older = sources, ranks, state, older
@@ -153,26 +156,22 @@ class Loading:
 
     def _prepare(self, place: Place, at: int) -> _Ready | None:
         """Everything that can be known before a tensor is touched. None: damaged somewhere."""
-        said, ready = _Said(), None
         source = self._sources[at]
         self._repairs.clear()
-        try:
-            ready = self._look(open_checkpoint(source, place))
-            fitting = ready.fitting
+        checkpoint, said = _tried(lambda: _opened(source, place))
+        relay = agreed_relay(self._ranks, checkpoint, self._share)
+        ready = None
+        if checkpoint:
+            ready, said = _tried(lambda: self._look(checkpoint, relay))
+        if relay:
+            relay.close()
+        if ready:
             said = _Said(
-                differences=tuple(fitting.differences),
-                spare=tuple(fitting.spare),
-                missing=tuple(fitting.missing),
-                unexpected=tuple(fitting.unexpected),
+                differences=tuple(ready.fitting.differences),
+                spare=tuple(ready.fitting.spare),
+                missing=tuple(ready.fitting.missing),
+                unexpected=tuple(ready.fitting.unexpected),
             )
-        except StalledError as error:
-            said = _Said(stalled=str(error))
-        except StorageError as error:
-            said = _Said(unread=str(error))
-        except CorruptionError as error:
-            said = _Said(damage=str(error))
-        except UsageError as error:
-            said = _Said(differences=(str(error),))
         heard = self._exchange(said)
         if self._damaged(place, heard, "nothing was touched"):
             return None
@@ -189,11 +188,11 @@ class Loading:
         self.notes += self._inexact(ready)
         return ready
 
-    def _look(self, checkpoint: Checkpoint) -> _Ready:
+    def _look(self, checkpoint: Checkpoint, relay: Relay | None) -> _Ready:
         mirrors = [source for source in self._sources if source is not checkpoint.store]
-        reader = Reader(checkpoint, mirrors, self._repairs.append)
+        reader = Reader(checkpoint, mirrors, self._repairs.append, relay)
         world, rank = checkpoint.commit.world, self._ranks.rank
-        shared = _blob(reader, 0, "shared") or {}
+        shared = _blob(reader, 0, "shared", by_all=True) or {}
         if "kinds" not in shared:  # imported, or written by other means: tensors are all it has
             shared = {"kinds": dict.fromkeys(self._state.modules, "module"), "classes": {},
                       "rest": {}}  # fmt: skip
@@ -246,18 +245,13 @@ class Loading:
         )
 
     def _read(self, ready: _Ready) -> bool:
-        said = _Said()
-        try:
-            origin = ready.origin
-            targets = {origin[name]: tensor for name, tensor in ready.fitting.targets.items()}
-            casts = {origin[name]: was for name, was in ready.fitting.casts.items()}
-            said = _Said(infinite=tuple(fill(ready.reader, targets, casts)))
-        except StalledError as error:
-            said = _Said(stalled=str(error))
-        except StorageError as error:
-            said = _Said(unread=str(error))
-        except CorruptionError as error:
-            said = _Said(damage=str(error))
+        origin = ready.origin
+        targets = {origin[name]: tensor for name, tensor in ready.fitting.targets.items()}
+        casts = {origin[name]: was for name, was in ready.fitting.casts.items()}
+        infinite, said = _tried(lambda: fill(ready.reader, targets, casts), usage=False)
+        if ready.reader.relay:
+            ready.reader.relay.close()
+        said = msgspec.structs.replace(said, infinite=tuple(infinite or ()))
         heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
         if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
             return False
@@ -301,9 +295,31 @@ class Loading:
         return bool(damages)
 
 
-def _blob(reader: Reader, rank: int, name: str) -> dict[str, Any] | None:
+def _opened(source: Source, place: Place) -> Checkpoint:
+    checkpoint = open_checkpoint(source, place)
+    _ = checkpoint.tensors  # of all manifests
+    return checkpoint
+
+
+def _tried(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Said]:
+    """Return what `do` returns, or why it could not. `usage`: UsageErrors are differences."""
     try:
-        data = reader.blob(rank, name)
+        return do(), _Said()
+    except StalledError as error:
+        return None, _Said(stalled=str(error))
+    except StorageError as error:
+        return None, _Said(unread=str(error))
+    except CorruptionError as error:
+        return None, _Said(damage=str(error))
+    except UsageError as error:
+        if not usage:
+            raise
+        return None, _Said(differences=(str(error),))
+
+
+def _blob(reader: Reader, rank: int, name: str, *, by_all: bool = False) -> dict[str, Any] | None:
+    try:
+        data = reader.blob(rank, name, by_all=by_all)
     except MismatchError:  # there was no such rank, or it kept nothing
         return None
     return tree.decode(data) if data else None

@@ -60,6 +60,22 @@ class Meeting:
         if why := self._store.get(f"{at}/end").decode():
             raise GroupError(f"{self._who} cannot speak with the others: {why}")
 
+    def look(self, call: int) -> None:
+        """Raise GroupError where a rank has left `call`, which none may leave before this one."""
+        try:
+            key = self._left_key(call)
+            left = self._store.get(key).decode() if self._store.check([key]) else ""
+        except RuntimeError as error:
+            raise GroupError(
+                f"{self._who} cannot speak with the others: the store of their process group is"
+                f" gone: {error}"
+            ) from error
+        if left:
+            number, rank, why = left.split(" ", 2)
+            if int(number) == call:
+                raise GroupError(f"{self._who} cannot speak with the others: rank {rank} failed:"
+                                 f" {why}")  # fmt: skip
+
     @property
     def _who(self) -> str:
         return f"rank {self._rank} of {self._world}"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 
 from outlast.checkpoint.meeting import Meeting
 from outlast.errors import GroupError
+
+_TAG = 0x0C000000  # of chunks, far from a script's own
+_CALLS_APART, _NUMBERS_APART = 16, 1 << 20
 
 
 class Ranks:
@@ -25,9 +30,10 @@ class Ranks:
         self._group = group
         self._meeting: Meeting | None = None
         self._calls = self._turns = 0
+        self._timeout = timedelta(seconds=timeout_s)
         if group is None and not (dist.is_available() and dist.is_initialized()):
             return
-        group = group or dist.group.WORLD
+        self._group = group = group or dist.group.WORLD
         assert group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         backends = dist.get_backend_config(group)
@@ -39,19 +45,29 @@ class Ranks:
                 dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
             )
 
+    @property
+    def can_relay(self) -> bool:
+        """Whether ranks can hand each other chunks; the same on all of them. Not through groups of
+        `outlast run`, which answer a joiner out of what they have recorded."""
+        return self.world > 1 and self._meeting is not None
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """One call that all ranks make, in the same order. Who leaves it early says so, and lets
         nobody wait at an `exchange` in it."""
-        self._calls, self._turns, why = self._calls + 1, 0, ""
+        self._calls, self._turns = self._calls + 1, 0
         try:
             yield
         except BaseException as error:
-            why = str(error) or type(error).__name__
+            self.leave(error)
             raise
-        finally:
-            if self._meeting:
-                self._meeting.leave(self._calls, why)
+        if self._meeting:
+            self._meeting.leave(self._calls)
+
+    def leave(self, why: BaseException) -> None:
+        """Say at once that this rank fails in the call that it is in."""
+        if self._meeting:
+            self._meeting.leave(self._calls, str(why) or type(why).__name__)
 
     def exchange(self, data: bytes) -> list[bytes]:
         """What all ranks give, in order of rank. All of them call it.
@@ -73,10 +89,56 @@ class Ranks:
             rooms = [torch.empty_like(mine) for _ in range(self.world)]
             dist.all_gather(rooms, mine, self._group)
         except RuntimeError as error:
-            raise GroupError(
-                f"rank {self.rank} of {self.world} could not speak with the others about a"
-                f" checkpoint: {error}; checkpoints that are committed are untouched"
-            ) from error
+            raise _lost(self, "speak with the others about a checkpoint", error) from error
         return [
             room.numpy()[: int(size)].tobytes() for room, size in zip(rooms, sizes, strict=True)
         ]
+
+    def look(self) -> None:
+        """Raise GroupError where another rank has failed in the call that this one is in."""
+        if self._meeting:
+            self._meeting.look(self._calls)
+
+    def send(self, data: memoryview, to: int, number: int) -> Transfer:
+        """Begin to send bytes, which stay as they are until that has ended. `number`: of what is
+        sent; two ranks send each other those of one number in the same order."""
+        return self._begin(data, to, number, sends=True)
+
+    def receive(self, into: memoryview, source: int, number: int) -> Transfer:
+        """Begin to receive as many bytes as there is room for: they must be as many."""
+        return self._begin(into, source, number, sends=False)
+
+    def _begin(self, data: memoryview, peer: int, number: int, *, sends: bool) -> Transfer:
+        assert isinstance(self._group, dist.ProcessGroup)
+        tag = _TAG + self._calls % _CALLS_APART * _NUMBERS_APART + number % _NUMBERS_APART
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        begin = self._group.send if sends else self._group.recv
+        what = f"{'hand a chunk to' if sends else 'get a chunk from'} rank {peer}"
+        try:
+            return Transfer(self, begin([tensor], peer, tag), tensor, what, self._timeout)
+        except RuntimeError as error:
+            raise _lost(self, what, error) from error
+
+
+class Transfer(NamedTuple):
+    """Bytes on their way to another rank, or from it."""
+
+    ranks: Ranks
+    work: dist.Work
+    tensor: torch.Tensor  # whose memory must live until then
+    what: str
+    timeout: timedelta
+
+    def wait(self) -> None:
+        """Wait until the bytes have left, or are there. Raises GroupError."""
+        try:
+            self.work.wait(self.timeout)
+        except RuntimeError as error:
+            raise _lost(self.ranks, self.what, error) from error
+
+
+def _lost(ranks: Ranks, what: str, error: Exception) -> GroupError:
+    return GroupError(
+        f"rank {ranks.rank} of {ranks.world} could not {what}: {error}; checkpoints that are"
+        " committed are untouched"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,13 @@ from outlast.checkpoint.record import Blob, Manifest, Piece
 from outlast.checkpoint.storage import Memory, Source
 from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError
 
+if TYPE_CHECKING:
+    from outlast.checkpoint.relay import Do, Key, Relay
+
 Array = np.ndarray[Any, np.dtype[Any]]
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 _LISTED_MAX = 20
+_KEPT_MAX = 4
 
 
 class Target(NamedTuple):
@@ -52,7 +56,8 @@ class Reader:
     """Reads one checkpoint; chunks that are damaged there come from `mirrors`, in their order.
 
     Mirrors are stores that hold a checkpoint of the same place. `on_repair` is told of each chunk
-    that was taken from one, from any thread.
+    that was taken from one, from any thread. With a `relay` other ranks read the same checkpoint
+    at the same time, and a chunk that several of them want is read by one.
     """
 
     def __init__(
@@ -60,8 +65,11 @@ class Reader:
         checkpoint: Checkpoint,
         mirrors: Sequence[Source] = (),
         on_repair: Callable[[str], None] = lambda _: None,
+        relay: Relay | None = None,
     ) -> None:
         self.checkpoint = checkpoint
+        self.relay = relay
+        self._kept: dict[Key, bytes] = {}  # read for a blob; tensors lie there, too
         self._mirrors = mirrors
         self._on_repair = on_repair
         store = checkpoint.store
@@ -73,39 +81,63 @@ class Reader:
         Before anything is touched: MismatchError lists every target that does not fit, and
         CorruptionError or StorageError tells of records that cannot be trusted. Raises
         CorruptionError or StorageError naming file, chunk, bytes and tensors for a chunk that is
-        nowhere whole; what the targets hold is then undefined.
+        nowhere whole; what the targets hold is then undefined. With a relay, all ranks call it as
+        often as each needs, and then the relay's `close`, whatever it raised.
         """
         _refuse_differences(self.checkpoint, targets)
         plan = self._plan(targets)
 
         def take(chunk: Chunk, buffer: memoryview) -> None:
-            parts = plan[chunk.manifest.rank, chunk.number]
-            if self._memory and (rooms := _rooms(chunk, parts, buffer)) is not None:
-                gather(self._memory, chunk, rooms)
-                return
-            self._fetch(chunk, buffer)
-            for part in parts:
+            for part in plan[chunk.manifest.rank, chunk.number]:
                 _scatter(buffer, chunk.at, part)
 
-        manifests = self.checkpoint.manifests
-        walk((Chunk(manifests[rank], number) for rank, number in sorted(plan)), take)
+        def straight(chunk: Chunk, buffer: memoryview) -> bool:
+            parts = plan[chunk.manifest.rank, chunk.number]
+            if self._memory is None or (rooms := _rooms(chunk, parts, buffer)) is None:
+                return False
+            gather(self._memory, chunk, rooms)
+            return True
 
-    def blob(self, rank: int, name: str) -> bytes:
+        self._deliver(sorted(plan), take, self.relay, straight)
+
+    def blob(self, rank: int, name: str, *, by_all: bool = False) -> bytes:
         """The bytes of rank `rank`'s blob `name`. Raises MismatchError when there is none.
 
-        Raises CorruptionError or StorageError as `read` does.
+        Raises CorruptionError or StorageError as `read` does. `by_all`: all ranks of the relay
+        want it now.
         """
         manifest, blob = self._find(rank, name)
         data = bytearray(blob.size_bytes)
 
         def take(chunk: Chunk, buffer: memoryview) -> None:
-            self._fetch(chunk, buffer)
             first, last = max(chunk.at, blob.at), min(chunk.at + len(buffer), blob.at + len(data))
             data[first - blob.at : last - blob.at] = buffer[first - chunk.at : last - chunk.at]
+            if self.relay and len(self._kept) < _KEPT_MAX:
+                self._kept[rank, chunk.number] = bytes(buffer)
 
         numbers = _numbers(manifest, blob.at, blob.at + blob.size_bytes)
-        walk((Chunk(manifest, number) for number in numbers), take)
+        self._deliver([(rank, each) for each in numbers], take, self.relay if by_all else None)
         return bytes(data)
+
+    def _deliver(
+        self,
+        wanted: list[Key],
+        take: Do,
+        relay: Relay | None,
+        straight: Callable[[Chunk, memoryview], bool] = lambda *_: False,
+    ) -> None:
+        """Call `take` with each chunk, whole and verified. `straight` may see to one without it,
+        and says so."""
+        if relay:
+            wanted = relay.hand_on(wanted, self._kept, self._fetch, take)
+
+        def read(chunk: Chunk, buffer: memoryview) -> None:
+            if not straight(chunk, buffer):
+                self._fetch(chunk, buffer)
+                take(chunk, buffer)
+
+        manifests = self.checkpoint.manifests
+        walk((Chunk(manifests[rank], number) for rank, number in wanted), read)
 
     def _find(self, rank: int, name: str) -> tuple[Manifest, Blob]:
         for manifest in self.checkpoint.manifests[rank : rank + 1]:
@@ -140,6 +172,9 @@ class Reader:
 
     def _fetch(self, chunk: Chunk, into: memoryview) -> None:
         """Fill `into` with the chunk, from the checkpoint itself or a mirror that has it."""
+        if kept := self._kept.get((chunk.manifest.rank, chunk.number)):
+            into[:] = kept
+            return
         try:
             fetch(self.checkpoint.store, chunk, into)
         except StalledError:

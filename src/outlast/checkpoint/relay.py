@@ -1,0 +1,318 @@
+"""Chunks that several ranks want, read by one of them and handed on along a line of ranks.
+
+Each rank has three kinds of threads for one pass, and rooms of one chunk each:
+
+    readers   room -> chunks that this rank reads, in their order, READ_AHEAD of them early
+    line      room -> chunks that come, ARRIVING of them early; hands each on to the next rank,
+                      then digests it, then lets it be copied to where it belongs
+    returning room <- waits until a chunk has been handed on
+
+No rank waits for ever for another: all take chunks in the order of their numbers, so that whoever
+is concerned with the lowest one that is under way has nothing before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from queue import SimpleQueue
+from socket import gethostname
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+
+from outlast.checkpoint.chunks import Chunk, allocate
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import digest_of
+from outlast.checkpoint.relay_legs import Leg, Wants, legs_of, spans
+from outlast.errors import CorruptionError, GroupError, StalledError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from outlast.checkpoint.catalog import Checkpoint
+    from outlast.checkpoint.ranks import Ranks, Transfer
+
+READ_AHEAD = 2
+ARRIVING = 4
+_LOOK_S = 1.0
+_DRAIN_S = 30.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Key: TypeAlias = tuple[int, int]  # a shard's rank, and a chunk's number in it
+Do: TypeAlias = Callable[[Chunk, memoryview], None]
+
+
+class _Stand(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's view of a load. `commit`: digest of the commit record that it reads; empty where
+    it cannot. `remote`: whether that lies in no directory."""
+
+    share: bool | None
+    host: str
+    commit: str
+    remote: bool
+
+
+def agreed_relay(ranks: Ranks, checkpoint: Checkpoint | None, share: bool | None) -> Relay | None:
+    """Return the relay that all ranks read a checkpoint through; None where each reads alone.
+
+    All ranks call it; `checkpoint` is None on one that cannot read its records. `share`: whether to
+    read together; None: where ranks lie on several hosts, or the checkpoint in no directory.
+    Raises UsageError on all ranks where they were not asked for the same.
+    """
+    if not ranks.can_relay:
+        return None
+    mine = _Stand(
+        share,
+        _host(),
+        checkpoint.commit.digest if checkpoint else "",
+        checkpoint is not None and not isinstance(checkpoint.store, Folder),
+    )
+    answers = ranks.exchange(msgspec.msgpack.encode(mine))
+    stands = [msgspec.msgpack.decode(answer, type=_Stand) for answer in answers]
+    if any(each.share != stands[0].share for each in stands):
+        said = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
+        raise UsageError(
+            f"share differs between ranks ({said}); nothing was loaded; give all the same"
+        )
+    hosts = [each.host for each in stands]
+    if share is None:
+        share = len(set(hosts)) > 1 or any(each.remote for each in stands)
+    if not share or checkpoint is None or len({each.commit for each in stands}) > 1:
+        return None
+    line = sorted(range(ranks.world), key=lambda rank: (hosts.index(hosts[rank]), rank))
+    return Relay(ranks, line, checkpoint)
+
+
+def _host() -> str:
+    with suppress(OSError):
+        return _BOOT_ID.read_text().strip()
+    return gethostname()
+
+
+class Relay:
+    """Passes in which ranks hand each other chunks of one checkpoint.
+
+    Between two calls of `close`, each rank calls `hand_on` as often as it likes: the first calls of
+    all ranks are one pass, the second ones the next.
+    """
+
+    def __init__(self, ranks: Ranks, line: Sequence[int], checkpoint: Checkpoint) -> None:
+        self._ranks, self._line = ranks, line
+        self._manifests = checkpoint.manifests
+        counts = (len(manifest.chunks) for manifest in self._manifests)
+        self._first = list(accumulate(counts, initial=0))
+
+    def hand_on(
+        self, wanted: Iterable[Key], held: Collection[Key], fetch: Do, take: Do
+    ) -> list[Key]:
+        """Call `take` with each wanted chunk that concerns other ranks too; return the others.
+
+        `held`: chunks that `fetch` has in memory. `fetch` reads a chunk whole and verified, and is
+        called in several threads at once; `take` in one. A chunk that comes damaged from another
+        rank is fetched by this one. An error of `fetch` is raised once all chunks have been handed
+        on: the first one, in the order of chunks. Raises GroupError where a rank is gone.
+        """
+        numbers = {self._first[rank] + number: (rank, number) for rank, number in wanted}
+        mine = spans(sorted(numbers))
+        has = spans(sorted(number for number, key in numbers.items() if key in held))
+        legs = legs_of(self._ranks.rank, self._line, self._tell(Wants(mine, has)))
+        if legs.relayed:
+            stops = [self._stop(leg, numbers) for leg in legs.relayed]
+            line = _Line(self._ranks, stops, fetch, take)
+            self._attend(line)
+            if line.error:
+                raise line.error
+        return [numbers[number] for number in legs.alone]
+
+    def close(self) -> None:
+        """Wait until no rank has a pass left. Each calls it after its last, whatever came of it."""
+        while not all(each.done for each in self._tell(Wants(done=True))):
+            pass
+
+    def _tell(self, wants: Wants) -> list[Wants]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(wants))
+        return [msgspec.msgpack.decode(answer, type=Wants) for answer in answers]
+
+    def _stop(self, leg: Leg, numbers: dict[int, Key]) -> _Stop:
+        rank, number = numbers[leg.chunk]
+        return _Stop(leg, Chunk(self._manifests[rank], number))
+
+    def _attend(self, line: _Line) -> None:
+        """Run the line, and look after ranks that fail meanwhile, as it waits for them."""
+        thread = _start(line.run)
+        try:
+            runs = True
+            while runs:
+                thread.join(_LOOK_S)
+                runs = thread.is_alive()
+                if line.ended:
+                    raise line.ended
+                if runs:
+                    self._ranks.look()
+        except BaseException as error:  # Ctrl-C as well
+            line.end(error)
+            self._ranks.leave(error)
+            thread.join(_DRAIN_S)
+            if isinstance(error, GroupError):
+                raise GroupError(
+                    f"{error}; what was to be loaded may be filled in part, and must not be used"
+                ) from error
+            raise
+
+
+class _Stop(NamedTuple):
+    leg: Leg
+    chunk: Chunk
+
+
+class _Room(NamedTuple):
+    memory: memoryview
+    home: SimpleQueue[_Room]  # where it waits until it is needed again
+
+
+class _Read(NamedTuple):
+    """A chunk that is there, or the `error` of reading it. Then it is handed on all the same:
+    whoever gets it finds that it is damaged, and reads it too."""
+
+    room: _Room
+    error: Exception | None = None
+
+
+class _Line:
+    """One rank's part in one pass. `error`: the first chunk's that this rank could not read.
+
+    `ended`: why the pass is over before its end, on all ranks. Then nothing is read or taken any
+    more, and what lies in the rooms is handed on, so that no thread of any rank stays behind in an
+    operation of the group.
+    """
+
+    def __init__(self, ranks: Ranks, stops: Sequence[_Stop], fetch: Do, take: Do) -> None:
+        self.error: Exception | None = None
+        self.ended: BaseException | None = None
+        self._ranks, self._stops, self._fetch, self._take = ranks, stops, fetch, take
+        self._size = max(stop.chunk.size_bytes for stop in stops)
+        self._coming = deque(stop for stop in stops if stop.leg.source is not None)
+        self._posted: deque[tuple[_Room, Transfer | None]] = deque()
+        self._arriving = self._rooms(min(ARRIVING, len(self._coming)))
+        own = [stop.chunk for stop in stops if stop.leg.source is None]
+        self._reading = self._rooms(min(READ_AHEAD, len(own)))
+        self._reads = deque((chunk, Future[_Read]()) for chunk in own)
+        self._read = deque(future for _, future in self._reads)
+        self._handed: SimpleQueue[tuple[_Room, Transfer | None] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        """Take part to the end, whatever happens."""
+        with self._guarded():
+            self._run()
+
+    def _run(self) -> None:
+        returning = _start(self._return_rooms)
+        for _ in range(min(READ_AHEAD, len(self._reads))):
+            _start(self._read_ahead)
+        for leg, chunk in self._stops:
+            self._post(needed=leg.source is not None)
+            read = self._read.popleft().result() if leg.source is None else self._arrived()
+            data = read.room.memory[: chunk.size_bytes]
+            transfer = self._begun(self._ranks.send, data, leg.to, leg.chunk)
+            with self._guarded():
+                self._use(chunk, data, read.error, came=leg.source is not None)
+            self._handed.put((read.room, transfer))
+        self._handed.put(None)
+        returning.join()
+
+    def end(self, why: BaseException) -> None:
+        """Let nothing more be read or taken."""
+        self.ended = self.ended or why
+
+    def _use(self, chunk: Chunk, data: memoryview, error: Exception | None, *, came: bool) -> None:
+        if came and not self.ended and digest_of(data) != chunk.digest:
+            data = allocate(chunk.size_bytes)  # the room is being handed on
+            try:
+                self._fetch(chunk, data)
+            except (CorruptionError, StorageError) as why:
+                error = why
+        self.error = self.error or error
+        if not self.ended and not error:
+            self._take(chunk, data)
+
+    def _post(self, *, needed: bool) -> None:
+        """Let chunks come for which there are rooms; where the next one is `needed`, wait for
+        one."""
+        while self._coming and not (self._arriving.empty() and (self._posted or not needed)):
+            room = self._arriving.get()
+            leg, chunk = self._coming.popleft()
+            data = room.memory[: chunk.size_bytes]
+            transfer = self._begun(self._ranks.receive, data, leg.source, leg.chunk)
+            self._posted.append((room, transfer))
+
+    def _arrived(self) -> _Read:
+        room, transfer = self._posted.popleft()
+        self._wait(transfer)
+        return _Read(room)
+
+    def _read_ahead(self) -> None:
+        with suppress(IndexError):  # another thread has the last one
+            while self._reads:
+                room = self._reading.get()  # before a chunk, so that the lowest ones have them
+                chunk, future = self._reads.popleft()
+                read = _Read(room)
+                with self._guarded():
+                    if not self.ended:
+                        read = self._read_into(room, chunk)
+                future.set_result(read)
+
+    def _read_into(self, room: _Room, chunk: Chunk) -> _Read:
+        try:
+            self._fetch(chunk, room.memory[: chunk.size_bytes])
+        except StalledError as error:  # what hangs may still write there
+            return _Read(_Room(allocate(self._size), room.home), error)
+        except (CorruptionError, StorageError) as error:
+            return _Read(room, error)
+        return _Read(room)
+
+    def _return_rooms(self) -> None:
+        """Give rooms back once their chunks are with the next rank."""
+        while handed := self._handed.get():
+            room, transfer = handed
+            self._wait(transfer)
+            room.home.put(room)
+
+    def _begun(
+        self,
+        begin: Callable[[memoryview, int, int], Transfer],
+        data: memoryview,
+        peer: int | None,
+        chunk: int,
+    ) -> Transfer | None:
+        with self._guarded():
+            return None if peer is None else begin(data, peer, chunk)
+        return None
+
+    def _wait(self, transfer: Transfer | None) -> None:
+        with self._guarded():
+            if transfer:
+                transfer.wait()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for `run`
+            self.end(error)
+
+    def _rooms(self, count: int) -> SimpleQueue[_Room]:
+        home: SimpleQueue[_Room] = SimpleQueue()
+        for _ in range(count):
+            home.put(_Room(allocate(self._size), home))
+        return home
+
+
+def _start(do: Callable[[], None]) -> threading.Thread:
+    """Start a thread that keeps no process alive: it may wait for a rank that never answers."""
+    thread = threading.Thread(target=do, name="relay", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,326 @@
+"""Four processes that load together what they and others have saved, with everything that breaks.
+
+    python -m tests.checkpoint.sharing DIRECTORY CASE ...
+
+They are forked after torch was imported. Each writes DIRECTORY/RANK.json: what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tests.checkpoint.making import make
+from tests.checkpoint.sources import flip, place
+from torch import distributed as dist
+from torch import nn
+
+from outlast.checkpoint import Checkpointer, tree
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.ranks import Ranks
+from outlast.errors import OutlastError, StorageError
+
+WORLD, CHUNK = 4, 4096
+SIZES = {"a": 9000, "b": 7003, "c": 12_001}
+Read = Callable[[Folder, str, str, int, memoryview], None]
+whole_read: Read = Folder.read
+
+
+class Seen(NamedTuple):
+    """What one rank has of a load. `size_bytes`: read from folders by all ranks."""
+
+    told: str
+    notes: tuple[str, ...]
+    tensors: dict[str, torch.Tensor]
+    size_bytes: int
+
+
+def values(step: int) -> dict[str, np.ndarray[Any, Any]]:
+    made = np.random.default_rng(step)
+    return {f"model.{n}": made.standard_normal(size, np.float32) for n, size in SIZES.items()}
+
+
+def saved(root: Path, *steps: int, world: int = WORLD) -> int:
+    """Checkpoints of many small chunks; how many bytes one of them has."""
+    if dist.get_rank() == 0:
+        for step in steps:
+            make(root, place(step), values(step), world, chunk_bytes=CHUNK, time_ns=step,
+                 shared=tree.encode({}))  # fmt: skip
+    dist.barrier()
+    directory = root / place(steps[0]).directory
+    return sum(shard.stat().st_size for shard in directory.glob("shard-*"))
+
+
+@contextmanager
+def reading(read: Read) -> Iterator[None]:
+    """Within, folders are read so."""
+    Folder.read = read
+    yield
+    Folder.read = whole_read
+
+
+def load(
+    root: Path, names: str, share: bool | None, read: Read = whole_read, **settings: Any
+) -> Seen:
+    """Load tensors of these names into zeros; all ranks at once."""
+    state = {"model": nn.ParameterDict({n: torch.zeros(SIZES[n]) for n in names})}
+    count = torch.zeros(1, dtype=torch.int64)
+
+    def counted(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+        count.add_(len(into))
+        read(self, directory, name, at, into)
+
+    told, notes = "", ()
+    options = {name: settings.pop(name) for name in ("cast", "strict") if name in settings}
+    if options.get("cast"):
+        state["model"].to(torch.bfloat16)
+    with Checkpointer(root, complete=False, **settings) as saves, reading(counted):
+        try:
+            restored = saves.load(state, share=share, **options)
+            assert restored
+            told, notes = f"step {restored.step}", restored.notes
+        except OutlastError as error:
+            told = f"{type(error).__name__}: {error}"
+    dist.all_reduce(count)
+    found = {n: p.detach() for n, p in state["model"].items()}
+    return Seen(told, notes, found, int(count))
+
+
+def equal(seen: Seen, step: int) -> bool:
+    expected = values(step)
+    return all(
+        torch.equal(tensor, torch.from_numpy(expected[f"model.{n}"]).to(tensor.dtype))
+        for n, tensor in seen.tensors.items()
+    )
+
+
+def same(one: Seen, other: Seen) -> bool:
+    """What each rank is told, whoever read."""
+    return (one.told, one.notes) == (other.told, other.notes)
+
+
+def replicas(root: Path, rank: int) -> None:
+    """Everybody holds everything: a quarter of what they read without each other."""
+    size = saved(root, 1)
+    alone = load(root, "abc", False)
+    assert equal(alone, 1) and alone.size_bytes >= WORLD * size, alone.size_bytes / size
+    together = load(root, "abc", True)
+    assert equal(together, 1) and same(alone, together)
+    assert together.size_bytes == size, together.size_bytes / size
+    assert load(root, "abc", None).size_bytes == alone.size_bytes, "one host reads its own disk"
+    cast = load(root, "abc", True, cast=True)
+    assert equal(cast, 1) and cast.size_bytes == size, cast.size_bytes / size
+
+
+def own_saves(root: Path, rank: int) -> None:
+    """A save of their own, with what is each rank's: random generators, a position."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300)
+    state, own = {"model": model, "best": 3}, {"position": {"at": rank}}
+    torch.manual_seed(rank)
+    with Checkpointer(root, complete=False, on_failure="raise") as saves:
+        saves.save(1, state, own)
+        saves.wait()
+        dist.barrier()
+        size = sum(shard.stat().st_size for shard in root.glob("step-*/shard-*"))
+        count = torch.zeros(1, dtype=torch.int64)
+
+        def counted(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+            count.add_(len(into))
+            whole_read(self, directory, name, at, into)
+
+        again, found = {"model": nn.Linear(300, 300), "best": 0}, {"position": {}}
+        with reading(counted):
+            assert saves.load(again, found, share=True)
+    dist.all_reduce(count)
+    assert torch.equal(again["model"].weight, model.weight)
+    assert (again["best"], found) == (3, {"position": {"at": rank}})
+    assert int(count) == size, (int(count), size)
+
+
+def unlike(root: Path, rank: int) -> None:
+    """Two stages with two replicas each, one of which holds less; then ranks without anything."""
+    size = saved(root, 1, world=3)
+    for names in (("ac", "ac", "bc", "bc"), ("abc", "a", "c", ""), ("", "b", "b", "")):
+        together = load(root, names[rank], True, strict=False)
+        assert equal(together, 1), together
+        assert same(together, load(root, names[rank], False, strict=False)), together
+        assert together.size_bytes <= size, together.size_bytes / size
+
+
+def damage(root: Path, rank: int) -> None:
+    """In a chunk that all want: passed over by all, unless durable storage has it."""
+    here, far = root / "here", root / "far"
+    size = saved(here, 1, 2)
+    shard = here / place(2).directory / "shard-00001"
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(here, far)
+        flip(shard, 2 * CHUNK + 5)
+    dist.barrier()
+    alone, together = load(here, "abc", False), load(here, "abc", True)
+    assert together.told == "step 1" and equal(together, 1) and same(alone, together), together
+    assert "shard-00001: chunk 2" in together.notes[0]
+    together = load(here, "abc", True, durable=far, job="job")
+    assert together.told == "step 2" and equal(together, 2), together
+    (note,) = together.notes  # of the rank that read it
+    assert "shard-00001: chunk 2" in note and f"read from {far}" in note
+    assert together.size_bytes <= 2 * size + CHUNK
+
+
+def wire(root: Path, rank: int) -> None:
+    """What one rank hands on comes damaged: everybody behind it reads itself."""
+    saved(root, 1)
+    send = Ranks.send
+
+    def wrong(self: Ranks, data: memoryview, to: int, number: int) -> Any:
+        bad = bytearray(data)
+        bad[number % len(bad)] ^= 4
+        return send(self, memoryview(bad), to, number)
+
+    if rank == 1:
+        Ranks.send = wrong
+    seen = load(root, "abc", True)
+    Ranks.send = send
+    assert seen.told == "step 1" and equal(seen, 1) and seen.notes == (), seen
+
+
+def unread(root: Path, rank: int) -> None:
+    """One rank's disk fails: that is an error on all, as where each reads alone."""
+    saved(root, 1)
+
+    def failing(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+        if rank == 2 and name == "shard-00001" and at:
+            raise StorageError("EIO")
+        whole_read(self, directory, name, at, into)
+
+    alone, together = load(root, "abc", False, failing), load(root, "abc", True, failing)
+    assert "StorageError" in together.told and "rank 2: EIO" in together.told
+    # Alone, which of its chunks fails first is a matter of threads.
+    assert together.told.split("chunk")[0] == alone.told.split("chunk")[0]
+    seen = load(root, "abc", rank == 1)
+    assert "UsageError: share differs between ranks" in seen.told, seen
+
+
+def subgroup(root: Path, rank: int) -> None:
+    """Two ranks of a group of their own, whose numbers in it are others."""
+    group = dist.new_group([1, 3])
+    size = saved(root, 1)
+    if rank not in (1, 3):
+        return
+    state = {"model": nn.ParameterDict({n: torch.zeros(s) for n, s in SIZES.items()})}
+    count = 0
+
+    def counted(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+        nonlocal count
+        count += len(into)
+        whole_read(self, directory, name, at, into)
+
+    with Checkpointer(root, complete=False, group=group) as saves, reading(counted):
+        assert saves.load(state, share=True)
+    expected = torch.from_numpy(values(1)["model.b"])
+    assert torch.equal(state["model"]["b"], expected) and count <= size * 2 // 3, count / size
+
+
+def bucket(root: Path, rank: int, address: str) -> None:
+    """Out of a bucket, which no rank was asked to read together with others."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300)
+    with Checkpointer(root, complete=False, on_failure="raise", durable=address) as saves:
+        saves.save(1, {"model": model})
+    dist.barrier()
+    again = nn.Linear(300, 300)
+    with Checkpointer(root / "empty", complete=False, durable=address) as saves:
+        restored = saves.load({"model": again})
+    assert restored and "is read from s3://" in restored.notes[0]
+    assert torch.equal(again.weight, model.weight)
+
+
+def hangs(root: Path, rank: int) -> str:
+    saved(root, 1)
+
+    def hanging(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+        if rank == 2 and name == "shard-00003":
+            self._patience.call(f"{directory}/{name}", threading.Event().wait)
+        whole_read(self, directory, name, at, into)
+
+    return load(root, "abc", True, hanging, answer_s=0.5).told
+
+
+def breaks(root: Path, rank: int, how: Callable[[], None]) -> str:
+    saved(root, 1)
+    left = 4
+
+    def breaking(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
+        nonlocal left
+        left -= 1
+        if rank == 2 and not left:
+            how()
+        whole_read(self, directory, name, at, into)
+
+    state = {"model": nn.ParameterDict({n: torch.zeros(s) for n, s in SIZES.items()})}
+    with Checkpointer(root, complete=False) as saves, reading(breaking):
+        try:
+            saves.load(state, share=True)
+        except (OutlastError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return "loaded"
+
+
+def killed(root: Path, rank: int) -> str:
+    return breaks(root, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def raises(root: Path, rank: int) -> str:
+    def bug() -> None:
+        raise RuntimeError("a bug")
+
+    return breaks(root, rank, bug)
+
+
+LOADS = (replicas, own_saves, unlike, damage, wire, unread, subgroup)
+BREAKS = (killed, raises, hangs, bucket)
+
+
+def run(rank: int, root: Path, cases: list[str]) -> dict[str, str]:
+    told: dict[str, str] = {}
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(root / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    known = {do.__name__: do for do in (*LOADS, *BREAKS)}
+    for case in cases:
+        name, *words = case.split("=")
+        try:
+            told[case] = known[name](root / name, rank, *words) or ""
+        except Exception:  # noqa: BLE001 - the test fails with it
+            told[case] = traceback.format_exc()
+            break
+    dist.destroy_process_group()
+    return told
+
+
+def main(root: Path, cases: list[str]) -> None:
+    children: list[int] = []
+    for rank in range(WORLD):
+        child = os.fork()
+        if not child:
+            told = run(rank, root, cases)
+            (root / f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
+            sys.exit()
+        children.append(child)
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

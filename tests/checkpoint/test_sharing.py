@@ -1,0 +1,69 @@
+"""Ranks that load together: what several of them need is read once, and the outcome is the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bucket_server import BucketServer
+from tests.checkpoint.sharing import LOADS, WORLD
+
+pytestmark = pytest.mark.process
+REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 150.0
+
+
+def run(root: Path, *cases: str) -> tuple[list[int], list[dict[str, str]]]:
+    """Exit codes, and what ranks that have ended well tell of each case."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.checkpoint.sharing", str(root), *cases]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    files = [root / f"{rank}.json" for rank in range(WORLD)]
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return json.loads(done.stdout), told
+
+
+def test_what_several_ranks_need_is_read_once(tmp_path: Path) -> None:
+    cases = [case.__name__ for case in LOADS]
+    codes, told = run(tmp_path, *cases)
+    assert told == [dict.fromkeys(cases, "")] * WORLD and codes == [0] * WORLD
+
+
+@pytest.mark.long
+def test_a_bucket_is_read_once_unasked(tmp_path: Path, server: BucketServer, address: str) -> None:
+    _, told = run(tmp_path, f"bucket={address}")
+    assert told == [{f"bucket={address}": ""}] * WORLD
+    gets = [path for path, _ in server.requests("GET", tmp_path.name) if "/shard-" in path]
+    by_load_and_after_the_copy = 2
+    assert len(gets) == by_load_and_after_the_copy * len(set(gets)) == 2 * WORLD, gets
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_leaves_nobody_waiting(tmp_path: Path) -> None:
+    codes, told = run(tmp_path, "killed")
+    assert codes == [0, 0, -signal.SIGKILL, 0]
+    said = [each["killed"] for each in told]
+    assert len(said) == WORLD - 1 and all("GroupError" in each for each in said), said
+    assert any("rank 2" in each for each in said), said
+
+
+@pytest.mark.long
+def test_a_rank_that_fails_is_named_to_all(tmp_path: Path) -> None:
+    codes, told = run(tmp_path, "raises")
+    assert codes == [0] * WORLD
+    said = [each["raises"] for each in told]
+    assert said.pop(2) == "RuntimeError: a bug"
+    assert all("rank 2 failed: a bug" in each for each in said), said
+
+
+@pytest.mark.long
+def test_a_disk_that_hangs_on_one_rank_fails_the_load_on_all(tmp_path: Path) -> None:
+    codes, told = run(tmp_path, "hangs")
+    assert codes == [0] * WORLD
+    assert all("rank 2: " in t["hangs"] and "not answered" in t["hangs"] for t in told), told
