@@ -11,8 +11,8 @@ import pytest
 
 PUBLIC = ["OutlastError", "Replicated", "Session", "__version__", "init"]
 SESSION = [
-    "batches", "device", "local_rank", "protect", "rank", "report", "run", "shared", "state",
-    "step_index", "world_size",
+    "batches", "device", "local_rank", "protect", "rank", "report", "run",
+    "run_with_undo", "shared", "state", "step_index", "world_size",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Bench:
         self.asked = 0
         self.gate = Gate(lambda o: o is self.optimizer)
 
-    def ask(self) -> None:
+    def ask(self, _optimizer: object = None) -> None:
         self.asked += 1
 
     def loss(self) -> torch.Tensor:
@@ -37,14 +37,14 @@ def bench() -> Iterator[Bench]:
 def test_the_gate_comes_before_every_other_hook(bench: Bench) -> None:
     order: list[str] = []
     bench.optimizer.register_step_pre_hook(lambda *_: order.append("theirs"))
-    bench.gate.ask = lambda: order.append("gate")
+    bench.gate.ask = lambda _: order.append("gate")
     bench.loss().backward()
     bench.optimizer.step()
     assert order == ["gate", "theirs"]
 
 
 def test_a_refusal_changes_nothing(bench: Bench) -> None:
-    def refuse() -> None:
+    def refuse(_: object) -> None:
         raise StepRefused("no")
 
     bench.gate.ask = refuse
@@ -112,7 +112,7 @@ def test_a_step_inside_backward_is_an_error(bench: Bench) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own, at its import
 def test_a_compiled_optimizer_comes_by_the_gate(bench: Bench) -> None:
     asked: list[bool] = []
-    bench.gate.ask = lambda: asked.append(torch.compiler.is_compiling())
+    bench.gate.ask = lambda _: asked.append(torch.compiler.is_compiling())
 
     def update() -> None:
         bench.optimizer.step()

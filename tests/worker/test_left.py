@@ -11,7 +11,8 @@ from torch import nn
 
 from outlast.errors import ProtectError
 from outlast.page import SLOT_BYTES
-from outlast.worker.protected import Protected, Replicated, Undo
+from outlast.worker.protected import Protected, Replicated
+from outlast.worker.undo import Undo
 
 
 @pytest.mark.parametrize("to_none", [False, True])

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from outlast.errors import ProtectError
-from outlast.worker.protected import Protected, Undo
+from outlast.worker.protected import Protected
+from outlast.worker.undo import Undo
 
 
 @dataclasses.dataclass

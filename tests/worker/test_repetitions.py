@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from outlast.errors import UnsupportedError
-from outlast.worker.protected import Protected, Undo
+from outlast.worker.protected import Protected
 from outlast.worker.script.repetitions import Repetition, Repetitions, look
+from outlast.worker.undo import Undo
 
 
 def attempt(

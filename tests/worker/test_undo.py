@@ -12,7 +12,8 @@ from torch import nn
 
 from outlast.checkpoint import tree
 from outlast.errors import ProtectError
-from outlast.worker.protected import Protected, Replicated, Undo
+from outlast.worker.protected import Protected, Replicated
+from outlast.worker.undo import Undo
 
 
 class RefusedError(Exception):
@@ -216,3 +217,42 @@ def test_modes_and_gradient_flags_are_the_ranks_own() -> None:
     joiner.restore_own(own)
     assert [part.training for part in other.modules()] == [False] * 3
     assert [p.requires_grad for p in other.parameters()] == [False, True]
+
+
+def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    decay = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    protected = Protected(
+        {"model": model, "optimizer": optimizer, "decay": decay, "average": Replicated(average)}, {}
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+        decay.step()
+        average.update_parameters(model)
+
+    step()
+    before = tree.encode(protected.replicated())
+    undo = Undo(protected, "step", everything=True)
+    step()
+    with torch.no_grad():
+        model[0].weight.data.add_(1)
+    assert tree.encode(protected.replicated()) != before
+    assert undo.put_back() == ""
+    assert tree.encode(protected.replicated()) == before
+
+
+def test_moments_that_did_not_exist_are_gone_again() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    undo = Undo(protected, "step", everything=True)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    undo.put_back()
+    assert not optimizer.state and model.weight.grad is None

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.worker.protected import Protected, Undo
+from outlast.worker.protected import Protected
+from outlast.worker.undo import Undo
 from outlast.worker.written import WINDOW_BYTES, WrittenWeights
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from outlast.worker.protected import Undo
+from outlast.worker.undo import Undo
 from outlast.worker.written import WrittenWeights
 
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
@@ -19,7 +19,8 @@ class Attempt:
     key: str
     undo: Undo
     begin_ns: int
-    weights: WrittenWeights | None = None  # where it votes
+    weights: WrittenWeights | None = None  # where it votes before weights change
+    has_copy: bool = False  # weights may change at any time, and it votes at its end
     vote_ns: int = 0
     choices: bytes = b""  # what the script had drawn and changed when it voted
     is_gated: bool = False  # an optimizer's step brought the vote, and not the phase's end

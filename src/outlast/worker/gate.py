@@ -1,7 +1,8 @@
 """The gate: before the first parameter changes, all ranks vote.
 
 One hook sees every optimizer of the process before any other hook does. The first protected one
-that wants to step inside a phase brings the vote; the others of the same phase go through.
+that wants to step inside a phase brings the vote; the others of the same phase go through. In a
+phase with an undo copy all do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from outlast.errors import PhaseError
 from outlast.worker.groups.opaque import opaque, opaque_class
 
-Ask = Callable[[], None]
+Ask = Callable[[Optimizer], None]
+OR = "or run the function by session.run_with_undo, which copies the state first"
 
 
 @opaque_class
@@ -29,6 +31,7 @@ class Gate:
     def __init__(self, is_protected: Callable[[Optimizer], bool]) -> None:
         self._is_protected = is_protected
         self.ask: Ask | None = None
+        self.is_free = False  # inside a phase, whatever it changes can be put back
         self.guarding = False  # True from the first phase on: steps outside phases are errors
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -51,32 +54,35 @@ class Gate:
                 f"{type(optimizer).__name__} steps inside a phase but is not protected:"
                 " name it in session.protect(...)"
             )
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - the only way to ask
+        if not self.is_free and torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - the only way to ask
             raise PhaseError(
                 f"{type(optimizer).__name__}.step() inside backward (optimizer-in-backward): other"
-                " parameters would change before all ranks have voted; step after backward"
+                f" parameters would change before all ranks have voted; step after backward, {OR}"
             )
         # Optimizer.step is wrapped as a function, so the optimizer itself is args[0].
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            ask()
+            ask(optimizer)
             return None
-        gated = _gate_closure(closure, ask)
+        gated = _gate_closure(closure, lambda: ask(optimizer), once=not self.is_free)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": gated}
         return (optimizer, gated, *args[2:]), kwargs
 
 
-def _gate_closure(closure: Callable[[], Any], ask: Ask) -> Callable[[], Any]:
+def _gate_closure(
+    closure: Callable[[], Any], ask: Callable[[], None], *, once: bool
+) -> Callable[[], Any]:
     calls = 0
 
     def gated() -> Any:
         nonlocal calls
         calls += 1
-        if calls > 1:
+        if once and calls > 1:
             raise PhaseError(
                 "the optimizer calls its closure more than once a step (LBFGS does): parameters"
-                " change between the calls, so the step has no single commit point"
+                " change between the calls, so the step has no single commit point; take another"
+                f" optimizer, {OR}"
             )
         result = closure()
         ask()

@@ -8,11 +8,9 @@ once more at the end, because such code (a scheduler's step) has then run twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NoReturn
-
-import torch
 
 from outlast.checkpoint import tree
 from outlast.errors import GroupError, UsageError
@@ -25,6 +23,7 @@ from outlast.worker.moment import Moment
 from outlast.worker.place import LOST, Place, Walk
 from outlast.worker.protected import Protected
 from outlast.worker.timeline import Timeline
+from outlast.worker.undo import copied
 
 REHEARSALS = 2
 AT_DRAW_BYTES_MAX = 256 << 10  # of a rank's own state, beside the position of a batch
@@ -194,7 +193,7 @@ class Joining:
         kept, local = None, self._protected().local
         came_with_the_slot = local.kept
         if self._moment.opened and (self._healer.staged is None or came_with_the_slot):
-            kept = copied(self._protected().replicated())
+            kept = copied(self._protected().replicated(), "cpu")
         self._moment.enter("dry")
         try:
             with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
@@ -220,14 +219,3 @@ class Joining:
         if self._protected().tree.is_sharded:
             self._retire(GroupError(f"{text}; FSDP cannot be put back after it"))
         self._timeline.note(f"{text}; this worker goes on without it")
-
-
-def copied(value: Any) -> Any:
-    """Tensors in host memory, containers anew, everything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copied(item) for item in value)
-    return value

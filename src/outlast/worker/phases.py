@@ -3,7 +3,8 @@
 The life of an attempt: remember what it may touch (`Undo`, and the slot `before:n`) -> run the
 function -> at its first optimizer step, or at its end, write the slot `after:n+1` and vote -> apply
 -> check that nothing random or rank-specific changed behind the vote -> n+1 phases are complete.
-Anything else ends in a put-back and another attempt, in this generation or the next.
+Anything else ends in a put-back and another attempt, in this generation or the next. With an
+undo copy, optimizers step as they like, and the vote comes at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from torch.optim import Optimizer
+
 from outlast.core.faults import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
 from outlast.events import Fault
@@ -20,21 +23,27 @@ from outlast.generators import Generator
 from outlast.page import Page
 from outlast.worker.attempt import Attempt, Kind
 from outlast.worker.audit.state import replica_set
+from outlast.worker.commit_point import (
+    must_have_waited,
+    must_leave_no_gradient,
+    must_not_have_chosen,
+    must_not_have_written,
+)
 from outlast.worker.gate import Gate
 from outlast.worker.groups import Groups, is_transport_error
 from outlast.worker.healing import Healer
 from outlast.worker.joining import REHEARSALS, Joining
+from outlast.worker.leftovers import Leftovers
 from outlast.worker.lost_results import is_evidence
 from outlast.worker.moment import Moment
-from outlast.worker.optimizers import strangers
 from outlast.worker.place import LOST, Place, keep_result
-from outlast.worker.protected import Protected, Undo
+from outlast.worker.protected import Protected
 from outlast.worker.script import repetitions
-from outlast.worker.script.carried import differing
 from outlast.worker.script.repetitions import Repetitions
 from outlast.worker.script.script import Script
 from outlast.worker.slots import Slots
 from outlast.worker.timeline import Timeline
+from outlast.worker.undo import Undo
 from outlast.worker.written import WrittenWeights
 
 
@@ -65,6 +74,7 @@ class Phases:
         self.attempt: Attempt | None = None
         self._rehearsals: dict[str, int] = {}
         self._repetitions = Repetitions()
+        self._leftovers = Leftovers()
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
         self._noted: set[str] = set()
         self._recorded = False
@@ -85,10 +95,10 @@ class Phases:
 
     def run(
         self, call: Callable[[], Any], *, key: str, kind: Kind,
-        function: Callable[..., Any] | None = None,
+        function: Callable[..., Any] | None = None, undo: bool = False,
     ) -> Any:  # fmt: skip
         """Run `call`, which calls the script's `function`, as the next phase; returns what it
-        returned in the generation that has it."""
+        returned in the generation that has it. `undo`: copy the state before."""
         if self.attempt is not None:
             raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
         assert self.protected is not None
@@ -109,18 +119,23 @@ class Phases:
                 self.save_as_asked()
                 continue  # to take the dry steps that a successor put off, and look again
             try:
-                return self._try(call, key, kind)
+                return self._try(call, key, kind, undo)
             except _Again:
                 continue
 
-    def _try(self, call: Callable[[], Any], key: str, kind: Kind) -> Any:
-        moment, protected = self._moment, self.protected
-        assert protected is not None
-        known = protected.knows(key)
-        weights = WrittenWeights(protected, everything=not known, turn=moment.n)
-        attempt = Attempt(kind, key, Undo(protected, key), self._timeline.now_ns(), weights)
+    def _begin(self, key: str, kind: Kind, undo: bool) -> Attempt:
+        held = self._held()
+        kept = Undo(held, key, everything=undo and not self._alone)
+        attempt = Attempt(kind, key, kept, self._timeline.now_ns(), has_copy=undo)
+        if not undo:
+            known = held.knows(key)
+            attempt.weights = WrittenWeights(held, everything=not known, turn=self._moment.n)
+        return attempt
+
+    def _try(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
+        moment, attempt = self._moment, self._begin(key, kind, undo)
         self._slots.write_before(attempt.undo.own_bytes)
-        moment.rehearsing = not self._alone and self._is_rehearsal(key, kind)
+        moment.rehearsing = not self._alone and self._is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
             if kind == "checkpoint":
@@ -129,15 +144,11 @@ class Phases:
                 moment.enter_attempt("dry" if moment.rehearsing else "running", name)
         except StepRefused:
             raise _Again from None
-        self.attempt, self.gate.ask = attempt, self._ask
         try:
-            with self._groups.phase():
+            with self._inside(attempt), self._groups.phase():
                 result = call()
                 if not attempt.vote_ns:
-                    self._no_gradient_left(attempt)
-                    self._prepare_vote(attempt)
-                    self._vote(attempt, gated=False)
-                    self._ungated.add(key)
+                    self._vote_at_end(attempt)
                 self._after_vote(attempt)
         except StepRefused as refused:
             self._refused(attempt, str(refused))
@@ -146,7 +157,6 @@ class Phases:
             self._failed(attempt, error)
             raise _Again from None
         finally:
-            self.attempt, self.gate.ask = None, None
             moment.rehearsing = False
         self._watch("done")
         self._complete(attempt, result)
@@ -158,18 +168,45 @@ class Phases:
             self._noted.add(about)
             self._timeline.note(text)
 
+    @contextmanager
+    def _inside(self, attempt: Attempt) -> Iterator[None]:
+        self.attempt, self.gate.ask = attempt, self._ask
+        self.gate.is_free = attempt.dry or attempt.has_copy
+        try:
+            with self._leftovers.watched(attempt.key, self._held().tree):
+                yield
+        finally:
+            self.attempt, self.gate.ask = None, None
+
     # --- the vote ---
 
-    def _ask(self) -> None:
-        """A protected optimizer wants to step: returns when the phase is won, raises otherwise."""
+    def _ask(self, optimizer: Optimizer) -> None:
+        """A protected optimizer wants to step: returns when it may, raises otherwise."""
         attempt = self.attempt
         assert attempt is not None
-        if attempt.vote_ns:
-            return
-        if attempt.dry:
-            attempt.vote_ns = self._timeline.now_ns()
-            return
-        self._prepare_vote(attempt)
+        if not attempt.dry:
+            self._leftovers.must_not_be_used(attempt.key, optimizer)
+        if not (self.gate.is_free or attempt.vote_ns):
+            self._settle(attempt)
+            self._rehearse(attempt)
+            self._vote(attempt, gated=True)
+
+    def _vote_at_end(self, attempt: Attempt) -> None:
+        """No optimizer's step has brought the vote."""
+        must_leave_no_gradient(attempt, self._held())
+        self._settle(attempt)
+        if attempt.has_copy:
+            self._rehearse(attempt)
+        self._vote(attempt, gated=False)
+        self._ungated.add(attempt.key)
+
+    def _settle(self, attempt: Attempt) -> None:
+        must_not_have_written(attempt)
+        self._held().reducers.settle()
+
+    def _rehearse(self, attempt: Attempt) -> None:
+        """Raises StepRefused in the first attempts of a function that is new here; compares them,
+        and the first step, with one another."""
         if not self._alone and attempt.key not in self.joining.settled:
             self._rehearsals[attempt.key] = self._rehearsals.get(attempt.key, 0) + 1
             attempt.rehearsed = True
@@ -177,7 +214,6 @@ class Phases:
             raise StepRefused("rehearsal")
         if self._repetitions.awaits(attempt.key):
             self._compare(attempt)
-        self._vote(attempt, gated=True)
 
     def _compare(self, attempt: Attempt) -> None:
         """Hold what the attempt has computed against the attempt before it."""
@@ -190,30 +226,27 @@ class Phases:
         if found is not None:
             self.script.differs(key, found)
 
-    def _is_rehearsal(self, key: str, kind: Kind) -> bool:
+    def _is_rehearsal(self, attempt: Attempt) -> bool:
         """Whether the attempt may be refused at its gate, and so must not be cut half-way."""
-        if key in self.joining.settled:
+        if attempt.key in self.joining.settled:
             return False
-        return key in self._rehearsals or (kind == "step" and key not in self._ungated)
+        is_step = attempt.kind == "step" and attempt.key not in self._ungated
+        return is_step or attempt.has_copy or attempt.key in self._rehearsals
 
     def _vote(self, attempt: Attempt, *, gated: bool) -> None:
         """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
         end. Raises StepRefused; PhaseError for a broken contract."""
-        assert self.protected is not None
-        if pending := self._groups.unfinished():
-            raise PhaseError(
-                f"{pending} asynchronous collectives of {attempt.key} were not waited for before"
-                " optimizer.step: their results would be applied on some ranks only"
-            )
+        held, local = self._held(), self._held().local
+        must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
         moment, n = self._moment, self._moment.n + 1
-        attempt.choices = self.protected.own_choices()
-        local = self.protected.local
+        attempt.choices = held.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
         self._slots.write_after(attempt, aside=self.aside)
         place = f"{n} {attempt.kind} {attempt.key}"
-        ballot = f"{place} {local.ballot()}" if gated else place
+        compares = gated or attempt.has_copy
+        ballot = f"{place} {local.ballot()}" if compares else place
         moment.enter_attempt("voting")
         try:
             self._watch("vote")
@@ -224,13 +257,13 @@ class Phases:
             if not agreed:
                 moment.enter("running")
                 self._dispute(attempt, place)
-        if gated:
+        if compares:
             local.won()
         attempt.vote_ns = self._timeline.now_ns()
         moment.won(self._step_after(attempt))
         self._groups.seal()
-        self.protected.reducers.commit()
-        self.protected.buffers.mark_vote()
+        held.reducers.commit()
+        held.buffers.mark_vote()
 
     def _dispute(self, attempt: Attempt, place: str) -> None:
         """The ballots were not the same: all ranks find out why, and begin the phase again where
@@ -247,26 +280,6 @@ class Phases:
         attempt.disputed = True
         self._slots.forget_before()
         raise StepRefused("the ranks have agreed on what differs by rank")
-
-    def _prepare_vote(self, attempt: Attempt) -> None:
-        written = attempt.weights.changed() if attempt.weights is not None else ""
-        if name := attempt.undo.changed_parameter() or written:
-            raise PhaseError(
-                f"{attempt.key} changed {name} before the vote: a redo would change"
-                " it twice; change parameters in a protected optimizer's step, behind it, or"
-                " between phases (gradients at other weights, as SAM takes them, can be had of"
-                " copies: torch.func.functional_call)"
-            )
-        self._held().reducers.settle()
-
-    def _no_gradient_left(self, attempt: Attempt) -> None:
-        assert self.protected is not None
-        if attempt.undo.leaves_gradients():
-            raise PhaseError(
-                f"{attempt.key} computed gradients and no protected optimizer stepped: they would"
-                " leak into the next phase; step, or clear them before the function returns"
-                f"{strangers(self.protected.own)}"
-            )
 
     def _undecided(self, error: BaseException) -> None:
         """The yes may have reached the others: nothing but the decision says what came of it."""
@@ -285,17 +298,8 @@ class Phases:
         assert self.protected is not None
         self.protected.completed(attempt.key)
         self.script.completed(attempt.key)
-        if (choices := self.protected.own_choices()) != attempt.choices:
-            changed = differing(attempt.choices, choices)
-            raise PhaseError(
-                f"{attempt.key} drew random numbers or changed {changed} after"
-                " optimizer.step: a replacement worker could not know it; do it before the step or"
-                " between phases (or wrap an object that is equal on all ranks in"
-                " outlast.Replicated)"
-            )
-        left = self._groups.unfinished()
-        if left:
-            raise PhaseError(f"{left} collectives of {attempt.key} are still pending at its end")
+        must_not_have_chosen(attempt, self.protected.own_choices())
+        must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: Attempt) -> int:
         return self._moment.step + (attempt.kind == "step")
@@ -380,11 +384,10 @@ class Phases:
     @contextmanager
     def _dry_attempt(self, key: str) -> Iterator[None]:
         attempt = Attempt("step", key, Undo(self._held()), self._timeline.now_ns(), dry=True)
-        self.attempt, self.gate.ask = attempt, self._ask
         try:
-            yield
+            with self._inside(attempt):
+                yield
         finally:
-            self.attempt, self.gate.ask = None, None
             attempt.undo.put_back()
 
     def _held(self) -> Protected:

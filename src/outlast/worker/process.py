@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ from outlast.worker.fingerprint import fingerprint
 from outlast.worker.groups import Groups, is_caused_by_transport, register
 from outlast.worker.groups import Record as GroupRecord
 from outlast.worker.healing import Healer
-from outlast.worker.joining import copied
 from outlast.worker.link import Link
 from outlast.worker.local import LocalControl
 from outlast.worker.loop import Loop
@@ -43,6 +43,7 @@ from outlast.worker.pulse import PulseThread
 from outlast.worker.saving import Saver
 from outlast.worker.script.script import Script, identities
 from outlast.worker.timeline import Timeline
+from outlast.worker.undo import copied
 
 if TYPE_CHECKING:
     from outlast.worker.checkpointing import Restorer
@@ -257,17 +258,19 @@ class Worker:
             self.restorer.restore(protected)
             self.restorer = None
             # The script's code between walked phases will change it again.
-            self.healer.staged = copied(protected.replicated())
+            self.healer.staged = copied(protected.replicated(), "cpu")
 
     def _applied(self) -> None:
         if self.phases.attempt is not None:
             self.faults.reach("apply")
 
-    def run(self, key: str, function: Callable[..., Any], call: Callable[[], Any]) -> Any:
+    def run(
+        self, key: str, function: Callable[..., Any], call: Callable[[], Any], *, undo: bool
+    ) -> Any:
         if self.phases.protected is None:
             self.protect({})
         kind = "step" if self.loop.pending else "eval"
-        result = self.phases.run(call, key=key, kind=kind, function=function)
+        result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
         self.loop.pending = False
         return result
 
@@ -368,7 +371,7 @@ class Worker:
     def finish(self) -> None:
         """At interpreter exit: stay a donor until everybody has ended."""
         if not self._failed and self.moment.opened:
-            try:
+            with suppress(SystemExit, GaveUpError):
                 if self.phases.joining.walk is not None:
                     self.phases.joining.join()
                 self.saver.settle(self.limits.save_s)
@@ -376,8 +379,6 @@ class Worker:
                 self.moment.enter("finished")
                 self.link.send(wire.Finished(n=self.moment.n, step=self.moment.step))
                 self.healer.linger()
-            except (SystemExit, GaveUpError):
-                pass
         self.phases.gate.close()
         self.link.close()
         self.pulse.close()

@@ -3,8 +3,7 @@
 - *replicated*: modules, optimizers, schedulers, GradScaler, `Replicated(...)`. Equal on all ranks
   of a replica; a joiner gets it from a donor that has finished its phase.
 - *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
-- *attempt-local*: what a refused attempt may have touched before the vote (gradients, buffers,
-  hyperparameters, schedulers and scalers, half-done DDP reductions); `Undo` puts it back.
+- *attempt-local*: what a refused attempt may have touched before the vote; see undo.py.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ from outlast.checkpoint.state import State, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.generators import GENERATOR_TYPES, Generator
 from outlast.worker import generators, optimizers
-from outlast.worker.buffers import Buffers, BufferSnapshot
-from outlast.worker.gradients import Gradients
-from outlast.worker.marks import Mark
+from outlast.worker.buffers import Buffers
 from outlast.worker.modules import Modules
 from outlast.worker.optimizers import must_be_whole, must_fit, optimizer_adopt, optimizer_tree
 from outlast.worker.rank_local import RankLocal
@@ -324,76 +321,3 @@ def _must_match(
             f"{what}: {len(wrong)} entries differ from what the donor sent, first {min(wrong)!r};"
             " this worker's script built another model; nothing was taken over"
         )
-
-
-class Undo:
-    """What one attempt may touch before its vote, remembered at its start."""
-
-    def __init__(self, protected: Protected, key: str = "") -> None:
-        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
-        self._protected = protected
-        self._gradients = Gradients(
-            protected.tree.parameters(), protected.tree.reducers, protected.scalers
-        )
-        known = protected.knows(key)
-        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
-        self._flags = protected.tree.flags()
-        self._groups = {
-            name: [
-                {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()
-                 if k != "params"}
-                for g in o.param_groups
-            ]
-            for name, o in protected.optimizers.items()
-        }  # fmt: skip
-        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
-        self._marks: dict[str, Mark] = {}
-        if key and not known:
-            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
-            self._marks = {n: Mark(o, shared) for n, o in protected.copies.items()}
-        self.own_bytes = protected.own_state(protected.own_choices())
-
-    def changed_parameter(self) -> str:
-        """The name of a parameter that the attempt has written to; "" where there is none."""
-        changed = self._gradients.changed_parameter()
-        named = (
-            f"{name}.{key}"
-            for name, module in self._protected.modules.items()
-            for key, parameter in module.named_parameters()
-            if parameter is changed
-        )
-        return next(named, "") if changed is not None else ""
-
-    def leaves_gradients(self) -> bool:
-        """Whether an attempt without a vote leaves gradients to the next phase."""
-        return self._gradients.left()
-
-    @torch.no_grad()
-    def put_back(self) -> str:
-        """The state before the attempt, except for DDP's half-done work (see `Reducers.restore`).
-        Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
-        when a Replicated object was changed against its contract."""
-        self._gradients.put_back()
-        lost = self._buffers.put_back()
-        self._protected.tree.set_flags(self._flags)
-        for name, optimizer in self._protected.optimizers.items():
-            for group, values in zip(optimizer.param_groups, self._groups[name], strict=True):
-                inplace.put_in_group(group, values)
-            # A fused step refused under a GradScaler leaves its scale behind, and the redo would
-            # be wrong by that factor.
-            for leftover in ("grad_scale", "found_inf"):
-                if hasattr(optimizer, leftover):
-                    delattr(optimizer, leftover)
-        for name, value in self._protected.schedules.items():
-            value.load_state_dict(copy.deepcopy(self._objects[name]))
-            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
-                value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
-        self._protected.restore_own(self.own_bytes)
-        for name, mark in self._marks.items():
-            if mark.has_moved():
-                raise ProtectError(
-                    f"the Replicated object {name!r} changed before optimizer.step, in an attempt"
-                    " that was refused: no copy of it is kept, so it cannot be put back; change it"
-                    " after optimizer.step or between phases"
-                )
-        return f"buffer {lost} changed in an attempt that was refused" if lost else ""

@@ -87,7 +87,14 @@ class Session:
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase: redone until the whole job has completed it;
         returns once. Raises PhaseError when `fn` breaks the contract of a phase."""
-        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs))
+        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=False)
+
+    def run_with_undo(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `fn(*args, **kwargs)` as one phase that may step more than once, or change weights by
+        hand: what is protected is copied before, on its devices, and ranks vote when `fn` returns.
+        Costs the memory of a second copy of the protected state, and its copying, each phase.
+        Raises PhaseError as `run` does."""
+        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=True)
 
     def report(self, **values: float) -> None:
         """Numbers of the last committed step (inside a phase: of the step being made).

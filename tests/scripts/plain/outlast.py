@@ -54,6 +54,8 @@ class Session:
         self._pending = False
         return result
 
+    run_with_undo = run
+
     def report(self, **values: float) -> None:
         """Record numbers of the step being made, outside a phase of the last one."""
         step = self.step_index + (self._in_phase and self._pending)

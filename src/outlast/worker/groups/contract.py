@@ -41,7 +41,8 @@ class Contract:
                 " would leave the others waiting in it; move it before the step or into the next"
                 " session.run. Where two optimizers step in turn, with a backward between them (a"
                 " GAN), each is a phase: session.run(train_discriminator, batch), then"
-                " session.run(train_generator, batch)"
+                " session.run(train_generator, batch), or both are one, by"
+                " session.run_with_undo(train_step, batch), which copies the state first"
             )
         if self._started and not self._inside:
             raise PhaseError(

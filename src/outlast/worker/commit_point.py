@@ -1,0 +1,58 @@
+"""What a phase must not do, so that all it changes for good happens behind one vote.
+
+Each check raises PhaseError, in the undisturbed run as well, and says what to do instead.
+"""
+
+from __future__ import annotations
+
+from outlast.errors import PhaseError
+from outlast.worker.attempt import Attempt
+from outlast.worker.gate import OR
+from outlast.worker.optimizers import strangers
+from outlast.worker.protected import Protected
+from outlast.worker.script.carried import differing
+
+
+def must_not_have_written(attempt: Attempt) -> None:
+    """Before the vote: no weight and no moment has changed, unless there is an undo copy."""
+    if attempt.has_copy:
+        return
+    written = attempt.weights.changed() if attempt.weights is not None else ""
+    if name := attempt.undo.changed_parameter() or written:
+        raise PhaseError(
+            f"{attempt.key} changed {name} before the vote: a redo would change it twice; change"
+            " parameters in a protected optimizer's step, behind it, or between phases (gradients"
+            " at other weights, as SAM takes them, can be had of copies:"
+            f" torch.func.functional_call), {OR}"
+        )
+
+
+def must_leave_no_gradient(attempt: Attempt, protected: Protected) -> None:
+    """At the end of a phase without a step: nothing is left that the next phase would add to."""
+    if not attempt.has_copy and attempt.undo.leaves_gradients():
+        raise PhaseError(
+            f"{attempt.key} computed gradients and no protected optimizer stepped: they would leak"
+            " into the next phase; step, or clear them before the function returns"
+            f"{strangers(protected.own)}"
+        )
+
+
+def must_have_waited(pending: int, attempt: Attempt) -> None:
+    """Before the vote, and at the end: no collective is under way."""
+    if pending:
+        where = "at its end" if attempt.vote_ns else "before the vote (optimizer.step)"
+        raise PhaseError(
+            f"{pending} asynchronous collectives of {attempt.key} were not waited for {where}:"
+            " their results would be applied on some ranks only"
+        )
+
+
+def must_not_have_chosen(attempt: Attempt, choices: bytes) -> None:
+    """At the end: `choices` (drawn numbers, own objects) are what they were at the vote."""
+    if choices != attempt.choices:
+        raise PhaseError(
+            f"{attempt.key} drew random numbers or changed {differing(attempt.choices, choices)}"
+            " after optimizer.step: a replacement worker could not know it; do it before the step"
+            " or between phases (or wrap an object that is equal on all ranks in"
+            f" outlast.Replicated), {OR}"
+        )

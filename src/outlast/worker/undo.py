@@ -1,0 +1,105 @@
+"""What an attempt changes before its vote, and how that is put back when it is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from outlast.checkpoint import inplace
+from outlast.errors import ProtectError
+from outlast.worker.buffers import BufferSnapshot
+from outlast.worker.gradients import Gradients
+from outlast.worker.marks import Mark
+from outlast.worker.protected import Protected
+
+
+class Undo:
+    """What one attempt may touch before its vote, remembered at its start: gradients, buffers,
+    hyperparameters, schedulers and scalers, and with
+    `everything` all else that ranks hold alike."""
+
+    def __init__(self, protected: Protected, key: str = "", *, everything: bool = False) -> None:
+        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
+        self._protected = protected
+        self._copy = copied(protected.replicated()) if everything else None
+        self._gradients = Gradients(
+            protected.tree.parameters(), protected.tree.reducers, protected.scalers
+        )
+        known = protected.knows(key)
+        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
+        self._flags = protected.tree.flags()
+        self._groups = {
+            name: [
+                {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()
+                 if k != "params"}
+                for g in o.param_groups
+            ]
+            for name, o in protected.optimizers.items()
+        }  # fmt: skip
+        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
+        self._marks: dict[str, Mark] = {}
+        if key and not known and not everything:
+            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
+            self._marks = {n: Mark(o, shared) for n, o in protected.copies.items()}
+        self.own_bytes = protected.own_state(protected.own_choices())
+
+    def changed_parameter(self) -> str:
+        """The name of a parameter that the attempt has written to; "" where there is none."""
+        changed = self._gradients.changed_parameter()
+        named = (
+            f"{name}.{key}"
+            for name, module in self._protected.modules.items()
+            for key, parameter in module.named_parameters()
+            if parameter is changed
+        )
+        return next(named, "") if changed is not None else ""
+
+    def leaves_gradients(self) -> bool:
+        """Whether an attempt without a vote leaves gradients to the next phase."""
+        return self._gradients.left()
+
+    @torch.no_grad()
+    def put_back(self) -> str:
+        """The state before the attempt, except for DDP's half-done work (see `Reducers.restore`).
+        Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
+        when a Replicated object was changed against its contract."""
+        if self._copy is not None:
+            self._protected.adopt(self._copy)
+        self._gradients.put_back()
+        lost = self._buffers.put_back()
+        self._protected.tree.set_flags(self._flags)
+        for name, optimizer in self._protected.optimizers.items():
+            for group, values in zip(optimizer.param_groups, self._groups[name], strict=True):
+                inplace.put_in_group(group, values)
+            # A fused step refused under a GradScaler leaves its scale behind, and the redo would
+            # be wrong by that factor.
+            for leftover in ("grad_scale", "found_inf"):
+                if hasattr(optimizer, leftover):
+                    delattr(optimizer, leftover)
+        for name, value in self._protected.schedules.items():
+            value.load_state_dict(copy.deepcopy(self._objects[name]))
+            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
+                value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
+        self._protected.restore_own(self.own_bytes)
+        for name, mark in self._marks.items():
+            if mark.has_moved():
+                raise ProtectError(
+                    f"the Replicated object {name!r} changed before optimizer.step, in an attempt"
+                    " that was refused: no copy of it is kept, so it cannot be put back; change it"
+                    " after optimizer.step or between phases"
+                )
+        return f"buffer {lost} changed in an attempt that was refused" if lost else ""
+
+
+def copied(value: Any, device: str | None = None) -> Any:
+    """Copy everything; tensors to `device`, or where they are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device or value.device, copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(item, device) for item in value)
+    return copy.deepcopy(value)
