@@ -35,15 +35,18 @@ WORLD, CHUNK = 4, 4096
 SIZES = {"a": 9000, "b": 7003, "c": 12_001}
 Read = Callable[[Folder, str, str, int, memoryview], None]
 whole_read: Read = Folder.read
+whole_get = Folder.get
 
 
 class Seen(NamedTuple):
-    """What one rank has of a load. `size_bytes`: read from folders by all ranks."""
+    """What one rank has of a load. `size_bytes`: read from folders by all ranks; `records`: how
+    many manifests."""
 
     told: str
     notes: tuple[str, ...]
     tensors: dict[str, torch.Tensor]
     size_bytes: int
+    records: int
 
 
 def values(step: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -67,7 +70,7 @@ def reading(read: Read) -> Iterator[None]:
     """Within, folders are read so."""
     Folder.read = read
     yield
-    Folder.read = whole_read
+    Folder.read, Folder.get = whole_read, whole_get
 
 
 def load(
@@ -75,17 +78,22 @@ def load(
 ) -> Seen:
     """Load tensors of these names into zeros; all ranks at once."""
     state = {"model": nn.ParameterDict({n: torch.zeros(SIZES[n]) for n in names})}
-    count = torch.zeros(1, dtype=torch.int64)
+    count = torch.zeros(2, dtype=torch.int64)
 
     def counted(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
-        count.add_(len(into))
+        count[0] += len(into)
         read(self, directory, name, at, into)
+
+    def get(self: Folder, directory: str, name: str) -> bytes:
+        count[1] += name.startswith("rank-")
+        return whole_get(self, directory, name)
 
     told, notes = "", ()
     options = {name: settings.pop(name) for name in ("cast", "strict") if name in settings}
     if options.get("cast"):
         state["model"].to(torch.bfloat16)
     with Checkpointer(root, complete=False, **settings) as saves, reading(counted):
+        Folder.get = get
         try:
             restored = saves.load(state, share=share, **options)
             assert restored
@@ -94,7 +102,7 @@ def load(
             told = f"{type(error).__name__}: {error}"
     dist.all_reduce(count)
     found = {n: p.detach() for n, p in state["model"].items()}
-    return Seen(told, notes, found, int(count))
+    return Seen(told, notes, found, int(count[0]), int(count[1]))
 
 
 def equal(seen: Seen, step: int) -> bool:
@@ -118,6 +126,8 @@ def replicas(root: Path, rank: int) -> None:
     together = load(root, "abc", True)
     assert equal(together, 1) and same(alone, together)
     assert together.size_bytes == size, together.size_bytes / size
+    of_rank_0, of_all = WORLD, WORLD  # it alone looks for what there is to load
+    assert together.records == of_rank_0 + of_all, together.records
     assert load(root, "abc", None).size_bytes == alone.size_bytes, "one host reads its own disk"
     cast = load(root, "abc", True, cast=True)
     assert equal(cast, 1) and cast.size_bytes == size, cast.size_bytes / size

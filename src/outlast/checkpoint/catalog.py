@@ -73,7 +73,17 @@ class Checkpoint:
         """
         entries = self.commit.manifests
         with ThreadPoolExecutor(min(_GETS, len(entries))) as pool:
-            manifests = tuple(pool.map(self.manifest, entries))
+            return self._whole(tuple(pool.map(self.manifest, entries)))
+
+    def adopt(self, records: Sequence[bytes]) -> None:
+        """Take over the manifests' bytes, in order of their ranks, wherever they were read.
+
+        They are verified as if they came from the store, and CorruptionError is raised so.
+        """
+        pairs = zip(self.commit.manifests, records, strict=True)
+        self.manifests = self._whole(tuple(self._parsed(entry, data) for entry, data in pairs))
+
+    def _whole(self, manifests: tuple[Manifest, ...]) -> tuple[Manifest, ...]:
         if (size := sum(manifest.size_bytes for manifest in manifests)) != self.size_bytes:
             raise CorruptionError(
                 f"{self.where}: shards of {size} bytes where the commit record has"
@@ -83,8 +93,16 @@ class Checkpoint:
 
     def manifest(self, entry: Entry) -> Manifest:
         """One rank's. Raises CorruptionError or StorageError naming the file."""
-        file = f"{self.where}/{entry.name}"
+        return self._parsed(entry, self.record(entry))
+
+    def record(self, entry: Entry) -> bytes:
+        """The bytes of a manifest. Raises CorruptionError or StorageError naming the file."""
         data = self.store.get(self.place.directory, entry.name)
+        _refuse(f"{self.where}/{entry.name}", faults_of_manifest(data, entry))
+        return data
+
+    def _parsed(self, entry: Entry, data: bytes) -> Manifest:
+        file = f"{self.where}/{entry.name}"
         _refuse(file, faults_of_manifest(data, entry))
         manifest = unseal(data, Manifest, file)
         _refuse(file, faults_of_part(manifest, entry.rank, self.commit))

@@ -158,7 +158,7 @@ class Loading:
         """Everything that can be known before a tensor is touched. None: damaged somewhere."""
         source = self._sources[at]
         self._repairs.clear()
-        checkpoint, said = _tried(lambda: _opened(source, place))
+        checkpoint, said = _tried(lambda: open_checkpoint(source, place))
         relay = agreed_relay(self._ranks, checkpoint, self._share)
         ready = None
         if checkpoint:
@@ -189,6 +189,8 @@ class Loading:
         return ready
 
     def _look(self, checkpoint: Checkpoint, relay: Relay | None) -> _Ready:
+        if relay:
+            relay.read_records()
         mirrors = [source for source in self._sources if source is not checkpoint.store]
         reader = Reader(checkpoint, mirrors, self._repairs.append, relay)
         world, rank = checkpoint.commit.world, self._ranks.rank
@@ -293,12 +295,6 @@ class Loading:
         if damages:
             self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
         return bool(damages)
-
-
-def _opened(source: Source, place: Place) -> Checkpoint:
-    checkpoint = open_checkpoint(source, place)
-    _ = checkpoint.tensors  # of all manifests
-    return checkpoint
 
 
 def _tried(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Said]:

@@ -18,18 +18,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from socket import gethostname
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from outlast.checkpoint.chunks import Chunk, allocate
 from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import digest_of
+from outlast.checkpoint.record import Entry, digest_of
 from outlast.checkpoint.relay_legs import Leg, Wants, legs_of, spans
+from outlast.checkpoint.storage import GET_BYTES_MAX
 from outlast.errors import CorruptionError, GroupError, StalledError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +46,18 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Key: TypeAlias = tuple[int, int]  # a shard's rank, and a chunk's number in it
 Do: TypeAlias = Callable[[Chunk, memoryview], None]
+
+
+class _Item(Protocol):
+    """Bytes with a digest: a chunk of a shard, a manifest."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Item)
 
 
 class _Stand(msgspec.Struct, frozen=True, array_like=True):
@@ -94,17 +108,42 @@ def _host() -> str:
 
 
 class Relay:
-    """Passes in which ranks hand each other chunks of one checkpoint.
+    """Passes in which ranks hand each other records and chunks of one checkpoint.
 
     Between two calls of `close`, each rank calls `hand_on` as often as it likes: the first calls of
     all ranks are one pass, the second ones the next.
     """
 
     def __init__(self, ranks: Ranks, line: Sequence[int], checkpoint: Checkpoint) -> None:
-        self._ranks, self._line = ranks, line
-        self._manifests = checkpoint.manifests
-        counts = (len(manifest.chunks) for manifest in self._manifests)
-        self._first = list(accumulate(counts, initial=0))
+        self._ranks, self._line, self._checkpoint = ranks, line, checkpoint
+
+    def read_records(self) -> None:
+        """Read all manifests, each on one rank. All call it, before anything else.
+
+        Raises CorruptionError and StorageError as if this rank had read all of them.
+        """
+        checkpoint = self._checkpoint
+        entries = checkpoint.commit.manifests
+        if not all(0 < entry.size_bytes <= GET_BYTES_MAX for entry in entries):
+            return  # whoever reads them is told that they are wrong
+        records: dict[int, bytes] = {}
+
+        def fetch(entry: Entry, into: memoryview) -> None:
+            into[:] = checkpoint.record(entry)
+
+        def take(entry: Entry, data: memoryview) -> None:
+            records[entry.rank] = bytes(data)
+
+        told = [Wants([(0, len(entries))])] * self._ranks.world
+        legs = legs_of(self._ranks.rank, self._line, told).relayed
+        self._run([_Stop(leg, entries[leg.chunk]) for leg in legs], fetch, take)
+        checkpoint.adopt([records[entry.rank] for entry in entries])
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """The number of each shard's first chunk."""
+        counts = (len(manifest.chunks) for manifest in self._checkpoint.manifests)
+        return list(accumulate(counts, initial=0))
 
     def hand_on(
         self, wanted: Iterable[Key], held: Collection[Key], fetch: Do, take: Do
@@ -120,12 +159,7 @@ class Relay:
         mine = spans(sorted(numbers))
         has = spans(sorted(number for number, key in numbers.items() if key in held))
         legs = legs_of(self._ranks.rank, self._line, self._tell(Wants(mine, has)))
-        if legs.relayed:
-            stops = [self._stop(leg, numbers) for leg in legs.relayed]
-            line = _Line(self._ranks, stops, fetch, take)
-            self._attend(line)
-            if line.error:
-                raise line.error
+        self._run([self._stop(leg, numbers) for leg in legs.relayed], fetch, take)
         return [numbers[number] for number in legs.alone]
 
     def close(self) -> None:
@@ -137,11 +171,24 @@ class Relay:
         answers = self._ranks.exchange(msgspec.msgpack.encode(wants))
         return [msgspec.msgpack.decode(answer, type=Wants) for answer in answers]
 
-    def _stop(self, leg: Leg, numbers: dict[int, Key]) -> _Stop:
+    def _stop(self, leg: Leg, numbers: dict[int, Key]) -> _Stop[Chunk]:
         rank, number = numbers[leg.chunk]
-        return _Stop(leg, Chunk(self._manifests[rank], number))
+        return _Stop(leg, Chunk(self._checkpoint.manifests[rank], number))
 
-    def _attend(self, line: _Line) -> None:
+    def _run(
+        self,
+        stops: Sequence[_Stop[T]],
+        fetch: Callable[[T, memoryview], None],
+        take: Callable[[T, memoryview], None],
+    ) -> None:
+        if not stops:
+            return
+        line = _Line(self._ranks, stops, fetch, take)
+        self._attend(line)
+        if line.error:
+            raise line.error
+
+    def _attend(self, line: _Line[T]) -> None:
         """Run the line, and look after ranks that fail meanwhile, as it waits for them."""
         thread = _start(line.run)
         try:
@@ -164,9 +211,9 @@ class Relay:
             raise
 
 
-class _Stop(NamedTuple):
+class _Stop(NamedTuple, Generic[T]):
     leg: Leg
-    chunk: Chunk
+    item: T
 
 
 class _Room(NamedTuple):
@@ -182,7 +229,7 @@ class _Read(NamedTuple):
     error: Exception | None = None
 
 
-class _Line:
+class _Line(Generic[T]):
     """One rank's part in one pass. `error`: the first chunk's that this rank could not read.
 
     `ended`: why the pass is over before its end, on all ranks. Then nothing is read or taken any
@@ -190,17 +237,23 @@ class _Line:
     operation of the group.
     """
 
-    def __init__(self, ranks: Ranks, stops: Sequence[_Stop], fetch: Do, take: Do) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        stops: Sequence[_Stop[T]],
+        fetch: Callable[[T, memoryview], None],
+        take: Callable[[T, memoryview], None],
+    ) -> None:
         self.error: Exception | None = None
         self.ended: BaseException | None = None
         self._ranks, self._stops, self._fetch, self._take = ranks, stops, fetch, take
-        self._size = max(stop.chunk.size_bytes for stop in stops)
+        self._size = max(stop.item.size_bytes for stop in stops)
         self._coming = deque(stop for stop in stops if stop.leg.source is not None)
         self._posted: deque[tuple[_Room, Transfer | None]] = deque()
         self._arriving = self._rooms(min(ARRIVING, len(self._coming)))
-        own = [stop.chunk for stop in stops if stop.leg.source is None]
+        own = [stop.item for stop in stops if stop.leg.source is None]
         self._reading = self._rooms(min(READ_AHEAD, len(own)))
-        self._reads = deque((chunk, Future[_Read]()) for chunk in own)
+        self._reads = deque((item, Future[_Read]()) for item in own)
         self._read = deque(future for _, future in self._reads)
         self._handed: SimpleQueue[tuple[_Room, Transfer | None] | None] = SimpleQueue()
 
@@ -213,13 +266,13 @@ class _Line:
         returning = _start(self._return_rooms)
         for _ in range(min(READ_AHEAD, len(self._reads))):
             _start(self._read_ahead)
-        for leg, chunk in self._stops:
+        for leg, item in self._stops:
             self._post(needed=leg.source is not None)
             read = self._read.popleft().result() if leg.source is None else self._arrived()
-            data = read.room.memory[: chunk.size_bytes]
+            data = read.room.memory[: item.size_bytes]
             transfer = self._begun(self._ranks.send, data, leg.to, leg.chunk)
             with self._guarded():
-                self._use(chunk, data, read.error, came=leg.source is not None)
+                self._use(item, data, read.error, came=leg.source is not None)
             self._handed.put((read.room, transfer))
         self._handed.put(None)
         returning.join()
@@ -228,24 +281,24 @@ class _Line:
         """Let nothing more be read or taken."""
         self.ended = self.ended or why
 
-    def _use(self, chunk: Chunk, data: memoryview, error: Exception | None, *, came: bool) -> None:
-        if came and not self.ended and digest_of(data) != chunk.digest:
-            data = allocate(chunk.size_bytes)  # the room is being handed on
+    def _use(self, item: T, data: memoryview, error: Exception | None, *, came: bool) -> None:
+        if came and not self.ended and digest_of(data) != item.digest:
+            data = allocate(item.size_bytes)  # the room is being handed on
             try:
-                self._fetch(chunk, data)
+                self._fetch(item, data)
             except (CorruptionError, StorageError) as why:
                 error = why
         self.error = self.error or error
         if not self.ended and not error:
-            self._take(chunk, data)
+            self._take(item, data)
 
     def _post(self, *, needed: bool) -> None:
         """Let chunks come for which there are rooms; where the next one is `needed`, wait for
         one."""
         while self._coming and not (self._arriving.empty() and (self._posted or not needed)):
             room = self._arriving.get()
-            leg, chunk = self._coming.popleft()
-            data = room.memory[: chunk.size_bytes]
+            leg, item = self._coming.popleft()
+            data = room.memory[: item.size_bytes]
             transfer = self._begun(self._ranks.receive, data, leg.source, leg.chunk)
             self._posted.append((room, transfer))
 
@@ -258,16 +311,16 @@ class _Line:
         with suppress(IndexError):  # another thread has the last one
             while self._reads:
                 room = self._reading.get()  # before a chunk, so that the lowest ones have them
-                chunk, future = self._reads.popleft()
+                item, future = self._reads.popleft()
                 read = _Read(room)
                 with self._guarded():
                     if not self.ended:
-                        read = self._read_into(room, chunk)
+                        read = self._read_into(room, item)
                 future.set_result(read)
 
-    def _read_into(self, room: _Room, chunk: Chunk) -> _Read:
+    def _read_into(self, room: _Room, item: T) -> _Read:
         try:
-            self._fetch(chunk, room.memory[: chunk.size_bytes])
+            self._fetch(item, room.memory[: item.size_bytes])
         except StalledError as error:  # what hangs may still write there
             return _Read(_Room(allocate(self._size), room.home), error)
         except (CorruptionError, StorageError) as error:
