@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.checkpoint.making import make
@@ -16,8 +17,10 @@ from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
 
 from outlast.checkpoint.folder import Folder
 from outlast.cli.ckpt.target import check_room
+from outlast.core.contract import Barred
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, StorageError
 from outlast.launch import rundir
+from outlast.observe.segments import SegmentWriter
 
 NAMES = [place(step).directory for step in range(4)]
 
@@ -247,6 +250,25 @@ def test_prune_of_a_run_that_was_copied_without_its_lock(
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert "1 kept, 2 deleted" in ckpt("prune", root, "--keep", "last=1").out
+
+
+def test_what_an_audit_has_barred_is_not_the_newest(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
+    """Steps 2 and 3 were saved between the last agreement of replicas and the one that failed."""
+    (tmp_path / "run.json").write_text("{}")
+    journal = SegmentWriter(tmp_path / "journal", "controller", durable=True)
+    journal.append(msgspec.msgpack.encode(Barred(after_n=1, generation=1)))
+    journal.close()
+    listed = ckpt("ls", tmp_path, "--json").json
+    assert [each["state"] for each in listed] == ["barred", "barred", "committed"]
+    assert [each["newest"] for each in listed] == [False, False, True]
+    assert "no run starts from it" in ckpt("ls", root).out
+    assert ckpt("show", tmp_path, "--json").json["step"] == 1
+    assert ckpt("show", tmp_path, "--step", 3, "--json").json["step"] == 3
+    found = ckpt("prune", root, "--keep", "last=2", "--json").json
+    assert [(each["keep"], each["why"]) for each in found[1:]] == [
+        (False, "barred by an audit"), (False, "barred by an audit"),
+    ]  # fmt: skip
+    assert [path.name for path in root.glob("step-*")] == [NAMES[1]]
 
 
 def test_room_is_looked_at_before(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from outlast import events, framing, wire
 from outlast.errors import GaveUpError, RunDirError
 from outlast.launch import controller as controllers
-from outlast.launch.controller import Controller, read_journal
+from outlast.launch.controller import Controller
 from outlast.launch.crew import Crew
 from outlast.launch.display import Record
+from outlast.launch.journal import read_journal
 from outlast.launch.origin import Search
 from outlast.observe.segments import SegmentWriter
 from outlast.observe.store import read_events

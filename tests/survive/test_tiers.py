@@ -14,7 +14,7 @@ from tests.survive.conftest import Outcome, Runner, same, wait_for
 from outlast import events
 from outlast.checkpoint import tree
 from outlast.core.contract import SharedKept
-from outlast.launch.controller import read_journal
+from outlast.launch.journal import read_journal
 from outlast.observe.store import read_events
 
 pytestmark = pytest.mark.process

@@ -17,7 +17,7 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import COMMIT, Place
 from outlast.core.contract import SharedKept
 from outlast.errors import CorruptionError, RunDirError, StorageError
-from outlast.launch.controller import read_journal
+from outlast.launch.journal import read_journal
 from outlast.launch.rundir import Job, write
 from outlast.observe.segments import SegmentWriter
 

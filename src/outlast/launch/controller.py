@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -16,24 +15,22 @@ import msgspec
 from outlast import wire
 from outlast.checkpoint.record import Place
 from outlast.core import contract
-from outlast.core.audit.record import Bar, is_barred
+from outlast.core.audit.record import is_barred
 from outlast.core.membership import SavePolicy, handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.arguments import RunPlan
 from outlast.launch.channel import Channel
 from outlast.launch.display import Record
+from outlast.launch.journal import read_journal
 from outlast.launch.origin import Result, Search, search
 from outlast.launch.rundir import RunDir
-from outlast.observe.segments import SegmentWriter, read_records
+from outlast.observe.segments import SegmentWriter
 
 STRANGERS_MAX = 16
 STRANGER_S = 5.0
 BEAT_S = 0.25
 STILL_S = 1.0  # a beat later than this: we did not run; not that all the others were silent
 _entry_encoder = msgspec.msgpack.Encoder()
-_entry_decoder: msgspec.msgpack.Decoder[contract.AnyEntry] = msgspec.msgpack.Decoder(
-    contract.AnyEntry
-)
 
 
 class Peer(NamedTuple):
@@ -41,31 +38,6 @@ class Peer(NamedTuple):
 
     channel: Channel
     incarnation: int
-
-
-def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[contract.AnyEntry, ...]:
-    """What earlier terms decided, oldest first. A launcher that was killed leaves a torn tail,
-    on which nobody has acted: it goes to `damaged`, like any other damage.
-
-    Raises RunDirError when a whole record is no entry that this version knows.
-    """
-    entries = []
-    for record in read_records(directory, lambda damage: damaged(str(damage))):
-        try:
-            entries.append(_entry_decoder.decode(record.payload))
-        except msgspec.DecodeError as error:
-            raise RunDirError(
-                f"the journal in {directory} holds an entry that cannot be read ({error});"
-                " nothing was changed; resume with the version that wrote it"
-            ) from error
-    return tuple(entries)
-
-
-def bars_of(run_dir: RunDir) -> tuple[Bar, ...]:
-    """Return the copies that earlier terms have put out of use. Raises as `read_journal` does."""
-    entries = read_journal(run_dir.room("journal"), lambda _: None)
-    barred = [entry for entry in entries if isinstance(entry, contract.Barred)]
-    return tuple(Bar(entry.after_n, entry.generation) for entry in barred)
 
 
 class Controller:

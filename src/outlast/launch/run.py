@@ -27,9 +27,10 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import RunPlan
 from outlast.launch.checks import left
 from outlast.launch.console import Console
-from outlast.launch.controller import Controller, bars_of
+from outlast.launch.controller import Controller
 from outlast.launch.crew import Crew, Worker
 from outlast.launch.display import Display, Record
+from outlast.launch.journal import bars_of
 from outlast.launch.origin import Search
 from outlast.launch.processes import become_subreaper
 from outlast.launch.rundir import RunDir
@@ -93,7 +94,7 @@ class _Launcher:
         """Once RunStarted is written, RunEnded follows, with the one cause of whatever end."""
         stores = [target.store for target in self._durable]
         try:
-            bars = bars_of(self._run_dir)
+            bars = bars_of(self._run_dir.path)
         except RunDirError:
             bars = ()  # the controller reads the same journal: its error is the cause of the end
         checkpoint, notes = beginning.begin(self._run_dir, stores, self._show, bars)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -21,10 +21,12 @@ from outlast.observe.words import duration, size
 
 _AT_ONCE = 8  # a bucket answers slowly, but many at once
 _FAILED = ".failed"
+_BARRED = "replicas were found to differ after it was saved: no run starts from it"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory. `state`: committed, uncommitted, damaged, older; `why` where that needs words.
+    """One directory. `state`: committed, barred (an audit put it out of use), uncommitted, damaged,
+    older; `why` where that needs words.
 
     `newest`: what is loaded unless its bytes turn out damaged. `shared_bytes`: of `size_bytes`, in
     files that others have as well. Fields are 0 or "" where unknown.
@@ -58,7 +60,7 @@ def ls(target: str, *, json: bool = False) -> int:
         One JSON array.
     """
     chosen = open_target(target)
-    lines = list(_lines(chosen.store))
+    lines = list(_lines(chosen.store, chosen.barred()))
     if chosen.place:
         lines = [line for line in lines if line.directory == chosen.place.directory]
     if json:
@@ -70,13 +72,14 @@ def ls(target: str, *, json: bool = False) -> int:
     return EXIT_DONE
 
 
-def _lines(store: Store) -> Iterator[Line]:
+def _lines(store: Store, barred: Callable[[Place], bool]) -> Iterator[Line]:
     names = store.directories()
     committed = places(store)
     others = [place for name in names if (place := Place.parse(name)) and place not in committed]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         read = {
-            line.directory: line for line in pool.map(lambda p: _committed(store, p), committed)
+            line.directory: line
+            for line in pool.map(lambda p: _committed(store, p, barred(p)), committed)
         }
         begun = {line.directory: line for line in pool.map(lambda p: _begun(store, p), others)}
     newest = next((p.directory for p in committed if read[p.directory].state == "committed"), "")
@@ -91,13 +94,14 @@ def _lines(store: Store) -> Iterator[Line]:
         yield Line(directory=name, state="older", why="format 1; this Outlast reads formats 2 to 4")
 
 
-def _committed(store: Store, place: Place) -> Line:
+def _committed(store: Store, place: Place, is_barred: bool) -> Line:
     try:
         commit = open_checkpoint(store, place).commit
     except (CorruptionError, StorageError) as error:
         return _line(place, state="damaged", why=str(error))
+    state, why = ("barred", _BARRED) if is_barred else ("committed", "")
     return _line(
-        place, state="committed", job=commit.job, world=commit.world,
+        place, state=state, why=why, job=commit.job, world=commit.world,
         size_bytes=commit.size_bytes, time_ns=commit.time_ns,
         shared_bytes=sum(size_bytes for _, size_bytes in linked_in(store, place)),
     )  # fmt: skip

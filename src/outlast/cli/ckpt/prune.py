@@ -49,10 +49,13 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         One JSON array of all checkpoints with the verdict on each.
     """
     policy = parse(keep)
-    store = open_target(target).all_of_it()
+    chosen = open_target(target)
+    store, barred = chosen.all_of_it(), chosen.barred()
     if not dry_run:
         _refuse_living(store)
-    verdicts = delete(store, policy, time.time_ns(), verified=_is_whole, dry_run=dry_run)
+    verdicts = delete(
+        store, policy, time.time_ns(), verified=_is_whole, barred=barred, dry_run=dry_run
+    )
     if json:
         as_json([Fate(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
         return EXIT_DONE

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.objects import open_store
 from outlast.checkpoint.record import COMMIT, Place
 from outlast.checkpoint.storage import Store
+from outlast.core.audit.record import is_barred
 from outlast.errors import StorageError, UsageError
+from outlast.launch.journal import bars_of
 
-_ROOM = "checkpoints"  # in a run directory
+_ROOM, _RUN = "checkpoints", "run.json"  # in a run directory
 _OLDER = re.compile(r"step-\d{9,}-n\d+")
 _LOCAL = "file://"
 _SHOWN_MAX = 8
@@ -30,8 +33,18 @@ class Target(NamedTuple):
     store: Store
     place: Place | None
 
+    def barred(self) -> Callable[[Place], bool]:
+        """Return what says whether an audit of the run has put a checkpoint out of use.
+
+        Raises RunDirError where the run's journal cannot be read.
+        """
+        root = self.store.root.parent if isinstance(self.store, Folder) else None
+        bars = bars_of(root) if root is not None and (root / _RUN).is_file() else ()
+        return lambda place: is_barred(bars, place.n, place.directory)
+
     def choose(self, step: int | None) -> Place:
-        """The checkpoint that is meant: the one that was named, that of a step, or the newest.
+        """The checkpoint that is meant: the one that was named, that of a step, or the newest that
+        no audit has put out of use.
 
         Raises UsageError when there is none, StorageError when the store cannot be listed.
         """
@@ -46,8 +59,9 @@ class Target(NamedTuple):
                     " checkpoint, and not to be used"
                 )
             return self.place
-        found = places(self.store)
-        chosen = next((place for place in found if step in (None, place.step)), None)
+        found, barred = places(self.store), self.barred()
+        fit = (place for place in found if not barred(place)) if step is None else found
+        chosen = next((place for place in fit if step in (None, place.step)), None)
         if chosen is None:
             raise UsageError(_nothing(self.store, found, step))
         return chosen
@@ -82,7 +96,7 @@ def open_target(address: str) -> Target:
         raise UsageError(f"{path} {what}; name a directory of checkpoints, or a run directory")
     if place := Place.parse(path.name):
         return Target(Folder(path.parent), place)
-    if (path / "run.json").is_file():
+    if (path / _RUN).is_file():
         return Target(Folder(path / _ROOM), None)
     store = Folder(path)
     if not any(map(Place.parse, store.directories())):
@@ -102,7 +116,7 @@ def open_destination(address: str) -> Store:
     path = Path(_local(address)).absolute()
     if not (above := _nearest(path)).is_dir():
         raise UsageError(f"{above} is no directory; nothing was written")
-    return Folder(path / _ROOM if (path / "run.json").is_file() else path)
+    return Folder(path / _ROOM if (path / _RUN).is_file() else path)
 
 
 def check_room(store: Store, size_bytes: int) -> None:
