@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -257,6 +258,42 @@ def bucket(root: Path, rank: int, address: str) -> None:
     assert torch.equal(again.weight, model.weight)
 
 
+def whatever(root: Path, rank: int, count: str) -> None:
+    """Any wants, slow reads, failing reads, wires that flip bits: equal, or refused alike."""
+    saved(root, 1)
+    send = Ranks.send
+    told: dict[str, int] = {}
+    for seed in range(int(count)):
+        luck, mine = random.Random(seed), random.Random(f"{seed} {rank}")
+        share, trouble = luck.random() < 0.9, luck.choice((0.0, 0.0, 0.02, 0.3))
+        names = "".join(n for n in SIZES if mine.random() < 0.7)
+
+        def read(self: Folder, directory: str, name: str, at: int, into: memoryview,
+                 mine: random.Random = mine, trouble: float = trouble) -> None:  # fmt: skip
+            threading.Event().wait(mine.choice((0, 0, 0.002)))
+            whole_read(self, directory, name, at, into)
+            if mine.random() < trouble / 10:
+                raise StorageError("EIO")
+            if mine.random() < trouble / 10:
+                into[len(into) // 2] ^= 1
+
+        def wire(self: Ranks, data: memoryview, to: int, number: int,
+                 mine: random.Random = mine, trouble: float = trouble) -> Any:  # fmt: skip
+            bad = bytearray(data)
+            bad[0] ^= mine.random() < trouble
+            return send(self, memoryview(bad), to, number)
+
+        Ranks.send = wire
+        seen = load(root, names, share, read, strict=False)
+        Ranks.send = send
+        outcomes: list[Any] = [None] * WORLD
+        dist.all_gather_object(outcomes, seen.told)
+        assert len(set(outcomes)) == 1, (seed, outcomes)
+        assert seen.told != "step 1" or equal(seen, 1), (seed, seen)
+        told[seen.told[:12]] = told.get(seen.told[:12], 0) + 1
+    assert {"step 1", "StorageError"} <= told.keys(), told
+
+
 def hangs(root: Path, rank: int) -> str:
     saved(root, 1)
 
@@ -268,14 +305,15 @@ def hangs(root: Path, rank: int) -> str:
     return load(root, "abc", True, hanging, answer_s=0.5).told
 
 
-def breaks(root: Path, rank: int, how: Callable[[], None]) -> str:
+def breaks(root: Path, rank: int, who: str, when: str, how: Callable[[], None]) -> str:
+    """One rank breaks at one of its reads."""
     saved(root, 1)
-    left = 4
+    left = int(when)
 
     def breaking(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
         nonlocal left
         left -= 1
-        if rank == 2 and not left:
+        if rank == int(who) and not left:
             how()
         whole_read(self, directory, name, at, into)
 
@@ -288,19 +326,19 @@ def breaks(root: Path, rank: int, how: Callable[[], None]) -> str:
     return "loaded"
 
 
-def killed(root: Path, rank: int) -> str:
-    return breaks(root, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def killed(root: Path, rank: int, who: str, when: str) -> str:
+    return breaks(root, rank, who, when, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def raises(root: Path, rank: int) -> str:
+def raises(root: Path, rank: int, who: str, when: str) -> str:
     def bug() -> None:
         raise RuntimeError("a bug")
 
-    return breaks(root, rank, bug)
+    return breaks(root, rank, who, when, bug)
 
 
 LOADS = (replicas, own_saves, unlike, damage, wire, unread, subgroup)
-BREAKS = (killed, raises, hangs, bucket)
+BREAKS = (killed, raises, hangs, bucket, whatever)
 
 
 def run(rank: int, root: Path, cases: list[str]) -> dict[str, str]:

@@ -45,19 +45,25 @@ def test_a_bucket_is_read_once_unasked(tmp_path: Path, server: BucketServer, add
 
 
 @pytest.mark.long
+def test_random_wants_and_troubles(tmp_path: Path) -> None:
+    codes, told = run(tmp_path, case := "whatever=80")
+    assert told == [{case: ""}] * WORLD and codes == [0] * WORLD
+
+
+@pytest.mark.long
 def test_a_rank_that_is_killed_leaves_nobody_waiting(tmp_path: Path) -> None:
-    codes, told = run(tmp_path, "killed")
+    codes, told = run(tmp_path, case := "killed=2=4")
     assert codes == [0, 0, -signal.SIGKILL, 0]
-    said = [each["killed"] for each in told]
+    said = [each[case] for each in told]
     assert len(said) == WORLD - 1 and all("GroupError" in each for each in said), said
     assert any("rank 2" in each for each in said), said
 
 
 @pytest.mark.long
 def test_a_rank_that_fails_is_named_to_all(tmp_path: Path) -> None:
-    codes, told = run(tmp_path, "raises")
+    codes, told = run(tmp_path, case := "raises=2=4")
     assert codes == [0] * WORLD
-    said = [each["raises"] for each in told]
+    said = [each[case] for each in told]
     assert said.pop(2) == "RuntimeError: a bug"
     assert all("rank 2 failed: a bug" in each for each in said), said
 

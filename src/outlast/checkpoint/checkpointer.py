@@ -255,7 +255,7 @@ class Checkpointer:
         that are left as they are ("model.head": all below it, and what optimizers keep of it).
         `rename`: names of the checkpoint, and what `state` calls them. `share`: whether ranks hand
         each other what several of them need, so that it is read once; None: where they lie on
-        several hosts, or it comes from a bucket. The same on all ranks.
+        several hosts, or it comes over a network. The same on all ranks.
 
         Every byte is verified. Raises MismatchError listing all differences in names, shapes and
         dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is

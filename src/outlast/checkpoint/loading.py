@@ -22,7 +22,8 @@ from outlast.checkpoint.plan import dtype_name
 from outlast.checkpoint.ranks import Ranks
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
-from outlast.checkpoint.relay import Relay, agreed_relay
+from outlast.checkpoint.relay import Relay
+from outlast.checkpoint.relay_agreement import agreed_relay
 from outlast.checkpoint.renaming import renamed
 from outlast.checkpoint.state import State
 from outlast.checkpoint.storage import Source, held

@@ -20,19 +20,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from queue import SimpleQueue
-from socket import gethostname
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from outlast.checkpoint.chunks import Chunk, allocate
-from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import Entry, digest_of
 from outlast.checkpoint.relay_legs import Leg, Wants, legs_of, spans
 from outlast.checkpoint.storage import GET_BYTES_MAX
-from outlast.errors import CorruptionError, GroupError, StalledError, StorageError, UsageError
+from outlast.errors import CorruptionError, GroupError, StalledError, StorageError
 
 if TYPE_CHECKING:
     from outlast.checkpoint.catalog import Checkpoint
@@ -42,7 +39,6 @@ READ_AHEAD = 2
 ARRIVING = 4
 _LOOK_S = 1.0
 _DRAIN_S = 30.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Key: TypeAlias = tuple[int, int]  # a shard's rank, and a chunk's number in it
 Do: TypeAlias = Callable[[Chunk, memoryview], None]
@@ -58,53 +54,6 @@ class _Item(Protocol):
 
 
 T = TypeVar("T", bound=_Item)
-
-
-class _Stand(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's view of a load. `commit`: digest of the commit record that it reads; empty where
-    it cannot. `remote`: whether that lies in no directory."""
-
-    share: bool | None
-    host: str
-    commit: str
-    remote: bool
-
-
-def agreed_relay(ranks: Ranks, checkpoint: Checkpoint | None, share: bool | None) -> Relay | None:
-    """Return the relay that all ranks read a checkpoint through; None where each reads alone.
-
-    All ranks call it; `checkpoint` is None on one that cannot read its records. `share`: whether to
-    read together; None: where ranks lie on several hosts, or the checkpoint in no directory.
-    Raises UsageError on all ranks where they were not asked for the same.
-    """
-    if not ranks.can_relay:
-        return None
-    mine = _Stand(
-        share,
-        _host(),
-        checkpoint.commit.digest if checkpoint else "",
-        checkpoint is not None and not isinstance(checkpoint.store, Folder),
-    )
-    answers = ranks.exchange(msgspec.msgpack.encode(mine))
-    stands = [msgspec.msgpack.decode(answer, type=_Stand) for answer in answers]
-    if any(each.share != stands[0].share for each in stands):
-        said = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
-        raise UsageError(
-            f"share differs between ranks ({said}); nothing was loaded; give all the same"
-        )
-    hosts = [each.host for each in stands]
-    if share is None:
-        share = len(set(hosts)) > 1 or any(each.remote for each in stands)
-    if not share or checkpoint is None or len({each.commit for each in stands}) > 1:
-        return None
-    line = sorted(range(ranks.world), key=lambda rank: (hosts.index(hosts[rank]), rank))
-    return Relay(ranks, line, checkpoint)
-
-
-def _host() -> str:
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return gethostname()
 
 
 class Relay:
