@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.survive.conftest import Outcome, Runner, faults_told, same
 
@@ -52,3 +54,16 @@ def test_without_a_majority_all_go_back_to_what_was_equal(
     decided = [event for event in outcome.events if isinstance(event, events.Decided)]
     assert {event.step for event in decided if event.rung in ("rollback", "restart")} == {2}
     assert any(kind == "diverged" for kind, _ in faults_told(outcome))
+
+
+def test_a_recovery_behind_the_last_step_is_audited_as_well(runner: Runner) -> None:
+    """Rank 2 dies in the evaluation behind the loop; the audit of the loop's end lies before it."""
+    script = Path(__file__).with_name("evaluated.py")
+    outcome = runner.run("--spares=1", "--fault=kill:rank=2,step=4,phase=eval", script=script)
+    assert outcome.code == 0, outcome.output
+    assert faults_told(outcome) == {("killed", 2)}
+    end, behind = compared(outcome)[-2:]
+    assert (end.generation, behind.generation) == (1, 2)
+    assert behind.n > end.n and (behind.parts, behind.minority) == (1, ())
+    first, *others = outcome.ranks
+    assert others == [first] * 3

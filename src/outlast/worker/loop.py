@@ -27,7 +27,7 @@ class Loop:
     def __init__(
         self, *, phases: Phases, place: Place, moment: Moment, groups: Groups,
         timeline: Timeline, boundary: Callable[[bytes], None], at_top: Callable[[], None],
-        at_end: Callable[[], None],
+        at_end: Callable[[bool], None],
     ) -> None:  # fmt: skip
         self._phases, self._place, self._moment = phases, place, moment
         self._joining = phases.joining
@@ -63,8 +63,7 @@ class Loop:
 
     def _leave(self) -> None:
         self._joining.leave_loop()
-        if not self.pending and self._joining.walk is None:
-            self._at_end()
+        self._at_end(not self.pending and self._joining.walk is None)
 
     def _epochs(self, source: Source, until: int | None, epochs: int | None) -> Iterator[Any]:
         epoch, resumed, again = 0, False, False

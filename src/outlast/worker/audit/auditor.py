@@ -3,7 +3,8 @@
 After the first step of every generation all of the state is digested, and no phase is voted on
 before the controller has answered: gradients of a rank whose state is wrong are never applied.
 Every `every` steps one of PARTS parts is digested, and nothing waits. At the loop's end all is
-digested once more, and the process waits before it ends.
+digested once more, and the process waits before it ends; so it is behind the first phase of a
+generation that is opened later.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Auditor:
         self._every, self._patience_s = every, patience_s
         self._generation = 0  # whose first step has been audited
         self._whole_n = -1  # the newest phase after which all of the state was reported
+        self._is_behind_loop = False
         self._set = b""
         self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
         self._pending: wire.Audited | None = None  # its answer is waited for
@@ -67,7 +69,12 @@ class Auditor:
         self._pending = None
         if kind == "step":
             self._watch("committed")
-        if self._groups.world < 2 or kind != "step" or not moment.is_open:
+        if self._groups.world < 2 or not moment.is_open:
+            return
+        if kind == "eval" and self._is_behind_loop and self._generation != moment.opened:
+            self._generation = moment.opened
+            self._report(WHOLE)
+        if kind != "step":
             return
         if self._generation != moment.opened:
             self._generation = moment.opened
@@ -75,11 +82,16 @@ class Auditor:
         elif self._every and moment.step % self._every == 0:
             self._report(Part(moment.step // self._every % PARTS, PARTS))
 
-    def loop_ended(self) -> None:
-        """The last step is complete on all ranks of this generation: report what it left, unless
-        that has been reported."""
-        moment = self._moment
-        if self._groups.world < 2 or not moment.is_open or self._generation != moment.opened:
+    def loop_ended(self, stands: bool) -> None:
+        """The loop has ended. Where this rank `stands` there, and does not walk by, the last step
+        is complete on all ranks: report what it left, unless that has been reported."""
+        moment, self._is_behind_loop = self._moment, True
+        if (
+            not stands
+            or self._groups.world < 2
+            or not moment.is_open
+            or self._generation != moment.opened
+        ):
             return
         if self._whole_n != moment.n:
             self._report(WHOLE)
