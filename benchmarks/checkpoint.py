@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from checkpointing.adapters import Adapters
 from checkpointing.engines import ENGINES, OURS, Outlast
 from checkpointing.harm import IN_PLACE, Harm
 from checkpointing.loading import Loading
@@ -30,11 +31,12 @@ from harness import HERE, median, table, verdict
 BEST = "DCP tuned"
 TURN_S, QUICK_MB = 900.0, 200.0
 KEEPER_BYTES = 25e6  # of the keeper's own process, beside the arenas
-PARTS = ("saves", "many", "ranks", "loads", "harm")
+PARTS = ("saves", "many", "adapters", "ranks", "loads", "harm")
+ADAPTERS_SAVES = 6  # two that write what is not trained, then those that link it
 MANY_MB = 82.0  # 20,000 tensors of 4 KB
 WORLD, RANKS_MB = 4, 400.0
 TOGETHER = (OURS, "DCP sync", "DCP async", BEST, "torch_checkpointing")  # those that divide work
-Told = TypeVar("Told", Turn, Loading, LoadingTogether, Harm, Together)
+Told = TypeVar("Told", Turn, Loading, LoadingTogether, Harm, Together, Adapters)
 Bars = dict[str, tuple[float, float]]
 
 
@@ -135,6 +137,22 @@ def show_many(turns: Mapping[str, list[Turn]]) -> tuple[dict[str, Any], Bars]:
     """As `show_saves`, without bars: no limit of the machine says what a tensor must cost."""
     figures, _ = show_saves(turns)
     return {"many": figures["saves"], "many_size_bytes": figures["size_bytes"]}, {}
+
+
+def show_adapters(told: Adapters) -> tuple[dict[str, Any], Bars]:
+    print(f"{told.size_bytes / 1e9:.2f} GB, of which nine tenths are not trained\n")
+    rows = zip(told.written_bytes, told.read_bytes, told.durable_s, strict=True)
+    table(
+        ("save", "written MB", "read back MB", "durable s"),
+        [
+            (str(save), cell(written / 1e6), cell(read / 1e6), cell(durable_s))
+            for save, (written, read, durable_s) in enumerate(rows, start=1)
+        ],
+    )
+    print()
+    share = told.written_bytes[-1] / told.size_bytes
+    bars: Bars = {"written of a state that is 0.1 trained": (round(share, 3), 0.12)}
+    return {"adapters": msgspec.structs.asdict(told)}, bars
 
 
 def measure_ranks(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]:
@@ -268,6 +286,9 @@ def main() -> int:
     if args.part in (None, "many"):
         small = asked._replace(size_mb=args.many_mb)
         _add(figures, bars, show_many(measure_saves(small, names, "many")))
+    if args.part in (None, "adapters") and args.only in (None, OURS):
+        words = ("adapters", Path, asked.size_mb, ADAPTERS_SAVES)
+        _add(figures, bars, show_adapters(run(Adapters, asked, *words)))
     if args.part in (None, "ranks"):
         _add(figures, bars, measure_ranks(asked._replace(size_mb=args.ranks_mb), args.only))
     if args.part in (None, "loads") and not args.only:

@@ -30,6 +30,7 @@ from outlast.checkpoint.plan import (
     Described,
     Held,
     Local,
+    Untrained,
     describe,
     divide,
     dtype_name,
@@ -98,7 +99,7 @@ class Engine:
         self._save_s = save_s
         self._when_busy = when_busy
         self._owner = owner
-        self._read_back = True
+        self._read_back, self._untrained = True, Untrained()
         self._saves = 0
         self._planned: _Planned | None = None
         self._slots = Slots(keeper, arenas, save_s, when_busy)
@@ -168,7 +169,7 @@ class Engine:
         """
         described = self._described(tensors)
         blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
-        planned = self._plan(described, apart, values or {}, frozen_names(tensors))
+        planned = self._plan(described, apart, values or {}, self._untrained.names(tensors))
         frozen = planned.layout.frozen_bytes
         samples = self._samples(planned.plan, described, place, values or {})
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
@@ -208,6 +209,7 @@ class Engine:
     def distrust(self) -> None:
         """Have files read back before the next save links them: a load may have found damage."""
         self._read_back = True
+        self._untrained.loaded()
 
     def compare_again(self) -> None:
         """Have the ranks compare what they hold at the next save, as at the first one: one of them

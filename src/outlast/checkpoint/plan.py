@@ -8,6 +8,7 @@ from one exchange (agreement.py).
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
 GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+_CHANGES = 2  # saves before which a parameter had changed, until it is taken for one that does
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -139,6 +141,32 @@ def frozen_names(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         and type(tensor) is not plain
         and isinstance(tensor, torch.nn.Parameter)
     )
+
+
+class Untrained:
+    """Parameters that are not trained, without those that change between saves all the same: an
+    average of other weights, a target network. A guess, from the counts that torch keeps of changes
+    in place: whether bytes are equal is for digests to say."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+        self._changes: Counter[str] = Counter()
+
+    def names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Return the names, at a save."""
+        found = frozen_names(tensors)
+        versions = {name: _version(tensors[name]) for name in found}
+        before, self._versions = self._versions, versions
+        self._changes.update(n for n, at in versions.items() if before.get(n, at) != at)
+        return found - {name for name, count in self._changes.items() if count >= _CHANGES}
+
+    def loaded(self) -> None:
+        """Count no change that a load has made."""
+        self._versions.clear()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
 
 
 def hold(table: Mapping[str, Local]) -> list[Held]:
