@@ -23,9 +23,9 @@ def passes(draw: st.DrawFn) -> tuple[list[int], list[set[int]], list[set[int]]]:
 def test_legs_of_all_ranks_fit_each_other(
     given_pass: tuple[list[int], list[set[int]], list[set[int]]],
 ) -> None:
-    line, wanted, held = given_pass
+    chain, wanted, held = given_pass
     told = [Wants(spans(sorted(w)), spans(sorted(h))) for w, h in zip(wanted, held, strict=True)]
-    legs = [legs_of(rank, line, told) for rank in range(len(line))]
+    legs = [legs_of(rank, chain, told) for rank in range(len(chain))]
     for rank, each in enumerate(legs):
         assert [leg.chunk for leg in each.relayed] == sorted({leg.chunk for leg in each.relayed})
         assert {leg.chunk for leg in each.relayed} | {*each.alone} == wanted[rank]
@@ -39,7 +39,7 @@ def test_legs_of_all_ranks_fit_each_other(
         if parts:
             way = follow(parts)
             assert {*way} == parts.keys() and len(way) == len(parts)
-            inner = [line.index(rank) for rank in way[1:]]
+            inner = [chain.index(rank) for rank in way[1:]]
             assert inner == sorted(inner), "whoever reads, it passes them in one order"
             assert all(chunk in held[rank] for rank in alone)
             holds = any(chunk in each for each in held)
@@ -50,7 +50,7 @@ def test_legs_of_all_ranks_fit_each_other(
 
 
 def follow(parts: dict[int, Leg]) -> list[int]:
-    """Ranks from the reader to the end of the line; each takes from the one before it."""
+    """Ranks from the reader to the end of the chain; each takes from the one before it."""
     (reader,) = [rank for rank, leg in parts.items() if leg.source is None]
     way = [reader]
     while (to := parts[way[-1]].to) is not None:

@@ -1,9 +1,9 @@
-"""Chunks that several ranks want, read by one of them and handed on along a line of ranks.
+"""Chunks that several ranks want, read by one of them and handed on along a chain of ranks.
 
 Each rank has three kinds of threads for one pass, and rooms of one chunk each:
 
     readers   room -> chunks that this rank reads, in their order, READ_AHEAD of them early
-    line      room -> chunks that come, ARRIVING of them early; hands each on to the next rank,
+    run       room -> chunks that come, ARRIVING of them early; hands each on to the next rank,
                       then digests it, then lets it be copied to where it belongs
     returning room <- waits until a chunk has been handed on
 
@@ -63,8 +63,8 @@ class Relay:
     all ranks are one pass, the second ones the next.
     """
 
-    def __init__(self, ranks: Ranks, line: Sequence[int], checkpoint: Checkpoint) -> None:
-        self._ranks, self._line, self._checkpoint = ranks, line, checkpoint
+    def __init__(self, ranks: Ranks, chain: Sequence[int], checkpoint: Checkpoint) -> None:
+        self._ranks, self._chain, self._checkpoint = ranks, chain, checkpoint
 
     def read_records(self) -> None:
         """Read all manifests, each on one rank. All call it, before anything else.
@@ -84,7 +84,7 @@ class Relay:
             records[entry.rank] = bytes(data)
 
         told = [Wants([(0, len(entries))])] * self._ranks.world
-        legs = legs_of(self._ranks.rank, self._line, told).relayed
+        legs = legs_of(self._ranks.rank, self._chain, told).relayed
         self._run([_Stop(leg, entries[leg.chunk]) for leg in legs], fetch, take)
         checkpoint.adopt([records[entry.rank] for entry in entries])
 
@@ -107,7 +107,7 @@ class Relay:
         numbers = {self._first[rank] + number: (rank, number) for rank, number in wanted}
         mine = spans(sorted(numbers))
         has = spans(sorted(number for number, key in numbers.items() if key in held))
-        legs = legs_of(self._ranks.rank, self._line, self._tell(Wants(mine, has)))
+        legs = legs_of(self._ranks.rank, self._chain, self._tell(Wants(mine, has)))
         self._run([self._stop(leg, numbers) for leg in legs.relayed], fetch, take)
         return [numbers[number] for number in legs.alone]
 
@@ -132,25 +132,25 @@ class Relay:
     ) -> None:
         if not stops:
             return
-        line = _Line(self._ranks, stops, fetch, take)
-        self._attend(line)
-        if line.error:
-            raise line.error
+        mine = _Pass(self._ranks, stops, fetch, take)
+        self._attend(mine)
+        if mine.error:
+            raise mine.error
 
-    def _attend(self, line: _Line[T]) -> None:
-        """Run the line, and look after ranks that fail meanwhile, as it waits for them."""
-        thread = _start(line.run)
+    def _attend(self, mine: _Pass[T]) -> None:
+        """Run the pass, and look after ranks that fail meanwhile, as it waits for them."""
+        thread = _start(mine.run)
         try:
             runs = True
             while runs:
                 thread.join(_LOOK_S)
                 runs = thread.is_alive()
-                if line.ended:
-                    raise line.ended
+                if mine.ended:
+                    raise mine.ended
                 if runs:
                     self._ranks.look()
         except BaseException as error:  # Ctrl-C as well
-            line.end(error)
+            mine.end(error)
             self._ranks.leave(error)
             thread.join(_DRAIN_S)
             if isinstance(error, GroupError):
@@ -178,7 +178,7 @@ class _Read(NamedTuple):
     error: Exception | None = None
 
 
-class _Line(Generic[T]):
+class _Pass(Generic[T]):
     """One rank's part in one pass. `error`: the first chunk's that this rank could not read.
 
     `ended`: why the pass is over before its end, on all ranks. Then nothing is read or taken any

@@ -65,8 +65,8 @@ def agreed_relay(ranks: Ranks, checkpoint: Checkpoint | None, share: bool | None
         share = len(set(hosts)) > 1 or any(each.remote for each in stands)
     if not share or checkpoint is None or len({each.commit for each in stands}) > 1:
         return None
-    line = sorted(range(ranks.world), key=lambda rank: (hosts.index(hosts[rank]), rank))
-    return Relay(ranks, line, checkpoint)
+    chain = sorted(range(ranks.world), key=lambda rank: (hosts.index(hosts[rank]), rank))
+    return Relay(ranks, chain, checkpoint)
 
 
 def _host() -> str:

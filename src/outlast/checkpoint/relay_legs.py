@@ -1,8 +1,8 @@
-"""The way of every chunk that several ranks want: one reads it, and all stand in a line. Pure.
+"""The way of every chunk that several ranks want: one reads it, and hands it on. Pure.
 
 Chunks are numbered over all shards. A chunk that ranks 1, 2 and 5 want and 2 reads goes from 2 to 1
-and from 1 to 5: along the same line whoever reads, so that on every rank chunks come in the order
-of their numbers, and a line of any length needs only a few of them in memory at a time.
+and from 1 to 5: along the same chain whoever reads, so that on every rank chunks come in the order
+of their numbers, and a chain of any length needs only a few of them in memory at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wants(msgspec.Struct, frozen=True, array_like=True):
 
 class Leg(NamedTuple):
     """One rank's part in the way of a chunk. `source`: the rank to take it from, None where this
-    one reads it. `to`: the rank to hand it to, None at the end of the line."""
+    one reads it. `to`: the rank to hand it to, None at the end of the chain."""
 
     chunk: int
     source: int | None
@@ -55,14 +55,14 @@ def spans(numbers: Iterable[int]) -> list[Span]:
     return found
 
 
-def legs_of(rank: int, line: Sequence[int], told: Sequence[Wants]) -> Legs:
+def legs_of(rank: int, chain: Sequence[int], told: Sequence[Wants]) -> Legs:
     """Return one rank's legs of a pass in which each rank wants what it told.
 
-    `line`: all ranks in the order in which chunks pass them. Ranks that want a chunk read in turn,
+    `chain`: all ranks in the order in which chunks pass them. Ranks that want a chunk read in turn,
     but for chunks that one of them holds: that one is then its reader. The legs of all ranks fit
     each other, as all compute them from the same.
     """
-    position = {each: at for at, each in enumerate(line)}
+    position = {each: at for at, each in enumerate(chain)}
     holders = _holders(told)
     turns: Counter[tuple[int, ...]] = Counter()
     legs = Legs([], [])
