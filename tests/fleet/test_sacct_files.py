@@ -77,6 +77,7 @@ def test_a_message_above_the_header_is_a_reject(tmp_path: Path) -> None:
         (b" \n\n", "is empty"),
         (b"AVAIL|CPUS|NODES\nup|4|8\n", "no header of sacct"),
         (ROW.encode(), "no header of sacct"),
+        (b'"JobID","State","Start","End"\n"1","FAILED","",""\n', "quotes around its fields"),
         (b"JobID|State\n1|FAILED\n", "no column Start, End"),
         (b"JobName|State|Start|End\n", "no column JobID"),
         (b"JobID     JobName   State      Start     End\n------\n", "is for the eye"),

@@ -108,6 +108,12 @@ def _start(source: str, head: bytes, options: Options) -> _Start:
     if options.columns:
         return _Start(header.given(source, options), [], 1, 3 if head[:3] == b"\xef\xbb\xbf" else 0)
     shown = before[0][1][:80] if before else ""
+    if '"' in shown and header.found(before[0][1].replace('"', ""), source, options):
+        raise SourceError(
+            f"{source} has quotes around its fields, as a spreadsheet or psql writes them and sacct"
+            " does not: save it without them, with | or a tab between fields, or read it by a"
+            " --mapping of CSV; nothing was read"
+        )
     raise SourceError(
         f"{source} has no header of sacct in its first {HEAD_LINES} lines (the first is {shown!r});"
         " run sacct without --noheader, or say with --columns which it has, in their order"
