@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tests.checkpoint import reshaping
 from tests.checkpoint.making import make
 from tests.checkpoint.sources import flip, place
 from torch import distributed as dist
 from torch import nn
 
-from outlast.checkpoint import Checkpointer, tree
+from outlast.checkpoint import Checkpointer, relay_agreement, tree
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.ranks import Ranks
 from outlast.errors import OutlastError, StorageError
@@ -130,6 +131,11 @@ def replicas(root: Path, rank: int) -> None:
     of_rank_0, of_all = WORLD, WORLD  # it alone looks for what there is to load
     assert together.records == of_rank_0 + of_all, together.records
     assert load(root, "abc", None).size_bytes == alone.size_bytes, "one host reads its own disk"
+    here = relay_agreement._host
+    relay_agreement._host = lambda: f"host {rank % 2}"
+    apart = load(root, "abc", None)
+    relay_agreement._host = here
+    assert equal(apart, 1) and apart.size_bytes == size, "two hosts read together"
     cast = load(root, "abc", True, cast=True)
     assert equal(cast, 1) and cast.size_bytes == size, cast.size_bytes / size
 
@@ -244,6 +250,41 @@ def subgroup(root: Path, rank: int) -> None:
     assert torch.equal(state["model"]["b"], expected) and count <= size * 2 // 3, count / size
 
 
+def layouts_of_torch(root: Path, rank: int) -> None:
+    """HSDP into itself, into FSDP, into tensor parallelism, into replicas."""
+    known = reshaping.layouts()
+    _, make_model = known["hsdp"]
+    with Checkpointer(root, complete=False, on_failure="raise") as saves:
+        saves.save(1, dict(make_model()))
+        saves.wait()
+        dist.barrier()
+        size = sum(shard.stat().st_size for shard in root.glob("step-*/shard-*"))
+        for layout in ("hsdp", "fsdp4 by columns", "fsdp+tp", "by hand", "ddp"):
+            _, make_model = known[layout]
+            expected = make_model()
+            state = {name: value.clone() for name, value in expected.items()}
+            count = torch.zeros(1, dtype=torch.int64)
+
+            def counted(
+                self: Folder, directory: str, name: str, at: int, into: memoryview,
+                count: torch.Tensor = count,
+            ) -> None:  # fmt: skip
+                count.add_(len(into))
+                whole_read(self, directory, name, at, into)
+
+            for value in state.values():
+                reshaping.local(value).fill_(7)
+            with reading(counted):
+                assert saves.load(state, share=True)
+            for name, value in state.items():
+                other = reshaping.local(expected[name])
+                assert torch.equal(reshaping.local(value), other), (layout, name)
+            dist.all_reduce(count)
+            # Elsewhere a rank may hold a chunk for its own values alone, of these few large ones.
+            most = size if layout in ("hsdp", "ddp") else 1.5 * size
+            assert int(count) <= most, (layout, int(count) / size)
+
+
 def bucket(root: Path, rank: int, address: str) -> None:
     """Out of a bucket, which no rank was asked to read together with others."""
     torch.manual_seed(0)
@@ -338,7 +379,7 @@ def raises(root: Path, rank: int, who: str, when: str) -> str:
 
 
 LOADS = (replicas, own_saves, unlike, damage, wire, unread, subgroup)
-BREAKS = (killed, raises, hangs, bucket, whatever)
+BREAKS = (killed, raises, hangs, bucket, whatever, layouts_of_torch)
 
 
 def run(rank: int, root: Path, cases: list[str]) -> dict[str, str]:

@@ -45,6 +45,12 @@ def test_a_bucket_is_read_once_unasked(tmp_path: Path, server: BucketServer, add
 
 
 @pytest.mark.long
+def test_layouts_of_torch_are_read_once(tmp_path: Path) -> None:
+    _, told = run(tmp_path, case := "layouts_of_torch")
+    assert told == [{case: ""}] * WORLD
+
+
+@pytest.mark.long
 def test_random_wants_and_troubles(tmp_path: Path) -> None:
     codes, told = run(tmp_path, case := "whatever=80")
     assert told == [{case: ""}] * WORLD and codes == [0] * WORLD
