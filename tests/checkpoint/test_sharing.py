@@ -19,7 +19,15 @@ DEADLINE_S = 150.0
 
 def run(root: Path, *cases: str) -> tuple[list[int], list[dict[str, str]]]:
     """Exit codes, and what ranks that have ended well tell of each case."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.checkpoint.sharing", str(root), *cases]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.checkpoint.sharing_ranks",
+        str(root),
+        *cases,
+    ]
     done = subprocess.run(
         command, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True, check=False
     )
