@@ -23,7 +23,7 @@ from tests.checkpoint.ranks import Exchange, all_ranks
 from tests.checkpoint.trainers import DEADLINE_S, Trainer, trainer
 from torch import nn
 
-from outlast.checkpoint import Checkpointer
+from outlast.checkpoint import Checkpointer, CheckpointWarning
 from outlast.checkpoint.catalog import open_checkpoint, verify
 from outlast.checkpoint.copies import Copies
 from outlast.checkpoint.engine import Engine
@@ -280,6 +280,12 @@ def test_a_keeper_that_dies_while_it_writes_one(desk: Desk) -> None:
     assert not verify(open_checkpoint(Folder(desk.root), place_of(1)))
 
 
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(FULL_BYTES // 2)
+        file.write(os.urandom(16))
+
+
 class Adapted(nn.Module):
     """A base that is not trained, and an adapter that is."""
 
@@ -322,9 +328,15 @@ def test_fine_tuning_resumes_to_the_bit_and_writes_the_base_twice(tmp_path: Path
     steps = sorted(tmp_path.glob("step-*"))
     inodes = [(path / "frozen-00000").stat().st_ino for path in steps]
     assert len(steps) == 3 and inodes[0] == inodes[2] != inodes[1]
+    flip(steps[1] / "frozen-00000")
     resumed = make(1)
     with Checkpointer(tmp_path) as saves:
-        assert saves.load(resumed) and train(resumed, 2) == expected
+        assert saves.load(resumed)
+        saves.save(5, resumed)
+        with pytest.warns(CheckpointWarning, match="do not match their digest; it was not linked"):
+            saves.wait()
+        saves.save(5, resumed)
+        assert train(resumed, 2) == expected
         resumed["model"].base.requires_grad_()
         saves.save(6, resumed)
         after = train(resumed, 2)
@@ -336,9 +348,7 @@ def test_fine_tuning_resumes_to_the_bit_and_writes_the_base_twice(tmp_path: Path
         restored = saves.load(again, step=6)
         assert restored and train(again, 2) == after
         file = next(tmp_path.glob("step-000000008-*/frozen-00000"))
-        with file.open("r+b") as opened:
-            opened.seek(FULL_BYTES // 2)
-            opened.write(os.urandom(16))
+        flip(file)
         fallen = saves.load(again)
         assert fallen and fallen.step == 6
         assert "frozen-00000" in fallen.notes[0] and "model.base.weight" in fallen.notes[0]

@@ -49,7 +49,7 @@ _OWN_BYTES = 64 << 10  # about what a rank's own part takes at first
 
 
 class CheckpointWarning(UserWarning):
-    """A save failed or was passed over; training and older checkpoints are untouched."""
+    """A save failed or was passed over, or found an older file damaged; training is untouched."""
 
 
 class _Begun(msgspec.Struct, frozen=True, array_like=True):
@@ -364,16 +364,16 @@ class Checkpointer:
     def _failures(self, outcomes: list[Outcome]) -> list[str]:
         found: list[str] = []
         for outcome in outcomes:
+            if outcome.kind == "written" and outcome.error:
+                warnings.warn(outcome.error, CheckpointWarning, stacklevel=5)
             if outcome.kind == "written" and self._ranks.rank == 0:
                 continue  # its commit is still to come
             self._pending.pop(outcome.save, None)
             if outcome.kind == "committed" and self._upkeep:
                 self._upkeep.committed()
             if outcome.kind in ("failed", "skipped"):
-                found.append(
-                    f"the save of step {outcome.place.step} {outcome.kind} on rank"
-                    f" {self._ranks.rank}: {outcome.error}"
-                )
+                rank, what = self._ranks.rank, f"step {outcome.place.step} {outcome.kind}"
+                found.append(f"the save of {what} on rank {rank}: {outcome.error}")
         return found
 
     def _report(self, failures: list[str], on_failure: OnFailure) -> None:

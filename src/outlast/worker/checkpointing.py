@@ -30,13 +30,7 @@ from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.record import Place
 from outlast.config import AUTO, WorkerSettings
 from outlast.core.faults import Where
-from outlast.errors import (
-    CorruptionError,
-    MismatchError,
-    OutlastError,
-    StorageError,
-    UsageError,
-)
+from outlast.errors import CorruptionError, MismatchError, OutlastError, StorageError, UsageError
 from outlast.worker.author import author
 from outlast.worker.groups import Groups
 from outlast.worker.moment import Moment
@@ -224,6 +218,8 @@ class Checkpointer:
                 if outcome.kind == "copied":
                     self._copied_to_peers(outcome)
                     continue
+                if outcome.kind == "written" and outcome.error:
+                    self._timeline.note(outcome.error)
                 if outcome.kind == "written" and self._seat == 0:
                     continue  # its commit is still to come
                 self._pending.discard(outcome.save)

@@ -15,7 +15,6 @@ import contextlib
 import mmap
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +53,8 @@ class FrozenFiles:
     def __init__(self) -> None:
         self._next: dict[tuple[int, int, int], int] = {}  # the chunk to be read back next
         self._written: tuple[tuple[str, ...], int] = (), 0  # digests, files written of them
+        self._damaged: set[tuple[int, int, int]] = set()
+        self._damages: list[str] = []  # not told yet
 
     def link(
         self,
@@ -72,13 +73,24 @@ class FrozenFiles:
         digests, equal = _equal(known, memory, manifest.chunk_bytes, check)
         if digests is None:
             return None
-        useful = [each for each in equal if each.identity != known[0].identity]
+        whole = [each for each in equal if each.identity not in self._damaged]
+        useful = [each for each in whole if each.identity != known[0].identity]
         if len(known) == 1 and self._written[0] == digests and self._written[1] >= FILES:
-            useful = equal  # no older checkpoint is kept: one more file would help nobody
+            useful = whole  # no older checkpoint is kept: one more file would help nobody
         to = root / manifest.place.directory / frozen_name(manifest.rank)
         one_each = {each.identity: each for each in reversed(useful)}
         linked = any(self._link(disk, each, to, check) for each in reversed(one_each.values()))
         return digests if linked else None
+
+    def take_damages(self) -> str:
+        """Return what was found damaged since the last call, as a sentence, or nothing."""
+        found, self._damages = self._damages, []
+        return (
+            f"{'; '.join(found)}; it was not linked, and the save has the bytes of the memory;"
+            " older checkpoints with that file are damaged: see 'outlast ckpt verify --all'"
+            if found
+            else ""
+        )
 
     def forget(self) -> None:
         """Read every file back whole before it is linked again: damage may be known by now."""
@@ -105,7 +117,9 @@ class FrozenFiles:
         except FileExistsError:
             raise
         except CorruptionError as error:
-            sys.stderr.write(f"{error}; it is not used any more; see 'outlast ckpt verify'\n")
+            assert file.identity
+            self._damaged.add(file.identity)
+            self._damages.append(str(error))
         except OSError:
             pass  # no links here, or no more of this file, or it is gone or cannot be read
         finally:

@@ -138,7 +138,8 @@ class Outcome(Frame, frozen=True, kw_only=True):
     """What became of a save. "committed" only on rank 0, after its own "written"; "skipped" is an
     engine's word, for saves that it never ordered. "copied" comes beside all these, once, where
     there are peers: `copies` of them hold it, or their strip of it where there are `strips`, and
-    `error` says what is wrong with others. It ends nothing, and no save fails by it."""
+    `error` says what is wrong with others. It ends nothing, and no save fails by it. Beside
+    "written" it says what older file was found damaged."""
 
     save: int
     place: Place

@@ -121,7 +121,7 @@ class Writer:
                 part.say_failed(failed)
             else:
                 work.on_written(full)
-                work.end("written", manifest.size_bytes)
+                work.end("written", manifest.size_bytes, self._frozen.take_damages())
         work.shard = memoryview(b"")  # a commit may take long, and needs no memory
         if order.commit and not part.taken:
             gathering = Gathering(disk, Path(order.root), order.commit)
