@@ -95,6 +95,56 @@ def test_gradients_that_were_there_become_zero_and_others_none() -> None:
     assert not model.weight.grad.any()
 
 
+def test_gradients_are_there_again_where_they_were() -> None:
+    """None is not zero: an optimizer that decays weights leaves those without a gradient alone."""
+    linear, embedding = nn.Linear(2, 1), nn.Embedding(3, 2, sparse=True)
+    model = nn.ModuleList([linear, embedding])
+    protected = Protected({"model": model}, {})
+    weight, table = linear.weight, embedding.weight
+    weight.grad = torch.ones_like(weight)
+    embedding(torch.tensor([1])).sum().backward()
+    state, undo = protected.replicated(), Undo(protected)
+    model.zero_grad()
+    linear.bias.grad = torch.ones(1)
+    undo.put_back()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+    assert table.grad is not None
+    assert table.grad.is_sparse
+    assert linear.bias.grad is None
+    model.zero_grad()
+    protected.adopt(state)  # as a joiner does
+    assert [p.grad is None for p in (weight, table, linear.bias)] == [False, False, True]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: bool) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["history"] = [1]
+    all_state: Any = optimizer.state
+    all_state["all"]["count"] = 1
+    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    undo = Undo(protected, everything=everything)
+    optimizer.param_groups[0]["history"].append(2)
+    optimizer.param_groups[0]["step"] = 1
+    if everything:  # else it may change behind the vote only
+        all_state["all"]["count"] = 2
+    undo.put_back()
+    assert optimizer.param_groups[0]["history"] == [1]
+    assert "step" not in optimizer.param_groups[0]
+    assert all_state["all"] == {"count": 1}
+
+
+def test_groups_that_an_attempt_added_are_refused() -> None:
+    model, more = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    undo = Undo(Protected({"model": model, "more": more, "optimizer": optimizer}, {}))
+    optimizer.add_param_group({"params": more.parameters()})
+    with pytest.raises(ProtectError, match="'optimizer' got another number of groups"):
+        undo.put_back()
+
+
 def test_a_joiner_holds_the_donors_bits() -> None:
     def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Protected]:
         torch.manual_seed(seed)

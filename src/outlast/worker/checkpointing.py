@@ -345,11 +345,11 @@ class Restorer:
         saved = Saved(self._checkpoint.tensors, shared, shared["rest"])
         fitting = Fitting(protected.content(), saved)
         # Buffers that are one rank's own, and large, are in its slot and not among the tensors.
-        apart = tree.decode(Slot.unpack(self.slot).own)["buffers"]
+        own = tree.decode(Slot.unpack(self.slot).own)
         differences = [
             line
             for line in fitting.differences
-            if line.removesuffix(": missing in the checkpoint") not in apart
+            if line.removesuffix(": missing in the checkpoint") not in own["buffers"]
         ]
         differences += [f"{name}: missing here" for name in fitting.spare]
         if differences:
@@ -358,10 +358,10 @@ class Restorer:
                 " touched; start the script that wrote it. Differences:\n  "
                 + "\n  ".join(sorted(differences))
             )
-        targets = {n: t for n, t in fitting.targets.items() if n in saved.tensors}
-        fill(self._reader, targets)
+        fill(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
         fitting.finish()
         protected.reducers.adopt(self._part.ddp)
+        protected.tree.set_gradients(own.get("gradients", b""))
         if self._copies:
             self._copies.close()
 

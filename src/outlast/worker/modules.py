@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+_DENSE, _SPARSE = 1, 2  # kinds of gradients
+
 
 class Modules:
     """All parts of the named modules. What modules are given later is found by `refresh`."""
@@ -47,6 +49,26 @@ class Modules:
             part.training = bool(trains)
         for parameter, wants in zip(parameters, modes[len(self._parts) :], strict=True):
             parameter.requires_grad_(bool(wants))
+
+    def gradients(self) -> bytes:
+        """Of each parameter whether it has a gradient: 1, or 2 for a sparse one."""
+        return bytes(
+            0 if p.grad is None else _SPARSE if p.grad.is_sparse else _DENSE
+            for p in self.parameters()
+        )
+
+    def set_gradients(self, gradients: bytes) -> None:
+        """Have zeroes where `gradients` said that there was a gradient and there is none, and None
+        where there was none. Another number of parameters changes nothing."""
+        parameters = self.parameters()
+        if len(gradients) != len(parameters) or gradients == self.gradients():
+            return
+        for parameter, kind in zip(parameters, gradients, strict=True):
+            if not kind:
+                parameter.grad = None
+            elif parameter.grad is None:
+                layout = torch.sparse_coo if kind == _SPARSE else torch.strided
+                parameter.grad = torch.zeros_like(parameter.detach(), layout=layout)
 
     def _present_children(self) -> list[int]:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy

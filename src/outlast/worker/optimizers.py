@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from outlast.checkpoint.content import unowned
 from outlast.checkpoint.inplace import put_in_group
 from outlast.errors import ProtectError, UnsupportedError
 
@@ -38,6 +39,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "groups": hyperparameters(optimizer),
         # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
         "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
+        "unowned": unowned(optimizer),
     }
 
 
@@ -63,22 +65,37 @@ def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, An
         )
 
 
+def put_in_groups(
+    optimizer: torch.optim.Optimizer, hyperparameters: Iterable[Mapping[str, Any]]
+) -> None:
+    """Be as `hyperparameters` say, by group: what else the groups hold came later, and goes."""
+    for group, values in zip(optimizer.param_groups, hyperparameters, strict=True):
+        put_in_group(group, values)
+        for key in group.keys() - values.keys() - {"params"}:
+            del group[key]
+
+
 def optimizer_adopt(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], *, rates: bool = True
 ) -> None:
     """Be as `saved` says, with its hyperparameters where `rates`; `saved` stays as it is, also when
     the optimizer goes on."""
     if rates:
-        for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
-            put_in_group(group, values)
+        put_in_groups(optimizer, saved["groups"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for parameter, values in zip(parameters, saved["state"], strict=True):
         if values is not None:
             optimizer.state[parameter] = {k: _on(parameter, v) for k, v in values.items()}
+    for key, value in saved.get("unowned", {}).items():
+        optimizer.state[key] = _on(parameters[0], value)
 
 
 def _on(parameter: torch.Tensor, value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _on(parameter, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on(parameter, item) for item in value)
     # 0-dim step counters stay on the CPU, where the optimizer made them unless it is capturable.
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device if value.dim() else value.device, copy=True)

@@ -394,6 +394,6 @@ class Worker:
             return  # the failure is another rank's
         text = "".join(traceback.format_exception(error))
         cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
-        if is_caused_by_transport(error):
+        if cause == "raised" and is_caused_by_transport(error):
             cause, text = "transport", ""  # the script could not go on without its peer
         self.moment.trouble(self._fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

@@ -195,6 +195,7 @@ class Protected:
                 "buffers": self.buffers.own(),
                 "choices": choices,
                 "modes": self.tree.modes(),
+                "gradients": self.tree.gradients(),
                 "local": self.local.encode(whole=whole),
             }
         )
@@ -227,6 +228,7 @@ class Protected:
         generators.restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
+        self.tree.set_gradients(state.get("gradients", b""))
         self.restore_choices(saved)
 
     def restore_choices(self, saved: Mapping[str, Any]) -> None:
@@ -266,6 +268,7 @@ class Protected:
             "optimizers": {name: optimizer_tree(o) for name, o in self.optimizers.items()},
             "objects": {name: o.state_dict() for name, o in self.objects.items()},
             "ddp": msgspec.to_builtins(self.reducers.states()),
+            "gradients": self.tree.gradients(),
         }
 
     @torch.no_grad()
@@ -305,6 +308,7 @@ class Protected:
             if local.takes_object(name):
                 value.load_state_dict(copy.deepcopy(state["objects"][name]))
         self.reducers.adopt(reducers)
+        self.tree.set_gradients(state["gradients"])
         self.buffers.look_away()
 
 

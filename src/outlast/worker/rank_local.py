@@ -25,10 +25,14 @@ import torch
 import xxhash
 
 from outlast.checkpoint import tree
-from outlast.checkpoint.inplace import put_in_group
 from outlast.errors import PhaseError
 from outlast.page import SLOT_BYTES
-from outlast.worker.optimizers import hyperparameters, optimizer_adopt, optimizer_tree
+from outlast.worker.optimizers import (
+    hyperparameters,
+    optimizer_adopt,
+    optimizer_tree,
+    put_in_groups,
+)
 
 if TYPE_CHECKING:
     from outlast.worker.protected import Protected
@@ -128,8 +132,7 @@ class RankLocal:
             for name, optimizer in held.optimizers.items():
                 optimizer_adopt(optimizer, values[EVERYTHING]["optimizers"][name])
         for name, groups in values[RATES]["groups"].items():
-            for group, numbers in zip(held.optimizers[name].param_groups, groups, strict=True):
-                put_in_group(group, numbers)
+            put_in_groups(held.optimizers[name], groups)
         for name, state in (values[SCHEDULERS] | values[RATES]["scalers"]).items():
             held.schedules[name].load_state_dict(state)
         held.buffers.restore_late(values[BUFFERS])

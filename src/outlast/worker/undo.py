@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint import inplace
 from outlast.errors import ProtectError
 from outlast.worker.buffers import BufferSnapshot
 from outlast.worker.gradients import Gradients
 from outlast.worker.marks import Mark
+from outlast.worker.optimizers import GROUPS, hyperparameters, put_in_groups
 from outlast.worker.protected import Protected
 
 
@@ -31,14 +31,7 @@ class Undo:
         known = protected.knows(key)
         self._buffers = BufferSnapshot(protected.buffers, everything=not known)
         self._flags = protected.tree.flags()
-        self._groups = {
-            name: [
-                {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()
-                 if k != "params"}
-                for g in o.param_groups
-            ]
-            for name, o in protected.optimizers.items()
-        }  # fmt: skip
+        self._groups = {n: copied(hyperparameters(o)) for n, o in protected.optimizers.items()}
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
         self._marks: dict[str, Mark] = {}
         if key and not known and not everything:
@@ -65,15 +58,20 @@ class Undo:
     def put_back(self) -> str:
         """The state before the attempt, except for DDP's half-done work (see `Reducers.restore`).
         Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
-        when a Replicated object was changed against its contract."""
+        when a Replicated object, or an optimizer's groups, were changed against the contract."""
+        for name, optimizer in self._protected.optimizers.items():
+            if len(optimizer.param_groups) != len(self._groups[name]):
+                raise ProtectError(
+                    f"optimizer {name!r} got another number of groups in an attempt that was"
+                    f" refused, and cannot be put back: {GROUPS}"
+                )
         if self._copy is not None:
             self._protected.adopt(self._copy)
         self._gradients.put_back()
         lost = self._buffers.put_back()
         self._protected.tree.set_flags(self._flags)
         for name, optimizer in self._protected.optimizers.items():
-            for group, values in zip(optimizer.param_groups, self._groups[name], strict=True):
-                inplace.put_in_group(group, values)
+            put_in_groups(optimizer, self._groups[name])
             # A fused step refused under a GradScaler leaves its scale behind, and the redo would
             # be wrong by that factor.
             for leftover in ("grad_scale", "found_inf"):

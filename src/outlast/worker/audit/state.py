@@ -42,6 +42,7 @@ def collect(protected: Protected) -> dict[str, dict[str, Any]]:
         own.update(protected.buffers.late())
     replicated = protected.replicated()
     modules, optimizers = replicated.pop("modules"), replicated.pop("optimizers")
+    del replicated["gradients"]
     found: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}, "optimizers": {}}
     for name, module in modules.items() if local.has_replicas else ():
         for key, tensor in module["parameters"].items():
@@ -53,6 +54,8 @@ def collect(protected: Protected) -> dict[str, dict[str, Any]]:
     for name, optimizer in optimizers.items() if local.has_replicas else ():
         groups = optimizer["groups"] if local.is_audited(RATES) else []
         found["optimizers"].update(_optimizer(name, groups, optimizer["state"], names[name]))
+        if optimizer["unowned"]:
+            found["optimizers"].update(_leaves(f"{name}.state", optimizer["unowned"]))
     for name in protected.schedules:
         if not local.is_audited(part_of(protected.schedules[name])):
             del replicated["objects"][name]
