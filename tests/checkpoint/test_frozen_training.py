@@ -222,7 +222,12 @@ def frozen_manifest(step: int) -> Manifest:
 
 @pytest.mark.parametrize(
     ("step", "name", "nth"),
-    [("read", "frozen", 2), ("link", "frozen", 1), ("write", "shard", 1), ("link", "commit", 1)],
+    [
+        pytest.param("read", "frozen", 2, marks=pytest.mark.long),
+        pytest.param("link", "frozen", 1, marks=pytest.mark.long),
+        ("write", "shard", 1),
+        pytest.param("link", "commit", 1, marks=pytest.mark.long),
+    ],
 )
 def test_a_keeper_that_dies_while_it_links(desk: Desk, step: str, name: str, nth: int) -> None:
     keeper = desk.keeper()
