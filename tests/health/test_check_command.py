@@ -161,6 +161,40 @@ def test_damaged_samples_are_unknown_and_damaged_recordings_refused(
         assert "record.jsonl" in capsys.readouterr().err
 
 
+def test_a_recording_that_lacks_samples_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.jsonl"
+    main(["check", "--only", "memory", "disk", "--record", str(record)])
+    head, *samples = record.read_text().splitlines()
+    record.write_text("\n".join([head, samples[0], ""]))
+    assert main(["check", "--replay", str(record)]) == 1
+    assert f"1 samples, and {len(samples)} were recorded" in capsys.readouterr().err
+    old = json.loads(head)
+    del old["samples"]
+    record.write_text("\n".join([json.dumps(old), *samples]))
+    main(["check", "--replay", str(record), "--json"])
+    assert "whether the file is whole" in json.loads(capsys.readouterr().out)["notes"][1]
+
+
+def test_a_replay_judges_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.jsonl"
+    main(["check", "--only", "memory", "disk", "--record", str(record)])
+    capsys.readouterr()
+    main(["check", "--replay", str(record), "--only", "memory", "--json"])
+    assert {one["check"] for one in json.loads(capsys.readouterr().out)["findings"]} == {"memory"}
+    for flags, said in (
+        (("--only", "gup"), "did you mean gpu?"),
+        (("--only", "gpu"), "no sample of gpu"),
+        (("--profile", "prolog"), "recorded with --profile periodic"),
+        (("--rank", "1"), "leave --ring"),
+    ):
+        assert main(["check", "--replay", str(record), *flags]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--only", "gpus"]) == 2
     assert "did you mean gpu?" in capsys.readouterr().err

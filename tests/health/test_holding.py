@@ -89,5 +89,5 @@ def test_what_is_stuck_is_remembered_and_forgotten() -> None:
 
 def test_samples_of_a_check_that_is_not_known_are_not_passed_over() -> None:
     taken = Taken(check="another", device="d", t_ns=0, took_s=0.0, absent="")
-    (absent,) = judged([taken], KNOWN, about()).absent
-    assert "not known here" in absent.why
+    (found,) = judged([taken], KNOWN, about()).findings
+    assert found.severity == "unknown" and "not known here" in found.detail

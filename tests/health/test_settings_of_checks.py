@@ -48,6 +48,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("[gpus]\ncount = -1", "gpus.count must be a number from zero on"),
         ("[memory]\ntotal_gib = nan", "memory.total_gib must be a number"),
         ('[links.expected."a/1"]\nrate_gbps = inf', "links.expected.a/1.rate_gbps must be"),
+        ('[mounts.expected."/"]\nfull_percent = 970', "full_percent must be from 0 to 100"),
+        ("[drain]\npercent = 200", "drain.percent must be from 0 to 100"),
         ("version = 2", "version 2 is not known"),
         ('[mounts.expected.scratch]\ntype = "nfs"', "no absolute path"),
         ('[services]\nactive = ["--help"]', "no name of a service"),

@@ -23,13 +23,14 @@ from outlast.health.verdict import exit_code, nagios
 from outlast.symptoms import policy as policies
 
 NAGIOS_UNKNOWN = 3
+PROFILE: Profile = "periodic"  # where none is said
 
 Format = Literal["text", "json", "nagios"]
 
 
 def check(
     *,
-    profile: Profile = "periodic",
+    profile: Profile = PROFILE,
     settings: Path | None = None,
     state: Path | None = None,
     only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
@@ -123,7 +124,7 @@ def _checked(asked: Asked) -> int:
         _refuse_foreign(asked.settings)
     _refuse_both(asked)
     if asked.replay is not None:
-        report, used = _replayed(asked.replay, said)
+        report, used = _replayed(asked, asked.replay, said)
         return _shown(report, used, asked.form)
     used = _with_ring(said or Settings(), asked.ring)
     subject = _subject(asked.profile, used)
@@ -179,6 +180,8 @@ def _with_ring(settings: Settings, ring: Ring) -> Settings:
 def _refuse_both(asked: Asked) -> None:
     if asked.replay and (asked.record or asked.state or asked.drain):
         raise UsageError("--replay looks at nothing here: leave --record, --state and --drain out")
+    if asked.replay and asked.ring != Ring(world=0):
+        raise UsageError("--replay measures nothing: leave --ring, --rank and --world out")
     if asked.drain and asked.profile in {"prolog", "epilog"}:
         raise UsageError(
             f"--drain cannot be used in a {asked.profile}: Slurm forbids scontrol there, and drains"
@@ -223,15 +226,31 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
     recording.write(path, head, done.taken)
 
 
-def _replayed(path: Path, settings: Settings | None) -> tuple[Report, Settings]:
+def _replayed(asked: Asked, path: Path, settings: Settings | None) -> tuple[Report, Settings]:
+    """Raises SourceError, and UsageError for a profile or a check that was not recorded."""
     from outlast.health import recording
     from outlast.health.replaying import held_against
 
     head, taken = recording.read(path)
+    if asked.profile not in (PROFILE, head.profile):
+        raise UsageError(
+            f"{path} was recorded with --profile {head.profile}, not {asked.profile}: leave"
+            " --profile out; nothing was judged"
+        )
     used = settings or head.settings
+    checks = known(used)
+    if asked.only:
+        names = {check.name for check in chosen(head.profile, used, checks, asked.only)}
+        if missing := sorted(names - {one.check for one in taken}):
+            raise UsageError(f"{path} has no sample of {', '.join(missing)}; nothing was judged")
+        taken = [one for one in taken if one.check in names]
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
     taken = held_against(taken, used, head.settings)
-    return again(subject, taken, head.memory, head.t_ns, known(used)), used
+    report = again(subject, taken, head.memory, head.t_ns, checks)
+    if head.samples is None:
+        note = "recorded before samples were counted: whether the file is whole cannot be told"
+        report = replace(report, notes=(*report.notes, note))
+    return report, used
 
 
 def _shown(report: Report, settings: Settings, form: Format) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.drafts import draft_of
 from outlast.errors import ConfigError, SourceError, StorageError
@@ -19,7 +20,8 @@ FILE_BYTES_MAX = 256 << 20
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What the samples were judged with."""
+    """What the samples were judged with. `samples`: how many follow; None: recorded before they
+    were counted."""
 
     version: int = VERSION
     cluster: str
@@ -28,6 +30,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: int
     settings: Settings
     memory: Memory
+    samples: int | None = None
 
 
 class Recording(NamedTuple):
@@ -35,9 +38,10 @@ class Recording(NamedTuple):
     taken: list[Taken]
 
 
-def write(path: Path, head: Head, taken: Iterable[Taken]) -> None:
+def write(path: Path, head: Head, taken: Sequence[Taken]) -> None:
     """Whole or not at all. Raises StorageError."""
     draft = draft_of(path)
+    head = replace(head, samples=len(taken))
     try:
         try:
             with draft.open("wb") as file:
@@ -65,6 +69,11 @@ def read(path: Path) -> Recording:
         if head.version != VERSION:
             raise SourceError(
                 f"{path}: a recording of version {head.version}; this reads {VERSION}"
+            )
+        if head.samples not in (None, len(rest)):
+            raise SourceError(
+                f"{path}: {len(rest)} samples, and {head.samples} were recorded: the file is not"
+                " whole; copy it again"
             )
         decoder = msgspec.json.Decoder(Taken)
         return Recording(head, [decoder.decode(line) for line in rest])

@@ -55,8 +55,7 @@ def judged(taken: Iterable[Taken], checks: Mapping[str, AnyCheck], about: About)
     for one in taken:
         check = checks.get(one.check)
         if check is None:
-            why = "a recorded sample of a check that is not known here"
-            found.absent.append(NotApplicable(one.check, one.device, why))
+            found.findings.append(_foreign(one, about))
         elif one.absent:
             found.absent.append(NotApplicable(one.check, one.device, one.absent))
         else:
@@ -103,6 +102,16 @@ def _unknown(taken: Taken, check: AnyCheck, about: About, why: str) -> Finding:
     return Finding(
         t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=check.name,
         symptom=check.symptom, severity="unknown", code="", device=taken.device, detail=why,
+    )  # fmt: skip
+
+
+def _foreign(taken: Taken, about: About) -> Finding:
+    """A check of one's own that the settings in use do not name was taken, and nobody can judge
+    it."""
+    return Finding(
+        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=taken.check, symptom="other",
+        severity="unknown", code="", device=taken.device,
+        detail="a recorded sample of a check that is not known here: name it in `own`",
     )  # fmt: skip
 
 

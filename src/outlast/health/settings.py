@@ -212,6 +212,8 @@ def _numbers(found: dict[str, Any], where: str, above: str) -> None:
             _numbers(value, where, f"{above}{key}.")
         elif isinstance(value, int | float) and not 0 <= value < math.inf:
             raise ConfigError(f"{where}: {above}{key} must be a number from zero on, not {value}")
+        elif isinstance(value, int | float) and key.endswith("percent") and value > 100:
+            raise ConfigError(f"{where}: {above}{key} must be from 0 to 100, not {value}")
 
 
 def _known(found: dict[str, Any], kind: type[Part], where: str, above: str) -> None:
