@@ -165,8 +165,14 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
 def test_a_node_without_gpus_has_nothing_to_check(tmp_path: Path) -> None:
     with pytest.raises(AbsentError, match="none is expected"):
         take(0, tmp_path)
+    with pytest.raises(FileNotFoundError, match="cannot be told"):
+        take(None, tmp_path)
+    (tmp_path / "sys/bus").mkdir(parents=True)
     with pytest.raises(AbsentError, match="the settings expect none"):
         take(None, tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()  # the bus is hidden
+    assert take(None, tmp_path).trouble or take(None, tmp_path).gpus
 
 
 DRIVER = r"""

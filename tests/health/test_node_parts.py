@@ -104,6 +104,9 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
     assert disk_probe.take(counted=False, root=root).drives == (
         Drive(name="nvme0n1", model="Fast", size_bytes=512_000, state="live"),
     )
+    with pytest.raises(FileNotFoundError, match="cannot be told"):
+        disk_probe.take(counted=True, root=tmp_path / "none")
+    (tmp_path / "none/sys/block").mkdir(parents=True)
     with pytest.raises(AbsentError):
         disk_probe.take(counted=False, root=tmp_path / "none")
     assert disk_probe.take(counted=True, root=tmp_path / "none").drives == ()

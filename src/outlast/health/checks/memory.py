@@ -57,7 +57,7 @@ def judge(sample: Ram, about: About) -> Iterator[Said]:
 
 def _sizes(sample: Ram, about: About) -> Iterator[Said]:
     wanted = about.settings.memory
-    if sample.total_bytes is None:
+    if sample.total_bytes is None or sample.total_bytes <= 0:
         yield Said("unknown", "the kernel does not say how much memory there is")
         return
     total = sample.total_bytes / GIB

@@ -26,8 +26,10 @@ REALLOCATED, PENDING = 5, 197
 
 def take(counted: bool, root: Path = Path("/")) -> Drives:
     """Raises AbsentError where there is no drive at all, as on a node that boots from a network,
-    unless the settings have them `counted`."""
+    unless the settings have them `counted`; FileNotFoundError without sysfs, which shows them."""
     place = root / BLOCK
+    if not place.is_dir():
+        raise FileNotFoundError(f"/{BLOCK} is not there: which drives there are cannot be told")
     found = tuple(
         Drive(
             name=name, model=text(place / name / "device/model") or "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -61,7 +62,7 @@ def take(count: int | None, root: Path = Path("/")) -> Gpus:
     """`count`: as the settings have it. Raises AbsentError where there is no GPU, and none should
     be."""
     seen = on_bus(root)
-    _refuse_none(count, seen)
+    _refuse_none(count, seen, root)
     try:
         with _driver() as nvml:
             driver = str(nvml.nvmlSystemGetDriverVersion())
@@ -72,10 +73,16 @@ def take(count: int | None, root: Path = Path("/")) -> Gpus:
     return Gpus(on_bus=max(seen, len(gpus)), driver=driver, gpus=gpus)
 
 
-def _refuse_none(count: int | None, seen: int) -> None:
-    if not seen and not count:
-        expected = "and none is expected" if count == 0 else "and the settings expect none"
-        raise AbsentError(f"no NVIDIA GPU is on the PCI bus, {expected}")
+def _refuse_none(count: int | None, seen: int, root: Path) -> None:
+    """Raises AbsentError, and FileNotFoundError without sysfs, which would show one."""
+    if seen or count:
+        return
+    if count is None and any(re.fullmatch(r"nvidia\d+", name) for name in names(root / "dev")):
+        return  # a container or a virtual machine may hide the bus
+    if count is None and not (root / "sys/bus").is_dir():
+        raise FileNotFoundError("/sys/bus is not there: whether there is a GPU cannot be told")
+    expected = "and none is expected" if count == 0 else "and the settings expect none"
+    raise AbsentError(f"no NVIDIA GPU is on the PCI bus, {expected}")
 
 
 @contextlib.contextmanager
@@ -182,7 +189,7 @@ def _fabric(nvml: Any, ask: Ask) -> tuple[int | None, int | None]:
 
 def leftovers(count: int | None, root: Path = Path("/")) -> Leftovers:
     """Raises AbsentError as `take` does, ToolError where the driver cannot be asked."""
-    _refuse_none(count, on_bus(root))
+    _refuse_none(count, on_bus(root), root)
     on: dict[str, tuple[Process, ...]] = {}
     with _driver() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
