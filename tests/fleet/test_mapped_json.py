@@ -23,11 +23,15 @@ submit = "metadata.creationTimestamp"
 start = "status.startTime"
 end = [
     "status.containerStatuses[0].state.terminated.finishedAt",
-    "status.conditions[type=Ready].lastTransitionTime",
+    "status.conditions[type=Ready,status=False].lastTransitionTime",
 ]
 gpus = "spec.containers[*].resources.limits.nvidia.com/gpu"
 hosts = "spec.nodeName"
 """
+
+
+def _condition(kind: str, status: str, at: str) -> dict[str, str]:
+    return {"type": kind, "status": status, "lastTransitionTime": f"2024-05-17T{at}Z"}
 
 
 def _pod(name: str, phase: str, **status: object) -> dict[str, object]:
@@ -50,8 +54,8 @@ LIST = {
     "items": [
         _pod("a-0", "Succeeded", containerStatuses=ENDED),
         _pod("a-1", "Failed", reason="Evicted",
-             conditions=[{"type": "Initialized", "lastTransitionTime": "2024-05-17T10:00:01Z"},
-                         {"type": "Ready", "lastTransitionTime": "2024-05-17T10:30:00Z"}]),
+             conditions=[_condition("Initialized", "True", "10:00:01"),
+                         _condition("Ready", "False", "10:30:00")]),
         _pod("a-2", "Running", containerStatuses=[{"state": {"running": {}}}]),
         _pod("a-3", "Pending"),
         _pod("a-4", "Failed", reason="NodeLost", containerStatuses=ENDED),
@@ -87,7 +91,9 @@ def test_pods_as_kubectl_writes_them(tmp_path: Path, form: str) -> None:
     [
         ("a.b[1].c", 2), ("a.b.1.c", 2), ("a.b[*].c", [1, 2]), ("a.b[kind=x].c", 1),
         ('l."k.with/dots"', "y"), ("l.k.with/dots", "y"), ("a.b[9].c", None), ("a.c.d", None),
-        ("plain.key", "z"), ("a.b[?(@.kind=='x')].c", 1), ("l.long.er.key", 5),
+        ("a.b[kind=w,c=2].c", 2), ("a.b[kind=w,c=1].c", None),
+        ("a.b[?(@.kind=='w' && @.c==2)].c", 2), ("plain.key", "z"),
+        ("a.b[?(@.kind=='x')].c", 1), ("l.long.er.key", 5),
     ],
 )  # fmt: skip
 def test_paths(path: str, found: object) -> None:
@@ -102,6 +108,65 @@ def test_paths(path: str, found: object) -> None:
 def test_what_is_no_path(path: str) -> None:
     with pytest.raises(UsageError, match="is no path"):
         parse(path)
+
+
+KUEUE = """
+rows = "jobs"
+[columns]
+job = "name"
+state = ["conditions[type=Finished].reason", "conditions[type=Evicted,status=True].reason"]
+start = "conditions[type=Admitted].lastTransitionTime"
+end = ["conditions[type=Finished].lastTransitionTime",
+       "conditions[type=Evicted].lastTransitionTime"]
+gpus = "gpus"
+"""
+
+
+def test_a_condition_that_is_not_true_is_no_time_of_its_own(tmp_path: Path) -> None:
+    """An evicted workload of Kueue began when it was evicted, and so held nothing."""
+    ended = [_condition("Admitted", "True", "10:00:00"), _condition("Finished", "True", "12:00:00")]
+    ended[1]["reason"] = "Succeeded"
+    evicted = [
+        _condition("Admitted", "False", "12:00:00"),
+        _condition("Evicted", "True", "12:00:00"),
+    ]
+    evicted[1]["reason"] = "Preempted"
+    log = [{"name": "a", "conditions": ended, "gpus": 8}, {"name": "b", "conditions": evicted}]
+    part, totals = reading(tmp_path, KUEUE, json.dumps(log))
+    assert part.tables["jobs"]["job"].to_list() == ["a"]
+    (one,) = part.rejects
+    assert "[type=Ready,status=True]: start" in one.reason
+    assert any("no number of GPUs" in odd for odd in totals.odd)
+    part, _ = reading(tmp_path, KUEUE.replace("[type=Admitted]", "[type=Admitted,status=True]"),
+                      json.dumps(log))  # fmt: skip
+    assert part.tables["jobs"]["start_ns"].null_count() == 1 and not part.rejects
+
+
+def test_a_job_that_runs_and_says_an_end_is_counted(tmp_path: Path) -> None:
+    log = [{"name": "a", "conditions": [_condition("Finished", "True", "12:00:00")]}]
+    said = KUEUE.replace("state = [", 'state = ["state", ')
+    text = json.dumps(
+        [
+            {
+                **log[0],
+                "state": "running",
+                "conditions": [*log[0]["conditions"], _condition("Admitted", "True", "10:00:00")],
+            }
+        ]
+    )
+    _, totals = reading(tmp_path, said, text)
+    assert any("run and say an end" in odd for odd in totals.odd)
+
+
+def test_words_that_nothing_translates_are_said(tmp_path: Path) -> None:
+    """The start of a row of JSON does not show its state."""
+    said = 'rows = "jobs"\n[columns]\njob = "id"\nstate = "state"\nend = "end"\n'
+    log = [
+        {"id": str(k), "state": one, "end": "2024-05-17"}
+        for k, one in enumerate(("crashed", "failed"))
+    ]
+    _, totals = reading(tmp_path, said, json.dumps(log))
+    assert totals.quoted == ["[values.state] lacks words of this log: 'crashed'"]
 
 
 def test_a_list_under_a_name_of_its_own(tmp_path: Path) -> None:

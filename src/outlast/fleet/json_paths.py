@@ -1,8 +1,9 @@
 """Paths into JSON objects: `status.containerStatuses[0].state`, `labels."nvidia.com/gpu"`.
 
-A step is a key, an index of a list (`[0]`, also `.0`), the elements of a list whose key has a value
-(`conditions[type=Failed]`), or all elements (`[*]`). A key with dots stands in quotes, or as it is:
-where an object has no key `nvidia`, its key `nvidia.com/gpu` is tried.
+A step is a key, an index of a list (`[0]`, also `.0`), the elements of a list whose keys have
+values (`conditions[type=Failed]`, `conditions[type=Ready,status=False]`), or all elements (`[*]`).
+A key with dots stands in quotes, or as it is: where an object has no key `nvidia`, its key
+`nvidia.com/gpu` is tried.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from typing import Any, NamedTuple
 from outlast.errors import UsageError
 
 STEPS_MAX = 32
+NOT_TRUE = "a condition that is not True"
+"""Stands for the time at which a condition of Kubernetes became False, where a path names its type
+alone: `Admitted` is False from when a workload was evicted, and so no time of a start."""
+_CHANGES = (["lastTransitionTime"], ["lastUpdateTime"])
 _STEP = re.compile(
     r"""(?:^|\.)"(?P<quoted>[^"]*)" | \[(?P<inside>[^\[\]]*)\] | (?:^|\.)(?P<plain>[^.\[\]"]+)""",
     re.VERBOSE,
 )
+_AND = re.compile(r"\s*(?:,|&&)\s*(?=[@.\w/-]+\s*=)")
 
 
 class Step(NamedTuple):
-    """`key` of an object. `place`: in a list. `where`: key and value of a list's elements; two
-    empty texts are all of them."""
+    """`key` of an object. `place`: in a list. `where`: keys and values of a list's elements, all
+    of them where there is none."""
 
     key: str = ""
     place: int | None = None
-    where: tuple[str, str] | None = None
+    where: tuple[tuple[str, str], ...] | None = None
 
 
 def parse(path: str) -> tuple[Step, ...]:
@@ -60,10 +66,10 @@ def _step(match: re.Match[str]) -> Step:
     if inside.isdecimal():
         return Step(place=int(inside))
     if inside in ("", "*"):
-        return Step(where=("", ""))
-    key, equals, wanted = inside.partition("=")
-    if equals:
-        return Step(where=(key.strip(" ="), wanted.strip("= '\"")))
+        return Step(where=())
+    pairs = [one.strip("()@. ").partition("=") for one in _AND.split(inside)]
+    if pairs[0][1]:
+        return Step(where=tuple((key.strip(" ="), said.strip("= '\"")) for key, _, said in pairs))
     return Step(key=inside.strip("'\""))
 
 
@@ -72,7 +78,10 @@ def _find(value: Any, steps: tuple[Step, ...]) -> Any:
         if isinstance(value, list):
             if step.where is not None:
                 chosen = [one for one in value if _fits(one, step.where)]
-                found = [_find(one, steps[nth + 1 :]) for one in chosen]
+                rest = steps[nth + 1 :]
+                if _is_unclear(chosen, step.where, rest):
+                    return NOT_TRUE
+                found = [_find(one, rest) for one in chosen]
                 there = [one for one in found if one is not None]
                 return there[0] if len(there) == 1 else there or None
             if step.place is None or step.place >= len(value):
@@ -97,8 +106,17 @@ def _find_dotted(value: dict[str, Any], steps: tuple[Step, ...]) -> Any:
     return None
 
 
-def _fits(one: Any, where: tuple[str, str]) -> bool:
-    key, wanted = where
-    if not key:
+def _fits(one: Any, where: tuple[tuple[str, str], ...]) -> bool:
+    if not where:
         return True
-    return isinstance(one, dict) and str(one.get(key)) == wanted
+    return isinstance(one, dict) and all(str(one.get(key)) == said for key, said in where)
+
+
+def _is_unclear(
+    chosen: list[Any], where: tuple[tuple[str, str], ...], rest: tuple[Step, ...]
+) -> bool:
+    """Return whether a path asks when a condition changed, names its type alone, and it is not
+    True."""
+    if [key for key, _ in where] != ["type"] or [step.key for step in rest] not in _CHANGES:
+        return False
+    return any(str(one.get("status", "True")) != "True" for one in chosen)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from outlast.fleet import hosts, lake
+from outlast.fleet.json_paths import NOT_TRUE
 from outlast.fleet.mapping import (
     DURATIONS,
     Mapping,
@@ -54,6 +55,13 @@ COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # more than anyb
 LONGEST_NS = 100 * 366 * DAY_NS
 ENDS_FIRST = "outages that end before they begin: they took no time"
 SEVERAL_NODES = "several nodes in one row: give each of them a row of its own"
+UNCLEAR = (
+    f"time of {NOT_TRUE}: say which is meant, as in [type=Ready,status=False] or"
+    " [type=Ready,status=True]"
+)
+WORDS_SAID = 8
+NO_GPUS = "jobs that say no number of GPUs, where others do: they count as on none"
+OPEN_ENDS = "jobs that run and say an end: the end counts; is it the last time seen?"
 NO_START = "a job that runs and did not start"
 NEVER_BEGAN = "jobs that ended well or failed and say no start: they count for no time"
 OTHER_SPAN = "end less start is not the duration: the end counts; is its unit right ([times])?"
@@ -75,7 +83,8 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
     source = str(path)
 
     def parts(totals: Totals) -> Iterator[Part]:
-        naive = 0
+        naive, sized, unsized = 0, 0, 0
+        strange: dict[str, dict[str, None]] = {}
         for some in rows(path, mapping, totals.quoted):
             totals.rows += len(some.lines) + len(some.torn)
             frame = _frame(some)
@@ -89,8 +98,17 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             work = _Work(frame, mapping, given)
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
+            for field, words in work.strange.items():
+                strange.setdefault(field, {}).update(dict.fromkeys(words))
+            blank = work.blanks("gpus") if mapping.rows == "jobs" else 0
+            sized, unsized = sized + frame.height - blank, unsized + blank
         if naive and not (mapping.times.zone or given.zone):
             totals.notes.append(ZONE_ASSUMED)
+        for field, words in strange.items():
+            some = ", ".join(repr(one[:40]) for one in list(words)[:WORDS_SAID])
+            totals.quoted.append(f"[values.{field}] lacks words of this log: {some}")
+        if sized and unsized:
+            totals.odd[NO_GPUS] += unsized
 
     return Reading(source, mapping.rows, parts)
 
@@ -179,6 +197,7 @@ class _Work:
         default_ns = min(EARLIEST_S * 10**9, self._epoch_ns or LATEST_S * 10**9)
         self._earliest_ns = default_ns if earliest_ns is None else earliest_ns
         self._wrong: list[tuple[str, pl.Series]] = []
+        self.strange: dict[str, list[str]] = {}  # some words of each field that nothing translates
         self.twice = 0
         self.naive = 0
 
@@ -211,6 +230,8 @@ class _Work:
         other = int(((end - begin - span).abs() > SPAN_SLACK_NS).sum())
         if other:
             totals.odd[OTHER_SPAN] += other
+        if open_ends := int((going_on & end.is_not_null()).sum()):
+            totals.odd[OPEN_ENDS] += open_ends
         end = end.zip_with(end.is_not_null(), begin + span)
         self._note(NO_START, going_on & begin.is_null())
         unbegun = int((begin.is_null() & found["state"].is_in(RAN)).sum())
@@ -245,6 +266,10 @@ class _Work:
             none = none.set(where.fill_null(value=False), reason)
         return none
 
+    def blanks(self, name: str) -> int:
+        """Return how many rows have nothing in the columns that are mapped to `name`."""
+        return int((self._texts(name) == "").sum()) if self._mapping.sources(name) else 0
+
     def _note(self, reason: str, where: pl.Series) -> None:
         if where.any():
             self._wrong.append((reason, where))
@@ -262,6 +287,7 @@ class _Work:
 
     def _time(self, name: str, texts: pl.Series) -> pl.Series:
         times = self._mapping.times
+        self._note(f"{UNCLEAR}: {name}", texts == NOT_TRUE)
         unset = NEVER if times.epoch is None else hosts.NOBODY
         texts = texts.set(texts.is_in(unset), "")
         found = moments(
@@ -306,6 +332,9 @@ class _Work:
         distinct = texts.unique()
         known = _translated(distinct, table, field, self._words[field])
         found = texts.replace_strict(distinct, known, return_dtype=pl.String)
+        unknown = texts.filter(found.is_null()).unique().sort()
+        if len(unknown):
+            self.strange[field] = unknown.head(WORDS_SAID).to_list()
         self._note(f"no {field} that is known: [values.{field}] can translate it", found.is_null())
         return found.cast(pl.Enum(self._words[field]))
 
