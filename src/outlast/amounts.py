@@ -47,7 +47,10 @@ def rate(what: str, text: str) -> int:
 
 def count(what: str, text: str) -> int:
     """A whole number, as in `16384`, `16,384`, `100k` or `1.5M`. Raises ConfigError."""
-    match = re.fullmatch(rf"{_NUMBER}\s*([kMG]?)", text.strip().replace(",", ""))
+    text = text.strip()
+    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3}){1,4}", text):  # 1,5k is no 15k
+        text = text.replace(",", "")
+    match = re.fullmatch(rf"{_NUMBER}\s*([kMG]?)", text)
     found = float(match[1]) * _TIMES[match[2]] if match else 0.5
     if found != int(found):
         raise ConfigError(f"{what!r} needs a whole number, as in 16384, 100k or 1M")
@@ -55,7 +58,9 @@ def count(what: str, text: str) -> int:
 
 
 def share(what: str, text: str) -> float:
-    """From 0 to 1, as in `0.5%`, `0.005` or `5e-3`. Raises ConfigError."""
+    """From 0 to 1, as in `0.5%`, `0.005` or `5e-3`. Raises ConfigError, also for a bare `1`."""
+    if text.strip() == "1":
+        raise ConfigError(f"{what!r} can be 1 % or all: say 1% or 100%")
     match = re.fullmatch(rf"{_SCALED}\s*(%?)", text.strip())
     found = float(match[1]) / (100 if match[3] else 1) if match else 2.0
     if found > 1:

@@ -50,6 +50,15 @@ def test_half_the_active_parameters_are_half_the_work(plan: Plan) -> None:
         (("--gpus", "8", "--parameters", "many"), "--parameters many"),
         (("--gpus", "8", "--parameters", "1B", "--mfu", "0"), "--mfu 0"),
         (("--gpus", "8", "--parameters", "1B", "--replica-gpus", "3"), "--replica-gpus 3"),
+        (("--gpus", "8", "--parameters", "405"), "say its unit, as in 405B"),
+        (("--gpus", "8", "--parameters", "1B", "--tokens", "15.6"), "as in 15.6B"),
+        (("--gpus", "8", "--parameters", "1B", "--active", "2B"), "--active 2G is more"),
+        (("--gpus", "8", "--parameters", "1B", "--tokens", "1M"), "--batch-tokens 4M is more"),
+        (("--gpus", "8", "--parameters", "1B", "--mfu", "1"), "1% or 100%"),
+        (("--gpus", "1,5k", "--parameters", "1B"), "whole number"),
+        (("--gpus", "64", "--parameters", "1B", "--replica-gpus", "4"), "whole nodes of 8"),
+        (("--gpus", "8", "--parameters", "1B", "--storage-bandwidth", "9B"), "longer than"),
+        (("--gpus", "8", "--parameters", "1B", "--bytes-per-parameter", "0"), "at most 64"),
         (("--gpus", "8", "--parameters", "1B", "--storage-bandwidth", "9"), "storage-bandwidth"),
     ],
 )
@@ -57,6 +66,51 @@ def test_what_cannot_be_sized_is_refused_by_name(
     plan: Plan, flags: tuple[str, ...], told: str
 ) -> None:
     said = plan("size", *flags)
+    assert said.code == 2 and told in said.err
+
+
+def test_what_is_not_given_is_named(plan: Plan) -> None:
+    """DeepSeek-V3: 2.664 million GPU-hours for 14.8T tokens (arXiv 2412.19437) are 35 % of the peak
+    in bf16, and half as much of that in fp8, which a default of 40 % would make 24 days."""
+    run = ("--gpus", "2048", "--parameters", "671B", "--active", "37B", "--tokens", "14.8T")
+    said = plan("size", *run, "--precision", "fp8", "--mfu", "17.3%", "--json")
+    assert said.named("work")["value"] == pytest.approx(2.664e6 * 3600 / 2048, rel=0.01)
+    assert "6 x 37G parameters x 14.8T tokens" in said.named("work")["source"]
+    assert "17.3 % of 1,978 TFLOP/s; no attention" in said.named("work")["source"]
+    assumed = {one["key"]: one["text"] for one in said.json["assumed"]}
+    assert assumed["device"] == "h100" and assumed["batch-tokens"] == "4M"
+    assert not {"mfu", "tokens", "precision"} & assumed.keys()
+    small = plan(
+        "size", "--gpus", "4", "--parameters", "7B", "--bytes-per-parameter", "6", "--json"
+    )
+    assert small.named("state")["value"] == pytest.approx(42e9)
+    assert {"tokens": "140G", "gpus-per-node": "4"}.items() <= {
+        one["key"]: one["text"] for one in small.json["assumed"]
+    }.items()
+
+
+def test_a_state_that_does_not_fit_and_a_network_that_bounds(plan: Plan) -> None:
+    said = plan("size", "--gpus", "1", "--parameters", "70B", "--json")
+    assert "does not fit" in said.json["warnings"][0]
+    assert said.named("flush")["value"] == pytest.approx(14 * 70e9 / 25e9)
+    assert "network" in said.named("flush")["source"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--network-price", "$0.09"), "--network-price needs --storage-price"),
+        (("--keep", "9"), "--keep needs --storage-price"),
+        (("--notice", "2min"), "--notice needs --preempted-every"),
+        (("--verify", "1min"), "--verify needs --silent-every"),
+        (("--local-restore", "1h"), "--local-restore needs --local-cost"),
+        (("--failures", "0.5/day"), "50%/day"),
+    ],
+)
+def test_flags_that_would_price_nothing_are_refused(
+    plan: Plan, flags: tuple[str, ...], told: str
+) -> None:
+    said = plan("advise", "--gpus", "1024", *flags)
     assert said.code == 2 and told in said.err
 
 

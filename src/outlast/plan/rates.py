@@ -14,6 +14,7 @@ from outlast.theory import failures, gamma
 
 EXACT = math.inf
 MTBF_LEAST_S, MTBF_MOST_S = 1.0, 1e6 * amounts.SECONDS["y"]  # of a GPU
+BARE_MOST = 0.05  # a share of GPUs a day without %: above it a count was meant
 _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.5/1000 node-days"
 
 
@@ -62,6 +63,11 @@ def failures_of(what: str, text: str, gpus_per_node: int, seen: int | None) -> F
 def _rate(what: str, text: str, gpus_per_node: int) -> float:
     if day := re.fullmatch(r"(.+)/\s*(?:d|day)", text):
         probability = _positive(what, amounts.share(what, day[1]))
+        if probability >= BARE_MOST and "%" not in day[1]:
+            raise ConfigError(
+                f"{what!r} would be {probability:.4g} of all GPUs a day: say {100 * probability:g}%"
+                "/day where that is meant, and 6.5/1000 node-days for a count"
+            )
         if probability == 1:
             raise ConfigError(f"{what!r}: no GPU lives for a day; say a share below 100 %")
         return failures.rate_of_daily_probability(probability)

@@ -37,6 +37,20 @@ Dask = Annotated[
 ]
 
 
+_NEEDED = {
+    "verify": ("how often does an error come that nothing reports?", "silent_every"),
+    "straggler_factor": ("which share of GPUs is slow?", "stragglers"),
+    "maintenance": ("how often is the job stopped?", "maintenance_every"),
+    "notice": ("how often is the job preempted?", "preempted_every"),
+    "queue": ("how often is the job preempted?", "preempted_every"),
+    "network_price": ("say $0 where storing is free", "storage_price"),
+    "keep": ("what is a GB and month?", "storage_price"),
+    "local_restore": ("what does a save to local drives block?", "local_cost"),
+    "local_survives": ("what does a save to local drives block?", "local_cost"),
+}
+"""Flags that say nothing without another one, and what is asked then."""
+
+
 def _extra(text: str, name: str | None = None) -> Parameter:
     return Parameter(help=text, name=name)
 
@@ -83,6 +97,10 @@ class ExtraFlags:
         def price(flag: str, text: str | None) -> float | None:
             return None if text is None else amounts.price(f"--{flag} {text}", text)
 
+        for key, (first, needed) in _NEEDED.items():
+            if getattr(self, key) != getattr(type(self), key) and getattr(self, needed) is None:
+                flag, other = key.replace("_", "-"), needed.replace("_", "-")
+                raise UsageError(f"--{flag} needs --{other}: {first}")
         slow = self.stragglers
         if self.keep < 0:
             raise UsageError(f"--keep {self.keep}: 0 or more")

@@ -17,6 +17,7 @@ from outlast.cli.stream import as_json, say
 from outlast.errors import UsageError
 from outlast.plan.answers import Answer, Quantity
 from outlast.plan.scenario import KEYS
+from outlast.plan.sizing import Sizing
 from outlast.plan.words import figure
 
 COUNTED = ("GPUs", "nodes")
@@ -45,7 +46,7 @@ def table(quantities: list[Quantity]) -> Table:
     return shown
 
 
-def remarks(found: Answer) -> None:
+def remarks(found: Answer | Sizing) -> None:
     """Warnings, and what was assumed."""
     for warning in found.warnings:
         say(Text(f"warning: {warning}", "yellow"))

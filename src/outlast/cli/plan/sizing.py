@@ -11,18 +11,39 @@ from cyclopts import Parameter
 
 from outlast import amounts
 from outlast.cli.plan.flags import Json
-from outlast.cli.plan.saying import table
+from outlast.cli.plan.saying import remarks, table
 from outlast.cli.stream import as_json, say
 from outlast.drafts import write_new
 from outlast.errors import EXIT_DONE, ConfigError
+from outlast.plan.answers import Assumed
 from outlast.plan.scenario import span
-from outlast.plan.sizing import Device, Machine, Model, Precision, peak_flops, sizing, tokens_of
+from outlast.plan.sizing import (
+    BYTES_PER_PARAMETER,
+    MEMORY_BYTES,
+    Device,
+    Machine,
+    Model,
+    Precision,
+    peak_flops,
+    sizing,
+    tokens_of,
+)
+from outlast.plan.words import figure
 
 _TIMES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_LEAST = {"--parameters": 1e3, "--active": 1e3, "--tokens": 1e3, "--batch-tokens": 1.0}
+_MOST = 1e18
+BYTES_MOST = 64.0  # of a parameter
+GPUS_PER_NODE = 8
+_DEFAULTS = {
+    "device": "h100", "mfu": "40%", "host-bandwidth": "20GB/s", "network-bandwidth": "25GB/s",
+    "storage-bandwidth": "100GB/s", "startup": "5min", "batch-tokens": "4M", "precision": "bf16",
+}  # fmt: skip
+"""Where nothing is said; the answer names those that were taken."""
 
 
-def _flag(text: str) -> Parameter:
-    return Parameter(help=text)
+def _flag(text: str, key: str = "") -> Parameter:
+    return Parameter(help=f"{text} Default: {_DEFAULTS[key]}." if key else text)
 
 
 @Parameter(name="*")
@@ -31,32 +52,55 @@ class MachineFlags:
     """GPUs, links and storage, as flags."""
 
     gpus: Annotated[str, _flag("GPUs of the job, as in 16384 or 16k.")]
-    device: Annotated[Device, _flag("The GPU, for its peak rate.")] = "h100"
-    mfu: Annotated[str, _flag("Share of the peak rate that training reaches.")] = "40%"
-    host_bandwidth: Annotated[str, _flag("From a GPU to its host's memory.")] = "20GB/s"
-    network_bandwidth: Annotated[str, _flag("Of a GPU to other hosts.")] = "25GB/s"
-    storage_bandwidth: Annotated[str, _flag("Of the whole file system.")] = "100GB/s"
-    startup: Annotated[str, _flag("Of the job, without reading its state.")] = "5min"
+    gpus_per_node: Annotated[
+        str | None, _flag(f"Default: {GPUS_PER_NODE}, or all where they are fewer.")
+    ] = None
+    device: Annotated[Device | None, _flag("The GPU, for its peak rate.", "device")] = None
+    mfu: Annotated[
+        str | None, _flag("Share of the precision's peak rate that training reaches.", "mfu")
+    ] = None
+    host_bandwidth: Annotated[
+        str | None, _flag("From a GPU to its host's memory.", "host-bandwidth")
+    ] = None
+    network_bandwidth: Annotated[
+        str | None, _flag("Of a GPU to other hosts.", "network-bandwidth")
+    ] = None
+    storage_bandwidth: Annotated[
+        str | None, _flag("Of the whole file system.", "storage-bandwidth")
+    ] = None
+    startup: Annotated[str | None, _flag("Of the job, without reading its state.", "startup")] = (
+        None
+    )
 
     def machine(self, precision: Precision) -> Machine:
         """Read the flags. Raises ConfigError, UsageError, naming the one that cannot be."""
 
-        def rate(flag: str, text: str) -> int:
-            return amounts.rate(f"--{flag} {text}", text)
+        def text(key: str) -> str:
+            return getattr(self, key.replace("-", "_")) or _DEFAULTS[key]
+
+        def rate(key: str) -> int:
+            return amounts.rate(f"--{key} {text(key)}", text(key))
 
         gpus = amounts.count(f"--gpus {self.gpus}", self.gpus)
-        mfu = amounts.share(f"--mfu {self.mfu}", self.mfu)
-        for flag, text, value in (("gpus", self.gpus, gpus), ("mfu", self.mfu, mfu)):
+        mfu = amounts.share(f"--mfu {text('mfu')}", text("mfu"))
+        each = self.gpus_per_node or str(min(GPUS_PER_NODE, max(gpus, 1)))
+        per_node = amounts.count(f"--gpus-per-node {each}", each)
+        for key, said, value in (
+            ("gpus", self.gpus, gpus), ("mfu", text("mfu"), mfu), ("gpus-per-node", each, per_node),
+        ):  # fmt: skip
             if not value:
-                raise ConfigError(f"--{flag} {text} must be above 0")
+                raise ConfigError(f"--{key} {said} must be above 0")
+        device = self.device or "h100"
         return Machine(
             gpus=gpus,
-            flops=peak_flops(self.device, precision),
+            gpus_per_node=per_node,
+            flops=peak_flops(device, precision),
+            memory_bytes=MEMORY_BYTES[device],
             mfu=mfu,
-            host_bytes_per_s=rate("host-bandwidth", self.host_bandwidth),
-            network_bytes_per_s=rate("network-bandwidth", self.network_bandwidth),
-            storage_bytes_per_s=rate("storage-bandwidth", self.storage_bandwidth),
-            startup_s=span(f"--startup {self.startup}", self.startup),
+            host_bytes_per_s=rate("host-bandwidth"),
+            network_bytes_per_s=rate("network-bandwidth"),
+            storage_bytes_per_s=rate("storage-bandwidth"),
+            startup_s=span(f"--startup {text('startup')}", text("startup")),
         )
 
 
@@ -72,13 +116,21 @@ class ModelFlags:
     tokens: Annotated[
         str | None, _flag("To train on, as in 15.6T; else 20 a parameter (Hoffmann et al. 2022).")
     ] = None
-    batch_tokens: Annotated[str, _flag("Tokens of a step.")] = "4M"
+    batch_tokens: Annotated[str | None, _flag("Tokens of a step.", "batch-tokens")] = None
     precision: Annotated[
-        Precision,
-        _flag("What is saved of a parameter, with Adam: bf16 14 bytes, fp32 12, fp8 13."),
-    ] = "bf16"
+        Precision | None,
+        _flag(
+            "What is saved of a parameter, with Adam: bf16 14 bytes, fp32 12, fp8 13; and the"
+            " peak rate: fp8 has twice that of bf16, fp32 (as TF32) half.",
+            "precision",
+        ),
+    ] = None
+    bytes_per_parameter: Annotated[
+        str | None,
+        _flag("Saved of a parameter, with its optimizer, where --precision does not say it."),
+    ] = None
     replica_gpus: Annotated[
-        str | None, _flag("GPUs that hold the model once; else all of them.")
+        str | None, _flag("GPUs that hold the model and its optimizer once; else all of them.")
     ] = None
 
     def model(self, gpus: int) -> Model:
@@ -88,14 +140,34 @@ class ModelFlags:
             held = amounts.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
         if not held:
             raise ConfigError(f"--replica-gpus {self.replica_gpus} must be above 0")
+        each_bytes: float = BYTES_PER_PARAMETER[self.precision or "bf16"]
+        if (each := self.bytes_per_parameter) is not None:
+            each_bytes = amounts.number(f"--bytes-per-parameter {each}", each)
+            if not 0 < each_bytes <= BYTES_MOST:
+                raise ConfigError(
+                    f"--bytes-per-parameter {each}: say above 0, at most {BYTES_MOST:g}"
+                )
         return Model(
             parameters=parameters,
             active=_large("--active", self.active) if self.active else parameters,
             tokens=_large("--tokens", self.tokens) if self.tokens else tokens_of(parameters),
-            precision=self.precision,
-            batch_tokens=_large("--batch-tokens", self.batch_tokens),
+            each_bytes=each_bytes,
+            batch_tokens=_large("--batch-tokens", self.batch_tokens or _DEFAULTS["batch-tokens"]),
             replica_gpus=held,
         )
+
+
+def _assumed(of: ModelFlags, on: MachineFlags, model: Model, machine: Machine) -> list[Assumed]:
+    """Return the flags that were not given, and what they were taken for."""
+    follow = {
+        "tokens": figure(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
+        "gpus-per-node": str(machine.gpus_per_node),
+    }  # fmt: skip
+    said = vars(of) | vars(on)
+    texts = _DEFAULTS | follow
+    return [
+        Assumed(key, text) for key, text in texts.items() if said[key.replace("-", "_")] is None
+    ]
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
@@ -109,11 +181,11 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
     out
         Write a scenario into this new TOML file.
     """
-    machine = on.machine(of.precision)
+    machine = on.machine(of.precision or "bf16")
     model = of.model(machine.gpus)
     if out:
         write_new(out, None)
-    found = sizing(model, machine)
+    found = sizing(model, machine, _assumed(of, on, model, machine))
     if out:
         lines = (f"{key} = {_toml(value)}" for key, value in found.scenario.items())
         write_new(out, "\n".join(["# Made by `outlast plan size`.", *lines, ""]))
@@ -122,6 +194,7 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
         return EXIT_DONE
     say(table(found.quantities))
     say("by bandwidth alone; what runs measured is more: `outlast fleet fit`")
+    remarks(found)
     if out:
         say(f"written to {out}; next: outlast plan advise {out}")
     return EXIT_DONE
@@ -132,7 +205,11 @@ def _large(flag: str, text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,20})?)\s*([kKMBGT]?)", text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")
-    return float(match[1]) * _TIMES[match[2]]
+    found = float(match[1]) * _TIMES[match[2]]
+    if not _LEAST[flag] <= found <= _MOST:
+        unit = f": say its unit, as in {match[1]}B" if not match[2] else ""
+        raise ConfigError(f"{flag} {text} is {found:g}, which cannot be meant{unit}")
+    return found
 
 
 def _toml(value: str | int) -> str:
