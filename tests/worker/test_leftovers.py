@@ -11,6 +11,7 @@ from torch import nn
 from outlast.errors import PhaseError
 from outlast.worker.leftovers import Leftovers
 from outlast.worker.modules import Modules
+from outlast.worker.script.bytecode import reads_gradients
 
 
 class Phase:
@@ -93,3 +94,60 @@ def test_hooks_are_gone_after_the_first_steps() -> None:
         phase.run(phase.optimizer.zero_grad, phase.backward)
     assert not phase.model.weight._backward_hooks
     phase.run(phase.backward)
+
+
+def test_gradients_by_autograd_grad_may_be_copied_into_those_that_are_there() -> None:
+    phase = Phase()
+    phase.leftovers = Leftovers(lambda _key: True)
+    parameters = list(phase.model.parameters())
+
+    def copy() -> None:
+        loss = phase.model(torch.ones(2, 4)).sum()
+        for parameter, new in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(new)
+
+    phase.run(copy)
+    with pytest.raises(PhaseError, match="was there before"):
+        phase.run()
+
+
+def test_an_evaluation_that_reads_gradients_of_another_phase_is_refused() -> None:
+    refused: list[str] = []
+    for reads, clears in ((True, False), (False, False), (True, True)):
+        phase = Phase()
+        phase.leftovers = Leftovers(lambda _key, reads=reads: reads)
+        with phase.leftovers.watched("log", phase.modules):
+            if clears:
+                phase.model.zero_grad()
+            phase.leftovers.must_not_be_read("log", lambda what, _advice: refused.append(what))
+    assert [what.partition(" while ")[0] for what in refused] == ["log reads .grad"]
+
+
+def test_a_rehearsal_of_the_second_step_is_due_once_and_in_one_generation() -> None:
+    leftovers = Leftovers()
+    for key, flags in (("reader", [b"", b"."]), ("late", [b"."]), ("other", [b"", b""])):
+        leftovers.rehearsed(key, flags, (1, 0))
+    assert not leftovers.is_due("reader", (1, 0))
+    assert not leftovers.is_due("other", (1, 1))
+    assert leftovers.is_due("reader", (1, 1))
+    assert not leftovers.is_due("reader", (1, 2))
+    assert not leftovers.is_due("late", (2, 1))
+    assert not leftovers.is_due("late", (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("p.grad.norm()", True),
+        ("[q.grad.norm() for q in p]", True),
+        ("x = p.grad", True),
+        ("p.grad = None", False),
+        ("p.grad is None", False),
+        ("if p.grad is not None:\n    p.grad.detach_()\n    p.grad.zero_()", False),
+        ("p.grad.data.zero_()", False),
+        ("f = lambda: p.grad.norm()", False),
+    ],
+)
+def test_to_clear_a_gradient_is_not_to_read_it(source: str, *, reads: bool) -> None:
+    assert reads_gradients(compile(source, "script", "exec")) is reads

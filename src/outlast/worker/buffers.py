@@ -48,8 +48,9 @@ class Buffers:
             raise ProtectError(
                 f"buffers that change before optimizer.step belong to this rank and must fit its"
                 f" slot of {SLOT_BYTES} bytes; {largest} alone has {_bytes(own[largest])}; nothing"
-                " was applied. If it is equal on all ranks, write it after optimizer.step (it then"
-                " travels with the model); else keep it smaller or build it from the batch"
+                " was applied. If it is equal on all ranks, write it after optimizer.step in"
+                " session.run, or between phases (it then travels with the model); else keep it"
+                " smaller or build it from the batch"
             )
         return own
 

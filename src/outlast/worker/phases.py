@@ -74,7 +74,7 @@ class Phases:
         self.attempt: Attempt | None = None
         self._rehearsals: dict[str, int] = {}
         self._repetitions = Repetitions()
-        self._leftovers = Leftovers()
+        self._leftovers = Leftovers(script.reads_gradients)
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
         self._noted: set[str] = set()
         self._recorded = False
@@ -128,8 +128,8 @@ class Phases:
         kept = Undo(held, key, everything=undo and not self._alone)
         attempt = Attempt(kind, key, kept, self._timeline.now_ns(), has_copy=undo)
         if not undo:
-            known = held.knows(key)
-            attempt.weights = WrittenWeights(held, everything=not known, turn=self._moment.n)
+            new = not held.knows(key)
+            attempt.weights = WrittenWeights(held, everything=new, turn=self._moment.n)
         return attempt
 
     def _try(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
@@ -163,9 +163,8 @@ class Phases:
         return result
 
     def _note_once(self, text: str, about: str = "") -> None:
-        about = about or text
-        if about not in self._noted:
-            self._noted.add(about)
+        if (about or text) not in self._noted:
+            self._noted.add(about or text)
             self._timeline.note(text)
 
     @contextmanager
@@ -194,6 +193,8 @@ class Phases:
     def _vote_at_end(self, attempt: Attempt) -> None:
         """No optimizer's step has brought the vote."""
         must_leave_no_gradient(attempt, self._held())
+        if attempt.kind == "eval":
+            self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
         self._settle(attempt)
         if attempt.has_copy:
             self._rehearse(attempt)
@@ -205,33 +206,34 @@ class Phases:
         self._held().reducers.settle()
 
     def _rehearse(self, attempt: Attempt) -> None:
-        """Raises StepRefused in the first attempts of a function that is new here; compares them,
-        and the first step, with one another."""
-        if not self._alone and attempt.key not in self.joining.settled:
-            self._rehearsals[attempt.key] = self._rehearsals.get(attempt.key, 0) + 1
+        """Raises StepRefused in a function's first attempts, which are compared with each other."""
+        key, place = attempt.key, (self._moment.opened, self._moment.n)
+        is_new = not self._alone and key not in self.joining.settled
+        if is_new or self._leftovers.is_due(key, place):
+            self._rehearsals[key] = self._rehearsals.get(key, 0) + 1
             attempt.rehearsed = True
             self._compare(attempt)
+            if self._rehearsals[key] == REHEARSALS:
+                reads = b"." * self.script.reads_gradients(key)
+                self._leftovers.rehearsed(key, self._groups.gather_bytes(reads), place)
             raise StepRefused("rehearsal")
-        if self._repetitions.awaits(attempt.key):
+        if self._repetitions.awaits(key):
             self._compare(attempt)
 
     def _compare(self, attempt: Attempt) -> None:
         """Hold what the attempt has computed against the attempt before it."""
-        held = self._held()
-        now = repetitions.look(
-            self._moment.opened, held.own_choices(), attempt.reports, held.tree.named_parameters()
-        )
-        key, kept = attempt.key, self._repetitions
+        held, key, kept = self._held(), attempt.key, self._repetitions
+        choices, named = held.own_choices(), held.tree.named_parameters()
+        now = repetitions.look(self._moment.opened, choices, attempt.reports, named)
         found = kept.rehearsed(key, now) if attempt.rehearsed else kept.first_step(key, now)
         if found is not None:
-            self.script.differs(key, found)
+            self.script.differs(key, found, zeroed=self._rehearsals[key] > REHEARSALS)
 
     def _is_rehearsal(self, attempt: Attempt) -> bool:
         """Whether the attempt may be refused at its gate, and so must not be cut half-way."""
-        if attempt.key in self.joining.settled:
-            return False
         is_step = attempt.kind == "step" and attempt.key not in self._ungated
-        return is_step or attempt.has_copy or attempt.key in self._rehearsals
+        is_gated = is_step or attempt.has_copy or attempt.key in self._rehearsals
+        return is_gated and attempt.key not in self.joining.settled
 
     def _vote(self, attempt: Attempt, *, gated: bool) -> None:
         """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
@@ -286,8 +288,7 @@ class Phases:
         if self._alone:
             raise error
         is_cut = isinstance(error, (GroupError, StepRefused)) or is_transport_error(error)
-        fault = self._fault(error, "transport" if is_cut else "raised")
-        self._moment.prepared(fault)
+        self._moment.prepared(self._fault(error, "transport" if is_cut else "raised"))
         if self._healer.verdict() == "redo":
             self._moment.enter("running")
             raise StepRefused("the vote's answer was lost and nobody has applied")
@@ -335,11 +336,12 @@ class Phases:
             self._retire(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self._retire(GroupError(why), "broken")
-        if attempt.rehearsed and self.script.rehearsed(attempt.key):
+        settled = self.joining.settled
+        is_first = attempt.rehearsed and attempt.key not in settled
+        if is_first and self.script.rehearsed(attempt.key):
             self._repetitions.widened(attempt.key)
         if attempt.rehearsed or attempt.disputed:
             self._held().reducers.restore()  # as the opening of a generation does elsewhere
-        settled = self.joining.settled
         if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in settled:
             settled.add(attempt.key)
             self.on_record()
@@ -363,8 +365,7 @@ class Phases:
         if self._alone:
             raise error
         kind = kind or ("contract" if isinstance(error, UsageError) else "torn")
-        fault = self._fault(error, kind)
-        self._moment.lost(state, fault)
+        self._moment.lost(state, self._fault(error, kind))
         while True:  # the controller has us killed; its deadline bounds this wait
             self._moment.take(self._healer.patience_s)
 

@@ -21,6 +21,7 @@ _ENDS = {
     "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
     "JUMP_BACKWARD_NO_INTERRUPT",
 }  # fmt: skip
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # Methods of containers, tensors and arrays that change them.
 _MUTATORS = {
@@ -74,6 +75,32 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Nam
         frozenset(stored_globals), frozenset(cells), frozenset(stored), frozenset(outer),
         frozenset(inner), frozenset(attributes), mutates,
     )  # fmt: skip
+
+
+def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None) -> bool:
+    """Return whether `code`, with its comprehensions, reads a `.grad` for more than to find it
+    there or to clear it; of the instructions at `offsets` only."""
+    names = [
+        (each.opname, each.argval)
+        for each in dis.get_instructions(code)
+        if each.opname != "CACHE" and (offsets is None or each.offset in offsets)
+    ]
+    for index, (kind, name) in enumerate(names):
+        if isinstance(name, types.CodeType) and name.co_name in _COMPREHENSIONS:
+            if reads_gradients(name):
+                return True
+        elif kind == "LOAD_ATTR" and name == "grad":
+            after = [pair for pair in names[index + 1 : index + 3] if pair[1] != "data"][:1]
+            if not after or not _is_clearing(*after[0]):
+                return True
+    return False
+
+
+def _is_clearing(kind: str, name: object) -> bool:
+    """Return whether this instruction, behind a `.grad`, compares it with None or clears it."""
+    if kind in ("LOAD_ATTR", "LOAD_METHOD"):
+        return name in ("zero_", "detach_")
+    return kind.startswith("POP_JUMP") or (kind == "LOAD_CONST" and name is None)
 
 
 def nested(code: types.CodeType, offsets: frozenset[int] | None = None) -> Iterator[types.CodeType]:

@@ -7,8 +7,9 @@ import types
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
-from outlast.worker.script.bytecode import Flow, iterated_names, names_of
+from outlast.worker.script.bytecode import Flow, iterated_names, names_of, reads_gradients
 from outlast.worker.script.frames import names_in, own_frames
+from outlast.worker.script.origins import is_own_file
 from outlast.worker.script.paths import Path, root_of
 from outlast.worker.script.walk import Reach, Spot
 
@@ -47,6 +48,27 @@ class LoopLook:
         self._add_locals(reach, frame, self._live)
         reach.walk()
         return reach
+
+    def reads_gradients(self, phases: AbstractSet[types.CodeType]) -> str:
+        """Return the function that reads gradients between phases, "the loop" for its own body, ""
+        where none does. `phases`: the code of what phases run."""
+        if reads_gradients(self._code, self._offsets):
+            return "the loop"
+        frame = next(f for f in own_frames() if f.f_code is self._code)
+        seen = set(phases)
+        todo: list[tuple[types.CodeType, frozenset[int] | None]] = [(self._code, self._offsets)]
+        while todo:
+            code, offsets = todo.pop()
+            for name in sorted(names_of(code, offsets).outer):
+                found = frame.f_globals.get(name)
+                if not isinstance(found, types.FunctionType) or found.__code__ in seen:
+                    continue
+                seen.add(found.__code__)
+                if is_own_file(found.__code__.co_filename):
+                    if reads_gradients(found.__code__):
+                        return name
+                    todo.append((found.__code__, None))
+        return ""
 
     def _add_locals(self, reach: Reach, frame: types.FrameType, names: AbstractSet[str]) -> None:
         if self.root[0] == "frame":

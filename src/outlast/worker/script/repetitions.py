@@ -79,8 +79,9 @@ class Repetitions:
         return _difference(before, now, gradients=count >= 2) if before is not None else None
 
     def first_step(self, key: str, now: Repetition) -> Difference | None:
-        """The attempt that will count; the last one that is compared."""
-        return _difference(self._last.pop(key), now, gradients=self._count.pop(key) >= 2)
+        """The attempt that will count; the last one that is compared, unless it is rehearsed
+        again."""
+        return _difference(self._last.pop(key), now, gradients=self._count[key] >= 2)
 
 
 def _difference(before: Repetition, now: Repetition, *, gradients: bool) -> Difference | None:

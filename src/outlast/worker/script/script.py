@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.errors import PhaseError
 from outlast.worker.optimizers import GROUPS
+from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried import ADVICE, Carried
 from outlast.worker.script.frames import own_frames
 from outlast.worker.script.lasting_loaders import LastingLoaders
 from outlast.worker.script.loops import LoopLook
-from outlast.worker.script.paths import Path, Roots, text
+from outlast.worker.script.paths import Path, Roots, text, unwrapped
 from outlast.worker.script.repetitions import Difference
 from outlast.worker.script.walk import Reach, Spot, is_opaque
 
@@ -27,7 +29,8 @@ _CHANGED_TWICE = 2
 
 def identities(protected: Protected) -> set[int]:
     """The ids of everything that was protected, and of the parts of it."""
-    found = {id(part) for part in protected.tree.parts}
+    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
+    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
     todo: list[Any] = [
         *protected.modules.values(), *protected.optimizers.values(), *protected.objects.values(),
         *protected.generators.values(), *protected.loaders, *protected.own.values(),
@@ -171,17 +174,41 @@ class Script:
             elif loop.count(path) == _CHANGED_TWICE:
                 self.refuse(f"the training loop changes {_described(path, old)}")
         self._check_opaque(reach.spots, "the training loop can take values from")
+        is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
+        if is_last and (name := loop.reads_gradients(self._phase_codes())):
+            self.refuse(
+                f"between phases {name} reads .grad, which a worker that takes a rank over does"
+                " not have",
+                "read gradients in the phase that computes them, and return or report the result",
+            )
+
+    def _phase_codes(self) -> set[types.CodeType]:
+        functions = map(unwrapped, self._roots.functions.values())
+        return {each.__code__ for each in functions if isinstance(each, types.FunctionType)}
+
+    def reads_gradients(self, key: str) -> bool:
+        """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
+        return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
 
     # --- what differs ---
 
-    def differs(self, key: str, found: Difference) -> None:
-        """Two attempts at a step did not compute the same, from the same state."""
+    def differs(self, key: str, found: Difference, *, zeroed: bool = False) -> None:
+        """Two attempts at a step did not compute the same, from the same state but for gradients
+        that were there before, where these were `zeroed` for the second one."""
         name = key.partition(":")[0]
         if found.is_rounding:
             self._tell_once(
                 f"{name} {found.what} in a second attempt from the same state, within rounding: its"
                 " kernels are not deterministic, and no run has the bits of another"
                 " (torch.use_deterministic_algorithms(True) names them)"
+            )
+            return
+        if zeroed:
+            self.refuse(
+                f"{name} {found.what} when the gradients that an earlier phase had left were"
+                " zeroes, as they are in a second attempt",
+                "keep what a later phase needs of them in session.state or in a buffer, and clear"
+                " gradients before the function computes others (optimizer.zero_grad())",
             )
             return
         self.refuse(
