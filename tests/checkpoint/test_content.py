@@ -302,3 +302,13 @@ def test_two_places_of_one_name_are_refused(second: torch.Tensor | None) -> None
     value = {"a": {"b": first}, "a.b": first if second is None else second}
     with pytest.raises(CodecError, match=r"two tensors .* both called 'x\.a\.b'"):
         split(value, "x", {})
+
+
+def test_an_optimizer_inside_another_is_given_beside_it() -> None:
+    net = model()
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    outer = torch.optim.SGD(net.parameters(), lr=0.1)
+    vars(outer)["base_optimizer"] = inner
+    with pytest.raises(CodecError, match=r"give \.base_optimizer a name of its own beside it"):
+        flatten(State({"model": net, "outer": outer}))
+    flatten(State({"model": net, "outer": outer, "inner": inner}))

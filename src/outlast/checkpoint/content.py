@@ -8,6 +8,7 @@ what modules and optimizers keep beside plain tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ def flatten(state: State) -> Content:
 
     Raises CodecError naming the place of what cannot be written, or of a name that two have.
     """
+    _refuse_hidden_state(state.optimizers)
     tensors: dict[str, torch.Tensor] = {}
     rest: dict[str, Skeleton] = {}
     for name, found in state.entries.items():
@@ -123,7 +125,6 @@ def _optimizer(
 ) -> dict[str, Any]:
     """What of an optimizer belongs to no parameter. Raw tensors are kept, and not what its
     state_dict gives: its load_state_dict would cast moments to the parameters' dtype."""
-    _refuse_hidden_state(name, optimizer)
     for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
         for parameter, called in zip(group["params"], group_names, strict=True):
             kept = optimizer.state.get(parameter)
@@ -148,16 +149,21 @@ def _optimizer(
     }
 
 
-def _refuse_hidden_state(name: str, optimizer: Optimizer) -> None:
-    """Raises CodecError for an optimizer that keeps its moments in another one inside of it
-    (ZeroRedundancyOptimizer: each rank's own part of them)."""
-    for attribute, inner in vars(optimizer).items():
-        if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
-            raise CodecError(
-                f"{name} is a {type(optimizer).__qualname__}, which keeps what it knows of its"
-                f" parameters in .{attribute}, and not where it would be saved; nothing was saved;"
-                " use the optimizer itself (with fully_shard, which divides its state among ranks)"
-            )
+def _refuse_hidden_state(optimizers: Mapping[str, Optimizer]) -> None:
+    """Raises CodecError for an optimizer that keeps its moments in another one inside of it, which
+    is not given (ZeroRedundancyOptimizer: each rank's own part of them)."""
+    given = {id(optimizer) for optimizer in optimizers.values()}
+    for name, optimizer in optimizers.items():
+        for attribute, inner in vars(optimizer).items():
+            if not isinstance(inner, Optimizer) or inner.state is optimizer.state:
+                continue
+            if id(inner) not in given:
+                raise CodecError(
+                    f"{name} is a {type(optimizer).__qualname__}, which keeps what it knows of its"
+                    f" parameters in .{attribute}, and not where it would be saved; nothing was"
+                    f" saved; give .{attribute} a name of its own beside it, or use the optimizer"
+                    " itself (with fully_shard, which divides its state among ranks)"
+                )
 
 
 def unowned(optimizer: Optimizer) -> dict[Any, Any]:
