@@ -336,14 +336,13 @@ class Phases:
             self._retire(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self._retire(GroupError(why), "broken")
-        settled = self.joining.settled
-        is_first = attempt.rehearsed and attempt.key not in settled
-        if is_first and self.script.rehearsed(attempt.key):
-            self._repetitions.widened(attempt.key)
+        key, settled = attempt.key, self.joining.settled
+        if attempt.rehearsed and key not in settled and self.script.rehearsed(key):
+            self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
             self._held().reducers.restore()  # as the opening of a generation does elsewhere
-        if self._rehearsals.get(attempt.key) == REHEARSALS and attempt.key not in settled:
-            settled.add(attempt.key)
+        if self._rehearsals.get(key) == REHEARSALS and key not in settled:
+            settled.add(key)
             self.on_record()
         self._moment.enter("idle")
 
