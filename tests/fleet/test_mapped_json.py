@@ -132,14 +132,14 @@ def test_a_condition_that_is_not_true_is_no_time_of_its_own(tmp_path: Path) -> N
     ]
     evicted[1]["reason"] = "Preempted"
     log = [{"name": "a", "conditions": ended, "gpus": 8}, {"name": "b", "conditions": evicted}]
-    part, totals = reading(tmp_path, KUEUE, json.dumps(log))
+    part, _ = reading(tmp_path, KUEUE, json.dumps(log))
     assert part.tables["jobs"]["job"].to_list() == ["a"]
     (one,) = part.rejects
     assert "[type=Ready,status=True]: start" in one.reason
-    assert any("no number of GPUs" in odd for odd in totals.odd)
-    part, _ = reading(tmp_path, KUEUE.replace("[type=Admitted]", "[type=Admitted,status=True]"),
-                      json.dumps(log))  # fmt: skip
+    said = KUEUE.replace("[type=Admitted]", "[type=Admitted,status=True]")
+    part, totals = reading(tmp_path, said, json.dumps(log))
     assert part.tables["jobs"]["start_ns"].null_count() == 1 and not part.rejects
+    assert any("no number of GPUs" in odd for odd in totals.odd)
 
 
 def test_a_job_that_runs_and_says_an_end_is_counted(tmp_path: Path) -> None:
@@ -156,6 +156,14 @@ def test_a_job_that_runs_and_says_an_end_is_counted(tmp_path: Path) -> None:
     )
     _, totals = reading(tmp_path, said, text)
     assert any("run and say an end" in odd for odd in totals.odd)
+
+
+def test_what_is_odd_is_counted_where_it_is_kept(tmp_path: Path) -> None:
+    said = 'rows = "jobs"\n[columns]\njob = "id"\nstate = "s"\nstart = "b"\nend = "e"\n'
+    text = "id,s,b,e\n1,failed,2024-05-18,2024-05-17\n2,nothing,2024-05-18,2024-05-17\n"
+    part, totals = reading(tmp_path, said, text)
+    assert len(part.rejects) == 1
+    assert list(totals.odd.values()) == [1] and "no `gpus`" in totals.notes[0]
 
 
 def test_words_that_nothing_translates_are_said(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def test_against_its_formula() -> None:
         rate * (30 * 24 * HOUR_S + start) / (1 - rate * (start + tau / 2))
     )
     assert all(one.low is None for one in found.quantities)  # a rate as given is exact
+    (goodput,) = [one for one in found.quantities if one.name == "goodput"]
+    assert "without --queue" in goodput.source
 
 
 @pytest.mark.parametrize(("interval", "says"), [("60min", 0.70), ("5min", 0.93)])

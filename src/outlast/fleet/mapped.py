@@ -61,6 +61,7 @@ UNCLEAR = (
 )
 WORDS_SAID = 8
 NO_GPUS = "jobs that say no number of GPUs, where others do: they count as on none"
+GPUS_UNSAID = "the mapping names no `gpus`: all its jobs count as on none"
 OPEN_ENDS = "jobs that run and say an end: the end counts; is it the last time seen?"
 NO_START = "a job that runs and did not start"
 NEVER_BEGAN = "jobs that ended well or failed and say no start: they count for no time"
@@ -93,15 +94,12 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             if given.passed_over is not None:
                 column, what = given.passed_over
                 some, frame = _kept(some, frame, pl.col(column) == "", what, totals)
-            if garbled := _garbled(frame):
-                totals.odd[NO_UTF8] += garbled
             work = _Work(frame, mapping, given)
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
             for field, words in work.strange.items():
                 strange.setdefault(field, {}).update(dict.fromkeys(words))
-            blank = work.blanks("gpus") if mapping.rows == "jobs" else 0
-            sized, unsized = sized + frame.height - blank, unsized + blank
+            sized, unsized = sized + work.sized, unsized + work.unsized
         if naive and not (mapping.times.zone or given.zone):
             totals.notes.append(ZONE_ASSUMED)
         for field, words in strange.items():
@@ -109,15 +107,18 @@ def read(path: Path, mapping: Mapping, given: Given) -> Reading:
             totals.quoted.append(f"[values.{field}] lacks words of this log: {some}")
         if sized and unsized:
             totals.odd[NO_GPUS] += unsized
+        if mapping.rows == "jobs" and not (mapping.sources("gpus") or "gpus" in mapping.constants):
+            totals.notes.append(GPUS_UNSAID)
 
     return Reading(source, mapping.rows, parts)
 
 
-def _garbled(frame: pl.DataFrame) -> int:
-    """Return how many rows have bytes that are no UTF-8 in a column that the mapping names."""
-    if not frame.width:
-        return 0
-    return int(frame.select(pl.any_horizontal(pl.all().str.contains("\ufffd")).sum()).item())
+def _garbled(frame: pl.DataFrame) -> pl.Series:
+    """Return which rows have bytes that are no UTF-8 in a column that the mapping names."""
+    some = (
+        pl.any_horizontal(pl.all().str.contains("\ufffd")) if frame.width else pl.lit(value=False)
+    )
+    return frame.select(some.alias("garbled")).to_series()
 
 
 def _queued(mapping: Mapping) -> pl.Expr:
@@ -161,7 +162,9 @@ def _frame(some: Rows) -> pl.DataFrame:
 def _part(source: str, some: Rows, work: _Work, mapping: Mapping, totals: Totals) -> Part:
     found = {field: work.column(name) for name, field in ours(mapping.kind).items()}
     if mapping.rows == "jobs":
-        found = work.whole_jobs(found, totals)
+        found = work.whole_jobs(found)
+    if some.lines and work.frame.width:
+        work.mark_odd(NO_UTF8, _garbled(work.frame))
     records = pl.DataFrame({
         field: found.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
         for field in mapping.kind.__struct_fields__
@@ -170,6 +173,13 @@ def _part(source: str, some: Rows, work: _Work, mapping: Mapping, totals: Totals
     if work.twice:
         totals.odd[TWICE] += work.twice
     bad = reasons.is_not_null()
+    for what, where in work.odd:
+        if kept_odd := int((where.fill_null(value=False) & ~bad).sum()):
+            totals.odd[what] += kept_odd
+    if mapping.rows == "jobs" and mapping.sources("gpus"):
+        blank = (work.texts("gpus") == "") & ~bad
+        work.unsized = int(blank.sum())
+        work.sized = int((~bad).sum()) - work.unsized
     rejects = [Reject(source, line, reason, text) for line, reason, text in some.torn]
     rejects += [
         reject(source, some.lines[at], reasons[at], some.texts[at]) for at in bad.arg_true()
@@ -186,7 +196,7 @@ class _Work:
     """Some rows, column by column, and what was wrong with each of them first."""
 
     def __init__(self, frame: pl.DataFrame, mapping: Mapping, given: Given) -> None:
-        self._frame = frame
+        self.frame = frame
         self._mapping = mapping
         self._given = given
         self._types = schema(mapping.kind)
@@ -198,13 +208,15 @@ class _Work:
         self._earliest_ns = default_ns if earliest_ns is None else earliest_ns
         self._wrong: list[tuple[str, pl.Series]] = []
         self.strange: dict[str, list[str]] = {}  # some words of each field that nothing translates
+        self.odd: list[tuple[str, pl.Series]] = []  # what is kept in spite of it, where it is kept
+        self.sized = self.unsized = 0  # jobs that are kept and say how many GPUs, and that do not
         self.twice = 0
         self.naive = 0
 
     def column(self, name: str) -> pl.Series:
         """What a mapping calls so, as the record has it."""
         field = ours(self._mapping.kind)[name]
-        texts = self._texts(name)
+        texts = self.texts(name)
         if field == "duration":
             return self._duration(texts)
         if field.endswith("_ns"):
@@ -221,38 +233,30 @@ class _Work:
             self._note(f"no {name}", texts == "")
         return texts
 
-    def whole_jobs(self, found: dict[str, pl.Series], totals: Totals) -> dict[str, pl.Series]:
+    def whole_jobs(self, found: dict[str, pl.Series]) -> dict[str, pl.Series]:
         """An end from a start and a duration, or from now for what still runs."""
         going_on = found["state"].is_in(OPEN)
         span, end = found.pop("duration"), found["t_ns"]
         begin = found["start_ns"].zip_with(found["start_ns"].is_not_null(), end - span)
         found["start_ns"] = begin
-        other = int(((end - begin - span).abs() > SPAN_SLACK_NS).sum())
-        if other:
-            totals.odd[OTHER_SPAN] += other
-        if open_ends := int((going_on & end.is_not_null()).sum()):
-            totals.odd[OPEN_ENDS] += open_ends
+        self.mark_odd(OTHER_SPAN, (end - begin - span).abs() > SPAN_SLACK_NS)
+        self.mark_odd(OPEN_ENDS, going_on & end.is_not_null())
         end = end.zip_with(end.is_not_null(), begin + span)
         self._note(NO_START, going_on & begin.is_null())
-        unbegun = int((begin.is_null() & found["state"].is_in(RAN)).sum())
-        if unbegun:
-            totals.odd[NEVER_BEGAN] += unbegun
+        self.mark_odd(NEVER_BEGAN, begin.is_null() & found["state"].is_in(RAN))
         now = pl.Series([self._given.taken_ns], dtype=pl.Int64).new_from_index(0, len(end))
         end = end.zip_with(end.is_not_null() | ~going_on, now)
         self._note("no end, nor a start and a duration", end.is_null())
-        backwards = int((end < found["start_ns"]).sum())
-        if backwards:
-            totals.odd[BACKWARDS] += backwards
+        self.mark_odd(BACKWARDS, end < found["start_ns"])
         named = hosts.sizes(found["hosts"]).fill_null(0)
         stated = found["nodes"]
         wrong = (stated > 0) & (named > hosts.FAR_MORE_TIMES * stated)
         if wrong.any():
-            totals.odd[hosts.FAR_MORE] += int(wrong.sum())
+            self.mark_odd(hosts.FAR_MORE, wrong)
             found["hosts"] = found["hosts"].set(wrong, "")
             named = named.set(wrong, 0)
-        other = int(((found["nodes"] != named) & (found["nodes"] > 0) & (named > 0)).sum())
-        if other:
-            totals.odd[hosts.OTHER_NODES] += other
+        differ = (found["nodes"] != named) & (found["nodes"] > 0) & (named > 0)
+        self.mark_odd(hosts.OTHER_NODES, differ)
         nodes = named.zip_with(named > 0, stated)
         sizes = pl.DataFrame({"nodes": nodes, "gpus": found["gpus"]})
         large = sizes.select(hosts.too_large(pl.col("nodes"), pl.col("gpus")).alias("large"))
@@ -261,29 +265,30 @@ class _Work:
 
     def reasons(self) -> pl.Series:
         """Null for rows that are well."""
-        none = pl.Series([None], dtype=pl.String).new_from_index(0, self._frame.height)
+        none = pl.Series([None], dtype=pl.String).new_from_index(0, self.frame.height)
         for reason, where in reversed(self._wrong):
             none = none.set(where.fill_null(value=False), reason)
         return none
 
-    def blanks(self, name: str) -> int:
-        """Return how many rows have nothing in the columns that are mapped to `name`."""
-        return int((self._texts(name) == "").sum()) if self._mapping.sources(name) else 0
+    def mark_odd(self, what: str, where: pl.Series) -> None:
+        """Remember rows that are odd; only those that are kept are counted."""
+        if where.any():
+            self.odd.append((what, where))
 
     def _note(self, reason: str, where: pl.Series) -> None:
         if where.any():
             self._wrong.append((reason, where))
 
-    def _texts(self, name: str) -> pl.Series:
+    def texts(self, name: str) -> pl.Series:
         columns = self._mapping.sources(name)
         if columns:
             told = pl.coalesce(
                 pl.when(~pl.col(one).is_in(hosts.NOBODY)).then(pl.col(one)) for one in columns[:-1]
             ) if columns[1:] else pl.lit(None, pl.String)  # fmt: skip
-            return self._frame.select(told.fill_null(pl.col(columns[-1])).alias(name)).to_series()
+            return self.frame.select(told.fill_null(pl.col(columns[-1])).alias(name)).to_series()
         default = self._given.cluster if name == "cluster" else ""
         constant = self._mapping.constants.get(name, default)
-        return pl.Series(name, [str(constant)]).new_from_index(0, self._frame.height)
+        return pl.Series(name, [str(constant)]).new_from_index(0, self.frame.height)
 
     def _time(self, name: str, texts: pl.Series) -> pl.Series:
         times = self._mapping.times

@@ -111,7 +111,8 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
     return [
         share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
         share(
-            "goodput", how=flushed, source="with flushes and waits for nodes",
+            "goodput", how=flushed,
+            source=f"with flushes and waits for nodes{', without --queue' if queue_s else ''}",
             function=lambda one: at_other_rate(one, "checkpoint-restart", job).goodput,
         ),
         share("ETTR with free saves", how=how, source="C = 0", function=free),
