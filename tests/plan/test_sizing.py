@@ -105,6 +105,7 @@ def test_a_state_that_does_not_fit_and_a_network_that_bounds(plan: Plan) -> None
         (("--verify", "1min"), "--verify needs --silent-every"),
         (("--local-restore", "1h"), "--local-restore needs --local-cost"),
         (("--failures", "0.5/day"), "50%/day"),
+        (("--step", "60d", "--work", "30d"), "--step is longer than --work"),
     ],
 )
 def test_flags_that_would_price_nothing_are_refused(

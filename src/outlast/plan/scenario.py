@@ -25,7 +25,6 @@ SHARES_CLOSE = 1e-6  # of rounding, in files that were measured
 SPAN_MAX_S = 1000 * amounts.SECONDS["y"]
 IN_REPAIR_MAX = spares.MEAN_MAX / 10  # on the average; the ends of a band are some times as far
 
-
 Overheads: TypeAlias = tuple[tuple[str, float], ...]  # by strategy
 OVERHEAD_OF = ("checkpoint-restart", "peer-memory", "migrate", "drop", "outlast")
 OVERHEAD_MAX = 0.99
@@ -290,12 +289,13 @@ def _check(scenario: Scenario) -> None:
         raise ConfigError("--interval is longer than --work: no save would ever come")
     if scenario.flush_s > scenario.work_s:
         raise ConfigError("--flush is longer than --work: no save would ever be there")
+    if scenario.step_s > scenario.work_s and "step" not in scenario.assumed:
+        raise ConfigError("--step is longer than --work: the run would not have one")
     if interval_s is not None and scenario.flush_s > interval_s:
         raise ConfigError("--flush is longer than --interval: a save begins when the last is there")
     if scenario.memory_interval_s and scenario.memory_interval_s > (interval_s or scenario.work_s):
         raise ConfigError("--memory-interval is longer than --interval")
-    if scenario.transient + scenario.fatal > 1 + SHARES_CLOSE:
-        both = scenario.transient + scenario.fatal
+    if (both := scenario.transient + scenario.fatal) > 1 + SHARES_CLOSE:
         raise ConfigError(
             f"--transient and --fatal are shares of the same failures, and sum to {both:.4%}: at"
             " most 100 %; the rest take a node"
