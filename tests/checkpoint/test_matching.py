@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     with Checkpointer(root) as saves:
         saves.save(7, state)
     return root, state
+
+
+def test_expanded_tensors_are_filled_where_their_elements_are_equal(tmp_path: Path) -> None:
+    def made(mask: torch.Tensor) -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("mask", mask)
+        return {"model": model}
+
+    with Checkpointer(tmp_path, complete=False) as saves:
+        saves.save(1, made(torch.tensor([[math.nan], [2.0]]).expand(2, 3)))
+        saves.wait()
+        fresh = made(torch.zeros(2, 1).expand(2, 3))
+        assert saves.load(fresh)
+        assert fresh["model"].mask.stride() == (1, 0)
+        assert fresh["model"].mask.nan_to_num(1.0).tolist() == [[1.0] * 3, [2.0] * 3]
+        with pytest.raises(MismatchError, match=r"model\.mask: is expanded here.*differ"):
+            saves.load(fresh := made(torch.zeros(1, 3).expand(2, 3)))
+        assert not fresh["model"].mask.any()
 
 
 def test_a_new_head_is_left_as_it_is(trained: tuple[Path, dict[str, Any]]) -> None:

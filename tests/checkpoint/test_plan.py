@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,9 +118,47 @@ def test_a_mesh_without_this_rank_gives_it_nothing() -> None:
     assert hold({"t": local}) == []
 
 
+class Quantised(torch.Tensor):
+    """Codes in its memory, and their scale beside it."""
+
+    scale: Any = 1
+
+
+class Wrapper(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def quantised(scale: Any) -> Quantised:
+    codes = torch.zeros(4, dtype=torch.int8).as_subclass(Quantised)
+    codes.scale = scale
+    return codes
+
+
+def freed() -> torch.Tensor:
+    """Return a part of a tensor whose storage has been given back."""
+    part = torch.zeros(8)[4:]
+    part.untyped_storage().resize_(0)
+    return part
+
+
+def wrapper() -> torch.Tensor:
+    """Return a tensor that has a shape, and no memory of its own."""
+    return torch.Tensor._make_wrapper_subclass(Wrapper, (4,), dtype=torch.float32)
+
+
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
+        (freed(), "has no memory"),
+        (wrapper(), "has no memory"),
+        (quantised(0.5), r"is a Quantised, whose attributes \(scale\) are values"),
+        (quantised([torch.ones(1)]), r"is a Quantised, whose attributes \(scale\)"),
+        (
+            quantised(SimpleNamespace(absmax=torch.ones(1))),
+            r"is a Quantised, whose attributes \(scale\)",
+        ),
         (torch.empty(2, device="meta"), "is on the meta device"),
         (torch.eye(2).to_sparse(), "is a sparse tensor"),
         (torch.empty(2, dtype=torch.uint8).view(torch.uint4), "is of type torch.uint4"),
@@ -273,6 +312,8 @@ def _changed(how: str, tensor: torch.Tensor) -> Any:
             tensor.data = torch.zeros(6, 4).t()
         case "negative bit":
             tensor.data = torch.ops.aten._neg_view(tensor.data)
+        case "freed":
+            tensor.untyped_storage().resize_(0)
         case "device":
             tensor = torch.empty(4, 6, device="meta")
         case "layout":
@@ -283,7 +324,7 @@ def _changed(how: str, tensor: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("how", ["other memory", "dtype", "shape", "strides", "negative bit",
-                                 "device", "layout", "type"])  # fmt: skip
+                                 "freed", "device", "layout", "type"])  # fmt: skip
 def test_a_table_that_is_known_hides_no_change(how: str) -> None:
     tensors = {"a": nn.Parameter(torch.zeros(4, 6)), "b": torch.zeros(3)}
     known = describe(tensors).table

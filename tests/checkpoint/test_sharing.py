@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 150.0
 
 
-def run(root: Path, *cases: str) -> tuple[list[int], list[dict[str, str]]]:
+def run(root: Path, *cases: str, debug: str = "OFF") -> tuple[list[int], list[dict[str, str]]]:
     """Exit codes, and what ranks that have ended well tell of each case."""
     command = [
         sys.executable,
@@ -29,8 +30,9 @@ def run(root: Path, *cases: str) -> tuple[list[int], list[dict[str, str]]]:
         *cases,
     ]
     done = subprocess.run(
-        command, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True, check=False
-    )
+        command, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True, check=False,
+        env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
     files = [root / f"{rank}.json" for rank in range(WORLD)]
     told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
@@ -56,6 +58,12 @@ def test_a_bucket_is_read_once_unasked(tmp_path: Path, server: BucketServer, add
 def test_layouts_of_torch_are_read_once(tmp_path: Path) -> None:
     _, told = run(tmp_path, case := "layouts_of_torch")
     assert told == [{case: ""}] * WORLD
+
+
+@pytest.mark.long
+def test_torch_may_compare_the_collectives_of_ranks(tmp_path: Path) -> None:
+    codes, _ = run(tmp_path, "own_saves", "unlike", debug="DETAIL")
+    assert codes == [0] * WORLD
 
 
 @pytest.mark.long

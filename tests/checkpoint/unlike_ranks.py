@@ -64,6 +64,34 @@ def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str
     assert [place.step for place in places(Folder(root))] == [3, 1]
 
 
+def asked_for_different_loads(root: Path, rank: int) -> None:
+    """What two ranks ask for differs: on both an error, before anything is touched."""
+    with Checkpointer(root) as saves:
+        saves.save(1, make())
+        saves.save(2, make(1))
+        saves.wait()
+        dist.barrier()
+        fresh = make(7)
+        before = [p.clone() for p in fresh["model"].parameters()]
+        asked: list[tuple[str, Any, Any]] = [
+            ("step", None, 1),
+            ("strict", True, False),
+            ("cast", True, False),
+            ("rename", {}, {"model.a": "model.b", "model.b": "model.a"}),
+        ]
+        for what, there, here in asked:
+            with pytest.raises(UsageError, match=f"{what} differs between ranks"):
+                saves.load(fresh, **{what: here if rank else there})
+        with pytest.raises(UsageError, match=r"model\.b: rank 1 was asked to skip it, and rank 0"):
+            saves.load(fresh, skip=["model.b"] if rank else [])
+        with pytest.raises(UsageError, match=r"rank 0: prepare, rank 1: load"):
+            _ = saves.load(fresh) if rank else saves.prepare(fresh)
+        assert all(map(torch.equal, before, fresh["model"].parameters()))
+        own = {"head": nn.Linear(2, 2)} if rank else {}
+        restored = saves.load(fresh | own, skip=list(own), strict=False)
+        assert restored and restored.step == 2
+
+
 def main() -> None:
     root, store, rank, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     warnings.simplefilter("error")
@@ -106,6 +134,7 @@ def main() -> None:
         saves.wait()
         dist.barrier()
         assert saves.load(make(7, names))
+    asked_for_different_loads(root / "loads", rank)
     # Moments that lie elsewhere.
     zero = make()
     zero["optimizer"] = ZeroRedundancyOptimizer(

@@ -160,7 +160,7 @@ class Checkpointer:
         What `save` would refuse is refused here: raises as `save` does, but for a lack of memory,
         which the first save raises.
         """
-        with self._ranks.together():
+        with self._ranks.together("prepare"):
             self._check_open()
             given = State(state, own)
             self._check_parts(given)
@@ -184,7 +184,7 @@ class Checkpointer:
         was begun then.
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
-        with self._ranks.together(), collector_paused():
+        with self._ranks.together("save"), collector_paused():
             self._check_open()
             step = step_count(step)
             self._tell(self._on_failure)
@@ -261,7 +261,7 @@ class Checkpointer:
         dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is
         whole; StorageError when the directory cannot be read.
         """
-        with self._ranks.together():
+        with self._ranks.together("load"):
             loading = Loading(
                 self._tiers.sources(), self._ranks, State(state, own), job=self._job,
                 complete=self._complete, older=self._older,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 import torch
@@ -33,10 +34,14 @@ def fill(
     """
     table, sources = describe(tensors)
     held = hold(table)
-    _check(reader, held, sources, casts)
+    expanded = {item.name for item in held if _shares_memory(sources[item.name])}
+    held.sort(key=lambda item: item.name not in expanded)  # they may not fit, which is seen late
+    _check(reader, held, casts)
     infinite: list[str] = []
     staged = {item.name for item in held if item.name in casts or _is_apart(sources[item.name])}
-    for batch in _batches(held, staged):
+    staged |= expanded
+    parts = [item for item in held if item.name in expanded], held[len(expanded) :]
+    for batch in chain.from_iterable(_batches(part, staged) for part in parts):
         rooms: dict[str, torch.Tensor] = {}
         for item in batch:
             if item.name in staged:
@@ -44,11 +49,33 @@ def fill(
                 rooms[item.name] = torch.empty(item.box.size, dtype=dtype, device="cpu")
         into = {item.name: rooms.get(item.name, sources[item.name].detach()) for item in batch}
         reader.read([Target(item.name, item.box, _memory(into[item.name])) for item in batch])
+        whole = {name: _once(name, sources[name], room) for name, room in rooms.items()}
         for name, room in rooms.items():
-            sources[name].copy_(room)
+            into_once, values = whole[name]
+            into_once.copy_(values)
             if name in casts and not _as_finite(sources[name], room):
                 infinite.append(name)
     return infinite
+
+
+def _once(name: str, into: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor and its values without the elements that share the memory of others.
+
+    Raises MismatchError where elements that share it here differ in the checkpoint.
+    """
+    if not _shares_memory(into):
+        return into, values
+    index = tuple(
+        slice(0, 1) if not stride and size > 1 else slice(None)
+        for size, stride in zip(into.shape, into.stride(), strict=True)
+    )
+    alike = values[index].expand_as(values).contiguous()
+    if not torch.equal(alike.view(torch.uint8), values.view(torch.uint8)):
+        raise MismatchError(
+            f"{name}: is expanded here, so that several elements share one memory, and they differ"
+            " in the checkpoint; nothing was touched on this rank; make it contiguous before"
+        )
+    return into[index], values[index]
 
 
 def _is_apart(tensor: torch.Tensor) -> bool:
@@ -82,7 +109,6 @@ def _as_finite(now: torch.Tensor, before: torch.Tensor) -> bool:
 def _check(
     reader: Reader,
     held: list[Held],
-    sources: Mapping[str, torch.Tensor],
     casts: Mapping[str, torch.dtype],
 ) -> None:
     found: list[str] = []
@@ -96,8 +122,6 @@ def _check(
         expected = dtype_name(casts.get(name, dtype))
         if saved[name].dtype != expected:
             found.append(f"{name}: is {saved[name].dtype} there, {expected} here")
-        if _shares_memory(sources[name]):
-            found.append(f"{name}: is expanded here, several elements share one memory")
     if found:
         lines = "\n  ".join(found)
         raise MismatchError(

@@ -17,7 +17,7 @@ from outlast.checkpoint.candidates import OLDER, Candidate, candidates
 from outlast.checkpoint.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.fill import fill
 from outlast.checkpoint.fitting import Fitting, Saved
-from outlast.checkpoint.matching import EXACT, Matching
+from outlast.checkpoint.matching import EXACT, Matching, within
 from outlast.checkpoint.plan import dtype_name
 from outlast.checkpoint.ranks import Ranks
 from outlast.checkpoint.reader import Reader
@@ -69,6 +69,23 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     repairs: tuple[str, ...] = ()
 
 
+class _Asked(msgspec.Struct, frozen=True, array_like=True):
+    """Arguments of one rank's load."""
+
+    step: int | None
+    strict: bool
+    cast: bool
+    skip: tuple[str, ...]
+    rename: dict[str, str]
+
+
+class _Turn(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's message before each attempt; the candidate is rank 0's."""
+
+    candidate: Candidate
+    asked: _Asked
+
+
 class _Ready(NamedTuple):
     reader: Reader
     fitting: Fitting
@@ -87,6 +104,9 @@ class Loading:
         `older`: what cannot be read, though it is not damaged, is passed over as well. `share`: as
         `agreed_relay` takes it."""
         self._matching, self._share = matching, share
+        self._asked = _Asked(None, matching.strict, matching.cast, matching.skip,
+                             dict(matching.rename))  # fmt: skip
+        self._skipped: list[tuple[str, ...]] = []  # names that each rank skips
         self._missing: set[str] = set()
         self._unexpected: set[str] = set()
         self._sources, self._ranks, self._state, self._older = sources, ranks, state, older
@@ -105,6 +125,7 @@ class Loading:
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
         found: Iterator[Candidate] = iter(())
+        self._asked = msgspec.structs.replace(self._asked, step=step)
         if self._ranks.rank == 0:
             found = candidates(self._sources, self._job, step, older=self._older)
         touched = False
@@ -133,8 +154,11 @@ class Loading:
     def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
         """The same on all ranks."""
         mine = next(found) if self._ranks.rank == 0 else Candidate()
-        answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
-        choice = msgspec.msgpack.decode(answer, type=Candidate)
+        answers = self._ranks.exchange(msgspec.msgpack.encode(_Turn(mine, self._asked)))
+        turns = [msgspec.msgpack.decode(answer, type=_Turn) for answer in answers]
+        _check_alike([turn.asked for turn in turns])
+        self._skipped = [turn.asked.skip for turn in turns]
+        choice = turns[0].candidate
         self.notes += choice.notes
         self.begun, self.lost = choice.begun or self.begun, choice.lost or self.lost
         directory, why = self._unread
@@ -205,6 +229,7 @@ class Loading:
         matching = self._matching
         saved, origin = renamed(saved, matching.rename, self._state)
         fitting = Fitting(self._state, saved, complete=self._complete, matching=matching)
+        fitting.differences += self._skipped_elsewhere(fitting)
         if mine is not None:
             here = {was: name for name, was in origin.items()}
             mine["buffers"] = {here.get(n, n): value for n, value in mine["buffers"].items()}
@@ -217,6 +242,17 @@ class Loading:
                 fitting.missing.update(missing)
                 fitting.unexpected.update(unexpected)
         return _Ready(reader, fitting, origin, mine)
+
+    def _skipped_elsewhere(self, fitting: Fitting) -> Iterator[str]:
+        """Differences: names that this rank loads and another one leaves as they are."""
+        loaded = {*self._state.kinds, *fitting.targets}
+        for rank, skipped in enumerate(self._skipped):
+            for name in set(skipped) - set(self._matching.skip):
+                if any(within(each, name) and not self._matching.skips(each) for each in loaded):
+                    yield (
+                        f"{name}: rank {rank} was asked to skip it, and rank {self._ranks.rank},"
+                        " which has it, was not"
+                    )
 
     def _inexact(self, ready: _Ready) -> Iterator[str]:
         if self._matching.skip:
@@ -312,6 +348,18 @@ def _tried(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Said]
         if not usage:
             raise
         return None, _Said(differences=(str(error),))
+
+
+def _check_alike(asked: Sequence[_Asked]) -> None:
+    """Raise UsageError where ranks were not asked for the same load. What they skip may differ, as
+    names of new modules are known to ranks that hold them."""
+    for what in ("step", "strict", "cast", "rename"):
+        given = [getattr(each, what) for each in asked]
+        if any(each != given[0] for each in given):
+            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
+            raise UsageError(
+                f"{what} differs between ranks ({said}); nothing was loaded; give all the same"
+            )
 
 
 def _blob(reader: Reader, rank: int, name: str, *, by_all: bool = False) -> dict[str, Any] | None:

@@ -95,6 +95,7 @@ def _is(tensor: torch.Tensor, row: Local) -> bool:
         and tensor.shape == row.shape
         and tensor.device == row.device
         and row.flat is (tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+        and _has_memory(tensor)
     )
 
 
@@ -240,13 +241,46 @@ def _refused(tensor: torch.Tensor) -> str:
             return f"is a {type(tensor).__qualname__} and no tensor"
         if hasattr(type(tensor), "__tensor_flatten__"):
             return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
+        if beside := _beside(tensor):
+            return (
+                f"is a {type(tensor).__qualname__}, whose attributes ({', '.join(beside)}) are"
+                " values that its bytes do not have"
+            )
     if tensor.layout is not torch.strided:
         return f"is a sparse tensor ({tensor.layout})"
     if dtype_name(tensor.dtype) not in ITEM_BYTES:
         return f"is of type {tensor.dtype}"
     if tensor.is_meta:
         return "is on the meta device and has no bytes"
+    if not _has_memory(tensor):
+        return "has no memory: its storage was freed, or only its own class has it"
     return ""
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # of a wrapper around other tensors
+        return False
+
+
+def _beside(tensor: torch.Tensor) -> list[str]:
+    """Return the attributes of a tensor of a class of its own that hold numbers: scales of a
+    quantised weight, say. Counts, texts and modules describe what the script builds anyway."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, (torch.Tensor, float, complex))
+
+    return sorted(
+        name
+        for name, value in vars(tensor).items()
+        if holds(value)
+        or (isinstance(value, (list, tuple)) and any(map(holds, value)))
+        or (
+            not isinstance(value, (torch.nn.Module, type))
+            and any(map(holds, getattr(value, "__dict__", {}).values()))
+        )
+    )
 
 
 def _region(name: str, spread: Spread, coordinate: Sequence[int]) -> Box:

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from outlast.checkpoint.meeting import Meeting
-from outlast.errors import GroupError
+from outlast.errors import GroupError, UsageError
 
 _TAG = 0x0C000000  # of chunks, far from a script's own
+_CALL_BYTES = 8  # of a call's name, before each message
 _CALLS_APART, _NUMBERS_APART = 16, 1 << 20
 
 
@@ -28,8 +30,10 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
         self.rank, self.world = 0, 1
         self._group = group
+        self._wire: dist.ProcessGroup | None = None  # carries chunks
         self._meeting: Meeting | None = None
         self._calls = self._turns = 0
+        self._call = ""
         self._timeout = timedelta(seconds=timeout_s)
         if group is None and not (dist.is_available() and dist.is_initialized()):
             return
@@ -41,9 +45,10 @@ class Ranks:
             store = group.get_group_store()
             self._meeting = Meeting(store, self.rank, self.world, timeout_s)
         if "cpu:" not in backends:
-            self._group = dist.new_group(
-                dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
-            )
+            self._group = _gloo_beside(group)
+        # There each rank's transfers count as collectives, of which all must have made as many.
+        counted = self.can_relay and get_debug_level() == DebugLevel.DETAIL
+        self._wire = _gloo_beside(group) if counted else self._group
 
     @property
     def can_relay(self) -> bool:
@@ -52,10 +57,10 @@ class Ranks:
         return self.world > 1 and self._meeting is not None
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, call: str) -> Iterator[None]:
         """One call that all ranks make, in the same order. Who leaves it early says so, and lets
         nobody wait at an `exchange` in it."""
-        self._calls, self._turns = self._calls + 1, 0
+        self._calls, self._turns, self._call = self._calls + 1, 0, call
         try:
             yield
         except BaseException as error:
@@ -73,10 +78,21 @@ class Ranks:
         """What all ranks give, in order of rank. All of them call it.
 
         Raises GroupError when a rank is gone, or does not come; it names those that have left the
-        call that this one is in, at once.
+        call that this one is in, at once. UsageError on all ranks when they are in different calls.
         """
         if self.world == 1:
             return [data]
+        answers = self._gathered(self._call.encode().ljust(_CALL_BYTES) + data)
+        calls = [answer[:_CALL_BYTES].decode().strip() for answer in answers]
+        if len(set(calls)) > 1:
+            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
+            raise UsageError(
+                f"ranks call different methods ({said}); nothing was saved or loaded; let all call"
+                " the same, in the same order"
+            )
+        return [answer[_CALL_BYTES:] for answer in answers]
+
+    def _gathered(self, data: bytes) -> list[bytes]:
         try:
             if self._meeting:
                 self._turns += 1
@@ -109,15 +125,24 @@ class Ranks:
         return self._begin(into, source, number, sends=False)
 
     def _begin(self, data: memoryview, peer: int, number: int, *, sends: bool) -> Transfer:
-        assert isinstance(self._group, dist.ProcessGroup)
+        assert self._wire
         tag = _TAG + self._calls % _CALLS_APART * _NUMBERS_APART + number % _NUMBERS_APART
         tensor = torch.frombuffer(data, dtype=torch.uint8)
-        begin = self._group.send if sends else self._group.recv
+        begin = self._wire.send if sends else self._wire.recv
         what = f"{'hand a chunk to' if sends else 'get a chunk from'} rank {peer}"
         try:
             return Transfer(self, begin([tensor], peer, tag), tensor, what, self._timeout)
         except RuntimeError as error:
             raise _lost(self, what, error) from error
+
+
+def _gloo_beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a group of the same ranks."""
+    made = dist.new_group(
+        dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
 
 
 class Transfer(NamedTuple):
