@@ -18,6 +18,7 @@ from outlast.health.checks import gpus, links, mounts
 from outlast.health.checks.clock import Clock
 from outlast.health.checks.gpus import Gpus
 from outlast.health.checks.links import Links
+from outlast.health.checks.memory import Ram
 from outlast.health.checks.mounts import Mounted
 from outlast.health.learn import _toml, learnt
 from outlast.health.settings import read, settled
@@ -42,6 +43,20 @@ def test_what_was_learnt_is_expected() -> None:
     assert severities(links.CHECK, ib(rate=100.0), wanted) == ["drain"]
     assert severities(links.CHECK, Links(ports=()), wanted) == ["now"]
     assert severities(mounts.CHECK, msgspec.structs.replace(home, type=""), wanted) == ["now"]
+
+
+def test_a_gpu_that_is_gone_is_learnt_as_missing() -> None:
+    """A node that had lost one was from then on expected to have seven."""
+    lost = msgspec.structs.replace(H100, index=7, name="", lost=True)
+    for seven in (Gpus(on_bus=8, driver="550", gpus=(H100,) * 7),
+                  Gpus(on_bus=8, driver="550", gpus=((H100,) * 7 + (lost,)))):  # fmt: skip
+        tables, notes = learnt([seven])
+        assert tables["gpus"]["count"] == 8 and tables["gpus"]["name"] == H100.name
+        assert notes == ["gpu: 1 of 8 are lost: the count has them nevertheless"]
+        assert "now" in severities(gpus.CHECK, seven, about(**back(seven)))
+    assert learnt([Ram(total_bytes=None, available_bytes=None, hugepages=None, controllers=None)])[
+        1
+    ]
 
 
 def test_what_is_broken_is_not_learnt() -> None:

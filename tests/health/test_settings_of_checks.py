@@ -50,6 +50,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('[links.expected."a/1"]\nrate_gbps = inf', "links.expected.a/1.rate_gbps must be"),
         ('[mounts.expected."/"]\nfull_percent = 970', "full_percent must be from 0 to 100"),
         ("[drain]\npercent = 200", "drain.percent must be from 0 to 100"),
+        ('[mounts]\nignore = ["/a"]\n[mounts.expected."/a"]', "/a is expected and ignored"),
+        ('[links]\nignore = ["eth0"]\n[links.expected.eth0]', "eth0 is expected and ignored"),
         ("version = 2", "version 2 is not known"),
         ('[mounts.expected.scratch]\ntype = "nfs"', "no absolute path"),
         ('[services]\nactive = ["--help"]', "no name of a service"),

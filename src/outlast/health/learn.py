@@ -76,14 +76,20 @@ def learnt(samples: Iterable[Sample]) -> tuple[Table, list[str]]:
                 notes.append(f"mount {one.path}: {one.trouble}")
             elif of_servers(one.type):
                 mounts[one.path] = {"type": one.type, "writable": "ro" not in one.options}
-        elif isinstance(one, Ram) and one.total_bytes:
+        elif isinstance(one, Ram):
+            if not one.total_bytes:
+                notes.append("memory: the kernel does not say how much there is")
+                continue
             found["memory"] = {"total_gib": round(one.total_bytes / GIB, 1)}
             if one.hugepages:
                 found["memory"]["hugepages"] = one.hugepages
         elif isinstance(one, Drives):
             found["disks"] = {"count": len(one.drives)}
-        elif isinstance(one, Clock) and one.source:
-            found["clock"] = {"source": one.source}
+        elif isinstance(one, Clock):
+            if one.source:
+                found["clock"] = {"source": one.source}
+            else:
+                notes.append("clock: the kernel does not say which source it uses")
     if mounts:
         found["mounts"] = {"expected": mounts}
     return found, notes
@@ -93,14 +99,22 @@ def _gpus(sample: Gpus, notes: list[str]) -> Table:
     if sample.trouble:
         notes.append(f"gpu: {sample.trouble}")
         return {"count": sample.on_bus}
-    found: Table = {"count": len(sample.gpus), "driver": sample.driver}
-    names = {gpu.name for gpu in sample.gpus}
+    there = [gpu for gpu in sample.gpus if not gpu.lost]
+    many = max(sample.on_bus, len(sample.gpus))
+    if len(there) < many:
+        notes.append(
+            f"gpu: {many - len(there)} of {many} are lost: the count has them nevertheless"
+        )
+    found: Table = {"count": many, "driver": sample.driver}
+    names = {gpu.name for gpu in there}
     if len(names) == 1:
         found["name"] = names.pop()
-    links = {sum(link.active for link in gpu.nvlinks) for gpu in sample.gpus}
+    elif names:
+        notes.append(f"gpu: their names differ: {', '.join(sorted(names))}")
+    links = {sum(link.active for link in gpu.nvlinks) for gpu in there}
     if len(links) == 1:
         found["nvlinks"] = links.pop()
-    else:
+    elif links:
         notes.append(f"gpu: NVLinks that are up differ between GPUs: {sorted(links)}")
     return found
 

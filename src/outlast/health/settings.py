@@ -198,6 +198,12 @@ def settled(found: dict[str, Any], where: str) -> Settings:
     for path in settings.mounts.expected:
         if not path.startswith("/"):
             raise ConfigError(f"{where}: mounts.expected: {path!r} is no absolute path")
+    for name, part in (("mounts", settings.mounts), ("links", settings.links)):
+        if both := sorted(part.expected.keys() & set(part.ignore)):
+            raise ConfigError(
+                f"{where}: {name}: {both[0]} is expected and ignored: say one of them; nothing was"
+                " checked"
+            )
     for unit in settings.services.active:
         if not re.fullmatch(r"[\w@.:\\-]+", unit) or unit.startswith("-"):
             raise ConfigError(f"{where}: services.active: {unit!r} is no name of a service")
