@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.hosts import OTHER_NODES
-from outlast.fleet.mapped import BACKWARDS, Given, read
+from outlast.fleet.mapped import BACKWARDS, NO_DURATION, Given, read
 from outlast.fleet.mapping import load
 from outlast.fleet.moments import moments
 from outlast.fleet.readings import Part, Totals
@@ -258,7 +258,7 @@ def test_numbers_that_nobody_has(tmp_path: Path) -> None:
     part, totals = reading(tmp_path, JOBS, "\n".join(map(json.dumps, rows)))
     assert part.tables["jobs"]["job"].to_list() == ["0"]
     said = [one.reason for one in part.rejects]
-    assert said == ["no number: gpus"] * 2 + ["no duration"] * 3
+    assert said == ["no number: gpus"] * 2 + [NO_DURATION] * 3
     totals.check()
 
 

@@ -62,6 +62,7 @@ UNCLEAR = (
 WORDS_SAID = 8
 NO_GPUS = "jobs that say no number of GPUs, where others do: they count as on none"
 GPUS_UNSAID = "the mapping names no `gpus`: all its jobs count as on none"
+NO_DURATION = 'no duration: it is a number, whose unit [times] says (duration = "min")'
 OPEN_ENDS = "jobs that run and say an end: the end counts; is it the last time seen?"
 NO_START = "a job that runs and did not start"
 NEVER_BEGAN = "jobs that ended well or failed and say no start: they count for no time"
@@ -311,7 +312,7 @@ class _Work:
         each = DURATIONS[self._mapping.times.duration]
         found = texts.cast(pl.Float64, strict=False)
         known = (found >= 0) & (found * each <= LONGEST_NS)
-        self._note("no duration", ~known.fill_null(value=False) & (texts != ""))
+        self._note(NO_DURATION, ~known.fill_null(value=False) & (texts != ""))
         return (found.set(~known.fill_null(value=False), None) * each).cast(pl.Int64)
 
     def _number(self, name: str, texts: pl.Series) -> pl.Series:
