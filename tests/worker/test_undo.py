@@ -136,6 +136,25 @@ def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: b
     assert all_state["all"] == {"count": 1}
 
 
+def test_what_a_scheduler_sets_at_its_first_step_is_gone_again() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    undo = Undo(Protected({"scheduler": scheduler}, {}))
+    vars(scheduler)["seen"] = 1
+    undo.put_back()
+    assert not hasattr(scheduler, "seen")
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_buffer_that_takes_another_shape_is_refused(*, everything: bool) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("seen", torch.empty(0))
+    undo = Undo(Protected({"model": model}, {}), everything=everything)
+    model.register_buffer("seen", torch.ones(2))
+    with pytest.raises(ProtectError, match=r"buffer model\.seen was \(0,\) .* is \(2,\)"):
+        undo.put_back()
+
+
 def test_groups_that_an_attempt_added_are_refused() -> None:
     model, more = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -143,6 +143,20 @@ class BufferSnapshot:
             else:
                 self._trusted[key] = _version(buffer)
 
+    def must_fit(self) -> None:
+        """Raises ProtectError where a buffer has another shape or type than before."""
+        named = self._buffers.named()
+        for key, value in self._kept.items():
+            now = named.get(key)
+            if now is None or now.shape != value.shape or now.dtype != value.dtype:
+                found = "gone" if now is None else f"{tuple(now.shape)} {now.dtype}"
+                raise ProtectError(
+                    f"buffer {key} was {tuple(value.shape)} {value.dtype} before an attempt that"
+                    f" was refused and is {found} behind it: it cannot be put back; give it its"
+                    " last shape before protect() (by a forward, say), and keep what grows in"
+                    " session.state"
+                )
+
     @torch.no_grad()
     def put_back(self) -> str:
         """Returns "" or which large buffer changed for the first time in a refused attempt, so

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.errors import ProtectError
 from outlast.worker.buffers import BufferSnapshot
@@ -65,6 +66,7 @@ class Undo:
                     f"optimizer {name!r} got another number of groups in an attempt that was"
                     f" refused, and cannot be put back: {GROUPS}"
                 )
+        self._buffers.must_fit()
         if self._copy is not None:
             self._protected.adopt(self._copy)
         self._gradients.put_back()
@@ -78,6 +80,9 @@ class Undo:
                 if hasattr(optimizer, leftover):
                     delattr(optimizer, leftover)
         for name, value in self._protected.schedules.items():
+            if isinstance(value, LRScheduler):  # its state is its attributes
+                for key in value.state_dict().keys() - self._objects[name].keys():
+                    delattr(value, key)
             value.load_state_dict(copy.deepcopy(self._objects[name]))
             if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step

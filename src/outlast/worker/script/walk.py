@@ -25,6 +25,7 @@ _VALUES_MAX = 20_000  # visited in one walk
 _ITEMS_MAX = 256  # of one container that cannot be written down
 _NODES_MAX = 20_000  # of one container that can
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
+_OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
 _OPAQUE = (enumerate, zip, map, filter)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -139,6 +140,16 @@ class Reach:
                 if isinstance(function, types.FunctionType) and name != "__init__":
                     self._add_function((*path, ("attr", name)), function)
 
+    def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
+        """Count in what one of the script's own keeps beside its groups and state."""
+        if id(optimizer) in self._seen:
+            return
+        self._seen.add(id(optimizer))
+        self._add_class(path, type(optimizer))
+        for name, value in vars(optimizer).items():
+            if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
+                self.add((*path, ("attr", name)), value)
+
     # --- values ---
 
     def _visit(self, path: Path, value: Any) -> None:
@@ -147,6 +158,8 @@ class Reach:
             self.spots[path] = Spot(value, None, ("protected", id(value)))
             if isinstance(value, types.ModuleType):
                 self._add_module(value)
+            elif isinstance(value, torch.optim.Optimizer) and is_own_class(type(value)):
+                self._add_optimizer(path, value)
             return
         saved = written(value)
         if saved is not None:
