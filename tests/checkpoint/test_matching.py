@@ -64,6 +64,28 @@ def test_expanded_tensors_are_filled_where_their_elements_are_equal(tmp_path: Pa
         assert not fresh["model"].mask.any()
 
 
+def test_tensors_that_share_memory_are_never_a_mixture(tmp_path: Path) -> None:
+    def made(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        return {"w": nn.ParameterDict({"a": nn.Parameter(a), "b": nn.Parameter(b)})}
+
+    def loads(tmp_path: Path, a: torch.Tensor, b: torch.Tensor) -> bool:
+        state = made(a, b)
+        with Checkpointer(tmp_path, complete=False) as saves:
+            saves.load(state)
+        return torch.equal(state["w"].a, torch.ones(4, 3))
+
+    for name, value in (("equal", 1.0), ("unlike", 2.0)):
+        with Checkpointer(tmp_path / name, complete=False) as saves:
+            saves.save(1, made(torch.ones(4, 3), torch.full((4, 3), value)))
+    tied, rows, columns = torch.zeros(4, 3), torch.zeros(6, 3), torch.zeros(4, 6)
+    assert loads(tmp_path / "equal", tied, tied)
+    assert loads(tmp_path / "equal", rows[:4], rows[2:])
+    assert loads(tmp_path / "unlike", columns[:, :3], columns[:, 3:])  # side by side
+    for a, b in ((tied, tied), (rows[:4], rows[2:])):
+        with pytest.raises(MismatchError, match=r"w\.[ab] shares memory here.*in part"):
+            loads(tmp_path / "unlike", a, b)
+
+
 def test_a_new_head_is_left_as_it_is(trained: tuple[Path, dict[str, Any]]) -> None:
     root, old = trained
     state = make(outputs=2, best=0.0)

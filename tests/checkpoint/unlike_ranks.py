@@ -11,8 +11,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from making import make as make_checkpoint
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -20,6 +22,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from outlast.checkpoint import Checkpointer, tree
 from outlast.checkpoint.catalog import places
 from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import Place
 from outlast.errors import StorageError, UsageError
 
 LARGE = 40_000  # elements, of which ranks write a part each
@@ -92,6 +95,30 @@ def asked_for_different_loads(root: Path, rank: int) -> None:
         assert restored and restored.step == 2
 
 
+def loaded_apart(root: Path, rank: int) -> None:
+    """What is not the same on each host, and what is each rank's own."""
+    # A checkpoint of one name that is not the same on each host.
+    apart = root / f"apart{rank}"
+    name = Place(1, 1, "a1")
+    make_checkpoint(apart, name, {"model.t": np.full(4, rank, np.float32)}, shared=tree.encode({}))
+    with (
+        Checkpointer(apart, complete=False) as saves,
+        pytest.raises(UsageError, match="is not the same checkpoint on all ranks"),
+    ):
+        saves.load({"model": nn.ParameterDict({"t": torch.zeros(4)})})
+    # A small buffer that differs by rank, and whose elements share their memory.
+    mask = torch.full((1,), float(rank)).expand(3)
+    model = nn.Module()
+    model.register_buffer("mask", mask)
+    with Checkpointer(root / "mask", complete=False) as saves:
+        saves.save(1, {"model": model})
+        saves.wait()
+        dist.barrier()
+        mask[:1] = 7.0
+        assert saves.load({"model": model})
+        assert mask.tolist() == [float(rank)] * 3
+
+
 def main() -> None:
     root, store, rank, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     warnings.simplefilter("error")
@@ -135,6 +162,7 @@ def main() -> None:
         dist.barrier()
         assert saves.load(make(7, names))
     asked_for_different_loads(root / "loads", rank)
+    loaded_apart(root, rank)
     # Moments that lie elsewhere.
     zero = make()
     zero["optimizer"] = ZeroRedundancyOptimizer(

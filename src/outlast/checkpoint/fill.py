@@ -30,17 +30,24 @@ def fill(
     those that have infinite values now which were finite.
 
     Names, shapes and dtypes are compared before anything is touched: MismatchError lists every
-    difference. A CorruptionError or StorageError later leaves tensors partly filled.
+    difference. A CorruptionError or StorageError later leaves tensors partly filled, as does the
+    MismatchError of tensors that share memory here and differ in the checkpoint.
     """
     table, sources = describe(tensors)
     held = hold(table)
-    expanded = {item.name for item in held if _shares_memory(sources[item.name])}
-    held.sort(key=lambda item: item.name not in expanded)  # they may not fit, which is seen late
     _check(reader, held, casts)
+    repeated, overlapping = _sharing(held, sources)
+    shared = repeated | overlapping
+    expanded = {item.name for item in held if _is_expanded(sources[item.name])} - shared
+    parts = [  # expanded ones first: they may not fit, and nothing was touched then
+        [item for item in held if item.name in expanded],
+        [item for item in held if item.name not in expanded | shared],
+        [item for item in held if item.name in overlapping],
+        [item for item in held if item.name in repeated],
+    ]
     infinite: list[str] = []
     staged = {item.name for item in held if item.name in casts or _is_apart(sources[item.name])}
-    staged |= expanded
-    parts = [item for item in held if item.name in expanded], held[len(expanded) :]
+    staged |= expanded | shared
     for batch in chain.from_iterable(_batches(part, staged) for part in parts):
         rooms: dict[str, torch.Tensor] = {}
         for item in batch:
@@ -49,28 +56,89 @@ def fill(
                 rooms[item.name] = torch.empty(item.box.size, dtype=dtype, device="cpu")
         into = {item.name: rooms.get(item.name, sources[item.name].detach()) for item in batch}
         reader.read([Target(item.name, item.box, _memory(into[item.name])) for item in batch])
-        whole = {name: _once(name, sources[name], room) for name, room in rooms.items()}
+        whole = {name: once(name, sources[name], room) for name, room in rooms.items()}
         for name, room in rooms.items():
             into_once, values = whole[name]
-            into_once.copy_(values)
+            if name not in repeated:
+                into_once.copy_(values)
             if name in casts and not _as_finite(sources[name], room):
                 infinite.append(name)
+        for name in shared & rooms.keys():
+            _check_kept(name, sources[name], rooms[name])
     return infinite
 
 
-def _once(name: str, into: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sharing(held: list[Held], sources: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str]]:
+    """Return the names of tensors that are the memory of an earlier name's tensor (tied weights),
+    and of those whose memory may overlap another's in another way."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), at)
+        for at, tensor in enumerate(sources[item.name] for item in held)
+        if tensor.numel()
+    )
+    repeated, overlapping = set[str](), set[str]()
+    run, end = list[str](), ("", 0)  # names whose spans touch each other, and where the last ends
+    for device, begin, at in spans:
+        name = held[at].name
+        if (device, begin) >= end:
+            _divide(run, sources, repeated, overlapping)
+            run = []
+        run.append(name)
+        end = max(end, (device, begin + _extent_bytes(sources[name])))
+    _divide(run, sources, repeated, overlapping)
+    return repeated, overlapping
+
+
+def _divide(
+    names: list[str],
+    sources: Mapping[str, torch.Tensor],
+    repeated: set[str],
+    overlapping: set[str],
+) -> None:
+    """Divide names of tensors whose memory lies in one run."""
+    first: dict[object, str] = {}
+    for name in names:
+        tensor = sources[name]
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(),
+               tensor.is_neg())  # fmt: skip
+        if first.setdefault(key, name) != name:
+            repeated.add(name)
+    if len(first) > 1:
+        overlapping.update(first.values())
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
+
+
+def _check_kept(name: str, into: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise MismatchError where a tensor does not have its values, once all have been copied."""
+    if not torch.equal(_bits(into), _bits(values.to(into.dtype))):
+        raise MismatchError(
+            f"{name} shares memory here with another tensor of the state, and the checkpoint has"
+            " other values of the two; the state was filled in part and must not be used; untie"
+            f" them, or load one of the two: skip=[{name!r}]"
+        )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    alone = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return alone.contiguous().reshape(-1).view(torch.uint8)
+
+
+def once(name: str, into: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a tensor and its values without the elements that share the memory of others.
 
     Raises MismatchError where elements that share it here differ in the checkpoint.
     """
-    if not _shares_memory(into):
+    if not _is_expanded(into):
         return into, values
     index = tuple(
         slice(0, 1) if not stride and size > 1 else slice(None)
         for size, stride in zip(into.shape, into.stride(), strict=True)
     )
-    alike = values[index].expand_as(values).contiguous()
-    if not torch.equal(alike.view(torch.uint8), values.view(torch.uint8)):
+    if not torch.equal(_bits(values[index].expand_as(values)), _bits(values)):
         raise MismatchError(
             f"{name}: is expanded here, so that several elements share one memory, and they differ"
             " in the checkpoint; nothing was touched on this rank; make it contiguous before"
@@ -129,6 +197,6 @@ def _check(
         )
 
 
-def _shares_memory(tensor: torch.Tensor) -> bool:
+def _is_expanded(tensor: torch.Tensor) -> bool:
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.numel() > 0 and any(not stride and size > 1 for size, stride in sizes)

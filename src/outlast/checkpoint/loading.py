@@ -56,7 +56,8 @@ class Restored(NamedTuple):
 class _Said(msgspec.Struct, frozen=True, array_like=True):
     """Findings of one rank. `unread`: why it could not read what is not known to be damaged;
     `spare`: what it has no place for; `repairs`: chunks that came from elsewhere; `missing` and
-    `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value."""
+    `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value;
+    `commit`: digest of the commit record that it has read."""
 
     damage: str = ""
     unread: str = ""
@@ -67,6 +68,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     unexpected: tuple[str, ...] = ()
     infinite: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
+    commit: str = ""
 
 
 class _Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -196,10 +198,17 @@ class Loading:
                 spare=tuple(ready.fitting.spare),
                 missing=tuple(ready.fitting.missing),
                 unexpected=tuple(ready.fitting.unexpected),
+                commit=ready.reader.checkpoint.commit.digest,
             )
         heard = self._exchange(said)
         if self._damaged(place, heard, "nothing was touched"):
             return None
+        if len({each.commit for each in heard if each.commit}) > 1:
+            seen = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(heard))
+            raise UsageError(
+                f"{place.directory} is not the same checkpoint on all ranks (digests of its commit"
+                f" record: {seen}); nothing was touched; let all ranks see one directory"
+            )
         differences = [line for each in heard for line in each.differences]
         nowhere = set[str].intersection(*(set(each.spare) for each in heard))
         if self._matching.strict:

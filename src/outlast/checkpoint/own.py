@@ -12,6 +12,7 @@ import torch
 
 from outlast import generators
 from outlast.checkpoint import inplace, tree
+from outlast.checkpoint.fill import once
 from outlast.checkpoint.matching import EXACT, Matching
 from outlast.checkpoint.plan import WHOLE_BYTES
 from outlast.checkpoint.state import State
@@ -62,7 +63,8 @@ def restore(
     live = buffers(state)
     for name, value in saved["buffers"].items():
         if name in live and live[name].shape == value.shape and not matching.skips(name):
-            live[name].copy_(value)
+            into, values = once(name, live[name], value)
+            into.copy_(values)
     for name, part in state.own.items():
         if name in saved["objects"] and not matching.skips(name):
             value = saved["objects"][name]
