@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,6 +85,20 @@ def test_tensors_that_share_memory_are_never_a_mixture(tmp_path: Path) -> None:
     for a, b in ((tied, tied), (rows[:4], rows[2:])):
         with pytest.raises(MismatchError, match=r"w\.[ab] shares memory here.*in part"):
             loads(tmp_path / "unlike", a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_memory_that_cannot_be_written_is_a_difference(tmp_path: Path) -> None:
+    np.save(tmp_path / "base.npy", np.ones(9000, np.float32))
+    mapped = torch.from_numpy(np.load(tmp_path / "base.npy", mmap_mode="r"))
+    state = {"w": nn.ParameterDict({"a": nn.Parameter(mapped, requires_grad=False)})}
+    with Checkpointer(tmp_path / "saves", complete=False) as saves:
+        saves.save(1, state)
+        saves.wait()
+        with pytest.raises(MismatchError, match=r"w\.a: is in memory that is mapped read-only"):
+            saves.load(state)
+        state["w"].a.data = torch.zeros(9000)
+        assert saves.load(state) and torch.equal(state["w"].a, torch.ones(9000))
 
 
 def test_a_new_head_is_left_as_it_is(trained: tuple[Path, dict[str, Any]]) -> None:

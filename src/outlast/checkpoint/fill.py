@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ from outlast.errors import MismatchError
 
 STAGED_BYTES_MAX = 1 << 30  # host memory, while tensors of a device are filled
 NO_CASTS: Mapping[str, torch.dtype] = {}
+_MAPS = Path("/proc/self/maps")  # ordered by address
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -35,7 +40,7 @@ def fill(
     """
     table, sources = describe(tensors)
     held = hold(table)
-    _check(reader, held, casts)
+    _check(reader, held, casts, _read_only(sources))
     repeated, overlapping = _sharing(held, sources)
     shared = repeated | overlapping
     expanded = {item.name for item in held if _is_expanded(sources[item.name])} - shared
@@ -146,6 +151,26 @@ def once(name: str, into: torch.Tensor, values: torch.Tensor) -> tuple[torch.Ten
     return into[index], values[index]
 
 
+def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors whose memory cannot be written: files that are mapped for
+    reading. A store there ends the process by a signal."""
+    closed: list[tuple[int, int]] = []
+    with suppress(OSError):
+        for line in _MAPS.read_text(errors="replace").splitlines():
+            span, rights, _ = line.split(" ", 2)
+            if rights[1] != "w":
+                begin, _, end = span.partition("-")
+                closed.append((int(begin, 16), int(end, 16)))
+    found: list[str] = []
+    for name, tensor in sources.items():
+        if tensor.device.type == "cpu" and tensor.numel():
+            last = tensor.data_ptr() + _extent_bytes(tensor) - 1
+            at = bisect_right(closed, (last, sys.maxsize)) - 1
+            if at >= 0 and closed[at][1] > tensor.data_ptr():
+                found.append(name)
+    return found
+
+
 def _is_apart(tensor: torch.Tensor) -> bool:
     """Return whether its values do not lie in this machine's memory as they are."""
     return tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg()
@@ -178,8 +203,9 @@ def _check(
     reader: Reader,
     held: list[Held],
     casts: Mapping[str, torch.dtype],
+    read_only: Collection[str],
 ) -> None:
-    found: list[str] = []
+    found = [f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only]
     saved = reader.checkpoint.tensors
     for name, dtype, shape, *_ in held:
         if name not in saved:
