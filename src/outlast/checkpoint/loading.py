@@ -106,7 +106,7 @@ class Loading:
         `older`: what cannot be read, though it is not damaged, is passed over as well. `share`: as
         `agreed_relay` takes it."""
         self._matching, self._share = matching, share
-        self._asked = _Asked(None, matching.strict, matching.cast, matching.skip,
+        self._asked = _Asked(None, bool(matching.strict), bool(matching.cast), matching.skip,
                              dict(matching.rename))  # fmt: skip
         self._skipped: list[tuple[str, ...]] = []  # names that each rank skips
         self._missing: set[str] = set()
