@@ -91,7 +91,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_touched(trainer: Tra
     into = {
         "a": torch.zeros(4),
         "b": torch.zeros(3, dtype=torch.float64),
-        "c": torch.zeros(1).expand(3),
+        "c": torch.zeros(3),
         "d": torch.zeros(3),
         "e": torch.zeros(3),
     }
@@ -100,7 +100,6 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_touched(trainer: Tra
     assert str(caught.value).splitlines()[1:] == [
         "  a: has shape (3,) there, (4,) here",
         "  b: is float32 there, float64 here",
-        "  c: is expanded here, several elements share one memory",
         "  e: is not in the checkpoint",
     ]
     assert not any(value.any() for value in into.values())
