@@ -75,6 +75,7 @@ def _moments(protected: Protected) -> list[tuple[str, torch.Tensor]]:
 
 def _word(tensor: torch.Tensor) -> _Word:
     """A digest; on a device, where nobody waits for it yet, a tensor."""
+    tensor = tensor.detach()
     if tensor.device.type == "cpu":
         return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
     return weighted_sum(tensor)

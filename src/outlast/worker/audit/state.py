@@ -125,7 +125,7 @@ def flip_bit(protected: Protected, pattern: str) -> None:
     tensors = {n: t for n, t in named if isinstance(t, torch.Tensor) and t.numel()}
     for name, tensor in tensors.items():
         if fnmatch.fnmatchcase(name, pattern):
-            flat = local_shard(tensor).view(-1).view(torch.uint8)
+            flat = local_shard(tensor).detach().view(-1).view(torch.uint8)
             flat[:1] ^= 1
             return
     raise ConfigError(

@@ -114,7 +114,7 @@ def _is_close(a: tuple[int, float] | None, b: tuple[int, float] | None) -> bool:
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
-    gradient = local_shard(gradient)
+    gradient = local_shard(gradient.detach())
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return gradient.contiguous().view(-1)
