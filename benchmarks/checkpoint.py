@@ -204,7 +204,8 @@ def show_loads(told: Loading) -> tuple[dict[str, Any], Bars]:
 
 
 def show_loads_together(told: LoadingTogether) -> tuple[dict[str, Any], Bars]:
-    """As `show_loads`, of ranks that all hold the same. Bytes are bars, seconds the machine's."""
+    """Show loads as `show_loads` does, of ranks that all hold the same. Bytes are bars, seconds the
+    machine's."""
     rows = {
         f"{OURS}, each alone": told.alone,
         f"{OURS}, shared": told.shared,

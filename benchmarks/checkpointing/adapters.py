@@ -21,7 +21,7 @@ PARTS = 10
 
 
 class Adapters(msgspec.Struct):
-    """Of each save, in order: bytes that the keeper wrote and read, and seconds until durable."""
+    """Bytes that the keeper wrote and read, and seconds until durable, of each save in order."""
 
     size_bytes: int
     written_bytes: list[int] = []

@@ -29,7 +29,7 @@ whole_get = Folder.get
 
 
 class Seen(NamedTuple):
-    """What one rank has of a load. `size_bytes`: read from folders by all ranks; `records`: how
+    """Results of one rank's load. `size_bytes`: read from folders by all ranks; `records`: how
     many manifests."""
 
     told: str
@@ -104,7 +104,7 @@ def equal(seen: Seen, step: int) -> bool:
 
 
 def same(one: Seen, other: Seen) -> bool:
-    """What each rank is told, whoever read."""
+    """Return what each rank is told, whoever read."""
     return (one.told, one.notes) == (other.told, other.notes)
 
 

@@ -82,7 +82,7 @@ class Saves:
         return (place / NAME).read_bytes() + (place / "shard-00000").read_bytes()
 
     def whole(self, step: int) -> bool:
-        """Whether the checkpoint is what the arena had at its save, as far as it is frozen."""
+        """Return whether the frozen bytes of the checkpoint are the arena's at its save."""
         found = open_checkpoint(Folder(self.root), place_of(step))
         frozen = self.path(step).read_bytes() == bytes(self.arena.view[:FROZEN_BYTES])
         return not verify(found) and frozen

@@ -1,4 +1,4 @@
-"""What every process of a job imports before the script's first line, spares among them."""
+"""Imports of every process of a job before the script's first line, spares among them."""
 
 from __future__ import annotations
 

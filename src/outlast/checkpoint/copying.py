@@ -137,7 +137,7 @@ class _Parts:
         self._send_manifest(manifest)
 
     def _right(self, chunks: Sequence[Chunk], buffer: memoryview) -> bool:
-        """Whether the file that is there is the right one, as far as that is looked at."""
+        """Return whether the file that is there is the right one, as far as that is looked at."""
         if not self._verify:
             return True
         try:
@@ -148,8 +148,8 @@ class _Parts:
         return True
 
     def _is_taken_over(self, manifest: Manifest, name: str) -> bool:
-        """Whether the target has taken frozen bytes from an earlier checkpoint of its own: they are
-        to be read back. As in a save, no two in a row have the same file."""
+        """Return whether the target took frozen bytes from an earlier checkpoint of its own: they
+        are to be read back. As in a save, no two in a row have the same file."""
         target = self._target
         if name == manifest.shard or not self._verify:
             return False

@@ -155,7 +155,7 @@ class Folder:
 
     @_answered
     def link(self, directory: str, name: str, other: str) -> bool:
-        """As Linking.link."""
+        """Link as Linking.link says."""
         try:
             with (
                 self._writing(directory, check_name(name)) as (_, at),
@@ -171,7 +171,7 @@ class Folder:
 
     @_answered
     def inodes(self, directory: str) -> dict[str, Inode]:
-        """As Linking.inodes."""
+        """Return what Linking.inodes says."""
         path, found = self.root / check_name(directory), dict[str, Inode]()
         with suppress(OSError), _directory(path) as at, os.scandir(at) as entries:
             for entry in entries:

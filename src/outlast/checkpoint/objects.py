@@ -191,7 +191,7 @@ class Bucket:
             raise StorageError(f"{self.where}/{path}: {size_bytes} bytes were sent, {found} stored")
 
     def duplicate(self, directory: str, name: str, other: str) -> bool:
-        """As Duplicating.duplicate. Services copy up to 5 GB in one request."""
+        """Copy as Duplicating.duplicate says. Services copy up to 5 GB in one request."""
         import obstore
 
         source, path = _path(other, name), _path(directory, name)

@@ -52,7 +52,7 @@ class Ranks:
 
     @property
     def can_relay(self) -> bool:
-        """Whether ranks can hand each other chunks; the same on all of them. Not through groups of
+        """Return whether ranks can hand each other chunks; the same on all. Not through groups of
         `outlast run`, which answer a joiner out of what they have recorded."""
         return self.world > 1 and self._meeting is not None
 

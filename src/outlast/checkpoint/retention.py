@@ -143,7 +143,8 @@ def _firsts(newest_first: Sequence[Known], every: int) -> Iterator[Place]:
 
 
 def _trimmed(item: Known, keep: Keep, now_ns: int, room_bytes: int) -> str:
-    """Why an item that no rule keeps goes; empty when it may stay. `room_bytes`: with it there."""
+    """Return why an item that no rule keeps goes; empty when it may stay. `room_bytes`: with it
+    there."""
     if keep.age_s is None and keep.size_bytes is None:
         return "no rule keeps it"
     if keep.age_s is not None and now_ns - item.time_ns > keep.age_s * 1e9:

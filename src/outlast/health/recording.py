@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 256 << 20
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What the samples were judged with. `samples`: how many follow; None: recorded before they
+    """Head of a recording. `samples`: how many follow; None: recorded before they
     were counted."""
 
     version: int = VERSION

@@ -1,4 +1,4 @@
-"""What earlier terms of a run decided, read from its journal."""
+"""Decisions of a run's earlier terms, read from its journal."""
 
 from __future__ import annotations
 

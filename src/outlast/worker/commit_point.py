@@ -1,20 +1,20 @@
-"""What a phase must not do, so that all it changes for good happens behind one vote.
+"""Checks that all a phase changes for good happens behind one vote.
 
-Each check raises PhaseError, in the undisturbed run as well, and says what to do instead.
+Each raises PhaseError, in the undisturbed run as well, and says what to do instead.
 """
 
 from __future__ import annotations
 
 from outlast.errors import PhaseError
 from outlast.worker.attempt import Attempt
-from outlast.worker.gate import OR
+from outlast.worker.gate import OR_WITH_UNDO
 from outlast.worker.optimizers import strangers
 from outlast.worker.protected import Protected
 from outlast.worker.script.carried import differing
 
 
 def must_not_have_written(attempt: Attempt) -> None:
-    """Before the vote: no weight and no moment has changed, unless there is an undo copy."""
+    """Check before the vote that weights and moments are unchanged, or an undo copy is kept."""
     if attempt.has_copy:
         return
     written = attempt.weights.changed() if attempt.weights is not None else ""
@@ -23,12 +23,12 @@ def must_not_have_written(attempt: Attempt) -> None:
             f"{attempt.key} changed {name} before the vote: a redo would change it twice; change"
             " parameters in a protected optimizer's step, behind it, or between phases (gradients"
             " at other weights, as SAM takes them, can be had of copies:"
-            f" torch.func.functional_call), {OR}"
+            f" torch.func.functional_call), {OR_WITH_UNDO}"
         )
 
 
 def must_leave_no_gradient(attempt: Attempt, protected: Protected) -> None:
-    """At the end of a phase without a step: nothing is left that the next phase would add to."""
+    """Check at the end of a phase without a step that it leaves nothing for the next one."""
     if not attempt.has_copy and attempt.undo.leaves_gradients():
         raise PhaseError(
             f"{attempt.key} computed gradients and no protected optimizer stepped: they would leak"
@@ -38,7 +38,7 @@ def must_leave_no_gradient(attempt: Attempt, protected: Protected) -> None:
 
 
 def must_have_waited(pending: int, attempt: Attempt) -> None:
-    """Before the vote, and at the end: no collective is under way."""
+    """Check before the vote, and at the end, that no collective is under way."""
     if pending:
         where = "at its end" if attempt.vote_ns else "before the vote (optimizer.step)"
         raise PhaseError(
@@ -48,11 +48,11 @@ def must_have_waited(pending: int, attempt: Attempt) -> None:
 
 
 def must_not_have_chosen(attempt: Attempt, choices: bytes) -> None:
-    """At the end: `choices` (drawn numbers, own objects) are what they were at the vote."""
+    """Check at the end that `choices` (drawn numbers, own objects) are as they were at the vote."""
     if choices != attempt.choices:
         raise PhaseError(
             f"{attempt.key} drew random numbers or changed {differing(attempt.choices, choices)}"
             " after optimizer.step: a replacement worker could not know it; do it before the step"
             " or between phases (or wrap an object that is equal on all ranks in"
-            f" outlast.Replicated), {OR}"
+            f" outlast.Replicated), {OR_WITH_UNDO}"
         )

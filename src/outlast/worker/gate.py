@@ -17,7 +17,7 @@ from outlast.errors import PhaseError
 from outlast.worker.groups.opaque import opaque, opaque_class
 
 Ask = Callable[[Optimizer], None]
-OR = "or run the function by session.run_with_undo, which copies the state first"
+OR_WITH_UNDO = "or run the function by session.run_with_undo, which copies the state first"
 
 
 @opaque_class
@@ -57,7 +57,8 @@ class Gate:
         if not self.is_free and torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - the only way to ask
             raise PhaseError(
                 f"{type(optimizer).__name__}.step() inside backward (optimizer-in-backward): other"
-                f" parameters would change before all ranks have voted; step after backward, {OR}"
+                f" parameters would change before all ranks have voted; step after backward,"
+                f" {OR_WITH_UNDO}"
             )
         # Optimizer.step is wrapped as a function, so the optimizer itself is args[0].
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -82,7 +83,7 @@ def _gate_closure(
             raise PhaseError(
                 "the optimizer calls its closure more than once a step (LBFGS does): parameters"
                 " change between the calls, so the step has no single commit point; take another"
-                f" optimizer, {OR}"
+                f" optimizer, {OR_WITH_UNDO}"
             )
         result = closure()
         ask()

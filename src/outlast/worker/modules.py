@@ -51,7 +51,7 @@ class Modules:
             parameter.requires_grad_(bool(wants))
 
     def gradients(self) -> bytes:
-        """Of each parameter whether it has a gradient: 1, or 2 for a sparse one."""
+        """Return for each parameter whether it has a gradient: 1, or 2 for a sparse one."""
         return bytes(
             0 if p.grad is None else _SPARSE if p.grad.is_sparse else _DENSE
             for p in self.parameters()

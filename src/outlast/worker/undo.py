@@ -1,4 +1,4 @@
-"""What an attempt changes before its vote, and how that is put back when it is refused."""
+"""Undoing of what an attempt changed before its vote, where it is refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from outlast.worker.protected import Protected
 
 
 class Undo:
-    """What one attempt may touch before its vote, remembered at its start: gradients, buffers,
-    hyperparameters, schedulers and scalers, and with
-    `everything` all else that ranks hold alike."""
+    """State before one attempt: gradients, buffers, hyperparameters, schedulers and scalers.
+
+    With `everything` also all else that ranks hold alike.
+    """
 
     def __init__(self, protected: Protected, key: str = "", *, everything: bool = False) -> None:
         """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
@@ -41,7 +42,7 @@ class Undo:
         self.own_bytes = protected.own_state(protected.own_choices())
 
     def changed_parameter(self) -> str:
-        """The name of a parameter that the attempt has written to; "" where there is none."""
+        """Return the name of a parameter that the attempt has written to, "" for none."""
         changed = self._gradients.changed_parameter()
         named = (
             f"{name}.{key}"
@@ -52,14 +53,17 @@ class Undo:
         return next(named, "") if changed is not None else ""
 
     def leaves_gradients(self) -> bool:
-        """Whether an attempt without a vote leaves gradients to the next phase."""
+        """Return whether an attempt without a vote leaves gradients to the next phase."""
         return self._gradients.left()
 
     @torch.no_grad()
     def put_back(self) -> str:
-        """The state before the attempt, except for DDP's half-done work (see `Reducers.restore`).
-        Returns "" or why this process cannot be put back and must be replaced. Raises ProtectError
-        when a Replicated object, or an optimizer's groups, were changed against the contract."""
+        """Restore the state before the attempt, except for DDP's half-done work.
+
+        `Reducers.restore` sees to that. Returns "" or why this process cannot be put back and must
+        be replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
+        changed against the contract.
+        """
         for name, optimizer in self._protected.optimizers.items():
             if len(optimizer.param_groups) != len(self._groups[name]):
                 raise ProtectError(

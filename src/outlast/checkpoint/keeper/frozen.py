@@ -48,7 +48,7 @@ class FrozenFile(NamedTuple):
 
 
 class FrozenFiles:
-    """What a keeper knows of the files that it has linked and written. One thread at a time."""
+    """Knowledge of a keeper of the files that it has linked and written. One thread at a time."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int, int], int] = {}  # the chunk to be read back next

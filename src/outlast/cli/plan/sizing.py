@@ -39,7 +39,7 @@ _DEFAULTS = {
     "device": "h100", "mfu": "40%", "host-bandwidth": "20GB/s", "network-bandwidth": "25GB/s",
     "storage-bandwidth": "100GB/s", "startup": "5min", "batch-tokens": "4M", "precision": "bf16",
 }  # fmt: skip
-"""Where nothing is said; the answer names those that were taken."""
+"""Defaults where nothing is said; the answer names those that were taken."""
 
 
 def _flag(text: str, key: str = "") -> Parameter:

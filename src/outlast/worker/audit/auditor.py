@@ -83,8 +83,11 @@ class Auditor:
             self._report(Part(moment.step // self._every % PARTS, PARTS))
 
     def loop_ended(self, stands: bool) -> None:
-        """The loop has ended. Where this rank `stands` there, and does not walk by, the last step
-        is complete on all ranks: report what it left, unless that has been reported."""
+        """Report what the loop's last step left, unless that has been reported.
+
+        Nothing where this rank walks by and does not stand there: then the step is not known to be
+        complete on all ranks.
+        """
         moment, self._is_behind_loop = self._moment, True
         if (
             not stands
