@@ -17,18 +17,18 @@ from harness import median, table, verdict
 from torch import Tensor, nn
 from workload import BATCH, CONTEXT, WORDS, Transformer, loss_of
 
-from outlast import framing, wire
-from outlast.launch.arguments import AUDIT_EVERY
-from outlast.worker.audit.auditor import PARTS
-from outlast.worker.audit.state import (
+from outlast.launch.torchrun_arguments import AUDIT_EVERY
+from outlast.transport import framing, messages
+from outlast.worker.auditor import PARTS
+from outlast.worker.state.audited_state import (
     WHOLE,
-    Part,
+    AuditedPart,
     collect,
     digest_kinds,
     digest_names,
     replica_set,
 )
-from outlast.worker.protected import Protected
+from outlast.worker.state.protected_state import ProtectedState
 
 SHARE_MAX = 0.002  # of a step
 SMALL = 400  # layers of the model of many small tensors
@@ -63,9 +63,9 @@ def measured(name: str, model: nn.Module, loss: Callable[[], Tensor], repeats: i
         optimizer.step()
 
     steps_s = [timed(step) for _ in range(repeats + 2)][2:]
-    held = Protected({"model": model, "optimizer": optimizer}, {})
+    held = ProtectedState({"model": model, "optimizer": optimizer}, {})
     report(held, WHOLE)
-    parts = [Part(turn % PARTS, PARTS) for turn in range(4 * PARTS)]
+    parts = [AuditedPart(turn % PARTS, PARTS) for turn in range(4 * PARTS)]
     parts_s = [timed(partial(report, held, part)) for part in parts]
     whole_s = [timed(lambda: report(held, WHOLE)) for _ in range(5)]
     tensors = [
@@ -75,14 +75,14 @@ def measured(name: str, model: nn.Module, loss: Callable[[], Tensor], repeats: i
     return Cost(name, len(tensors), size_bytes, median(steps_s), median(parts_s), median(whole_s))
 
 
-def report(held: Protected, part: Part) -> bytes:
+def report(held: ProtectedState, part: AuditedPart) -> bytes:
     """All that an audit costs on the step path: digests, and the frame."""
     names = digest_names(collect(held), part)
-    body = wire.Audited(
+    body = messages.Audited(
         generation=1, n=1, step=1, replica_set=replica_set(held) if part == WHOLE else b"",
         kinds=digest_kinds(names), part=part.number, parts=part.parts,
     )  # fmt: skip
-    envelope = wire.Envelope(
+    envelope = messages.MessageEnvelope(
         run="r", term=1, agent="a", incarnation=1, worker="w", seq=1, body=body
     )
     return framing.encode(envelope, b"k" * 32)

@@ -11,7 +11,7 @@ import sys
 from harness import OUTLAST, TORCHRUN, Job, job, median, table, verdict
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 KILL_AT, STEPS, CHECKPOINT_EVERY = 13, 16, 5
 

@@ -83,7 +83,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     until_step: int  # after it a checkpoint, and the script ends; 0: as far as it goes
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
     on_unrepeatable: Literal["stop", "warn"] = "stop"
-    faults: tuple[str, ...]  # as core/faults.py reads them
+    faults: tuple[str, ...]  # as controller/fault_spec.py reads them
     fault_seed: int
     clock_anchor_ns: int  # Unix time less CLOCK_MONOTONIC, as the launcher has it
     limits: Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.core.faults import expand, parse
+from outlast.controller.fault_spec import expand, parse
 from outlast.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import ProtectError
-from outlast.page import KEYS, KINDS, SLOTS, Kind, Pace, Page
+from outlast.transport.worker_page import KEYS, KINDS, SLOTS, Kind, Page, PhasePace
 
 SMALL = 64 << 10
 
@@ -33,7 +33,7 @@ def test_the_heartbeat_is_read_as_written(page: Page) -> None:
 
 def test_as_many_paces_as_there_is_room_for_are_read_as_written(page: Page) -> None:
     assert page.paces() == {}
-    said = {key: Pace(key, key << 40) for key in range(1, KEYS + 1)}
+    said = {key: PhasePace(key, key << 40) for key in range(1, KEYS + 1)}
     page.beat(7, 5, "voting", 31, 1000, 900, 2.5, 9)
     page.put("before", 1, b"x")
     for index, (key, pace) in enumerate(said.items()):
@@ -120,7 +120,8 @@ def test_damage_hides_a_slot_and_no_other(page: Page, at: int) -> None:
 @pytest.mark.process
 def test_sigkill_in_the_middle_of_writes_leaves_whole_slots(page: Page) -> None:
     code = (
-        "import sys; from outlast.page import Page; page = Page(int(sys.argv[1]))\n"
+        "import sys; from outlast.transport.worker_page import Page\n"
+        "page = Page(int(sys.argv[1]))\n"
         "n = 0\n"
         "while True:\n"
         "    n += 1\n"

@@ -9,33 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast import framing, wire
 from outlast.errors import WireError
 from outlast.events import Fault
+from outlast.transport import framing, messages
 
 TOKEN = b"k" * 32
 
 
-def envelope(body: wire.AnyBody, seq: int = 1) -> wire.Envelope:
-    return wire.Envelope(
+def envelope(body: messages.AnyBody, seq: int = 1) -> messages.MessageEnvelope:
+    return messages.MessageEnvelope(
         run="r", term=1, agent="a0", incarnation=1, worker="w1-0", seq=seq, body=body
     )
 
 
 BODIES = [
-    wire.Hello(pid=3, fingerprint={"torch": "2"}, address="127.0.0.1:1"),
-    wire.Status(generation=2, n=7, step=7, state="idle", fault=Fault(kind="killed", detail="x")),
-    wire.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
-    wire.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
-    wire.Connect(
+    messages.WorkerHello(pid=3, fingerprint={"torch": "2"}, address="127.0.0.1:1"),
+    messages.Status(
+        generation=2, n=7, step=7, state="idle", fault=Fault(kind="killed", detail="x")
+    ),
+    messages.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
+    messages.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
+    messages.Connect(
         generation=1, n=0, seats=("a",), addresses=("x:1",), transfers=((0, 2),), timeout_s=1.5
     ),
-    wire.Lost(worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"),
+    messages.WorkerLostReport(
+        worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"
+    ),
 ]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: type(b).__name__)
-def test_a_frame_survives_the_wire(body: wire.AnyBody) -> None:
+def test_a_frame_survives_the_wire(body: messages.AnyBody) -> None:
     frame = framing.encode(envelope(body), TOKEN)
     assert list(framing.Decoder(TOKEN).feed(frame)) == [envelope(body)]
 
@@ -68,7 +72,7 @@ def test_another_runs_token_is_refused() -> None:
 
 
 def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    big = envelope(wire.Put(generation=1, key="k", value=b"x" * 4096))
+    big = envelope(messages.Put(generation=1, key="k", value=b"x" * 4096))
     frame = framing.encode(big, TOKEN)
     monkeypatch.setattr(framing, "FRAME_BYTES_MAX", 1024)
     with pytest.raises(WireError, match="limit"):

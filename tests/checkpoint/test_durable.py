@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast import amounts
+from outlast import quantities
 from outlast.checkpoint.durable import Durable, Every, parse, wanted
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.retention import Keep, Known
@@ -83,9 +83,9 @@ def test_a_target_that_cannot_be_read(text: str, said: str) -> None:
 def test_amounts(text: str, size_bytes: int | None) -> None:
     if size_bytes is None:
         with pytest.raises(ConfigError, match=f"--flag {text}"):
-            amounts.size(f"--flag {text}", text)
+            quantities.size(f"--flag {text}", text)
     else:
-        assert amounts.size(f"--flag {text}", text) == size_bytes
+        assert quantities.size(f"--flag {text}", text) == size_bytes
 
 
 def test_the_first_of_each_span_of_steps() -> None:

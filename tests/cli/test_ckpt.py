@@ -17,10 +17,10 @@ from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
 
 from outlast.checkpoint.folder import Folder
 from outlast.cli.ckpt.target import check_room
-from outlast.core.contract import Barred
+from outlast.controller.inputs import CopiesBarred
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, StorageError
-from outlast.launch import rundir
-from outlast.observe.segments import SegmentWriter
+from outlast.launch import run_directory
+from outlast.telemetry.segment_files import SegmentWriter
 
 NAMES = [place(step).directory for step in range(4)]
 
@@ -230,7 +230,7 @@ def test_prune(ckpt: Ckpt, root: Path) -> None:
 
 
 def test_prune_leaves_a_run_that_lives_alone(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
-    run_dir = rundir.take(tmp_path, "s", (), 1)
+    run_dir = run_directory.take(tmp_path, "s", (), 1)
     try:
         # As its own launcher's, then as one's on another host, whose number says nothing here.
         for words in ((tmp_path / "lock").read_text(), f"{1 << 30} 1\n"):
@@ -256,7 +256,7 @@ def test_what_an_audit_has_barred_is_not_the_newest(ckpt: Ckpt, root: Path, tmp_
     """Steps 2 and 3 were saved between the last agreement of replicas and the one that failed."""
     (tmp_path / "run.json").write_text("{}")
     journal = SegmentWriter(tmp_path / "journal", "controller", durable=True)
-    journal.append(msgspec.msgpack.encode(Barred(after_n=1, generation=1)))
+    journal.append(msgspec.msgpack.encode(CopiesBarred(after_n=1, generation=1)))
     journal.close()
     listed = ckpt("ls", tmp_path, "--json").json
     assert [each["state"] for each in listed] == ["barred", "barred", "committed"]

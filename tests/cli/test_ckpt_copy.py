@@ -16,7 +16,7 @@ from tests.checkpoint.bucket_server import BUCKET, BucketServer
 from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
 
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
-from outlast.launch.rundir import Job
+from outlast.launch.run_directory import RunningJob
 
 NAMES = [place(step).directory for step in range(4)]
 
@@ -124,7 +124,7 @@ def test_a_run_takes_no_checkpoint_of_another_job(ckpt: Ckpt, tmp_path: Path) ->
     job = json.loads(commit.read_text())["job"]
     for run, code in (("another", EXIT_USAGE), (job, 0)):
         (tmp_path / run).mkdir()
-        about = Job(version=1, run=run, script="x", args=(), world=1, created_ns=0, term=1)
+        about = RunningJob(version=1, run=run, script="x", args=(), world=1, created_ns=0, term=1)
         (tmp_path / run / "run.json").write_bytes(msgspec.json.encode(about))
         found = ckpt("copy", tmp_path / "from", tmp_path / run)
         assert found.code == code

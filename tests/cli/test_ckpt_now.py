@@ -15,7 +15,7 @@ import pytest
 from tests.cli.making_ckpts import Ckpt
 
 from outlast.errors import EXIT_USER_ERROR
-from outlast.launch import asking, rundir
+from outlast.launch import run_directory, save_signal
 
 pytestmark = pytest.mark.process
 JOB = Path(__file__).parents[1] / "survive" / "job.py"
@@ -24,8 +24,8 @@ LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
 from outlast import events
-from outlast.launch import asking, rundir
-from outlast.observe.store import EventWriter
+from outlast.launch import save_signal as asking, run_directory as rundir
+from outlast.telemetry.event_store import EventWriter
 
 path, answer = Path(sys.argv[1]), sys.argv[2]
 run_dir = rundir.take(path, "train.py", (), 1)
@@ -114,7 +114,7 @@ def test_any_other_answer(
     assert (found.code, found.out) == (EXIT_USER_ERROR, "")
     assert says in found.err
     if answer == "takes none":  # and was not sent what would have killed it
-        assert rundir.holder(run_dir) is not None
+        assert run_directory.holder(run_dir) is not None
 
 
 def test_nobody_is_asked_where_no_launcher_lives(ckpt: Ckpt, tmp_path: Path) -> None:
@@ -129,16 +129,16 @@ def test_nobody_is_asked_where_no_launcher_lives(ckpt: Ckpt, tmp_path: Path) -> 
 
 
 def test_the_lock_says_who_and_whether(tmp_path: Path) -> None:
-    run_dir = rundir.take(tmp_path, "train.py", (), 1)
+    run_dir = run_directory.take(tmp_path, "train.py", (), 1)
     for saves in (False, True, False):
         run_dir.tell_saves(saves)
-        holder = rundir.holder(tmp_path)
+        holder = run_directory.holder(tmp_path)
         assert holder is not None and (holder.pid, holder.saves) == (os.getpid(), saves)
     run_dir.release()
-    assert asking.SIGNAL == signal.SIGUSR1
-    with asking.ignored():  # a launcher that starts, or ends
-        os.kill(os.getpid(), asking.SIGNAL)
-    assert signal.getsignal(asking.SIGNAL) is signal.SIG_DFL
+    assert save_signal.SIGNAL == signal.SIGUSR1
+    with save_signal.ignored():  # a launcher that starts, or ends
+        os.kill(os.getpid(), save_signal.SIGNAL)
+    assert signal.getsignal(save_signal.SIGNAL) is signal.SIG_DFL
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:

@@ -19,8 +19,8 @@ from outlast.cli import events as events_command
 from outlast.cli import main as cli
 from outlast.cli.main import code_of, main
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
-from outlast.observe.alive import life_of
-from outlast.observe.store import EventWriter
+from outlast.telemetry.event_store import EventWriter
+from outlast.telemetry.launcher_liveness import life_of
 from outlast.testing.stories import Story
 
 COMMANDS = ("events", "explain", "summary")
@@ -338,7 +338,7 @@ from pathlib import Path
 from outlast.cli import events as events_command
 from outlast.cli import main as cli
 from outlast.cli import run as command
-from outlast.core.contract import End
+from outlast.controller.inputs import EndRun as End
 from outlast.events import Fault
 
 code, run_dir, flags = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
@@ -380,11 +380,11 @@ def test_books_that_do_not_add_up_leave_the_runs_exit_code(
 ) -> None:
     pytest.importorskip("torch", reason="`outlast run` needs torch")
     from outlast.cli import run
-    from outlast.core.contract import End
+    from outlast.controller.inputs import EndRun
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug in the books")
 
     monkeypatch.setattr(run, "_summarise", fail)
-    run.conclude(End(outcome="interrupted", exit_code=4), run_dir, as_json=False)
+    run.conclude(EndRun(outcome="interrupted", exit_code=4), run_dir, as_json=False)
     assert "no summary: ZeroDivisionError: a bug in the books" in capsys.readouterr().err

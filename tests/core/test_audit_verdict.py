@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.core.audit.verdict import Holding, Verdict, judge
+from outlast.controller.audit.audit_verdict import AuditVerdict, ReplicaDigests, judge
 
 KINDS = ("buffers", "optimizers", "parameters")
 States = dict[int, dict[str, dict[str, bytes]]]
 
 
-def holdings(states: States, sets: dict[int, bytes] | None = None) -> dict[int, Holding]:
+def holdings(states: States, sets: dict[int, bytes] | None = None) -> dict[int, ReplicaDigests]:
     """Every rank's report: a kind's digest is all of its names and digests."""
     return {
-        rank: Holding(
+        rank: ReplicaDigests(
             (sets or {}).get(rank, b""),
             {kind: repr(sorted(names.items())).encode() for kind, names in state.items()},
         )
@@ -22,7 +22,7 @@ def holdings(states: States, sets: dict[int, bytes] | None = None) -> dict[int, 
     }
 
 
-def settled(states: States, sets: dict[int, bytes] | None = None) -> Verdict:
+def settled(states: States, sets: dict[int, bytes] | None = None) -> AuditVerdict:
     """The verdict when everybody who is asked answers."""
     reports = holdings(states, sets)
     verdict = judge(reports, {})
@@ -79,7 +79,7 @@ def test_shards_are_not_compared_with_each_other() -> None:
     for rank in range(6):
         states[rank]["parameters"]["parameters.0"] = bytes([rank % 2])
     sets = {rank: bytes([rank % 2]) for rank in range(6)}
-    assert settled(states, sets) == Verdict(outcome="agreed", compared=6)
+    assert settled(states, sets) == AuditVerdict(outcome="agreed", compared=6)
     states[4]["optimizers"]["optimizers.2"] = b"wrong"
     verdict = settled(states, sets)
     assert (verdict.outcome, verdict.minority, verdict.majority) == ("minority", (4,), (0, 2))

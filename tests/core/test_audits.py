@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlast import events, wire
-from outlast.core.audit.record import AuditState
-from outlast.core.contract import Agreed, Barred, CheckpointFound, DecisionMade, Verify
+from outlast import events
+from outlast.controller.audit.audit_records import AuditState
+from outlast.controller.inputs import (
+    AuditAgreedEntry,
+    CheckpointFound,
+    CopiesBarred,
+    DecisionMade,
+    Verify,
+)
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 RIGHT, WRONG = b"right", b"wrong"
 
@@ -18,7 +25,7 @@ def report(desk: Desk, n: int, *wrong: int, parts: int = 1, part: int = 0) -> No
         value = WRONG if seat in wrong else RIGHT
         desk.say(
             worker,
-            wire.Audited(
+            messages.Audited(
                 generation=desk.state.generation, n=n, step=n, replica_set=b"",
                 kinds={"parameters": value}, part=part, parts=parts,
             ),
@@ -27,13 +34,15 @@ def report(desk: Desk, n: int, *wrong: int, parts: int = 1, part: int = 0) -> No
 
 def answer(desk: Desk, n: int, *wrong: int) -> None:
     """Whoever was asked names what it holds."""
-    asked = desk.sent(wire.AuditAsk, history=True)
+    asked = desk.sent(messages.AuditRequest, history=True)
     seats = {name: seat for seat, name in enumerate(desk.seats())}
     for worker, body in asked:
         if body.n == n and worker in seats:
             value = WRONG if seats[worker] in wrong else RIGHT
             names = {"parameters": {"model.0.weight": value, "model.0.bias": RIGHT}}
-            desk.say(worker, wire.AuditNamed(generation=desk.state.generation, n=n, names=names))
+            desk.say(
+                worker, messages.AuditNamed(generation=desk.state.generation, n=n, names=names)
+            )
 
 
 def compared(desk: Desk) -> list[events.ReplicasCompared]:
@@ -46,14 +55,14 @@ def noticed(desk: Desk) -> list[events.Fault]:
 
 def saved(desk: Desk, n: int, generation: int) -> None:
     path = f"/c/step-{n:09d}-n{n}-t1g{generation}"
-    desk.say(desk.seats()[0], wire.Checkpointed(n=n, step=n, path=path))
+    desk.say(desk.seats()[0], messages.Checkpointed(n=n, step=n, path=path))
 
 
 def test_ranks_that_agree_are_told_once_all_have_reported() -> None:
     desk = Desk(world=3, spares=0).begin().open()
     seats = desk.seats()
     report(desk, 1)
-    assert {worker for worker, _ in desk.sent(wire.AuditAgreed, history=True)} == set(seats)
+    assert {worker for worker, _ in desk.sent(messages.AuditAgreed, history=True)} == set(seats)
     (event,) = compared(desk)
     assert (event.step, event.ranks, event.minority) == (1, 3, ())
     assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 1
@@ -62,10 +71,12 @@ def test_ranks_that_agree_are_told_once_all_have_reported() -> None:
 def test_a_report_that_comes_again_is_answered_again() -> None:
     desk = Desk(world=2).begin().open()
     report(desk, 1)
-    before = len(desk.sent(wire.AuditAgreed, history=True))
-    again = wire.Audited(generation=1, n=1, step=1, replica_set=b"", kinds={"parameters": RIGHT})
+    before = len(desk.sent(messages.AuditAgreed, history=True))
+    again = messages.Audited(
+        generation=1, n=1, step=1, replica_set=b"", kinds={"parameters": RIGHT}
+    )
     desk.say(desk.seats()[1], again)
-    assert len(desk.sent(wire.AuditAgreed, history=True)) == before + 1
+    assert len(desk.sent(messages.AuditAgreed, history=True)) == before + 1
     assert len(compared(desk)) == 1
 
 
@@ -127,8 +138,8 @@ def test_two_ranks_go_back_to_a_copy_from_before_the_last_agreement() -> None:
     undecided(desk)
     (decided,) = desk.emitted(events.Decided, history=True)
     assert (decided.rung, decided.n) == ("restart", 2)
-    assert [entry for entry in desk.journal() if isinstance(entry, Barred)] == [
-        Barred(after_n=3, generation=1)
+    assert [entry for entry in desk.journal() if isinstance(entry, CopiesBarred)] == [
+        CopiesBarred(after_n=3, generation=1)
     ]
     for worker in tuple(desk.state.workers):
         desk.lose(worker, n=6)
@@ -210,7 +221,7 @@ def test_the_end_waits_for_names() -> None:
     report(desk, 1)
     report(desk, 2, 1)
     for worker in desk.seats():
-        desk.say(worker, wire.Finished(n=2, step=2))
+        desk.say(worker, messages.Finished(n=2, step=2))
     assert desk.end() is None and desk.state.mode == "open"
     answer(desk, 2, 1)
     assert noticed(desk)[-1].seat == 1
@@ -242,7 +253,7 @@ def test_a_part_that_comes_after_the_whole_changes_nothing() -> None:
     desk = Desk(world=2).begin().open()
     first, second = desk.seats()
     for worker, parts in ((first, 8), (first, 1), (second, 8), (second, 1)):
-        body = wire.Audited(
+        body = messages.Audited(
             generation=1, n=8, step=8, replica_set=b"", kinds={"parameters": RIGHT}, parts=parts
         )
         desk.say(worker, body)
@@ -282,8 +293,8 @@ def test_the_copies_of_an_agreed_state_are_votes_of_their_own() -> None:
 
 
 def test_a_later_term_knows_what_is_out_of_use() -> None:
-    entries = (Agreed(n=3, step=3), Barred(after_n=3, generation=1))
-    origin = wire.Checkpointed(n=4, step=4, path="/c/step-000000004-n4-t2g2")
+    entries = (AuditAgreedEntry(n=3, step=3), CopiesBarred(after_n=3, generation=1))
+    origin = messages.Checkpointed(n=4, step=4, path="/c/step-000000004-n4-t2g2")
     desk = Desk(world=2, term=2).begin(journal=entries, checkpoint=origin)
     assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 3
     assert desk.state.audit.bars[0].covers(4, "/c/step-000000004-n4-t1g1")
@@ -304,7 +315,7 @@ def test_a_later_term_knows_whose_copies_ranks_have() -> None:
 
 def test_a_later_term_knows_which_agreements_a_rollback_made_void() -> None:
     decided = DecisionMade(generation=2, n=3, step=3, verdict="start", seats=("a", "b"))
-    desk = Desk(world=2, term=2).begin(journal=(Agreed(n=9, step=9), decided))
+    desk = Desk(world=2, term=2).begin(journal=(AuditAgreedEntry(n=9, step=9), decided))
     assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 3
 
 
@@ -315,7 +326,7 @@ def later_audit(desk: Desk) -> AuditState:
 
 def test_a_round_of_a_closed_generation_is_dropped() -> None:
     desk = Desk(world=2, spares=1).begin().open()
-    body: Any = wire.Audited(generation=1, n=1, step=1, replica_set=b"", kinds={"x": RIGHT})
+    body: Any = messages.Audited(generation=1, n=1, step=1, replica_set=b"", kinds={"x": RIGHT})
     desk.say(desk.seats()[0], body)
     desk.lose(desk.seats()[1], n=1, slots={"before:1": b"s"})
     assert desk.state.audit.rounds == {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlast import events, wire
+from outlast import events
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback\nValueError: x")
 
@@ -91,7 +92,7 @@ def test_progress_gives_all_respawns_back() -> None:
 
 def test_without_progress_respawns_end_and_the_checkpoint_is_the_last_resort() -> None:
     desk = running(spares=0, respawns_max=5)
-    desk.say(desk.seats()[0], wire.Checkpointed(n=4, step=4, path="ck/4"))
+    desk.say(desk.seats()[0], messages.Checkpointed(n=4, step=4, path="ck/4"))
     for count in range(5):
         lose_in_turn(desk, desk.seats()[1], 5)
         said = [note.text for note in desk.emitted(events.Note, history=True)]
@@ -120,9 +121,9 @@ def test_a_restart_is_not_refused_for_want_of_respawns() -> None:
 
 def test_a_newer_checkpoint_is_progress_of_restarts() -> None:
     desk = running(spares=0, attempts_max=2)
-    desk.say("", wire.Renew(beats={"w1-0": (99, 99, "running", 0.0)}))
+    desk.say("", messages.Renew(beats={"w1-0": (99, 99, "running", 0.0)}))
     for n in range(1, 6):
-        desk.say(desk.seats()[0], wire.Checkpointed(n=n, step=n, path=f"ck/{n}"))
+        desk.say(desk.seats()[0], messages.Checkpointed(n=n, step=n, path=f"ck/{n}"))
         start_again(desk)
         for name in desk.seats():
             desk.hello(name)
@@ -132,7 +133,7 @@ def test_a_newer_checkpoint_is_progress_of_restarts() -> None:
 
 def test_a_death_while_all_start_again_is_one_attempt_of_a_job_that_has_run() -> None:
     desk = running(spares=0, attempts_max=3)
-    desk.say(desk.seats()[0], wire.Checkpointed(n=4, step=4, path="ck/4"))
+    desk.say(desk.seats()[0], messages.Checkpointed(n=4, step=4, path="ck/4"))
     start_again(desk)
     desk.lose(desk.seats()[0], -1, "starting", kind="exited", exit_code=1)
     assert desk.end() is None and desk.state.mode == "clearing"
@@ -146,7 +147,7 @@ def test_a_death_while_all_start_again_is_one_attempt_of_a_job_that_has_run() ->
 
 def test_deaths_at_every_start_end_the_run_all_the_same() -> None:
     desk = running(spares=0, attempts_max=3)
-    desk.say(desk.seats()[0], wire.Checkpointed(n=4, step=4, path="ck/4"))
+    desk.say(desk.seats()[0], messages.Checkpointed(n=4, step=4, path="ck/4"))
     start_again(desk)
     for _ in range(9):
         for name in desk.seats():

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from outlast import errors, events, wire
+from outlast import errors, events
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
 TRANSPORT = events.Fault(kind="transport", detail="connection reset")
@@ -28,17 +29,17 @@ def recover(desk: Desk, n: int) -> None:
 
 def test_when_all_are_gone_everybody_starts_from_the_newest_checkpoint() -> None:
     desk = running(spares=1)
-    point = wire.Checkpointed(n=4, step=3, path="ck/4")
+    point = messages.Checkpointed(n=4, step=3, path="ck/4")
     desk.say("w1-0", point)
-    desk.say("", wire.Renew(beats={"w1-0": (6, 5, "running", 0.0)}))
+    desk.say("", messages.Renew(beats={"w1-0": (6, 5, "running", 0.0)}))
     desk.lose("w1-0", 6)
     desk.lose("w1-1", 6)
     (decided,) = desk.emitted(events.Decided)
     assert decided.rung == "restart" and "2 committed step(s) lost" in decided.reason
-    spawned = [body for _, body in desk.sent(wire.Spawn)]
+    spawned = [body for _, body in desk.sent(messages.Spawn)]
     assert [body.seat for body in spawned] == [1, -1]  # the warm spare takes the other seat
     desk.hello(spawned[0].worker)
-    seats = [body for _, body in desk.sent(wire.Seat)]
+    seats = [body for _, body in desk.sent(messages.Seat)]
     assert [(b.first, b.n, b.checkpoint, b.generation) for b in seats] == [(True, 4, point, 2)] * 2
 
 
@@ -47,9 +48,9 @@ def test_a_restart_waits_until_the_survivors_are_reaped() -> None:
     desk.lose("w1-1", 5, slots={})
     desk.status("w1-0", 5, "running")
     assert desk.state.mode == "clearing" and desk.killed() == {"w1-0"}
-    assert not desk.sent(wire.Spawn)
+    assert not desk.sent(messages.Spawn)
     desk.lose("w1-0", 5)
-    assert len(desk.sent(wire.Spawn)) == 2
+    assert len(desk.sent(messages.Spawn)) == 2
 
 
 def test_restarts_that_get_nowhere_end() -> None:
@@ -81,7 +82,7 @@ def test_a_death_before_the_first_step_ends_the_run_at_once(
 ) -> None:
     desk = running()
     desk.lose("w1-1", 0, "setup", **fault)
-    assert desk.state.mode == "stopping" and not desk.sent(wire.Spawn)
+    assert desk.state.mode == "stopping" and not desk.sent(messages.Spawn)
     for worker in tuple(desk.state.workers):
         desk.lose(worker)
     end = desk.end()
@@ -155,10 +156,10 @@ def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
     for worker in desk.seats():
         desk.status(worker, 7, "idle")
     recover(desk, 7)
-    assert [body.ask for _, body in desk.sent(wire.Open)][-2:] == ["drain", "drain"]
+    assert [body.ask for _, body in desk.sent(messages.Open)][-2:] == ["drain", "drain"]
     for worker in desk.seats():
-        desk.say(worker, wire.Finished(n=7))
-    assert not any(body.ok for _, body in desk.sent(wire.Stop))
+        desk.say(worker, messages.Finished(n=7))
+    assert not any(body.ok for _, body in desk.sent(messages.Stop))
     for worker in tuple(desk.state.workers):
         desk.lose(worker, 7, "finished")
     end = desk.end()
@@ -183,13 +184,13 @@ def test_sigkill_has_its_own_time_to_take_effect() -> None:
 @pytest.mark.parametrize("how", ["finished", "lost"])
 def test_the_end_tells_phase_and_step_of_one_moment(how: str) -> None:
     desk = running()
-    desk.say("", wire.Renew(beats={"w1-0": (6, 4, "running", 0.0)}))
+    desk.say("", messages.Renew(beats={"w1-0": (6, 4, "running", 0.0)}))
     if how == "finished":
         for worker in desk.seats():
-            desk.say(worker, wire.Finished(n=9, step=6))
+            desk.say(worker, messages.Finished(n=9, step=6))
     else:
         fault = events.Fault(kind="killed", detail="")
-        body = wire.Lost(worker="w1-1", fault=fault, n=9, step=6, state="idle")
+        body = messages.WorkerLostReport(worker="w1-1", fault=fault, n=9, step=6, state="idle")
         desk.say("", body)
         desk.stop()
         desk.stop()
@@ -224,7 +225,7 @@ def test_a_drain_goes_on_after_a_recovery() -> None:
     desk.lose("w1-1", 5, slots=SLOTS)
     desk.status("w1-0", 5, "running")
     recover(desk, 5)
-    assert {worker for worker, body in desk.sent(wire.Open) if body.ask == "drain"} == set(
+    assert {worker for worker, body in desk.sent(messages.Open) if body.ask == "drain"} == set(
         desk.seats()
     )
 
@@ -232,7 +233,7 @@ def test_a_drain_goes_on_after_a_recovery() -> None:
 def test_a_bad_exit_after_all_have_finished_is_the_users_error() -> None:
     desk = running()
     for worker in desk.seats():
-        desk.say(worker, wire.Finished(n=9))
+        desk.say(worker, messages.Finished(n=9))
     desk.lose("w1-0", 9, "finished", kind="exited", detail="exit 3", exit_code=3)
     for worker in ("w1-1", "w1-2"):
         desk.lose(worker, 9, "finished", kind="exited", detail="exit 0")
@@ -276,8 +277,8 @@ def test_a_spare_that_computes_differently_is_replaced() -> None:
 
 def test_ranks_that_protect_different_things_stop_the_run() -> None:
     desk = running()
-    desk.say("w1-0", wire.Protected(schema="x", summary="Linear(4, 4)"))
-    desk.say("w1-1", wire.Protected(schema="y", summary="Linear(4, 5)"))
+    desk.say("w1-0", messages.StateProtected(schema="x", summary="Linear(4, 4)"))
+    desk.say("w1-1", messages.StateProtected(schema="y", summary="Linear(4, 5)"))
     assert desk.state.end is not None and desk.state.end.outcome == "user_error"
     cause = desk.state.end.cause
     assert cause is not None and cause.kind == "mismatch"
@@ -289,60 +290,62 @@ def test_ranks_that_protect_different_things_stop_the_run() -> None:
 
 def test_a_shared_value_is_made_once_and_kept_before_it_is_told() -> None:
     desk = running()
-    desk.say("w1-0", wire.SharedAsk(name="id"))
-    desk.say("w1-1", wire.SharedAsk(name="id"))
-    assert [w for w, _ in desk.sent(wire.SharedMake, history=True)] == ["w1-0"]
-    actions = desk.say("w1-0", wire.SharedMade(name="id", value=b"7"))
-    assert type(actions[0]).__name__ == "Journal"
-    assert {w for w, _ in desk.sent(wire.SharedIs)} == {"w1-0", "w1-1"}
-    desk.say("w1-1", wire.SharedMade(name="id", value=b"8"))
-    desk.say("w1-1", wire.SharedAsk(name="id"))
-    assert desk.sent(wire.SharedIs) == [("w1-1", wire.SharedIs(name="id", value=b"7"))]
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
+    desk.say("w1-1", messages.SharedValueRequest(name="id"))
+    assert [w for w, _ in desk.sent(messages.SharedValueMake, history=True)] == ["w1-0"]
+    actions = desk.say("w1-0", messages.SharedValueMade(name="id", value=b"7"))
+    assert type(actions[0]).__name__ == "AppendJournal"
+    assert {w for w, _ in desk.sent(messages.SharedValueReply)} == {"w1-0", "w1-1"}
+    desk.say("w1-1", messages.SharedValueMade(name="id", value=b"8"))
+    desk.say("w1-1", messages.SharedValueRequest(name="id"))
+    assert desk.sent(messages.SharedValueReply) == [
+        ("w1-1", messages.SharedValueReply(name="id", value=b"7"))
+    ]
 
 
 def test_a_maker_that_lives_is_never_replaced() -> None:
     desk = running(shared_s=2, join_s=100, lease_s=1000)
-    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
     for _ in range(20):
         desk.tick(4)
-        desk.say("w1-1", wire.SharedAsk(name="id"))
-    assert [w for w, _ in desk.sent(wire.SharedMake, history=True)] == ["w1-0"]
-    desk.say("w1-0", wire.SharedAsk(name="id"))
-    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-0"]  # its frame was lost
+        desk.say("w1-1", messages.SharedValueRequest(name="id"))
+    assert [w for w, _ in desk.sent(messages.SharedValueMake, history=True)] == ["w1-0"]
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
+    assert [w for w, _ in desk.sent(messages.SharedValueMake)] == ["w1-0"]  # its frame was lost
     assert not desk.killed()
 
 
 def test_a_maker_that_is_dead_loses_its_turn() -> None:
     desk = running(world=3)
-    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
     for worker in ("w1-1", "w1-2"):
-        desk.say(worker, wire.SharedAsk(name="id"))
+        desk.say(worker, messages.SharedValueRequest(name="id"))
     desk.lose("w1-1", 0, slots=SLOTS)
     desk.lose("w1-0", 0, slots=SLOTS)
-    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-2"]
+    assert [w for w, _ in desk.sent(messages.SharedValueMake)] == ["w1-2"]
 
 
 def test_a_maker_that_never_ends_is_hung() -> None:
     desk = running(join_s=5, lease_s=1000)
-    desk.say("w1-1", wire.SharedAsk(name="id"))
-    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-1", messages.SharedValueRequest(name="id"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
     desk.tick(6)
-    assert desk.killed() == {"w1-1"} and not desk.sent(wire.SharedMake)
+    assert desk.killed() == {"w1-1"} and not desk.sent(messages.SharedValueMake)
     (noticed,) = desk.emitted(events.Noticed)
     assert noticed.fault.kind == "hung" and "'id'" in noticed.fault.detail
     desk.lose("w1-1", 1, slots=SLOTS)
-    assert [w for w, _ in desk.sent(wire.SharedMake)] == ["w1-0"]
+    assert [w for w, _ in desk.sent(messages.SharedValueMake)] == ["w1-0"]
 
 
 def test_rendezvous_values_reach_every_other_member() -> None:
     desk = running(world=3)
-    desk.say("w1-0", wire.Put(generation=1, key="k", value=b"v"))
-    assert {w for w, _ in desk.sent(wire.Got)} == {"w1-1", "w1-2"}
-    desk.say("w1-0", wire.Put(generation=0, key="life", value=b"v"))
+    desk.say("w1-0", messages.Put(generation=1, key="k", value=b"v"))
+    assert {w for w, _ in desk.sent(messages.RendezvousValue)} == {"w1-1", "w1-2"}
+    desk.say("w1-0", messages.Put(generation=0, key="life", value=b"v"))
     desk.lose("w1-2", 5, slots=SLOTS)
     for worker in ("w1-0", "w1-1"):
         desk.status(worker, 5, "running")
-    bodies = [body for worker, body in desk.sent(type(desk.sent(wire.Seat)[0][1]))]
-    assert bodies and desk.sent(wire.Got) == [
-        ("w1-3", wire.Got(generation=0, key="life", value=b"v"))
+    bodies = [body for worker, body in desk.sent(type(desk.sent(messages.Seat)[0][1]))]
+    assert bodies and desk.sent(messages.RendezvousValue) == [
+        ("w1-3", messages.RendezvousValue(generation=0, key="life", value=b"v"))
     ]

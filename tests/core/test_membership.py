@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from outlast import errors, events, wire
+from outlast import errors, events
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
 TRANSPORT = events.Fault(kind="transport", detail="connection reset")
@@ -29,18 +30,22 @@ def recover(desk: Desk, n: int) -> None:
 def test_a_run_from_first_to_last_frame() -> None:
     desk = Desk(world=2, spares=1).begin()
     desk.agent()
-    assert [body.seat for _, body in desk.sent(wire.Spawn)] == [0, 1, -1]
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [0, 1, -1]
     desk.hello("w1-0")
-    assert not desk.sent(wire.Seat)
+    assert not desk.sent(messages.Seat)
     desk.hello("w1-1")
-    assert all(body.first and body.n == 0 for _, body in desk.sent(wire.Seat))
-    assert len(desk.sent(wire.Seat)) == 2
+    assert all(body.first and body.n == 0 for _, body in desk.sent(messages.Seat))
+    assert len(desk.sent(messages.Seat)) == 2
     desk.heal(0)
-    assert desk.sent(wire.Open)[0][1] == wire.Open(generation=1, n=0)
+    assert desk.sent(messages.Open)[0][1] == messages.Open(generation=1, n=0)
     desk.hello("w1-2")
     for worker in desk.seats():
-        desk.say(worker, wire.Finished(n=9))
-    assert {worker for worker, body in desk.sent(wire.Stop) if body.ok} == {"w1-0", "w1-1", "w1-2"}
+        desk.say(worker, messages.Finished(n=9))
+    assert {worker for worker, body in desk.sent(messages.Stop) if body.ok} == {
+        "w1-0",
+        "w1-1",
+        "w1-2",
+    }
     for worker in ("w1-0", "w1-1", "w1-2"):
         desk.lose(worker, 9, "finished", kind="exited", detail="exit 0")
     end = desk.end()
@@ -51,7 +56,7 @@ def test_spares_that_never_said_hello_are_killed_at_the_end() -> None:
     desk = running()
     desk.lose("w1-2", state="waiting")  # it was warm; the one in its place is cold
     for worker in desk.seats():
-        desk.say(worker, wire.Finished(n=9))
+        desk.say(worker, messages.Finished(n=9))
     cold = [w.name for w in desk.state.workers.values() if w.hello is None]
     assert cold and set(cold) <= desk.killed()
 
@@ -59,9 +64,9 @@ def test_spares_that_never_said_hello_are_killed_at_the_end() -> None:
 def test_capacity_is_respected_and_a_second_agent_fills_up() -> None:
     desk = Desk(world=3, spares=0).begin()
     desk.agent(capacity=2)
-    assert len(desk.sent(wire.Spawn)) == 2
+    assert len(desk.sent(messages.Spawn)) == 2
     desk.agent(capacity=1, agent="b")
-    assert [body.seat for _, body in desk.sent(wire.Spawn)] == [2]
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [2]
 
 
 def test_no_room_for_a_rank_ends_the_run_with_a_cause() -> None:
@@ -69,7 +74,7 @@ def test_no_room_for_a_rank_ends_the_run_with_a_cause() -> None:
     desk.agent(capacity=1)
     desk.hello("w1-0")
     for _ in range(6):
-        desk.say("", wire.Renew())
+        desk.say("", messages.Renew())
         desk.tick(1)
     desk.lose("w1-0")
     end = desk.end()
@@ -82,16 +87,16 @@ def test_no_room_for_a_rank_ends_the_run_with_a_cause() -> None:
 
 def test_a_spare_takes_the_seat_with_slots_record_and_a_donor() -> None:
     desk = running()
-    desk.say("w1-1", wire.Recorded(seat=1, record=b"set-up"))
+    desk.say("w1-1", messages.Recorded(seat=1, record=b"set-up"))
     desk.lose("w1-1", 5, slots=SLOTS)
-    assert [worker for worker, _ in desk.sent(wire.Close)] == ["w1-0"]
+    assert [worker for worker, _ in desk.sent(messages.Close)] == ["w1-0"]
     (noticed,) = desk.emitted(events.Noticed)
     assert (noticed.incident, noticed.generation, noticed.how) == (1, 1, "pidfd")
     desk.status("w1-0", 5, "running")
     (decided,) = desk.emitted(events.Decided)
     assert (decided.verdict, decided.rung, decided.n) == ("redo", "replace", 5)
     assert decided.replaced == ((1, "w1-1", "w1-2"),)
-    ((worker, seat),) = desk.sent(wire.Seat)
+    ((worker, seat),) = desk.sent(messages.Seat)
     assert worker == "w1-2" and not seat.first and seat.record == b"set-up"
     assert seat.slots == {key: SLOTS[key] for key in ("before:5", "after:5", "result:5")}
     recover(desk, 5)
@@ -99,11 +104,11 @@ def test_a_spare_takes_the_seat_with_slots_record_and_a_donor() -> None:
     (moved,) = desk.emitted(events.Transferred)
     assert (moved.donor, moved.joiner, moved.digest) == (0, 1, "d")
     assert [e.incident for e in desk.emitted(events.GenerationOpened)] == [1]
-    assert not desk.sent(wire.Spawn)  # the redone step comes first, then the spare is made up
+    assert not desk.sent(messages.Spawn)  # the redone step comes first, then the spare is made up
     desk.commit(6)
-    assert [body.seat for _, body in desk.sent(wire.Spawn)] == [-1]
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
     desk.commit(7)
-    assert not desk.sent(wire.Spawn)
+    assert not desk.sent(messages.Spawn)
 
 
 def test_decisions_are_durable_before_anybody_hears_of_them() -> None:
@@ -114,7 +119,7 @@ def test_decisions_are_durable_before_anybody_hears_of_them() -> None:
         type(body).__name__ if (body := getattr(action, "body", None)) else type(action).__name__
         for action in actions
     ]
-    assert kinds.index("Journal") < min(kinds.index("Decide"), kinds.index("Seat"))
+    assert kinds.index("AppendJournal") < min(kinds.index("Decide"), kinds.index("Seat"))
 
 
 def test_joiners_are_spread_over_the_donors() -> None:
@@ -132,10 +137,10 @@ def test_without_a_spare_a_worker_is_started_anew() -> None:
     desk.lose("w1-1", 5, slots=SLOTS)
     desk.status("w1-0", 5, "running")
     assert desk.emitted(events.Decided)[0].rung == "respawn"
-    ((_, spawn),) = desk.sent(wire.Spawn)
-    assert not desk.sent(wire.Seat)
+    ((_, spawn),) = desk.sent(messages.Spawn)
+    assert not desk.sent(messages.Seat)
     desk.hello(spawn.worker)
-    assert [worker for worker, _ in desk.sent(wire.Seat)] == [spawn.worker]
+    assert [worker for worker, _ in desk.sent(messages.Seat)] == [spawn.worker]
 
 
 def test_all_alive_is_tried_again_and_the_same_bug_ends_the_run() -> None:
@@ -166,10 +171,10 @@ def test_a_failure_between_decision_and_open_closes_the_next_generation() -> Non
     desk.lose("w1-1", 5, slots=SLOTS)
     desk.status("w1-0", 5, "running")
     desk.lose("w1-2", 5, "dry")
-    assert [body.generation for _, body in desk.sent(wire.Close)] == [2]
+    assert [body.generation for _, body in desk.sent(messages.Close)] == [2]
     assert {event.incident for event in desk.emitted(events.Noticed)} == {1}
     desk.status("w1-0", 5, "idle")
-    ((worker, seat),) = desk.sent(wire.Seat)
+    ((worker, seat),) = desk.sent(messages.Seat)
     assert worker == "w1-3" and seat.slots["before:5"] == b"b5" and seat.generation == 3
     recover(desk, 5)
 
@@ -213,7 +218,7 @@ def test_broken_counts_after_the_decision_too() -> None:
     desk = running()
     desk.status("w1-1", 5, "running", fault=TRANSPORT)
     desk.status("w1-0", 5, "running")
-    desk.say("w1-1", wire.Status(generation=1, n=5, step=5, state="broken"))
+    desk.say("w1-1", messages.Status(generation=1, n=5, step=5, state="broken"))
     assert desk.killed() == {"w1-1"} and desk.state.mode == "closing"
 
 
@@ -249,13 +254,13 @@ def test_an_answer_that_changes_costs_the_worker() -> None:
 
 def test_nobody_is_blamed_for_a_lost_message() -> None:
     desk = running()
-    desk.say("", wire.Suspect(worker="", fault=TRANSPORT))
-    assert len(desk.sent(wire.Close)) == 2 and not desk.killed()
+    desk.say("", messages.Suspect(worker="", fault=TRANSPORT))
+    assert len(desk.sent(messages.Close)) == 2 and not desk.killed()
 
 
 def test_a_suspect_is_killed_and_its_reason_is_what_is_told() -> None:
     desk = running()
-    desk.say("", wire.Suspect(worker="w1-1", fault=events.Fault(kind="hung", detail="stuck")))
+    desk.say("", messages.Suspect(worker="w1-1", fault=events.Fault(kind="hung", detail="stuck")))
     assert desk.killed() == {"w1-1"}
     desk.lose("w1-1", 5, slots=SLOTS)
     assert desk.emitted(events.WorkerLost)[0].fault.kind == "hung"
@@ -266,8 +271,8 @@ def test_who_is_late_to_be_ready_is_given_up() -> None:
     desk = running(join_s=5, hang_floor_s=1, hang_ceiling_s=5)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
     desk.status("w1-1", 5, "running")
-    desk.say("w1-0", wire.Ready(generation=2, n=5))
-    desk.say("", wire.Renew())
+    desk.say("w1-0", messages.WorkerReady(generation=2, n=5))
+    desk.say("", messages.Renew())
     desk.tick(6)
     assert desk.killed() == {"w1-1"}
 
@@ -276,7 +281,7 @@ def test_a_survivor_that_stands_in_its_script_is_given_the_ceiling_to_be_ready()
     desk = running(join_s=5, lease_s=1000, hang_ceiling_s=60)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
     desk.status("w1-1", 5, "running")
-    desk.say("w1-0", wire.Ready(generation=2, n=5))
+    desk.say("w1-0", messages.WorkerReady(generation=2, n=5))
     desk.tick(59)
     assert not desk.killed()
     desk.tick(2)
@@ -286,7 +291,7 @@ def test_a_survivor_that_stands_in_its_script_is_given_the_ceiling_to_be_ready()
 def test_who_cannot_answer_because_its_interpreter_is_held_has_the_ceiling() -> None:
     desk = running(world=3, status_s=5, lease_s=1000, hang_ceiling_s=60)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
-    desk.say("", wire.Renew(beats={"w1-1": (5, 5, "running", 0.0)}, held=("w1-1",)))
+    desk.say("", messages.Renew(beats={"w1-1": (5, 5, "running", 0.0)}, held=("w1-1",)))
     desk.tick(6)
     assert desk.killed() == {"w1-2"}
     desk.tick(53)
@@ -304,8 +309,8 @@ def test_who_applies_a_won_phase_has_answered_and_is_waited_for() -> None:
     assert (decided.verdict, decided.n) == ("commit", 6)
     desk.tick(300)
     assert not desk.killed()
-    desk.say("w1-0", wire.Ready(generation=2, n=6))
-    desk.say("w1-1", wire.Ready(generation=2, n=6))
+    desk.say("w1-0", messages.WorkerReady(generation=2, n=6))
+    desk.say("w1-1", messages.WorkerReady(generation=2, n=6))
     assert desk.state.mode == "connecting"
 
 
@@ -324,9 +329,9 @@ def test_a_late_connection_is_tried_again_without_blame() -> None:
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
     desk.status("w1-1", 5, "running")
     for worker in desk.seats():
-        desk.say(worker, wire.Ready(generation=2, n=5))
+        desk.say(worker, messages.WorkerReady(generation=2, n=5))
     desk.tick(4)
-    assert [body.generation for _, body in desk.sent(wire.Close)] == [2, 2]
+    assert [body.generation for _, body in desk.sent(messages.Close)] == [2, 2]
     assert not desk.killed()
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast import events, wire
-from outlast.core import moving
-from outlast.core.membership import AnyEntry, Emit, Journal, Moved, Send
+from outlast import events
+from outlast.controller import planned_migration
+from outlast.controller.state_machine import AnyEntry, AppendJournal, Emit, RankMigrated, Send
 from outlast.testing.desk import Desk, S
+from outlast.transport import messages
 
 GPU1: dict[str, Any] = {"device": "GPU 1", "code": "XID 79"}
 
@@ -22,7 +23,7 @@ def found(severity: str = "now", worker: str = "", **what: Any) -> events.Warned
 
 def check(desk: Desk, *findings: events.Warned, told: tuple[str, ...] = ("gpu",)) -> list[str]:
     """What one check of the agent's makes: severities that were said."""
-    actions = desk.say("", wire.Checked(found=findings, told=told))
+    actions = desk.say("", messages.NodeChecked(found=findings, told=told))
     emitted = [each.event for each in actions if isinstance(each, Emit)]
     return [one.severity for one in emitted if isinstance(one, events.Warned)]
 
@@ -40,7 +41,7 @@ def desk(migrate_on: Any = "now", world: int = 3, spares: int = 1, **limits: Any
 def step(one: Desk, state: str = "running", n: int = 1) -> None:
     """The agent's pages show every rank behind the generation's first phase."""
     beats = dict.fromkeys(one.seats(), (one.state.n + n, one.state.n + n, state, 0.0))
-    one.say("", wire.Renew(beats=beats))
+    one.say("", messages.Renew(beats=beats))
 
 
 def given_up(one: Desk) -> set[str]:
@@ -90,8 +91,8 @@ def test_of_one_finding_the_worst_word_counts() -> None:
 
 def test_a_check_that_finds_without_end_is_bounded() -> None:
     one = desk("")
-    many = [found("warn", device=str(number)) for number in range(moving.WARNED_MAX + 5)]
-    assert len(check(one, *many)) == moving.WARNED_MAX - 1, "the fans are known"
+    many = [found("warn", device=str(number)) for number in range(planned_migration.WARNED_MAX + 5)]
+    assert len(check(one, *many)) == planned_migration.WARNED_MAX - 1, "the fans are known"
 
 
 def test_a_rank_is_moved_to_the_spare_and_the_reason_names_the_finding() -> None:
@@ -194,9 +195,9 @@ def test_a_check_that_always_fires_does_not_use_up_every_spare() -> None:
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         if given_up(one):
             moved(one)
-    assert one.state.generation == 1 + moving.MOVES_MAX
+    assert one.state.generation == 1 + planned_migration.MOVES_MAX
     assert any("3 moves were made within the last hour" in note for note in notes(one))
-    one.tick(moving.WINDOW_S + 1)
+    one.tick(planned_migration.WINDOW_S + 1)
     assert given_up(one), "it is still found, and there is room for another move"
 
 
@@ -227,7 +228,7 @@ def test_set_up_and_rehearsals_are_not_cut(state: str, n: int) -> None:
 
 def test_nobody_moves_while_the_run_ends() -> None:
     one = desk("now")
-    one.say(one.seats()[0], wire.Finished(n=0))
+    one.say(one.seats()[0], messages.Finished(n=0))
     check(one, found(worker=one.seats()[1], **GPU1))
     assert not given_up(one)
     other = desk("now")
@@ -275,7 +276,7 @@ def later_term(earlier: Desk, *alive: str, ahead_s: float = 0.0) -> Desk:
 
 
 def move_three(one: Desk) -> None:
-    for number in range(moving.MOVES_MAX):
+    for number in range(planned_migration.MOVES_MAX):
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         moved(one)
 
@@ -284,11 +285,13 @@ def test_a_move_is_in_the_journal_before_anybody_is_given_up() -> None:
     one = desk("now")
     old = one.seats()[1]
     check(one, found(worker=old, **GPU1))
-    acts = [each for each in one.actions if isinstance(each, Journal | Send)]
-    (at,) = [at for at, each in enumerate(acts) if isinstance(each, Journal)]
-    (kill,) = [at for at, e in enumerate(acts) if isinstance(e, Send) and type(e.body) is wire.Kill]
+    acts = [each for each in one.actions if isinstance(each, AppendJournal | Send)]
+    (at,) = [at for at, each in enumerate(acts) if isinstance(each, AppendJournal)]
+    (kill,) = [
+        at for at, e in enumerate(acts) if isinstance(e, Send) and type(e.body) is messages.Kill
+    ]
     (entry,) = one.journal()
-    assert at < kill and isinstance(entry, Moved)
+    assert at < kill and isinstance(entry, RankMigrated)
     assert (entry.worker, entry.finding) == (old, ("h", "gpu", "gpu-driver", "XID 79", "GPU 1"))
 
 
@@ -299,7 +302,7 @@ def test_a_later_term_knows_how_many_moves_were_made() -> None:
     later = later_term(one, *one.seats())
     check(later, found(worker=later.seats()[1], device="GPU 7"))
     assert not given_up(later) and "3 moves were made within the last hour" in notes(later)[0]
-    later.tick(moving.WINDOW_S - (later.now_ns - begun) / S + 1)
+    later.tick(planned_migration.WINDOW_S - (later.now_ns - begun) / S + 1)
     assert given_up(later) == {later.seats()[1]}, "the hour is counted from the moves on"
 
 
@@ -317,7 +320,7 @@ def test_a_later_term_does_not_move_for_the_same_finding_again() -> None:
 def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> None:
     """The launcher was killed between the journal and the signal."""
     one = desk("now", spares=3)
-    for number in range(moving.MOVES_MAX - 1):
+    for number in range(planned_migration.MOVES_MAX - 1):
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         moved(one)
     seats = one.seats()
@@ -327,16 +330,16 @@ def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> Non
     check(later, found(worker=seats[0], device="GPU 7"))
     assert not given_up(later), "it is another's finding"
     check(later, found(worker=seats[1], device="GPU 7"))
-    assert given_up(later) == {seats[1]} and len(later.state.moves) == moving.MOVES_MAX
+    assert given_up(later) == {seats[1]} and len(later.state.moves) == planned_migration.MOVES_MAX
 
 
 def test_a_clock_that_was_ahead_takes_no_longer_than_the_hour() -> None:
     one = desk("now", spares=3, lease_s=1e6, hello_s=1e6)
-    one.tick(9 * moving.WINDOW_S)
+    one.tick(9 * planned_migration.WINDOW_S)
     step(one)
     move_three(one)
-    later = later_term(one, *one.seats(), ahead_s=9 * moving.WINDOW_S)
+    later = later_term(one, *one.seats(), ahead_s=9 * planned_migration.WINDOW_S)
     check(later, found(worker=later.seats()[1], device="GPU 7"))
     assert not given_up(later)
-    later.tick(moving.WINDOW_S + 1)
+    later.tick(planned_migration.WINDOW_S + 1)
     assert given_up(later)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outlast import events, wire
+from outlast import events
 from outlast.config import AUTO
-from outlast.core.membership import SavePolicy
+from outlast.controller.state_machine import SavePolicy
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 BOTH = SavePolicy(memory=AUTO, disk=AUTO)
 
@@ -20,7 +21,7 @@ def copied(desk: Desk, n: int, blocking_s: float = 0.001, step_s: float = 1.0) -
     """A copy in memory."""
     desk.say(
         desk.seats()[0],
-        wire.Checkpointed(
+        messages.Checkpointed(
             n=n, step=n, path="", tier="memory", blocking_s=blocking_s, step_s=step_s
         ),
     )
@@ -32,7 +33,7 @@ def flushed(
     """A checkpoint is on the disk."""
     desk.say(
         desk.seats()[0],
-        wire.Checkpointed(
+        messages.Checkpointed(
             n=n,
             step=n,
             path="ck",
@@ -45,7 +46,7 @@ def flushed(
 
 
 def told(desk: Desk) -> list[tuple[str, int, int]]:
-    sent = desk.sent(wire.SaveEvery, history=True)
+    sent = desk.sent(messages.SaveEvery, history=True)
     return [(worker, body.memory, body.disk) for worker, body in sent]
 
 
@@ -132,7 +133,7 @@ def test_failures_shorten_the_interval_and_their_tier_is_counted() -> None:
 @pytest.mark.parametrize("tier", ["memory", "disk"])
 def test_a_failure_counts_where_it_was_restored_from(tier: str) -> None:
     desk = running()
-    desk.say("w1-0", wire.Checkpointed(n=4, step=4, path="", tier=tier))
+    desk.say("w1-0", messages.Checkpointed(n=4, step=4, path="", tier=tier))
     for name in desk.seats():
         desk.lose(name, 5)
     desk.open(4)

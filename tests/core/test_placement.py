@@ -8,19 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.core.placement import Placement, Spot, group, place
+from outlast.controller.replica_placement import ReplicaPlacement, ReplicaSpot, group, place
 from outlast.errors import ConfigError
 
 labels = st.integers(0, 3).map(str)
-spots = st.lists(st.builds(Spot, host=st.integers(0, 6).map(str), rack=labels), min_size=1)
+spots = st.lists(st.builds(ReplicaSpot, host=st.integers(0, 6).map(str), rack=labels), min_size=1)
 
 
-def loads(placed: Placement) -> Counter[int]:
+def loads(placed: ReplicaPlacement) -> Counter[int]:
     return Counter(peer for peers in placed.peers for peer in peers)
 
 
 @given(spots, st.data())
-def test_every_part_is_spread_as_far_as_domains_go(found: list[Spot], data: st.DataObject) -> None:
+def test_every_part_is_spread_as_far_as_domains_go(
+    found: list[ReplicaSpot], data: st.DataObject
+) -> None:
     copies = data.draw(st.integers(1, min(6, len(found))))
     placed = place(found, copies)
     assert place(found, copies) == placed
@@ -38,7 +40,7 @@ def test_equal_domains_carry_equal_loads(
     racks: int, hosts: int, ranks: int, data: st.DataObject
 ) -> None:
     found = [
-        Spot(f"host {rack}.{host}", f"rack {rack}")
+        ReplicaSpot(f"host {rack}.{host}", f"rack {rack}")
         for rack in range(racks)
         for host in range(hosts)
         for _ in range(ranks)
@@ -50,7 +52,7 @@ def test_equal_domains_carry_equal_loads(
 
 
 def test_domains_come_before_balance() -> None:
-    found = [Spot("large")] * 6 + [Spot("small")] * 2
+    found = [ReplicaSpot("large")] * 6 + [ReplicaSpot("small")] * 2
     placed = place(found, 2)
     assert all(peer in (6, 7) for peers in placed.peers[:6] for peer in peers)
     assert all(peer < 6 for peers in placed.peers[6:] for peer in peers)
@@ -58,28 +60,33 @@ def test_domains_come_before_balance() -> None:
 
 
 def test_one_host_is_a_ring_and_said_so() -> None:
-    placed = place([Spot("here")] * 4, 2)
+    placed = place([ReplicaSpot("here")] * 4, 2)
     assert placed.peers == ((2,), (3,), (0,), (1,))
     assert placed.notes == ("all 2 copies of a part lie on one host: none survives its loss",)
 
 
 def test_what_copies_do_not_survive_is_said() -> None:
-    two = [Spot("a", "r1"), Spot("b", "r1"), Spot("a", "r1"), Spot("b", "r1")]
+    two = [
+        ReplicaSpot("a", "r1"),
+        ReplicaSpot("b", "r1"),
+        ReplicaSpot("a", "r1"),
+        ReplicaSpot("b", "r1"),
+    ]
     rack, host = place(two, 3).notes
     assert rack == "all 3 copies of a part lie on one rack: none survives its loss"
     assert host.startswith("3 copies of a part lie on 2 hosts: they survive the loss of all but")
-    assert place([Spot("a"), Spot("b")], 2).notes == ()
+    assert place([ReplicaSpot("a"), ReplicaSpot("b")], 2).notes == ()
     assert place(two, 1).notes == ()
 
 
 @pytest.mark.parametrize("copies", [0, 3, -1])
 def test_copies_need_ranks(copies: int) -> None:
     with pytest.raises(ConfigError, match=f"{copies} copies of each rank's part need"):
-        place([Spot("a"), Spot("b")], copies)
+        place([ReplicaSpot("a"), ReplicaSpot("b")], copies)
 
 
 def test_a_large_fleet_is_placed_at_once() -> None:
-    found = [Spot(f"h{rank // 8}", f"r{rank // 64}") for rank in range(16_384)]
+    found = [ReplicaSpot(f"h{rank // 8}", f"r{rank // 64}") for rank in range(16_384)]
     placed = place(found, 3)
     assert set(loads(placed).values()) == {2}
     assert all(
@@ -91,13 +98,13 @@ def test_a_large_fleet_is_placed_at_once() -> None:
 # --- groups -----------------------------------------------------------------------------------
 
 
-def groups(placed: Placement) -> set[tuple[int, ...]]:
+def groups(placed: ReplicaPlacement) -> set[tuple[int, ...]]:
     """Each rank's own, which all its members must have alike."""
     return {tuple(sorted((rank, *peers))) for rank, peers in enumerate(placed.peers)}
 
 
 @given(spots.filter(lambda found: len(found) > 1), st.data())
-def test_groups_are_even_and_spread(found: list[Spot], data: st.DataObject) -> None:
+def test_groups_are_even_and_spread(found: list[ReplicaSpot], data: st.DataObject) -> None:
     world = len(found)
     size = data.draw(st.integers(2, min(16, world)))
     placed = group(found, size)
@@ -117,9 +124,9 @@ def test_groups_are_even_and_spread(found: list[Spot], data: st.DataObject) -> N
 
 def test_what_groups_do_not_survive_is_said() -> None:
     alone = "a group's parity does not survive the loss of one host"
-    assert group([Spot("here")] * 4, 4).notes == (alone,)
-    assert group([Spot("a"), Spot("b"), Spot("c")], 3).notes == ()
-    two = [Spot(f"h{rank // 2}", f"r{rank // 4}") for rank in range(8)]
+    assert group([ReplicaSpot("here")] * 4, 4).notes == (alone,)
+    assert group([ReplicaSpot("a"), ReplicaSpot("b"), ReplicaSpot("c")], 3).notes == ()
+    two = [ReplicaSpot(f"h{rank // 2}", f"r{rank // 4}") for rank in range(8)]
     assert group(two, 4).notes == (
         "a group's parity does not survive the loss of a rack that 2 of its ranks are on",
     )
@@ -129,4 +136,4 @@ def test_what_groups_do_not_survive_is_said() -> None:
 @pytest.mark.parametrize(("world", "size"), [(1, 2), (3, 4), (3, 1), (0, 2)])
 def test_groups_need_ranks(world: int, size: int) -> None:
     with pytest.raises(ConfigError, match=f"a parity group of {size} ranks needs as many"):
-        group([Spot("a")] * world, size)
+        group([ReplicaSpot("a")] * world, size)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from outlast.core.recovery import Situation, choose, is_user_error, most_telling, recurring
+from outlast.controller.recovery.recovery_ladder import (
+    Situation,
+    choose,
+    is_user_error,
+    most_telling,
+    recurring,
+)
 from outlast.events import Fault
 
 KILLED = Fault(kind="killed", detail="w1 was killed")

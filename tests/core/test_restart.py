@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from outlast import events, wire
-from outlast.core.membership import CheckpointFound, Verify
+from outlast import events
+from outlast.controller.state_machine import CheckpointFound, Verify
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
-NEWEST = wire.Checkpointed(n=8, step=8, path="ck/8")
-OLDER = wire.Checkpointed(n=4, step=4, path="ck/4")
+NEWEST = messages.Checkpointed(n=8, step=8, path="ck/8")
+OLDER = messages.Checkpointed(n=4, step=4, path="ck/4")
 
 
 def verifying() -> Desk:
@@ -20,11 +21,11 @@ def verifying() -> Desk:
     desk.say("w1-0", NEWEST)
     desk.lose("w1-0", 9)
     desk.lose("w1-1", 9)
-    assert desk.state.mode == "verifying" and not desk.sent(wire.Spawn)
+    assert desk.state.mode == "verifying" and not desk.sent(messages.Spawn)
     return desk
 
 
-def found(desk: Desk, point: wire.Checkpointed | None, generation: int = 1) -> None:
+def found(desk: Desk, point: messages.Checkpointed | None, generation: int = 1) -> None:
     desk.feed(CheckpointFound(t_ns=desk.now_ns, generation=generation, checkpoint=point))
 
 
@@ -34,14 +35,14 @@ def seats(desk: Desk) -> set[tuple[int, str]]:
         desk.hello(name)
     return {
         (body.n, body.checkpoint.path if body.checkpoint else "")
-        for _, body in desk.sent(wire.Seat, history=True)
+        for _, body in desk.sent(messages.Seat, history=True)
     }
 
 
 @pytest.mark.parametrize(
     ("point", "start"), [(NEWEST, (8, "ck/8")), (OLDER, (4, "ck/4")), (None, (0, ""))]
 )
-def test_all_start_from_what_is_whole(point: wire.Checkpointed | None, start: object) -> None:
+def test_all_start_from_what_is_whole(point: messages.Checkpointed | None, start: object) -> None:
     desk = verifying()
     found(desk, point)
     said = [decided.reason for decided in desk.emitted(events.Decided)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outlast import events, wire
+from outlast import events
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 AFTER = {"after:5": b"a5", "before:4": b"b4"}
 
@@ -22,16 +23,18 @@ def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
     for worker in ("w1-0", "w1-1", "w1-2", "w1-3"):
         desk.hello(worker)
     for worker in desk.seats():
-        desk.say(worker, wire.Ready(generation=1, n=0))
+        desk.say(worker, messages.WorkerReady(generation=1, n=0))
     for worker in desk.seats():
-        desk.say(worker, wire.Joined(generation=1))
+        desk.say(worker, messages.Joined(generation=1))
     desk.lose("w1-2", 4, slots=AFTER)
     for worker, result in zip(("w1-0", "w1-1"), results, strict=True):
         if result is None:
-            desk.say(worker, wire.Status(generation=1, n=4, step=4, state="prepared"))
+            desk.say(worker, messages.Status(generation=1, n=4, step=4, state="prepared"))
         else:
-            desk.say(worker, wire.Status(generation=1, n=5, step=5, state="idle", result=result))
-    (seat,) = [body for worker, body in desk.sent(wire.Seat) if worker == "w1-3"]
+            desk.say(
+                worker, messages.Status(generation=1, n=5, step=5, state="idle", result=result)
+            )
+    (seat,) = [body for worker, body in desk.sent(messages.Seat) if worker == "w1-3"]
     assert seat.slots.get("result:5") == known
 
 
@@ -40,12 +43,12 @@ def test_a_successor_that_needs_a_lost_result_takes_the_job_back_to_a_copy(check
     """Without one, to its beginning: no other successor could know more."""
     desk = Desk(world=2, spares=2).begin().open()
     if checkpoint:
-        desk.say("w1-0", wire.Checkpointed(n=checkpoint, step=checkpoint, path="ck/3"))
+        desk.say("w1-0", messages.Checkpointed(n=checkpoint, step=checkpoint, path="ck/3"))
     desk.lose("w1-1", 4, slots=AFTER)
     desk.status("w1-0", 5, "idle")
     assert desk.seats() == ("w1-0", "w1-2")
     fault = events.Fault(kind="unknown", detail="the script uses what step:1 returned")
-    desk.say("w1-2", wire.Status(generation=2, n=5, step=5, state="broken", fault=fault))
+    desk.say("w1-2", messages.Status(generation=2, n=5, step=5, state="broken", fault=fault))
     desk.status("w1-0", 5, "idle")
     desk.lose("w1-2", 5, slots=AFTER)
     (decided,) = desk.emitted(events.Decided)

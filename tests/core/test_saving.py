@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from outlast import events, wire
-from outlast.core.membership import SaveAsked, SavePolicy
+from outlast import events
+from outlast.controller.state_machine import SavePolicy, SaveRequested
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 
 def asked(desk: Desk) -> Desk:
     desk.history.clear()
-    desk.feed(SaveAsked(t_ns=desk.now_ns, reason="SIGUSR1"))
+    desk.feed(SaveRequested(t_ns=desk.now_ns, reason="SIGUSR1"))
     return desk
 
 
@@ -20,7 +21,7 @@ def recover(desk: Desk, n: int) -> None:
 
 
 def asks(desk: Desk) -> list[str]:
-    return [body.ask for _, body in desk.sent(wire.Open, history=True)]
+    return [body.ask for _, body in desk.sent(messages.Open, history=True)]
 
 
 def test_the_next_generation_saves_and_goes_on() -> None:
@@ -57,11 +58,11 @@ def test_one_request_at_a_time_and_none_in_the_end() -> None:
     desk.stop()
     recover(desk, 6)
     desk.history.clear()
-    desk.feed(SaveAsked(t_ns=desk.now_ns, reason="too late"))
-    assert desk.state.mode == "open" and desk.sent(wire.Close, history=True) == []
+    desk.feed(SaveRequested(t_ns=desk.now_ns, reason="too late"))
+    assert desk.state.mode == "open" and desk.sent(messages.Close, history=True) == []
 
 
-FAILED = wire.SaveFailed(n=6, step=6, error="rank 1: No space left on device")
+FAILED = messages.SaveFailed(n=6, step=6, error="rank 1: No space left on device")
 
 
 def test_a_failed_save_is_said_and_the_run_goes_on() -> None:

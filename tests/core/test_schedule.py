@@ -10,35 +10,51 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outlast.core.costs import WINDOW, Costs, Running
-from outlast.core.reasons import explain, span
-from outlast.core.schedule import FIRST_S, Choice, Schedule, decide
-from outlast.core.tiers import Bounds, Facts, Name, Tier, survival
+from outlast.controller.save_schedule.save_costs import WINDOW, RunningMedian, SaveCosts
+from outlast.controller.save_schedule.save_intervals import (
+    FIRST_S,
+    IntervalChoice,
+    Schedule,
+    decide,
+)
+from outlast.controller.save_schedule.save_tiers import (
+    IntervalBounds,
+    Name,
+    SaveTier,
+    ScheduleInputs,
+    survival,
+)
+from outlast.controller.save_schedule.schedule_explanation import explain, span
 from outlast.errors import ConfigError, UsageError
 from outlast.theory.failures import preset
 from outlast.theory.intervals import optimum
 
-FREE = Bounds(max_s=1e9)
+FREE = IntervalBounds(max_s=1e9)
 
 
 def tier(
     name: Name, blocking_s: float, flush_s: float = 0.0, drag_s: float = 0.0, **more: Any
-) -> Tier:
-    costs = Costs().saved(blocking_s=blocking_s, flush_s=flush_s, drag_s=drag_s)
-    return Tier(name=name, costs=costs, **{"bounds": FREE, **more})
+) -> SaveTier:
+    costs = SaveCosts().saved(blocking_s=blocking_s, flush_s=flush_s, drag_s=drag_s)
+    return SaveTier(name=name, costs=costs, **{"bounds": FREE, **more})
 
 
-def facts(*tiers: Tier, **more: Any) -> Facts:
+def facts(*tiers: SaveTier, **more: Any) -> ScheduleInputs:
     """2,048 GPUs at Llama 3's rate: a failure every 24.7 hours; 3 s steps."""
-    known = {"step": Running((3.0,)), "devices": 2048, "failures": 0, "exposure_device_s": 0.0}
-    return Facts(tiers=tiers, **{**known, **more})
+    known = {
+        "step": RunningMedian((3.0,)),
+        "devices": 2048,
+        "failures": 0,
+        "exposure_device_s": 0.0,
+    }
+    return ScheduleInputs(tiers=tiers, **{**known, **more})
 
 
-def three(**more: Any) -> Facts:
+def three(**more: Any) -> ScheduleInputs:
     return facts(tier("memory", 0.2, 2), tier("local", 0.5, 12), tier("durable", 4, 200), **more)
 
 
-def only(given: Facts, before: Schedule | None = None) -> Choice:
+def only(given: ScheduleInputs, before: Schedule | None = None) -> IntervalChoice:
     (choice,) = decide(given, before).choices
     return choice
 
@@ -116,7 +132,7 @@ def test_cheap_memory_is_saved_every_step() -> None:
     assert only(facts(tier("memory", 0.031))).every_steps > 1
     assert only(facts(tier("memory", 0.029), cheap_share=0.0)).every_steps > 1
     assert only(facts(tier("memory", 0.029, 10))).every_steps == 4
-    bounds = Bounds(min_s=300, max_steps=9)
+    bounds = IntervalBounds(min_s=300, max_steps=9)
     assert only(facts(tier("memory", 0.029, bounds=bounds))).every_steps == 9
     assert only(facts(tier("durable", 0.029))).every_steps > 1
 
@@ -129,7 +145,7 @@ def test_cheap_is_not_lost_to_noise() -> None:
 
 def test_a_tier_that_has_not_been_timed() -> None:
     """First saves come soon, whatever the others do; the rest is as without it."""
-    memory, durable = decide(facts(Tier(name="memory"), tier("durable", 30))).choices
+    memory, durable = decide(facts(SaveTier(name="memory"), tier("durable", 30))).choices
     assert (memory.every_steps, memory.reason) == (FIRST_S / 3, "unmeasured")
     assert durable.every_steps % memory.every_steps == 0
     assert durable.optimum_s == only(facts(tier("durable", 30))).optimum_s
@@ -139,36 +155,36 @@ def test_a_tier_that_does_not_pay_goes_with_the_next() -> None:
     memory, durable = decide(facts(tier("memory", 50), tier("durable", 30))).choices
     assert memory.reason == "covered"
     assert memory.every_steps == durable.every_steps
-    bounded = tier("memory", 50, bounds=Bounds(max_steps=7))
+    bounded = tier("memory", 50, bounds=IntervalBounds(max_steps=7))
     assert decide(facts(bounded, tier("durable", 30))).choices[0].every_steps == 7
 
 
 @pytest.mark.parametrize(
     ("bounds", "every", "said"),
     [
-        (Bounds(max_s=60), 20, "max_s = 60"),
-        (Bounds(max_steps=9), 9, "max_steps = 9"),
-        (Bounds(min_s=1e5, max_s=1e9), 33334, "min_s = 100000"),
-        (Bounds(min_steps=50_000, max_s=1e9), 50_000, "min_steps = 50,000"),
-        (Bounds(min_s=300, max_steps=9), 9, "max_steps = 9"),  # a maximum beats a minimum
-        (Bounds(max_s=0.5), 1, "max_s = 0.5"),  # and a step cannot be cut
+        (IntervalBounds(max_s=60), 20, "max_s = 60"),
+        (IntervalBounds(max_steps=9), 9, "max_steps = 9"),
+        (IntervalBounds(min_s=1e5, max_s=1e9), 33334, "min_s = 100000"),
+        (IntervalBounds(min_steps=50_000, max_s=1e9), 50_000, "min_steps = 50,000"),
+        (IntervalBounds(min_s=300, max_steps=9), 9, "max_steps = 9"),  # a maximum beats a minimum
+        (IntervalBounds(max_s=0.5), 1, "max_s = 0.5"),  # and a step cannot be cut
     ],
 )
-def test_bounds_bite(bounds: Bounds, every: int, said: str) -> None:
+def test_bounds_bite(bounds: IntervalBounds, every: int, said: str) -> None:
     given = facts(tier("durable", 30, bounds=bounds))
     assert only(given).every_steps == every
     assert f"the nearest to the optimum that {said} allows" in explain(decide(given), given)
 
 
 def test_a_flush_beats_every_bound() -> None:
-    choice = only(facts(tier("durable", 0.01, 1000, bounds=Bounds(max_s=60))))
+    choice = only(facts(tier("durable", 0.01, 1000, bounds=IntervalBounds(max_s=60))))
     assert (choice.every_steps, choice.reason) == (334, "flush")
 
 
 def test_a_deeper_maximum_holds_for_shallower_tiers() -> None:
     """A durable save every 10 steps is a memory save as well."""
     memory, durable = decide(
-        facts(tier("memory", 1), tier("durable", 1, bounds=Bounds(max_steps=10)))
+        facts(tier("memory", 1), tier("durable", 1, bounds=IntervalBounds(max_steps=10)))
     ).choices
     assert memory.every_steps <= durable.every_steps <= 10
 
@@ -181,7 +197,7 @@ def test_noise_moves_nothing(noise: list[float]) -> None:
             tier("memory", 0.2 * factor, 2),
             tier("local", 0.5 / factor, 12),
             tier("durable", 4 * factor, 200),
-            step=Running((3.0 * factor,)),
+            step=RunningMedian((3.0 * factor,)),
         )
         after = decide(given, schedule)
         assert [one.every_steps for one in after.choices] == [
@@ -226,10 +242,10 @@ def test_whatever_is_measured(
     """Always an answer: the same every time, within bounds, in the same words, and able to
     travel; and a second decision from the same facts changes nothing."""
     names: tuple[Name, ...] = ("memory", "local", "durable")
-    bounds = Bounds(max_steps=max_steps, max_s=max_s)
+    bounds = IntervalBounds(max_steps=max_steps, max_s=max_s)
     given = facts(
         *(tier(n, *of, bounds=bounds) for n, of in zip(names, measured, strict=True) if of),
-        step=Running((step_s,)), devices=devices, failures=failures,
+        step=RunningMedian((step_s,)), devices=devices, failures=failures,
         exposure_device_s=exposure_device_s,
     )  # fmt: skip
     schedule = decide(given)
@@ -282,60 +298,73 @@ def test_words_for_times() -> None:
 
 
 def test_one_slow_save_moves_nothing() -> None:
-    costs = Costs()
+    costs = SaveCosts()
     for blocking_s in (1.0, 1.1, 0.9, 60.0, 1.0):
         costs = costs.saved(blocking_s=blocking_s, flush_s=2, drag_s=0.5).restored(7)
     assert (costs.blocking.median_s, costs.cost_s, costs.restore.median_s) == (1.0, 1.5, 7)
-    running = Running()
+    running = RunningMedian()
     for value in range(100):
         running = running.add(value)
     assert len(running.values) == WINDOW
     assert running.median_s == 99 - WINDOW // 2
-    assert Running((1.0, 2.0)).median_s == 1.5
-    assert Running().median_s == 0
+    assert RunningMedian((1.0, 2.0)).median_s == 1.5
+    assert RunningMedian().median_s == 0
 
 
 @pytest.mark.parametrize("value_s", [-1.0, math.nan, math.inf])
 def test_what_no_clock_measures(value_s: float) -> None:
     with pytest.raises(UsageError, match="a measured time must be 0 or above"):
-        Running().add(value_s)
+        RunningMedian().add(value_s)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (facts(), "tiers must be some of memory, local, durable, .* not none"),
-        (facts(Tier(name="local"), Tier(name="memory")), "in this order, not local, memory"),
-        (facts(Tier(name="local"), Tier(name="local")), "each once"),
-        (facts(Tier(name="local"), step=Running()), "step time .* must be above 0"),
-        (facts(Tier(name="local"), devices=0), "devices must be above 0"),
-        (facts(Tier(name="local"), failures=-1), "failures must be 0 or above"),
-        (facts(Tier(name="local"), failures=2), "2 failures in no time"),
-        (facts(Tier(name="local", restored=1)), "1 failures were restored of 0 seen"),
-        (facts(Tier(name="local", survives=1.5)), "local: survives is a share"),
-        (facts(Tier(name="local"), cheap_share=-1), "cheap_share is a share"),
-        (facts(Tier(name="local", bounds=Bounds(max_s=0))), "local: max_s must be above 0"),
-        (facts(Tier(name="local", bounds=Bounds(min_s=math.nan))), "local: min_s must be"),
+        (
+            facts(SaveTier(name="local"), SaveTier(name="memory")),
+            "in this order, not local, memory",
+        ),
+        (facts(SaveTier(name="local"), SaveTier(name="local")), "each once"),
+        (facts(SaveTier(name="local"), step=RunningMedian()), "step time .* must be above 0"),
+        (facts(SaveTier(name="local"), devices=0), "devices must be above 0"),
+        (facts(SaveTier(name="local"), failures=-1), "failures must be 0 or above"),
+        (facts(SaveTier(name="local"), failures=2), "2 failures in no time"),
+        (facts(SaveTier(name="local", restored=1)), "1 failures were restored of 0 seen"),
+        (facts(SaveTier(name="local", survives=1.5)), "local: survives is a share"),
+        (facts(SaveTier(name="local"), cheap_share=-1), "cheap_share is a share"),
+        (
+            facts(SaveTier(name="local", bounds=IntervalBounds(max_s=0))),
+            "local: max_s must be above 0",
+        ),
+        (
+            facts(SaveTier(name="local", bounds=IntervalBounds(min_s=math.nan))),
+            "local: min_s must be",
+        ),
     ],
 )
-def test_nonsense_is_refused(given: Facts, said: str) -> None:
+def test_nonsense_is_refused(given: ScheduleInputs, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         decide(given)
 
 
 @pytest.mark.parametrize(
     "bounds",
-    [Bounds(min_steps=0), Bounds(min_steps=9, max_steps=8), Bounds(min_s=9, max_s=8)],
+    [
+        IntervalBounds(min_steps=0),
+        IntervalBounds(min_steps=9, max_steps=8),
+        IntervalBounds(min_s=9, max_s=8),
+    ],
 )
-def test_settings_that_nothing_satisfies(bounds: Bounds) -> None:
+def test_settings_that_nothing_satisfies(bounds: IntervalBounds) -> None:
     with pytest.raises(ConfigError, match="durable: no interval lies within"):
-        decide(facts(Tier(name="durable", bounds=bounds)))
+        decide(facts(SaveTier(name="durable", bounds=bounds)))
 
 
 def test_a_deeper_tier_survives_no_less() -> None:
-    upper = Tier(name="memory", survives=0.9)
+    upper = SaveTier(name="memory", survives=0.9)
     with pytest.raises(ConfigError, match=r"survives must not fall .* 0.9, 0.5"):
-        decide(facts(upper, Tier(name="local", survives=0.5)))
+        decide(facts(upper, SaveTier(name="local", survives=0.5)))
 
 
 def test_another_prior() -> None:

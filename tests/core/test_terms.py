@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast import events, wire
-from outlast.core.membership import AgentGone, Opened, Received, SharedKept, handle
+from outlast import events
+from outlast.controller.state_machine import AgentLost, Opened, Received, SharedValueStored, handle
 from outlast.testing.desk import Desk, S
+from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
 TRANSPORT = events.Fault(kind="transport", detail="connection reset")
@@ -44,7 +45,7 @@ def notes(desk: Desk) -> str:
 )
 def test_frames_of_the_past_are_dropped_and_said(envelope: dict[str, int], says: str) -> None:
     desk = running()
-    desk.say("w1-0", wire.Finished(n=1), **envelope)
+    desk.say("w1-0", messages.Finished(n=1), **envelope)
     assert not desk.state.workers["w1-0"].finished
     assert says in notes(desk)
 
@@ -52,10 +53,10 @@ def test_frames_of_the_past_are_dropped_and_said(envelope: dict[str, int], says:
 @pytest.mark.parametrize(
     "body",
     [
-        wire.Ready(generation=1, n=0),
-        wire.Joined(generation=1),
-        wire.Put(generation=1, key="k", value=b""),
-        wire.Status(generation=1, n=0, step=0, state="idle"),
+        messages.WorkerReady(generation=1, n=0),
+        messages.Joined(generation=1),
+        messages.Put(generation=1, key="k", value=b""),
+        messages.Status(generation=1, n=0, step=0, state="idle"),
     ],
 )
 def test_frames_of_a_closed_generation_are_dropped(body: Any) -> None:
@@ -65,23 +66,23 @@ def test_frames_of_a_closed_generation_are_dropped(body: Any) -> None:
     before = desk.state.workers["w1-0"]
     assert desk.state.generation == 2
     desk.say("w1-0", body)
-    assert desk.state.workers["w1-0"] == before and not desk.sent(wire.Got)
+    assert desk.state.workers["w1-0"] == before and not desk.sent(messages.RendezvousValue)
     assert "of generation 1, now 2" in notes(desk)
 
 
 def test_the_words_of_a_given_up_worker_count_no_more() -> None:
     desk = running()
-    desk.say("", wire.Suspect(worker="w1-1", fault=events.Fault(kind="hung", detail="stuck")))
+    desk.say("", messages.Suspect(worker="w1-1", fault=events.Fault(kind="hung", detail="stuck")))
     desk.status("w1-1", 6, "idle")
     assert desk.state.workers["w1-1"].status is None
-    desk.say("w1-9", wire.Hello(pid=1, fingerprint={}, address=""))
+    desk.say("w1-9", messages.WorkerHello(pid=1, fingerprint={}, address=""))
     assert "not of this run" in notes(desk)
 
 
 def test_notes_about_dropped_frames_thin_out() -> None:
     desk = running()
     for _ in range(1000):
-        desk.say("w1-0", wire.Finished(n=1), seq=1)
+        desk.say("w1-0", messages.Finished(n=1), seq=1)
     assert len(desk.emitted(events.Note, history=True)) < 30
 
 
@@ -90,23 +91,23 @@ def test_notes_about_dropped_frames_thin_out() -> None:
 
 def test_workers_of_a_silent_agent_are_lost_when_its_lease_is_out() -> None:
     desk = running(lease_s=10)
-    desk.feed(AgentGone(t_ns=desk.now_ns, agent="a", incarnation=1))
+    desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
     desk.tick(9)
     assert desk.state.mode == "open"
     desk.tick(2)
     lost = desk.emitted(events.WorkerLost)
     assert {event.worker for event in lost} == {"w1-0", "w1-1", "w1-2"}
     assert {event.fault.kind for event in lost} == {"agent_lost"}
-    desk.say("", wire.Renew())
+    desk.say("", messages.Renew())
     assert "lease is out" in notes(desk)
 
 
 def test_an_agent_that_comes_back_hears_again_what_was_asked() -> None:
     desk = running()
     desk.status("w1-1", 0, "running", fault=TRANSPORT)
-    desk.feed(AgentGone(t_ns=desk.now_ns, agent="a", incarnation=1))
+    desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
     desk.agent("w1-0", "w1-1", "w1-2")
-    assert {w for w, _ in desk.sent(wire.Close)} == {"w1-0", "w1-1"}
+    assert {w for w, _ in desk.sent(messages.Close)} == {"w1-0", "w1-1"}
 
 
 def test_workers_that_nobody_knows_are_killed() -> None:
@@ -125,7 +126,7 @@ def later_term(desk: Desk, *alive: str, **begin: Any) -> Desk:
 def test_a_later_term_closes_the_old_generation_and_goes_on() -> None:
     desk = running()
     later = later_term(desk, "w1-0", "w1-1")
-    assert {w for w, _ in later.sent(wire.Close)} == {"w1-0", "w1-1"}
+    assert {w for w, _ in later.sent(messages.Close)} == {"w1-0", "w1-1"}
     for worker in ("w1-0", "w1-1"):
         later.hello(worker)
         later.status(worker, 5, "running")
@@ -135,20 +136,20 @@ def test_a_later_term_closes_the_old_generation_and_goes_on() -> None:
 
 def test_a_later_term_knows_what_a_lost_worker_left_and_what_was_shared() -> None:
     desk = running()
-    desk.say("w1-0", wire.SharedAsk(name="id"))
-    desk.say("w1-0", wire.SharedMade(name="id", value=b"7"))
-    desk.say("w1-1", wire.Recorded(seat=1, record=b"set-up"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
+    desk.say("w1-0", messages.SharedValueMade(name="id", value=b"7"))
+    desk.say("w1-1", messages.Recorded(seat=1, record=b"set-up"))
     desk.lose("w1-1", 5, slots=SLOTS)
     desk.status("w1-0", 5, "running")
     later = later_term(desk, "w1-0")
     later.hello("w1-0")
     later.status("w1-0", 5, "idle")
-    (spare, _) = later.sent(wire.Spawn, history=True)[0][1].worker, None
+    (spare, _) = later.sent(messages.Spawn, history=True)[0][1].worker, None
     later.hello(spare)
-    (seat,) = [body for _, body in later.sent(wire.Seat)]
+    (seat,) = [body for _, body in later.sent(messages.Seat)]
     assert seat.slots["before:5"] == b"b5" and seat.record == b"set-up"
-    later.say("w1-0", wire.SharedAsk(name="id"))
-    assert later.sent(wire.SharedIs)[0][1].value == b"7"
+    later.say("w1-0", messages.SharedValueRequest(name="id"))
+    assert later.sent(messages.SharedValueReply)[0][1].value == b"7"
 
 
 def test_a_later_term_never_goes_behind_a_decision() -> None:
@@ -179,11 +180,11 @@ def test_a_joiner_of_an_earlier_term_is_no_donor_of_a_later_one() -> None:
 
 def test_without_survivors_a_later_term_starts_at_once_from_the_checkpoint() -> None:
     desk = running()
-    point = wire.Checkpointed(n=4, step=4, path="ck/4")
+    point = messages.Checkpointed(n=4, step=4, path="ck/4")
     later = later_term(desk, checkpoint=point)
     for worker in tuple(later.state.workers):
         later.hello(worker)
-    first = later.sent(wire.Seat, history=True)[0][1]
+    first = later.sent(messages.Seat, history=True)[0][1]
     assert (first.generation, first.n, first.first, first.checkpoint) == (2, 4, True, point)
     assert set(later.state.workers) == {"w2-0", "w2-1", "w2-2"}
 
@@ -194,7 +195,7 @@ def test_a_later_term_waits_for_an_agent_that_may_still_live() -> None:
     later.agent(agent="b")
     later.tick(5)
     assert later.state.mode == "awaiting"
-    later.say("", wire.Renew(), agent="b")
+    later.say("", messages.Renew(), agent="b")
     later.tick(6)
     assert later.state.mode == "gathering"
 
@@ -207,9 +208,9 @@ def test_handle_is_pure() -> None:
     before = msgspec.msgpack.encode(desk.state)
     event = Received(
         t_ns=desk.now_ns,
-        envelope=wire.Envelope(
+        envelope=messages.MessageEnvelope(
             run="r", term=1, agent="a", incarnation=1, worker="", seq=99,
-            body=wire.Lost(worker="w1-1", fault=TRANSPORT, n=1, state="running"),
+            body=messages.WorkerLostReport(worker="w1-1", fault=TRANSPORT, n=1, state="running"),
         ),
     )  # fmt: skip
     first = handle(desk.state, event)
@@ -221,11 +222,11 @@ def test_handle_is_pure() -> None:
 
 def test_the_journal_can_be_written_and_read() -> None:
     desk = running()
-    desk.say("w1-0", wire.SharedAsk(name="id"))
-    desk.say("w1-0", wire.SharedMade(name="id", value=b"7"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
+    desk.say("w1-0", messages.SharedValueMade(name="id", value=b"7"))
     entries = desk.journal()
     assert any(isinstance(entry, Opened) for entry in entries)
-    assert any(isinstance(entry, SharedKept) for entry in entries)
+    assert any(isinstance(entry, SharedValueStored) for entry in entries)
     assert desk.state.wake_ns > desk.now_ns - S
 
 
@@ -234,7 +235,7 @@ def test_a_worker_that_its_agent_no_longer_has_is_lost_after_a_grace() -> None:
     desk.agent("w1-0", "w1-2")  # the connection broke; w1-1 died meanwhile, and Lost may follow
     assert desk.state.mode == "open"
     desk.tick(9)
-    desk.say("", wire.Renew())
+    desk.say("", messages.Renew())
     assert desk.state.mode == "open"
     desk.tick(2)
     assert [event.worker for event in desk.emitted(events.WorkerLost)] == ["w1-1"]

@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
-from outlast import events, wire
-from outlast.core.membership import AgentGone, StoodStill, StopAsked
+from outlast import events
+from outlast.controller.state_machine import AgentLost, LauncherStalled, StopRequested
 from outlast.testing.desk import Desk, S
+from outlast.transport import messages
 
 
 def stand_still(desk: Desk, seconds: float) -> None:
     desk.now_ns += int(seconds * S)
-    desk.feed(StoodStill(t_ns=desk.now_ns, gap_ns=int(seconds * S)))
+    desk.feed(LauncherStalled(t_ns=desk.now_ns, gap_ns=int(seconds * S)))
 
 
 def renew(desk: Desk, seconds: int) -> None:
     for _ in range(seconds):
         desk.tick(1)
-        desk.say("", wire.Renew())
+        desk.say("", messages.Renew())
 
 
 # --- a script that has not called init() yet, or never will ---------------------------------
@@ -49,8 +50,8 @@ def test_from_the_first_hello_on_the_others_have_the_whole_time() -> None:
 @pytest.mark.parametrize(
     "first_words",
     [
-        lambda t_ns: StopAsked(t_ns=t_ns, reason="SIGTERM"),
-        lambda t_ns: AgentGone(t_ns=t_ns, agent="nobody", incarnation=1),
+        lambda t_ns: StopRequested(t_ns=t_ns, reason="SIGTERM"),
+        lambda t_ns: AgentLost(t_ns=t_ns, agent="nobody", incarnation=1),
     ],
 )
 def test_its_workers_did_not_die_while_it_stood_still(first_words: Any) -> None:
@@ -64,7 +65,7 @@ def test_its_workers_did_not_die_while_it_stood_still(first_words: Any) -> None:
 
 def test_every_wait_goes_on_where_it_was() -> None:
     desk = Desk(world=2, status_s=5, lease_s=100, shared_s=5, stop_s=5).begin().open()
-    desk.say("w1-0", wire.SharedAsk(name="id"))
+    desk.say("w1-0", messages.SharedValueRequest(name="id"))
     desk.stop()
     desk.tick(4)
     stand_still(desk, 60)

@@ -6,19 +6,28 @@ from collections.abc import Callable
 
 import pytest
 
-from outlast import events, wire
-from outlast.core.membership import Action, Input, Received, State, Wake, handle, handle_all
+from outlast import events
+from outlast.controller.state_machine import (
+    Action,
+    ControllerState,
+    Input,
+    Received,
+    Wake,
+    handle,
+    handle_all,
+)
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 WORLD = 4
 
 
-def frames(desk: Desk, bodies: dict[str, wire.AnyBody], seq: int) -> list[Input]:
+def frames(desk: Desk, bodies: dict[str, messages.AnyBody], seq: int) -> list[Input]:
     """From workers, or from their agent where the name is empty."""
     return [
         Received(
             t_ns=desk.now_ns,
-            envelope=wire.Envelope(
+            envelope=messages.MessageEnvelope(
                 run="r", term=1, agent="a", incarnation=1, worker=worker, seq=seq, body=body
             ),
         )
@@ -26,7 +35,7 @@ def frames(desk: Desk, bodies: dict[str, wire.AnyBody], seq: int) -> list[Input]
     ]
 
 
-def one_by_one(state: State, inputs: list[Input]) -> tuple[State, list[Action]]:
+def one_by_one(state: ControllerState, inputs: list[Input]) -> tuple[ControllerState, list[Action]]:
     actions: list[Action] = []
     for each in inputs:
         state, more = handle(state, each)
@@ -41,13 +50,13 @@ def said(actions: list[Action]) -> list[str]:
 def broken() -> tuple[Desk, list[Input]]:
     """Rank 2 is lost, and the others answer: the decision is due."""
     desk = Desk(world=WORLD, spares=1).begin().open()
-    lost = wire.Lost(
+    lost = messages.WorkerLostReport(
         worker=desk.seats()[2],
         fault=events.Fault(kind="killed", detail="SIGKILL", signal=9),
         n=3, step=3, state="running", slots={"before:3": b"own"},
     )  # fmt: skip
-    status = wire.Status(generation=1, n=3, step=3, state="running")
-    rest: dict[str, wire.AnyBody] = {desk.seats()[seat]: status for seat in (0, 1, 3)}
+    status = messages.Status(generation=1, n=3, step=3, state="running")
+    rest: dict[str, messages.AnyBody] = {desk.seats()[seat]: status for seat in (0, 1, 3)}
     return desk, frames(desk, {"": lost, **rest}, 1000)
 
 
@@ -55,7 +64,9 @@ def ready() -> tuple[Desk, list[Input]]:
     """Everybody is ready for the next generation."""
     desk, inputs = broken()
     desk.state, _ = handle_all(desk.state, inputs)
-    answers: dict[str, wire.AnyBody] = dict.fromkeys(desk.seats(), wire.Ready(generation=2, n=3))
+    answers: dict[str, messages.AnyBody] = dict.fromkeys(
+        desk.seats(), messages.WorkerReady(generation=2, n=3)
+    )
     return desk, frames(desk, answers, 2000)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.core.detect.transport import is_connection_failure
+from outlast.transport.connection_errors import is_connection_failure
 
 GLOO = (
     "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:18863"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from outlast import events, wire
-from outlast.core.membership import AgentGone, CheckpointFound, Verify
+from outlast import events
+from outlast.controller.state_machine import AgentLost, CheckpointFound, Verify
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
-COPY = wire.Checkpointed(n=8, step=8, path="step 8", tier="memory")
-OLDER = wire.Checkpointed(n=4, step=4, path="ck/4")
+COPY = messages.Checkpointed(n=8, step=8, path="step 8", tier="memory")
+OLDER = messages.Checkpointed(n=4, step=4, path="ck/4")
 
 
-def found(desk: Desk, point: wire.Checkpointed | None) -> None:
+def found(desk: Desk, point: messages.Checkpointed | None) -> None:
     generation = desk.state.generation
     desk.feed(CheckpointFound(t_ns=desk.now_ns, generation=generation, checkpoint=point))
 
 
-def verifying(told: wire.Checkpointed = COPY, **limits: float) -> Desk:
+def verifying(told: messages.Checkpointed = COPY, **limits: float) -> Desk:
     """Both ranks are gone; what was told of last is a copy in memory."""
     desk = Desk(world=2, spares=0, **{"lease_s": 100, **limits}).begin().open()
     desk.verifies = False
@@ -28,7 +29,7 @@ def verifying(told: wire.Checkpointed = COPY, **limits: float) -> Desk:
     return desk
 
 
-def starting(point: wire.Checkpointed = COPY) -> Desk:
+def starting(point: messages.Checkpointed = COPY) -> Desk:
     """It was found, and two workers are on their way to start from it."""
     desk = verifying(point)
     found(desk, point)
@@ -39,12 +40,12 @@ def starting(point: wire.Checkpointed = COPY) -> Desk:
 
 def blink(desk: Desk) -> None:
     """The agent's connection breaks, and is there again."""
-    desk.feed(AgentGone(t_ns=desk.now_ns, agent="a", incarnation=1))
+    desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
     desk.agent(*desk.state.workers)
 
 
 def origins(desk: Desk) -> set[str]:
-    told = desk.sent(wire.Seat, history=True)
+    told = desk.sent(messages.Seat, history=True)
     return {body.checkpoint.path if body.checkpoint else "" for _, body in told}
 
 
@@ -56,7 +57,7 @@ def asked(desk: Desk) -> int:
     ("now", "origin", "corrections"), [(COPY, "step 8", 0), (OLDER, "ck/4", 1), (None, "", 1)]
 )
 def test_it_is_looked_for_again(
-    now: wire.Checkpointed | None, origin: str, corrections: int
+    now: messages.Checkpointed | None, origin: str, corrections: int
 ) -> None:
     desk = starting()
     blink(desk)
@@ -64,21 +65,21 @@ def test_it_is_looked_for_again(
     assert asked(desk) == 1 and not origins(desk)
     found(desk, now)
     assert origins(desk) == {origin}
-    assert desk.seats() == ("w1-2", "w1-3") and not desk.sent(wire.Spawn, history=True)
+    assert desk.seats() == ("w1-2", "w1-3") and not desk.sent(messages.Spawn, history=True)
     assert len(desk.emitted(events.Decided, history=True)) == corrections
     assert desk.decision().n == (now.n if now else 0)
 
 
 def test_once_for_whatever_was_lost_on_the_way() -> None:
     desk = verifying(lease_s=5, hello_s=100, join_s=100)
-    desk.feed(AgentGone(t_ns=desk.now_ns, agent="a", incarnation=1))
+    desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
     found(desk, COPY)
     desk.tick(11)  # its lease is out
     desk.history.clear()
     desk._seqs.clear()
     desk.agent(incarnation=2)
     for name in desk.seats():
-        desk.say(name, wire.Hello(pid=1, fingerprint={}, address=name), incarnation=2)
+        desk.say(name, messages.WorkerHello(pid=1, fingerprint={}, address=name), incarnation=2)
     assert asked(desk) == 1 and not origins(desk)
     found(desk, OLDER)
     assert origins(desk) == {"ck/4"}
@@ -133,7 +134,7 @@ def test_a_restart_counts_once_and_from_where_it_began() -> None:
 
 
 def test_a_copy_that_nobody_had_told_of_is_no_correction() -> None:
-    disk = wire.Checkpointed(n=8, step=8, path="ck/8")
+    disk = messages.Checkpointed(n=8, step=8, path="ck/8")
     desk = verifying(disk)
     desk.history.clear()
     found(desk, COPY)

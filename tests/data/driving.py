@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from outlast import generators
+from outlast import random_state
 from outlast.checkpoint import tree
 from outlast.data import source as sources
 from outlast.data.codec import Codec
@@ -36,7 +36,7 @@ def seen(batch: Any) -> str:
 def epoch(source: Source, draws: list[Draw]) -> None:
     """The rest of an epoch, its end included."""
     while True:
-        place, states = tree.encode(source.position()), generators.snapshot()
+        place, states = tree.encode(source.position()), random_state.snapshot()
         try:
             batch = source.next()
         except StopIteration:
@@ -56,10 +56,10 @@ def train(source: Source, epochs: int, length: int | None) -> list[Draw]:
 
 def go_on(source: Source, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
     """What a joiner does: seek, put the generators back, train to the end."""
-    before = tree.encode(generators.snapshot())
+    before = tree.encode(random_state.snapshot())
     source.seek(tree.decode(draw.position))
-    assert tree.encode(generators.snapshot()) == before, "seek moved the process's generators"
-    generators.restore(draw.random)
+    assert tree.encode(random_state.snapshot()) == before, "seek moved the process's generators"
+    random_state.restore(draw.random)
     draws: list[Draw] = []
     epoch(source, draws)
     for number in range(source.epoch + 1, epochs):

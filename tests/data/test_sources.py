@@ -18,7 +18,7 @@ from loaders import SIZE, Augmented, Homemade, Stream, Uneven, mapped, other, pl
 from strangers import Mixed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from outlast import generators
+from outlast import random_state
 from outlast.checkpoint import tree
 from outlast.data.source import Source
 from outlast.errors import UsageError
@@ -136,10 +136,10 @@ def test_replay_in_the_same_process(name: str) -> None:
     source = open_source(other(name))
     source.start_epoch(0, None)
     source.next()
-    place, states = source.position(), generators.snapshot()
+    place, states = source.position(), random_state.snapshot()
     then = [tree.encode(source.next()) for _ in range(3)]
     source.seek(place)
-    generators.restore(states)
+    random_state.restore(states)
     assert [tree.encode(source.next()) for _ in range(3)] == then
     source.close()
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from outlast import events
 from outlast.cli import comparison, demo
 from outlast.cli.comparison import compare
-from outlast.observe.store import DIRECTORY, EventWriter
-from outlast.observe.summary import summarise
+from outlast.telemetry.event_store import DIRECTORY, EventWriter
+from outlast.telemetry.run_summary import summarise
 
 WORLD, STEPS = 2, 3
 

@@ -11,7 +11,7 @@ import pytest
 from outlast.cli.comparison import DIGEST
 from outlast.cli.demo import FAULTS, STEPS_MIN, example
 from outlast.config import child_environment
-from outlast.core.faults import parse
+from outlast.controller.fault_spec import parse
 
 
 def alone(folder: Path) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from outlast.fleet.tables import DAY_NS, NAMES, Tables, tables
 from outlast.fleet.writing import writing
-from outlast.records import JobEnded, Record
+from outlast.log_records import JobEnded, Record
 
 T0_NS = 20_000 * DAY_NS
 HOUR_NS = 3600 * 10**9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outlast.fleet.tables import DAY_NS, Tables, tables
-from outlast.records import Finding, JobEnded, Record
+from outlast.log_records import Finding, JobEnded, Record
 
 S, HOUR = 10**9, 3600 * 10**9
 T0 = 19_800 * DAY_NS

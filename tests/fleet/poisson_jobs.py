@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from outlast.fleet.tables import DAY_NS, KIND_OF, NAMES, Tables, schema
-from outlast.records import JobEnded
+from outlast.log_records import JobEnded
 
 T0 = 19_800 * DAY_NS
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fleet.jobs_of import cluster, finding, job
 
 from outlast.fleet.attribution import UNATTRIBUTED, attribute, cooccurring, labelled
-from outlast.records import SEVERITIES
+from outlast.log_records import SEVERITIES
 
 
 def failed(*records) -> pl.DataFrame:

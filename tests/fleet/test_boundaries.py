@@ -23,7 +23,7 @@ from outlast.fleet.rates import by_cause, introduced
 from outlast.fleet.sizes import sizes
 from outlast.fleet.states import states
 from outlast.fleet.tables import NAMES, Tables
-from outlast.records import CheckAdded, NodeSeen, Outage
+from outlast.log_records import CheckAdded, NodeSeen, Outage
 
 
 def named(found: attribution.Attributed) -> list[str]:

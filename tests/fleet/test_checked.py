@@ -13,7 +13,7 @@ from outlast.errors import SourceError
 from outlast.fleet import checked
 from outlast.fleet.lake import Lake
 from outlast.health.report import NotApplicable, Report
-from outlast.records import Finding, Severity
+from outlast.log_records import Finding, Severity
 
 T_NS = 1_715_940_000 * 10**9
 

@@ -19,7 +19,7 @@ from outlast.fleet.lake import Lake
 from outlast.fleet.lemons import lemons
 from outlast.fleet.trace.near import from_lake
 from outlast.fleet.window import window
-from outlast.records import Finding, JobEnded
+from outlast.log_records import Finding, JobEnded
 
 
 def _jobs(cluster: str, bad: str, days: int = 28) -> list[JobEnded]:

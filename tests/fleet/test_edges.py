@@ -17,8 +17,8 @@ from tests.fleet.attempts import put
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 
 from outlast.cli.main import main
-from outlast.drawing import svg
 from outlast.errors import LakeError, UsageError
+from outlast.figure_style import svg
 from outlast.fleet.aftermath import aftermath
 from outlast.fleet.attribution import attribute
 from outlast.fleet.blame import at_fault
@@ -33,8 +33,8 @@ from outlast.fleet.report.whole import Report, report
 from outlast.fleet.swaps import swaps
 from outlast.fleet.tables import Tables
 from outlast.fleet.window import window
+from outlast.log_records import NodeSeen, Outage, Repair
 from outlast.plan.scenario import scenario_of
-from outlast.records import NodeSeen, Outage, Repair
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -16,7 +16,7 @@ from outlast.errors import UsageError
 from outlast.fleet.ettr import by_size, ettr, overall, t_95, top_qos
 from outlast.fleet.job_runs import node_fails
 from outlast.fleet.tables import Tables
-from outlast.records import JobEnded
+from outlast.log_records import JobEnded
 from outlast.theory.ettr import exact
 
 RATE = 6.5 / 1000 / 86_400

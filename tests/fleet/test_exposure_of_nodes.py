@@ -22,7 +22,7 @@ from outlast.fleet.outages import by_symptom, outage_rate, repair_time
 from outlast.fleet.outsized_jobs import dominant
 from outlast.fleet.present import notes, present
 from outlast.fleet.window import window
-from outlast.records import NodeSeen, Outage
+from outlast.log_records import NodeSeen, Outage
 
 
 def _outage(node: str, hours: float = 2.0, at: float = 24.0) -> Outage:

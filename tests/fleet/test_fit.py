@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
 
+from outlast.atomic_files import write_new
 from outlast.cli.main import main
-from outlast.drafts import write_new
 from outlast.errors import LakeError, UsageError
 from outlast.fleet import synth
 from outlast.fleet.fit import Cause, Fit, fit
@@ -23,8 +23,8 @@ from outlast.fleet.intervals import share
 from outlast.fleet.lake import Lake
 from outlast.fleet.rates_file import Source, text
 from outlast.fleet.window import moment, window
+from outlast.log_records import NodeSeen, Outage
 from outlast.plan.scenario import scenario_of
-from outlast.records import NodeSeen, Outage
 
 SOURCE = Source('a "lake"\x7f', "d1")
 

@@ -13,7 +13,7 @@ from outlast.errors import UsageError
 from outlast.fleet.goodput import begun_again, by_size, lost, summary
 from outlast.fleet.instigators import instigated
 from outlast.fleet.job_runs import node_fails
-from outlast.records import JobEnded
+from outlast.log_records import JobEnded
 
 BIG: dict[str, Any] = {"nodes": 4, "gpus": 32, "hosts": "n[1-4]", "priority": 100}
 

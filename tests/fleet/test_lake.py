@@ -18,7 +18,7 @@ from outlast.fleet.doubles import Double
 from outlast.fleet.lake import MANIFEST, VERSION, Lake, read_manifest
 from outlast.fleet.tables import DAY_NS, KIND_OF, NAMES, schema, table
 from outlast.fleet.writing import READING, Added, Writer, writing
-from outlast.records import CheckAdded, Finding, JobEnded, JobState, NodeSeen, Outage, Record
+from outlast.log_records import CheckAdded, Finding, JobEnded, JobState, NodeSeen, Outage, Record
 
 DAY = 19_860 * DAY_NS
 HOUR = DAY_NS // 24

@@ -18,7 +18,7 @@ from outlast.events import (
     WorkerSpawned,
 )
 from outlast.fleet.lake import Lake
-from outlast.observe.store import EventWriter
+from outlast.telemetry.event_store import EventWriter
 
 T = 1_716_000_000 * 10**9
 S = 10**9

@@ -16,7 +16,7 @@ from outlast.fleet.lemon_evidence import UNKNOWN, evidence, parts
 from outlast.fleet.report.page import page
 from outlast.fleet.report.whole import Report, report
 from outlast.fleet.tables import Tables
-from outlast.records import Finding, JobEnded, Record, Repair
+from outlast.log_records import Finding, JobEnded, Record, Repair
 
 
 def _finding(node: str, hours: float, **more: Any) -> Finding:

@@ -24,7 +24,7 @@ from outlast.fleet.lemons import adjusted, lemons, scored
 from outlast.fleet.signals import signals
 from outlast.fleet.synth import RSC1, cluster
 from outlast.fleet.tables import DAY_NS, Tables
-from outlast.records import Finding, JobEnded, NodeSeen, Outage, Repair
+from outlast.log_records import Finding, JobEnded, NodeSeen, Outage, Repair
 from outlast.theory.gamma import poisson_above
 
 

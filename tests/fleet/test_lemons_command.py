@@ -12,7 +12,7 @@ from tests.fleet.attempts import attempt, of, put
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
 from outlast.fleet.tables import DAY_NS
-from outlast.records import Outage
+from outlast.log_records import Outage
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from outlast.fleet import goodput
 from outlast.fleet.instigators import instigated
 from outlast.fleet.job_runs import node_fails
 from outlast.fleet.loops import begun_again, loops
-from outlast.records import JobEnded
+from outlast.log_records import JobEnded
 
 
 def failing(job: str, ends_h: list[float], *, held_h: float = 0.1, **more: Any) -> list[JobEnded]:

@@ -21,7 +21,7 @@ from outlast.fleet.rates import ALL, by_cause, introduced, swing
 from outlast.fleet.rates import rolling as by_time
 from outlast.fleet.swaps import swaps
 from outlast.fleet.tables import KIND_OF, Tables, schema
-from outlast.records import CheckAdded, NodeSeen, Outage, Repair
+from outlast.log_records import CheckAdded, NodeSeen, Outage, Repair
 from outlast.theory import gamma
 
 

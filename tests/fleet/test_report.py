@@ -26,7 +26,7 @@ from outlast.fleet.report.whole import Whole, report
 from outlast.fleet.synth import cluster
 from outlast.fleet.synth.truth import Truth
 from outlast.fleet.tables import DAY_NS, Tables, tables
-from outlast.records import Finding, JobEnded
+from outlast.log_records import Finding, JobEnded
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e"
 
@@ -267,9 +267,9 @@ def test_a_browser_shows_it_without_a_complaint(whole: Whole, tmp_path: Path) ->
 
 
 def _drawn(whole: Whole) -> dict[str, str]:
-    from outlast import drawing
+    from outlast import figure_style
 
     def of(draw: Callable[..., None], key: str) -> str:
-        return drawing.svg(draw, key)
+        return figure_style.svg(draw, key)
 
     return {one.section.key: of(one.draw, one.section.key) for one in whole.told if one.draw}

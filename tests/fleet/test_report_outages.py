@@ -9,7 +9,7 @@ from outlast.fleet import outages
 from outlast.fleet.report.sections import Told
 from outlast.fleet.report.whole import report
 from outlast.fleet.tables import DAY_NS, Tables, tables
-from outlast.records import Finding, NodeSeen, Outage
+from outlast.log_records import Finding, NodeSeen, Outage
 
 HOUR_NS = DAY_NS // 24
 DAYS = 60

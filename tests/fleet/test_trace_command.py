@@ -14,7 +14,7 @@ from outlast.cli.fleet.trace import trace
 from outlast.cli.main import main
 from outlast.errors import CorruptionError, StorageError, UsageError
 from outlast.fleet.trace.report import Report
-from outlast.records import Finding, Severity
+from outlast.log_records import Finding, Severity
 
 Say = Callable[..., str]
 JOB = Job(world=3, groups=((0, 1, 2),), calls=(0,) * 6)

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from outlast.worker.groups import Groups, register
+from outlast.worker.groups import GroupRegistry, register
 
 DEADLINE_S = 120.0
 
@@ -72,7 +72,7 @@ class Member:
         self.on_collective: Callable[[str], None] = self.collectives.append
         self._addresses: queue.Queue[tuple[int, list[str]]] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
-        self.groups = Groups(
+        self.groups = GroupRegistry(
             publish=lambda g, k, v: line.write("put", g, k, v),
             on_trouble=self.troubles.append,
             on_collective=lambda op: self.on_collective(op),

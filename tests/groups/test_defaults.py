@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from outlast.checkpoint import Checkpointer, tree
 from outlast.checkpoint.schema import STAGED_BYTES_MIN, TensorSpec
 from outlast.data.tickets import draw_seed
-from outlast.worker import generators, transfer
-from outlast.worker.fingerprint import fingerprint
+from outlast.worker.compute_environment import fingerprint
+from outlast.worker.phases import state_transfer
+from outlast.worker.state import protected_state
 
 CPU = torch.device("cpu")
 
@@ -84,9 +85,9 @@ def _moves_state(member: Any) -> list[Any]:
     assert groups.vote("yes")
     assert groups.gather_bytes(b"x" * member.rank) == [b"", b"x"]
     if member.rank == 0:
-        digest, size, _ = transfer.send(groups, 1, _state(), lambda: None)
+        digest, size, _ = state_transfer.send(groups, 1, _state(), lambda: None)
     else:
-        received, (digest, size, _) = transfer.receive(groups, 0, lambda: None)
+        received, (digest, size, _) = state_transfer.receive(groups, 0, lambda: None)
         assert _equal(received, _state())
     return [digest, size]
 
@@ -113,9 +114,9 @@ class _Copies(TorchFunctionMode):
 def test_a_donor_copies_from_its_device_what_it_sends_next_and_no_more() -> None:
     _, tensors = tree.flatten(_state())
     with _Copies() as copies:
-        chunks = list(transfer._chunks(tensors))
+        chunks = list(state_transfer._chunks(tensors))
     assert sum(copies.sizes) == sum(c.numel() for c in chunks) == (5 << 22) + 4
-    assert max(copies.sizes) == transfer.CHUNK_BYTES
+    assert max(copies.sizes) == state_transfer.CHUNK_BYTES
 
 
 def test_small_tensors_go_home_and_large_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +146,8 @@ def test_a_spare_takes_over_the_generator_of_another_device(
     )
     untouched = devices[1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    captured = generators.capture({})
+    captured = protected_state.capture({})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    generators.restore(captured, {})
+    protected_state.restore(captured, {})
     assert torch.equal(devices[1], devices[0])
     assert not torch.equal(devices[1], untouched)

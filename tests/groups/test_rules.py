@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from outlast.errors import CorruptionError, PhaseError, StepRefused, UnsupportedError
-from outlast.worker.groups import Record
+from outlast.worker.groups import SetupRecord
 
 pytestmark = pytest.mark.process
 
@@ -124,7 +124,7 @@ def _record(member: Any) -> list[Any]:
 
 
 def _replay(member: Any, record: bytes, otherwise: bool) -> list[Any]:
-    member.groups.record = Record.decode(record)
+    member.groups.record = SetupRecord.decode(record)
     member.init_dry(1, 2)
     return _set_up(1, otherwise=otherwise)
 
@@ -139,7 +139,7 @@ def test_a_joiner_gets_what_generation_one_got(cluster: Any, clusters: Any) -> N
 
 
 def test_a_record_is_bounded_and_checked() -> None:
-    record = Record()
+    record = SetupRecord()
     large, small = torch.zeros(70_000, dtype=torch.uint8), torch.arange(4)
     for tensor in (large, small, torch.zeros(2)):
         entry = record.note("0", "broadcast", [tensor])
@@ -153,4 +153,4 @@ def test_a_record_is_bounded_and_checked() -> None:
         record.capture(entry, [large[:60_000]])
     assert len(record.encode()) < (8 << 20) + 65_536
     with pytest.raises(CorruptionError):
-        Record.decode(b"\xc1damaged")
+        SetupRecord.decode(b"\xc1damaged")

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from outlast.errors import GroupError, StepRefused
 from outlast.worker.groups import is_transport_error
-from outlast.worker.process import STUCK_S
+from outlast.worker.worker_process import STUCK_S
 
 pytestmark = pytest.mark.process
 

@@ -14,8 +14,8 @@ from torch.futures import Future
 
 from outlast.config import Limits
 from outlast.errors import GroupError
-from outlast.worker.groups.works import Works
-from outlast.worker.process import Worker
+from outlast.worker.groups.pending_works import PendingWorks
+from outlast.worker.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +85,7 @@ def test_copies_have_a_deadline_of_their_own(cluster: Any) -> None:
 
 
 def _as_a_worker(member: Any) -> list[float]:
-    worker = Worker(None)
+    worker = WorkerProcess(None)
     try:
         return [worker.groups._timeout_s, worker.groups._copy_s]
     finally:
@@ -198,7 +198,7 @@ class _Queued(dist.Work):
 def test_on_a_device_the_end_is_what_the_device_says(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works, work, waits = Works(lambda _: None), _Queued(), []
+    works, work, waits = PendingWorks(lambda _: None), _Queued(), []
     works.add(op, work, on_cpu=False)
     works.on_device()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))

@@ -7,7 +7,7 @@ from typing import Any
 from outlast.health.contract import About, AnyCheck, Sample
 from outlast.health.memory import Memory, Rule, remembered
 from outlast.health.settings import settled
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 T0_NS = 1_763_000_000 * 10**9
 SECOND_NS = 10**9

@@ -15,7 +15,7 @@ import pytest
 from outlast.cli.main import main
 from outlast.health.report import WORST_FIRST, Report, worst
 from outlast.health.verdict import exit_code, nagios
-from outlast.records import SEVERITIES, Finding, Severity
+from outlast.log_records import SEVERITIES, Finding, Severity
 
 OWN = """
 from outlast.health.contract import Check, Probe, Said, Sample

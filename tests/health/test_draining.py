@@ -18,7 +18,7 @@ from outlast.health.breaker import PREFIX, REASON_MAX, Drained, allowance, reaso
 from outlast.health.drain import LEDGER, drain, take_slot
 from outlast.health.report import Report
 from outlast.health.settings import Drain
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 NOW_NS = time.time_ns()
 TOOL = """#!{python}

@@ -17,7 +17,7 @@ from outlast.health.memory import (
     rise,
     still,
 )
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 RULE = Rule(times=3, window_s=3600, recovery_s=1800)
 

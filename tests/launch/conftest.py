@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from outlast.launch import arguments, rundir
-from outlast.launch.crew import Crew
-from outlast.launch.display import Record
-from outlast.launch.rundir import RunDir
-from outlast.launch.warden import everybody, look
-from outlast.observe.live import LineDisplay
-from outlast.observe.store import Clock, EventWriter
+from outlast.launch import run_directory, torchrun_arguments
+from outlast.launch.host.reaper import all_processes, read_process_stat
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.run_directory import RunDir
+from outlast.launch.run_display import DisplayRecord
+from outlast.telemetry.event_store import EventClock, EventWriter
+from outlast.telemetry.live_view import LineDisplay
 
 DEADLINE_S = 60.0  # bounds a hang; it costs nothing where the machine is fast
 Launcher = subprocess.Popen[str]
@@ -110,7 +110,7 @@ class Stage:
     @staticmethod
     def alive(pid: int) -> bool:
         """Running in any way; a zombie is not."""
-        seen = look(pid)
+        seen = read_process_stat(pid)
         return seen is not None and seen.state not in "ZX"
 
     def pid_in(self, name: str) -> int:
@@ -124,26 +124,26 @@ class Stage:
         path.write_text(head + HELP + text)
         return path
 
-    def plan(self, script: Path, *flags: str) -> arguments.RunPlan:
-        return arguments.parse(["--run-dir", str(self.root / "run"), *flags, str(script)])
+    def plan(self, script: Path, *flags: str) -> torchrun_arguments.RunPlan:
+        return torchrun_arguments.parse(["--run-dir", str(self.root / "run"), *flags, str(script)])
 
     def play(
         self,
-        plan: arguments.RunPlan,
-        act: Callable[[Crew, Record], Awaitable[object]],
+        plan: torchrun_arguments.RunPlan,
+        act: Callable[[WorkerPool, DisplayRecord], Awaitable[object]],
     ) -> None:
         """Run `act` with a crew; everybody is gone afterwards, whatever it did."""
 
         async def scene() -> None:
-            crew = Crew(plan, run_dir, self.token, "here", Clock(), self.notes.append)
+            crew = WorkerPool(plan, run_dir, self.token, "here", EventClock(), self.notes.append)
             try:
                 async with asyncio.timeout(60):
                     await act(crew, record)
             finally:
                 await crew.close()
 
-        run_dir: RunDir = rundir.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
-        record = Record(EventWriter(run_dir.room("events"), "test"), LineDisplay())
+        run_dir: RunDir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
+        record = DisplayRecord(EventWriter(run_dir.room("events"), "test"), LineDisplay())
         try:
             asyncio.run(scene())
         finally:
@@ -176,5 +176,5 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     # What an earlier test gave up may still be ending: what this one left would stay.
     Stage.eventually(lambda: not _descriptors().items() - before.items(), "no descriptors left")
     Stage.eventually(lambda: threading.active_count() <= threads, "no threads left behind")
-    ours = [pid for pid in everybody() if _works_in(pid, tmp_path)]
+    ours = [pid for pid in all_processes() if _works_in(pid, tmp_path)]
     assert ours == [], "a test left processes behind"

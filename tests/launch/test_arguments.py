@@ -10,7 +10,7 @@ import pytest
 
 from outlast import config
 from outlast.errors import ConfigError, UsageError
-from outlast.launch.arguments import RunPlan, parse
+from outlast.launch.torchrun_arguments import RunPlan, parse
 
 
 @pytest.fixture

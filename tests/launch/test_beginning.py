@@ -15,10 +15,10 @@ from outlast.checkpoint.copying import copy
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import Place
 from outlast.errors import ConfigError, CorruptionError, StorageError
-from outlast.launch import rundir
-from outlast.launch.beginning import begin
-from outlast.launch.origin import Search, look
-from outlast.launch.rundir import Job, RunDir
+from outlast.launch import run_directory
+from outlast.launch.newest_copy import CheckpointSearch, find_copies
+from outlast.launch.run_directory import RunDir, RunningJob
+from outlast.launch.start_point import begin
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def taken(tmp_path: Path, job: str = "", term: int = 1) -> RunDir:
     path = tmp_path / "run"
     if job:
         path.mkdir(exist_ok=True)
-        before = Job(
-            version=rundir.VERSION, run=job, script="s", args=(), world=1, created_ns=1,
+        before = RunningJob(
+            version=run_directory.VERSION, run=job, script="s", args=(), world=1, created_ns=1,
             term=term - 1,
         )  # fmt: skip
         (path / "run.json").write_bytes(msgspec.json.encode(before))
-    return rundir.take(path, "s", (), 1)
+    return run_directory.take(path, "s", (), 1)
 
 
 def started(run_dir: RunDir, *durable: Folder) -> tuple[int, list[str], list[str]]:
@@ -64,7 +64,7 @@ def test_a_fresh_directory_takes_the_job_over(tmp_path: Path, far: Folder) -> No
     assert step == 3 and "step 3 is copied here" in told[0]
     assert any("goes on here, at step 3" in note for note in notes)
     assert run_dir.job.run == job_of(far) != fresh
-    kept = msgspec.json.decode((run_dir.path / "run.json").read_bytes(), type=Job)
+    kept = msgspec.json.decode((run_dir.path / "run.json").read_bytes(), type=RunningJob)
     assert kept == run_dir.job
     local = Folder(run_dir.room("checkpoints"))
     assert places(local) == [place(3)] and verify(open_checkpoint(local, place(3))) == []
@@ -183,11 +183,11 @@ def test_empty_storage_is_a_fresh_start(tmp_path: Path) -> None:
 def test_a_restart_looks_further_only_where_something_is_wrong(tmp_path: Path, far: Folder) -> None:
     local = Folder(tmp_path / "here")
     copy(far, place(1), local)
-    search = Search(local.root, job_of(far), (), "", [far])
-    near = look(search).checkpoint
+    search = CheckpointSearch(local.root, job_of(far), (), "", [far])
+    near = find_copies(search).checkpoint
     assert near is not None and near.step == 1
     flip(local.root / place(1).directory / "shard-00000", 5)
-    found = look(search)
+    found = find_copies(search)
     assert found.checkpoint is not None and found.checkpoint.step == 2 and not found.error
     assert "is passed over" in found.damaged[0]
 
@@ -196,10 +196,12 @@ def test_storage_that_is_gone_ends_a_restart_only_where_nothing_is_here(
     tmp_path: Path, far: Folder
 ) -> None:
     gone, local = Gone(tmp_path / "gone"), Folder(tmp_path / "here")
-    assert isinstance(look(Search(local.root, job_of(far), (), "", [gone])).error, StorageError)
+    assert isinstance(
+        find_copies(CheckpointSearch(local.root, job_of(far), (), "", [gone])).error, StorageError
+    )
     for step in (1, 2):
         copy(far, place(step), local)
     flip(local.root / place(2).directory / "shard-00000", 5)
-    found = look(Search(local.root, job_of(far), (), "", [gone]))
+    found = find_copies(CheckpointSearch(local.root, job_of(far), (), "", [gone]))
     assert found.checkpoint is not None and found.checkpoint.step == 1 and not found.error
     assert "cannot be reached" in found.damaged[-1]

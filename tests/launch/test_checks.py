@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from outlast import wire
-from outlast.core.contract import FindingKey, Moved, Opened
+from outlast.controller.inputs import FindingKey, Opened, RankMigrated
 from outlast.events import Warned
 from outlast.health.keeping import refuse_shared
-from outlast.launch import checks
-from outlast.launch.checks import Checks, failed, left, local_rank, read
-from outlast.launch.crew import Crew, Post
-from outlast.launch.looking import FailedError, Looking
-from outlast.launch.processes import become_subreaper
-from outlast.records import Finding
+from outlast.launch.host import check_runner
+from outlast.launch.host.check_process import CheckFailedError, CheckProcess
+from outlast.launch.host.check_runner import CheckRunner, failed, left, local_rank, read
+from outlast.launch.host.worker_family import become_subreaper
+from outlast.launch.host.worker_pool import WorkerPool, WorkerPost
+from outlast.log_records import Finding
+from outlast.transport import messages
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -43,19 +43,19 @@ def report(*findings: Finding) -> bytes:
 def test_what_is_not_healthy_is_found_the_worst_first() -> None:
     seen = read(report(finding("warn"), finding("healthy", "link"), finding("now", device="GPU 1")))
     assert [(one.severity, one.device) for one in seen.found] == [("now", "GPU 1"), ("warn", "")]
-    assert seen.told == ("gpu", "link", checks.OWN)
+    assert seen.told == ("gpu", "link", check_runner.OWN)
 
 
 def test_a_check_that_could_not_tell_all_ends_nothing() -> None:
     seen = read(report(finding("healthy", "mount"), finding("unknown", "mount", device="/scratch")))
-    assert [one.severity for one in seen.found] == ["unknown"] and seen.told == (checks.OWN,)
+    assert [one.severity for one in seen.found] == ["unknown"] and seen.told == (check_runner.OWN,)
 
 
 def test_what_is_left_out_is_not_over() -> None:
-    many = [finding("warn", device=str(number)) for number in range(checks.FOUND_MAX + 1)]
+    many = [finding("warn", device=str(number)) for number in range(check_runner.FOUND_MAX + 1)]
     seen = read(report(*many, finding("now", "disk", detail="x" * 9000)))
-    assert len(seen.found) == checks.FOUND_MAX and seen.told == ("disk", checks.OWN)
-    assert seen.found[0].check == "disk" and len(seen.found[0].detail) == checks.DETAIL_MAX
+    assert len(seen.found) == check_runner.FOUND_MAX and seen.told == ("disk", check_runner.OWN)
+    assert seen.found[0].check == "disk" and len(seen.found[0].detail) == check_runner.DETAIL_MAX
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_left_out_is_not_over() -> None:
     ],
 )
 def test_nonsense_is_no_answer(text: bytes) -> None:
-    with pytest.raises(FailedError):
+    with pytest.raises(CheckFailedError):
         read(text)
 
 
@@ -74,7 +74,7 @@ def test_a_check_that_fails_is_unknown_and_keeps_what_was_found() -> None:
     before = read(report(finding("now", device="GPU 1")))
     seen = failed(failed(before, "late"), "late again")
     assert [(one.check, one.severity) for one in seen.found] == [
-        (checks.OWN, "unknown"), ("gpu", "now"),
+        (check_runner.OWN, "unknown"), ("gpu", "now"),
     ]  # fmt: skip
     assert seen.told == () and failed(None, "late").found[0].detail == "late"
 
@@ -98,7 +98,7 @@ def test_which_local_rank_has_the_device(
 def test_devices_that_an_earlier_launcher_left_are_left_from_the_start() -> None:
     places = [("here", "GPU 1"), ("there", "GPU 2"), ("here", "mlx5_0/1"), ("here", "GPU 3")]
     journal = [
-        Moved(
+        RankMigrated(
             worker="w1-1", finding=FindingKey(host, "gpu", "gpu-driver", "XID 79", device), t_ns=5
         )
         for host, device in places
@@ -120,9 +120,9 @@ child.wait()
 """
 
 
-def looking(stage: Stage, code: str, deadline_s: float = 20.0) -> Looking:
+def looking(stage: Stage, code: str, deadline_s: float = 20.0) -> CheckProcess:
     command = [sys.executable, "-c", code]
-    return Looking(command, stage.root / "health", deadline_s, set())
+    return CheckProcess(command, stage.root / "health", deadline_s, set())
 
 
 def answer(stage: Stage, code: str, deadline_s: float = 20.0) -> bytes:
@@ -144,12 +144,12 @@ def test_what_it_remembers_is_its_own_whatever_the_umask_is(stage: Stage) -> Non
 
 
 def test_one_that_says_nothing_is_quoted(stage: Stage) -> None:
-    with pytest.raises(FailedError, match="exit code 2: outlast: no such key"):
+    with pytest.raises(CheckFailedError, match="exit code 2: outlast: no such key"):
         answer(stage, "import sys; sys.exit(print('outlast: no such key', file=sys.stderr) or 2)")
 
 
 def test_one_that_never_ends_its_answer_is_cut_off(stage: Stage) -> None:
-    with pytest.raises(FailedError, match="more than"):
+    with pytest.raises(CheckFailedError, match="more than"):
         answer(stage, "while True: print('x' * 100_000)")
 
 
@@ -160,7 +160,7 @@ def test_one_that_is_late_is_killed_and_the_loop_goes_on(stage: Stage) -> None:
         while not task.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        with pytest.raises(FailedError, match="no answer within"):
+        with pytest.raises(CheckFailedError, match="no answer within"):
             task.result()
         return ticks
 
@@ -169,7 +169,7 @@ def test_one_that_is_late_is_killed_and_the_loop_goes_on(stage: Stage) -> None:
 
 def test_one_that_cannot_be_started_is_told(stage: Stage) -> None:
     (stage.root / "health").write_text("a file")
-    with pytest.raises(FailedError, match="cannot be started"):
+    with pytest.raises(CheckFailedError, match="cannot be started"):
         answer(stage, "print(1)")
 
 
@@ -196,13 +196,15 @@ def test_with_the_answer_there_its_children_go_too(stage: Stage) -> None:
 
 
 def played(
-    stage: Stage, flags: list[str], act: Callable[[Crew, list[wire.Checked]], Awaitable[None]]
+    stage: Stage,
+    flags: list[str],
+    act: Callable[[WorkerPool, list[messages.NodeChecked]], Awaitable[None]],
 ) -> None:
     script = stage.script("tell('up')\nsignal.pause()")
 
-    async def scene(crew: Crew, _record: object) -> None:
-        said: list[wire.Checked] = []
-        looks = Checks(crew, said.append)
+    async def scene(crew: WorkerPool, _record: object) -> None:
+        said: list[messages.NodeChecked] = []
+        looks = CheckRunner(crew, said.append)
         task = asyncio.create_task(looks.run())
         try:
             await act(crew, said)
@@ -236,15 +238,15 @@ def test_the_real_check_finds_and_clears(stage: Stage, monkeypatch: pytest.Monke
     flag = stage.root / "flag"
     flag.touch()
 
-    async def act(crew: Crew, said: list[wire.Checked]) -> None:
-        worker = crew.start(Post("w1-1", 1, "here", 1, 0))
+    async def act(crew: WorkerPool, said: list[messages.NodeChecked]) -> None:
+        worker = crew.start(WorkerPost("w1-1", 1, "here", 1, 0))
         await stage.eventually_async(lambda: said, "the first check")
         (one,) = said[0].found
         assert (one.severity, one.device, one.worker) == ("drain", "GPU 1", worker.name)
         assert crew.unwell == set(), "nobody asked to leave"
         flag.unlink()
         await stage.eventually_async(lambda: not said[-1].found, "clear")
-        assert said[-1].told == ("flag", checks.OWN)
+        assert said[-1].told == ("flag", check_runner.OWN)
 
     played(stage, flags, act)
 
@@ -255,10 +257,10 @@ def test_who_is_to_leave_a_device_is_not_followed_by_others(
     flags = ["--check-every=1h", f"--check-settings={settings(stage, monkeypatch)}"]
     (stage.root / "flag").touch()
 
-    async def act(crew: Crew, said: list[wire.Checked]) -> None:
+    async def act(crew: WorkerPool, said: list[messages.NodeChecked]) -> None:
         await stage.eventually_async(lambda: said, "the first check")
         assert crew.unwell == {1} and said[0].found[0].worker == ""
-        ranks = [crew.start(Post(f"w1-{k}", -1, "here", 1, 0)).local_rank for k in range(4)]
+        ranks = [crew.start(WorkerPost(f"w1-{k}", -1, "here", 1, 0)).local_rank for k in range(4)]
         assert ranks == [2, 3, 0, 1]
 
     played(stage, [*flags, "--migrate-on=drain", "--spares=2"], act)
@@ -267,13 +269,16 @@ def test_who_is_to_leave_a_device_is_not_followed_by_others(
 def test_a_check_that_cannot_run_is_unknown_each_time_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "command", lambda *_: [str(stage.root / "no_such_program")])
+    monkeypatch.setattr(check_runner, "command", lambda *_: [str(stage.root / "no_such_program")])
 
-    async def act(_crew: Crew, said: list[wire.Checked]) -> None:
+    async def act(_crew: WorkerPool, said: list[messages.NodeChecked]) -> None:
         await stage.eventually_async(lambda: len(said) > 2, "three checks")
         assert said[0] == said[1] == said[2] and said[0].told == ()
         (one,) = said[0].found
-        assert isinstance(one, Warned) and (one.check, one.severity) == (checks.OWN, "unknown")
+        assert isinstance(one, Warned) and (one.check, one.severity) == (
+            check_runner.OWN,
+            "unknown",
+        )
         assert "no_such_program" in one.detail
 
     played(stage, ["--check-every=10ms"], act)

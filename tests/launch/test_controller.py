@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outlast import events, framing, wire
+from outlast import events
 from outlast.errors import GaveUpError, RunDirError
-from outlast.launch import controller as controllers
-from outlast.launch.controller import Controller
-from outlast.launch.crew import Crew
-from outlast.launch.display import Record
-from outlast.launch.journal import read_journal
-from outlast.launch.origin import Search
-from outlast.observe.segments import SegmentWriter
-from outlast.observe.store import read_events
+from outlast.launch import controller_shell as controllers
+from outlast.launch.controller_shell import ControllerShell
+from outlast.launch.decision_journal import read_journal
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.newest_copy import CheckpointSearch
+from outlast.launch.run_display import DisplayRecord
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.segment_files import SegmentWriter
+from outlast.transport import framing, messages
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -29,23 +30,23 @@ SILENT = "signal.pause()"
 class Caller:
     """Somebody at the controller's door."""
 
-    def __init__(self, stage: Stage, controller: Controller, token: bytes) -> None:
+    def __init__(self, stage: Stage, controller: ControllerShell, token: bytes) -> None:
         self._stage = stage
         self.token = token
         self.sock = socket.create_connection(controller.address, timeout=10)
         self.sock.setblocking(False)
         self.run = controller.job.run
         self.decoder = framing.Decoder(stage.token)
-        self.frames: list[wire.Envelope] = []
+        self.frames: list[messages.MessageEnvelope] = []
 
-    def say(self, body: wire.AnyBody, worker: str = "", seq: int = 1) -> None:
-        envelope = wire.Envelope(
+    def say(self, body: messages.AnyBody, worker: str = "", seq: int = 1) -> None:
+        envelope = messages.MessageEnvelope(
             run=self.run, term=1, agent="here", incarnation=1, worker=worker, seq=seq, body=body
         )
         self.sock.sendall(framing.encode(envelope, self.token))
 
     def hello(self) -> None:
-        self.say(wire.AgentHello(host="here", address="127.0.0.1", capacity=2, lease_s=5))
+        self.say(messages.AgentHello(host="here", address="127.0.0.1", capacity=2, lease_s=5))
 
     async def turned_away(self) -> bool:
         """Whether the door is shut in our face."""
@@ -60,7 +61,7 @@ class Caller:
             return False
         return True
 
-    async def heard(self, kind: type[wire.Body]) -> bool:
+    async def heard(self, kind: type[messages.Body]) -> bool:
         """Whether a frame of this kind comes."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(10):
@@ -73,12 +74,12 @@ class Caller:
 
 
 def at_the_door(
-    stage: Stage, token: bytes, act: Callable[[Caller, Controller], Awaitable[None]]
+    stage: Stage, token: bytes, act: Callable[[Caller, ControllerShell], Awaitable[None]]
 ) -> None:
-    async def scene(crew: Crew, record: Record) -> None:
-        controller = Controller(
+    async def scene(crew: WorkerPool, record: DisplayRecord) -> None:
+        controller = ControllerShell(
             crew.plan, crew.run_dir, stage.token, record, None,
-            Search(crew.run_dir.room("checkpoints"), crew.run_dir.job.run, (), ""),
+            CheckpointSearch(crew.run_dir.room("checkpoints"), crew.run_dir.job.run, (), ""),
         )  # fmt: skip
         controller.begin()
         caller = Caller(stage, controller, token)
@@ -97,7 +98,7 @@ def notes(stage: Stage) -> str:
 
 
 def test_a_wrong_token_is_refused_and_noted(stage: Stage) -> None:
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.hello()
         assert await caller.turned_away() and not caller.frames
 
@@ -106,15 +107,15 @@ def test_a_wrong_token_is_refused_and_noted(stage: Stage) -> None:
 
 
 def test_the_right_token_is_served(stage: Stage) -> None:
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.hello()
-        assert await caller.heard(wire.Spawn)
+        assert await caller.heard(messages.Spawn)
 
     at_the_door(stage, stage.token, act)
 
 
 def test_another_run_is_refused(stage: Stage) -> None:
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.run = "another"
         caller.hello()
         assert await caller.turned_away() and not caller.frames
@@ -125,7 +126,7 @@ def test_another_run_is_refused(stage: Stage) -> None:
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"OLW1" + b"\0" * 200])
 def test_noise_is_refused(stage: Stage, data: bytes) -> None:
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.sock.sendall(data)
         assert await caller.turned_away()
 
@@ -136,7 +137,7 @@ def test_noise_is_refused(stage: Stage, data: bytes) -> None:
 def test_a_stranger_cannot_fill_the_memory(stage: Stage) -> None:
     """A frame may announce 128 MiB, and its tag comes true only at its end."""
 
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.sock.sendall(framing.HEADER.pack(framing.MAGIC, 100 << 20, b"x" * 16))
         caller.sock.setblocking(True)
         with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel likes
@@ -149,7 +150,7 @@ def test_a_stranger_cannot_fill_the_memory(stage: Stage) -> None:
 def test_the_silent_are_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "STRANGER_S", 0.1)
 
-    async def act(caller: Caller, _controller: Controller) -> None:
+    async def act(caller: Caller, _controller: ControllerShell) -> None:
         assert await caller.turned_away()
 
     at_the_door(stage, stage.token, act)
@@ -167,12 +168,12 @@ def test_a_journal_of_another_version_is_not_guessed_at(stage: Stage) -> None:
 def test_a_journal_that_cannot_be_written_ends_the_run(stage: Stage) -> None:
     """No decision without its record: the disk is as good as full."""
 
-    async def act(caller: Caller, controller: Controller) -> None:
+    async def act(caller: Caller, controller: ControllerShell) -> None:
         directory = stage.root / "run" / "journal"
         directory.rmdir()
         caller.hello()
-        await caller.heard(wire.Spawn)
-        caller.say(wire.Hello(pid=1, fingerprint={}, address="a:1"), "w1-0", 1)
+        await caller.heard(messages.Spawn)
+        caller.say(messages.WorkerHello(pid=1, fingerprint={}, address="a:1"), "w1-0", 1)
         with pytest.raises(RunDirError, match="everything decided before is kept"):
             async with asyncio.timeout(10):
                 await controller.ended
@@ -186,7 +187,7 @@ def test_a_mistake_in_the_core_is_told_and_ends_the_run(
     def broken(_state: object, _event: object) -> None:
         raise AssertionError("two workers in seat 3")
 
-    async def act(caller: Caller, controller: Controller) -> None:
+    async def act(caller: Caller, controller: ControllerShell) -> None:
         monkeypatch.setattr(controllers, "handle", broken)
         caller.hello()
         with pytest.raises(GaveUpError, match="two workers in seat 3"):

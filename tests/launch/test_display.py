@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from outlast.events import AnyEvent, Note
-from outlast.launch.display import Detached
-from outlast.observe.board import Beats
+from outlast.launch.run_display import DetachedDisplay
+from outlast.telemetry.run_board import Beats
 
 PATIENCE_S = 30.0
 
@@ -48,7 +48,7 @@ def note(text: str) -> Note:
 def test_everything_is_shown_in_order() -> None:
     terminal = Terminal()
     terminal.flowing.set()
-    shown = Detached(terminal)
+    shown = DetachedDisplay(terminal)
     shown.event(note("begun"))
     shown.beats({"w": (1, 1, "running", 2.0)})
     shown.line(3, "hello")
@@ -58,7 +58,7 @@ def test_everything_is_shown_in_order() -> None:
 
 def test_a_blocked_terminal_holds_nobody_up_and_the_dropped_are_counted() -> None:
     terminal = Terminal()
-    shown = Detached(terminal, backlog_max=10)
+    shown = DetachedDisplay(terminal, backlog_max=10)
     shown.line(0, "first")
     assert terminal.blocked.wait(PATIENCE_S)  # the view is stuck in a write now
     for k in range(100):
@@ -77,7 +77,7 @@ def test_a_view_that_fails_is_told_once_and_taken_no_further(
 ) -> None:
     terminal = Terminal()
     terminal.flowing.set()
-    shown = Detached(terminal)
+    shown = DetachedDisplay(terminal)
     shown.event("no event")  # type: ignore[arg-type]
     for _ in range(20):
         shown.line(0, "more")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.launch import error_file
+from outlast.launch.host import error_file
 
 
 @pytest.fixture

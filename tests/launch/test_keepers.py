@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.core.placement import Spot
-from outlast.launch import keepers
-from outlast.launch.keepers import Keepers
+from outlast.controller.replica_placement import ReplicaSpot
+from outlast.launch.host import keeper_pool
+from outlast.launch.host.keeper_pool import KeeperPool
 
 pytestmark = pytest.mark.process
 
@@ -22,8 +22,8 @@ async def killed(times: int, lock_fd: int) -> list[str]:
     notes: asyncio.Queue[str] = asyncio.Queue()
     pids: set[int] = set()
     prefix = f"@outlast-test-{secrets.token_hex(8)}-"
-    held = Keepers(
-        prefix, secrets.token_hex(16), lock_fd, pids, notes.put_nowait, spots=[Spot("here")],
+    held = KeeperPool(
+        prefix, secrets.token_hex(16), lock_fd, pids, notes.put_nowait, spots=[ReplicaSpot("here")],
         copies=1, parity=0, peer_rate_bytes_per_s=None,
     )  # fmt: skip
     held.start(0)
@@ -40,7 +40,7 @@ async def killed(times: int, lock_fd: int) -> list[str]:
 def test_a_keeper_that_keeps_dying_is_given_up_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "STARTS_MAX", 2)
+    monkeypatch.setattr(keeper_pool, "STARTS_MAX", 2)
     with (tmp_path / "lock").open("w") as lock:
         notes = asyncio.run(killed(2, lock.fileno()))
     assert "rank 0 has no keeper any more, and cannot be saved" in notes[-1]
@@ -50,8 +50,8 @@ def test_a_keeper_that_keeps_dying_is_given_up_and_said(
 def test_one_that_lived_long_gives_all_starts_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "STARTS_MAX", 2)
-    monkeypatch.setattr(keepers, "YOUNG_S", 0.0)
+    monkeypatch.setattr(keeper_pool, "STARTS_MAX", 2)
+    monkeypatch.setattr(keeper_pool, "YOUNG_S", 0.0)
     with (tmp_path / "lock").open("w") as lock:
         notes = asyncio.run(killed(4, lock.fileno()))
     assert len(notes) == 4 and not any("no keeper" in note for note in notes)

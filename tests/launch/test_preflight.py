@@ -12,9 +12,9 @@ from tests.checkpoint.bucket_server import BUCKET, BucketServer
 
 from outlast.checkpoint import room
 from outlast.errors import ConfigError, StorageError
-from outlast.launch import arguments, preflight
-from outlast.launch.arguments import RunPlan
-from outlast.launch.environment import free_port
+from outlast.launch import preflight, torchrun_arguments
+from outlast.launch.host.worker_environment import free_port
+from outlast.launch.torchrun_arguments import RunPlan
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -129,7 +129,7 @@ def server(
 def with_durable(tmp_path: Path, *targets: str) -> RunPlan:
     (tmp_path / "script.py").write_text("")
     flags = ["--run-dir", str(tmp_path / "run"), *(f"--durable={target}" for target in targets)]
-    return arguments.parse([*flags, str(tmp_path / "script.py")])
+    return torchrun_arguments.parse([*flags, str(tmp_path / "script.py")])
 
 
 @pytest.mark.parametrize(

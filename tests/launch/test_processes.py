@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outlast.launch import processes
-from outlast.launch.crew import Crew, Post, Remains, Worker, fault_of
-from outlast.launch.display import Record
-from outlast.launch.processes import become_subreaper
-from outlast.launch.warden import everybody, look
+from outlast.launch.host import worker_family
+from outlast.launch.host.reaper import all_processes, read_process_stat
+from outlast.launch.host.worker_family import become_subreaper
+from outlast.launch.host.worker_pool import (
+    WorkerHandle,
+    WorkerOutcome,
+    WorkerPool,
+    WorkerPost,
+    worker_fault,
+)
+from outlast.launch.run_display import DisplayRecord
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -33,18 +39,22 @@ tell("worker")
 NAMES = ("worker", "child", "moved", "daemon")
 
 
-def post(seat: int = 0, name: str = "w1-0") -> Post:
-    return Post(name, seat, "here", 1, 0)
+def post(seat: int = 0, name: str = "w1-0") -> WorkerPost:
+    return WorkerPost(name, seat, "here", 1, 0)
 
 
-async def start(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker, asyncio.Event]:
+async def start(
+    crew: WorkerPool, seat: int = 0, name: str = "w1-0"
+) -> tuple[WorkerHandle, asyncio.Event]:
     died = asyncio.Event()
     worker = crew.start(post(seat, name))
     worker.on_exit = lambda _worker: died.set()
     return worker, died
 
 
-async def outlive(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker, Remains]:
+async def outlive(
+    crew: WorkerPool, seat: int = 0, name: str = "w1-0"
+) -> tuple[WorkerHandle, WorkerOutcome]:
     """Start a worker, wait for its end, bury it."""
     worker, died = await start(crew, seat, name)
     async with asyncio.timeout(20):
@@ -55,7 +65,7 @@ async def outlive(crew: Crew, seat: int = 0, name: str = "w1-0") -> tuple[Worker
 def children() -> list[int]:
     """Ours, dead or alive, that are not of this session: workers' and their orphans."""
     us, session = os.getpid(), os.getsid(0)
-    return [p.pid for p in everybody().values() if p.parent == us and p.session != session]
+    return [p.pid for p in all_processes().values() if p.parent == us and p.session != session]
 
 
 @pytest.mark.parametrize("end", ["signal.pause()", "sys.exit(3)", "os.kill(os.getpid(), 19)"])
@@ -63,7 +73,7 @@ def test_the_whole_family_dies_and_is_reaped(stage: Stage, end: str) -> None:
     """However the main process ends: killed while it lives, by itself, or stopped."""
     become_subreaper()
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, died = await start(crew)
         await stage.eventually_async(
             lambda: all(stage.pid_in(name) for name in NAMES), "everybody is there"
@@ -91,7 +101,7 @@ tell(f"worker{rank}")
 signal.pause()
 """
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         first, _ = await start(crew, 0, "w1-1")
         await start(crew, 1, "w1-10")  # whose mark begins like the other's
         names = ("worker0", "daemon0", "worker1", "daemon1")
@@ -103,13 +113,13 @@ signal.pause()
 
 
 def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, died = await start(crew)
         await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
         os.kill(worker.process.pid, signal.SIGKILL)
         await asyncio.wait_for(died.wait(), 60)  # nothing else than the pidfd sets it
         remains = await crew.bury(worker)
-        fault = fault_of(worker, remains, "here", 1)
+        fault = worker_fault(worker, remains, "here", 1)
         assert (fault.kind, fault.signal, fault.detail) == ("killed", 9, "killed by SIGKILL")
 
     stage.play(stage.plan(stage.script("tell('worker')\nsignal.pause()")), act)
@@ -117,9 +127,9 @@ def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("number", "name"), [(34, "SIGRTMIN"), (35, "SIGRTMIN+1"), (50, "+16")])
 def test_every_signal_has_a_name(stage: Stage, number: int, name: str) -> None:
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, remains = await outlive(crew)
-        fault = fault_of(worker, remains, "here", 1)
+        fault = worker_fault(worker, remains, "here", 1)
         assert fault.signal == number and fault.detail.endswith(name)
 
     stage.play(stage.plan(stage.script(f"os.kill(os.getpid(), {number})")), act)
@@ -128,7 +138,7 @@ def test_every_signal_has_a_name(stage: Stage, number: int, name: str) -> None:
 def test_a_buried_process_is_not_watched_any_more(stage: Stage) -> None:
     """Its descriptor's number may be anybody's the moment after."""
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, _ = await start(crew)
         os.kill(worker.process.pid, signal.SIGKILL)
         while worker.process.state != "Z":
@@ -155,7 +165,7 @@ def test_who_cannot_be_watched_does_not_live(stage: Stage, monkeypatch: pytest.M
     def no_descriptor_left(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         warden = children()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pidfd_open", no_descriptor_left)
@@ -169,7 +179,7 @@ def test_who_cannot_be_watched_does_not_live(stage: Stage, monkeypatch: pytest.M
 def test_no_worker_gets_a_device_that_the_host_has_not(stage: Stage) -> None:
     """World 2 and 2 spares are 4 devices, whoever has died and been replaced."""
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         first = {}
         for seat, name in ((0, "w1-0"), (1, "w1-1"), (-1, "w1-2"), (-1, "w1-3")):
             first[name], _ = await start(crew, seat, name)
@@ -188,9 +198,9 @@ def test_no_worker_gets_a_device_that_the_host_has_not(stage: Stage) -> None:
 
 
 def test_what_a_failure_looks_like_from_outside(stage: Stage) -> None:
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, remains = await outlive(crew)
-        fault = fault_of(worker, remains, "here", 1)
+        fault = worker_fault(worker, remains, "here", 1)
         assert (fault.kind, fault.exit_code, fault.seat, fault.host) == ("exited", 1, 0, "here")
         assert fault.traceback.splitlines()[-1] == "ValueError: no such luck"
         assert len(fault.traceback.splitlines()) == 40
@@ -207,7 +217,7 @@ def test_a_command_that_cannot_run(stage: Stage) -> None:
     bad.write_text("#!/no/such/interpreter\n")
     bad.chmod(0o755)
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         _, remains = await outlive(crew)
         assert remains.exit_code == 127
         assert "cannot execute" in remains.stderr_tail
@@ -218,14 +228,14 @@ def test_a_command_that_cannot_run(stage: Stage) -> None:
 def test_the_page_outlives_the_worker(stage: Stage) -> None:
     text = """
 from outlast.config import worker_settings
-from outlast.page import Page
+from outlast.transport.worker_page import Page
 page = Page(worker_settings().page_fd)
 page.put("before", 7, b"mine")
 page.beat(7, 3, "running", 2, 1, 1, 0.5)
 os.kill(os.getpid(), 9)
 """
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         _, remains = await outlive(crew)
         assert remains.slots == {"before:7": b"mine"}
         assert remains.beat
@@ -240,7 +250,7 @@ def test_torchruns_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RANK", "99")
     monkeypatch.setenv("MINE", "kept")
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         for seat, name in ((1, "w1-1"), (-1, "w1-2")):
             await outlive(crew, seat, name)
         logs = crew.run_dir.path / "logs"
@@ -271,7 +281,7 @@ def test_what_the_user_set_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONHASHSEED", "5")
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         await outlive(crew)
         out = (crew.run_dir.path / "logs/0/w1-0/stdout.log").read_text()
         assert out.split() == ["3", "5"]
@@ -291,16 +301,18 @@ def held_by(pid: int) -> list[str]:
 def test_the_warden_holds_the_lock(stage: Stage) -> None:
     """So that the next launcher waits until it has cleaned up."""
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         [warden] = children()
         assert str(crew.run_dir.path / "lock") in held_by(warden)
 
     stage.play(stage.plan(stage.script("")), act)
 
 
-def wardens(crew: Crew) -> list[int]:
+def wardens(crew: WorkerPool) -> list[int]:
     lock = str(crew.run_dir.path / "lock")
-    living = [pid for pid in children() if (seen := look(pid)) and seen.state not in "ZX"]
+    living = [
+        pid for pid in children() if (seen := read_process_stat(pid)) and seen.state not in "ZX"
+    ]
     return [pid for pid in living if lock in held_by(pid)]
 
 
@@ -309,7 +321,7 @@ NAMELESS = 'tell("worker")\nos.execve("/bin/sleep", ["sleep", "1000"], {})'
 
 
 def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> None:
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, died = await start(crew)
         await stage.eventually_async(
             lambda: "sleep" in Path(f"/proc/{worker.process.pid}/comm").read_text(),
@@ -320,7 +332,7 @@ def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> Non
         await stage.eventually_async(lambda: set(wardens(crew)) - {first}, "there is another one")
         await stage.eventually_async(lambda: stage.notes, "it is said")
         assert "SIGKILL" in stage.notes[0] and "another one was started" in stage.notes[0]
-        assert first not in everybody(), "a zombie was left"
+        assert first not in all_processes(), "a zombie was left"
         crew._warden.dismiss()  # its end of the pipe closes, as when the launcher is killed
         await asyncio.wait_for(died.wait(), 5)
         assert len(stage.notes) == 1
@@ -331,9 +343,9 @@ def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> Non
 def test_without_any_warden_the_launcher_sweeps(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "WARDENS_MAX", 1)
+    monkeypatch.setattr(worker_family, "WARDENS_MAX", 1)
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         _, died = await start(crew)
         await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
         for count in (1, 2):
@@ -350,12 +362,12 @@ def test_without_any_warden_the_launcher_sweeps(
 def test_who_survives_sigkill_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process does on a healthy kernel, so here the signals are not sent."""
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         worker, _ = await start(crew)
         with monkeypatch.context() as patch:
-            patch.setattr(processes, "KILL_S", -1.0)
-            patch.setattr(processes.Process, "send_signal", lambda *_: None)
-            patch.setattr(processes.warden, "kill", lambda _: None)
+            patch.setattr(worker_family, "KILL_S", -1.0)
+            patch.setattr(worker_family.WorkerFamily, "send_signal", lambda *_: None)
+            patch.setattr(worker_family.warden, "kill", lambda _: None)
             await crew.close()
         assert "survive SIGKILL" in stage.notes[0] and str(worker.process.pid) in stage.notes[0]
 
@@ -366,11 +378,11 @@ def test_one_clock_for_all_processes_of_a_host(stage: Stage) -> None:
     """The host's time may be set between two starts: a later worker's events do not shift."""
     text = """
 from outlast.config import worker_settings
-from outlast.observe.store import Clock
+from outlast.telemetry.event_store import EventClock as Clock
 print(Clock(worker_settings().clock_anchor_ns).now_ns())
 """
 
-    async def act(crew: Crew, _record: Record) -> None:
+    async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         crew.clock.anchor_ns -= 3600 * 10**9  # as if the host had been set ahead by an hour
         before_ns = crew.clock.now_ns()
         await outlive(crew)
@@ -382,7 +394,7 @@ print(Clock(worker_settings().clock_anchor_ns).now_ns())
 
 def test_nobody_asks_the_host_for_the_time() -> None:
     """But the clock itself, who has no launcher, and a date that no event carries."""
-    package = Path(processes.__file__).parents[1]
+    package = Path(worker_family.__file__).parents[1]
     asking = {
         str(path.relative_to(package))
         for room in ("core", "data", "launch", "observe", "worker")
@@ -390,5 +402,5 @@ def test_nobody_asks_the_host_for_the_time() -> None:
         if re.search(r"\btime\.time(_ns)?\(", path.read_text())
     }
     assert asking == {
-        *("observe/store.py", "worker/timeline.py", "launch/rundir.py"),
+        *("telemetry/event_store.py", "worker/worker_events.py", "launch/run_directory.py"),
     }

@@ -14,7 +14,7 @@ import pytest
 from tests.launch.theatre import Theatre, actor, events_of, theatre, words
 
 from outlast import events
-from outlast.observe.segments import SegmentWriter
+from outlast.telemetry.segment_files import SegmentWriter
 
 __all__ = ["theatre"]  # the fixture
 pytestmark = pytest.mark.process

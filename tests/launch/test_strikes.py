@@ -10,20 +10,20 @@ import pytest
 from tests.launch.conftest import Stage
 
 from outlast import events
-from outlast.core.faults import parse
-from outlast.launch.crew import Crew, Post
-from outlast.launch.display import Record
-from outlast.launch.strikes import Strikes
-from outlast.observe.store import read_events
+from outlast.controller.fault_spec import parse
+from outlast.launch.host.worker_pool import WorkerPool, WorkerPost
+from outlast.launch.run_display import DisplayRecord
+from outlast.launch.timed_faults import TimedFaults
+from outlast.telemetry.event_store import read_events
 
 pytestmark = pytest.mark.process
 
 IDLE = "tell(f'up{os.environ[\"RANK\"]}')\nsignal.pause()\n"
 
 
-async def start(stage: Stage, crew: Crew) -> None:
+async def start(stage: Stage, crew: WorkerPool) -> None:
     for seat in range(crew.plan.world):
-        crew.start(Post(f"w1-{seat}", seat, "here", 1, 0))
+        crew.start(WorkerPost(f"w1-{seat}", seat, "here", 1, 0))
     for seat in range(crew.plan.world):
         await stage.eventually_async(lambda seat=seat: stage.pid_in(f"up{seat}"), "it is up")
 
@@ -33,13 +33,13 @@ def told(run_dir: Path) -> list[events.AnyEvent]:
 
 
 def test_a_worker_is_killed_once_in_the_runs_life(stage: Stage) -> None:
-    async def act(crew: Crew, record: Record) -> None:
+    async def act(crew: WorkerPool, record: DisplayRecord) -> None:
         await start(stage, crew)
         before = crew.workers["w1-1"]
-        await Strikes(crew, record).run()
+        await TimedFaults(crew, record).run()
         assert (await crew.bury(before)).exit_code == -signal.SIGKILL
         assert crew.workers["w1-0"].process.state == "S"
-        await asyncio.wait_for(Strikes(crew, record).run(), 5)  # a resumed run: it has struck
+        await asyncio.wait_for(TimedFaults(crew, record).run(), 5)  # a resumed run: it has struck
 
     plan = stage.plan(
         stage.script(IDLE), "--nproc-per-node", "2", "--fault", "kill:rank=1,after=0.2"
@@ -52,10 +52,10 @@ def test_a_worker_is_killed_once_in_the_runs_life(stage: Stage) -> None:
 
 
 def test_a_worker_that_is_stopped_for_a_time_goes_on(stage: Stage) -> None:
-    async def act(crew: Crew, record: Record) -> None:
+    async def act(crew: WorkerPool, record: DisplayRecord) -> None:
         await start(stage, crew)
         worker = crew.workers["w1-0"]  # no rank is named: the first
-        striking = asyncio.create_task(Strikes(crew, record).run())
+        striking = asyncio.create_task(TimedFaults(crew, record).run())
         await stage.eventually_async(lambda: worker.process.state == "T", "it is stopped")
         await striking
         await stage.eventually_async(lambda: worker.process.state == "S", "it goes on")
@@ -65,9 +65,9 @@ def test_a_worker_that_is_stopped_for_a_time_goes_on(stage: Stage) -> None:
 
 
 def test_what_never_struck_is_said_with_the_reason(stage: Stage) -> None:
-    async def act(crew: Crew, record: Record) -> None:
+    async def act(crew: WorkerPool, record: DisplayRecord) -> None:
         await start(stage, crew)
-        strikes = Strikes(crew, record)
+        strikes = TimedFaults(crew, record)
         await strikes.run()
         strikes.tell_missed(plain=True)
         strikes.tell_missed(plain=False)

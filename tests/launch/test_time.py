@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from tests.launch.conftest import TRAINER, Stage
 
-from outlast import framing, wire
-from outlast.core.contract import DecisionMade, Opened
-from outlast.launch.controller import Controller
-from outlast.launch.crew import Crew
-from outlast.launch.display import Record
-from outlast.launch.origin import Search
-from outlast.observe.segments import SegmentWriter
+from outlast.controller.inputs import DecisionMade, Opened
+from outlast.launch.controller_shell import ControllerShell
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.newest_copy import CheckpointSearch
+from outlast.launch.run_display import DisplayRecord
+from outlast.telemetry.segment_files import SegmentWriter
+from outlast.transport import framing, messages
 
 pytestmark = pytest.mark.process
 TRAINING = (
@@ -97,7 +97,7 @@ def test_a_launcher_that_stood_still_stops_its_run_in_order(stage: Stage) -> Non
 def test_a_later_term_under_another_host_name_starts_its_workers(stage: Stage) -> None:
     """Nobody has said Hello, and the agent of the earlier term will never come."""
 
-    async def scene(crew: Crew, record: Record) -> None:
+    async def scene(crew: WorkerPool, record: DisplayRecord) -> None:
         writer = SegmentWriter(crew.run_dir.room("journal"), "term000000", durable=True)
         decided = DecisionMade(
             generation=1, n=0, step=0, verdict="start", seats=("w0-0",), agents=("old",)
@@ -105,14 +105,14 @@ def test_a_later_term_under_another_host_name_starts_its_workers(stage: Stage) -
         for entry in (decided, Opened(generation=1, n=0)):
             writer.append(msgspec.msgpack.encode(entry))
         writer.close()
-        controller = Controller(
+        controller = ControllerShell(
             crew.plan, crew.run_dir, stage.token, record, None,
-            Search(crew.run_dir.room("checkpoints"), crew.run_dir.job.run, (), ""),
+            CheckpointSearch(crew.run_dir.room("checkpoints"), crew.run_dir.job.run, (), ""),
         )  # fmt: skip
         controller.begin()
         reader, wire_out = await asyncio.open_connection(*controller.address)
-        body = wire.AgentHello(host="new", address="", capacity=2, lease_s=30)
-        hello = wire.Envelope(
+        body = messages.AgentHello(host="new", address="", capacity=2, lease_s=30)
+        hello = messages.MessageEnvelope(
             run=controller.job.run,
             term=1,
             agent="new",
@@ -124,7 +124,7 @@ def test_a_later_term_under_another_host_name_starts_its_workers(stage: Stage) -
         wire_out.write(framing.encode(hello, stage.token))
         decoder, heard = framing.Decoder(stage.token), []
         try:
-            while not any(isinstance(frame.body, wire.Spawn) for frame in heard):
+            while not any(isinstance(frame.body, messages.Spawn) for frame in heard):
                 heard += decoder.feed(await asyncio.wait_for(reader.read(65536), 10))
         finally:
             wire_out.close()

@@ -8,10 +8,10 @@ import pytest
 from tests.launch.theatre import Theatre, actor, events_of, theatre, words
 
 from outlast import events
-from outlast.launch.unmanaged import root_cause
-from outlast.observe.incidents import incidents
-from outlast.observe.store import read_events
-from outlast.observe.summary import summarise
+from outlast.launch.host.unmanaged_group import root_cause
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incidents import incidents
+from outlast.telemetry.run_summary import summarise
 
 __all__ = ["theatre"]  # the fixture
 pytestmark = pytest.mark.process

@@ -16,14 +16,14 @@ from outlast.checkpoint.catalog import places
 from outlast.checkpoint.durable import Target, parse
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.retention import Keep
-from outlast.core.contract import End
-from outlast.launch.display import Record
-from outlast.launch.upkeep import Upkeep
-from outlast.observe.live import LineDisplay
-from outlast.observe.store import EventWriter
+from outlast.controller.inputs import EndRun
+from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
+from outlast.launch.run_display import DisplayRecord
+from outlast.telemetry.event_store import EventWriter
+from outlast.telemetry.live_view import LineDisplay
 
 
-class Told(Record):
+class Told(DisplayRecord):
     """A record that remembers."""
 
     def __init__(self, root: Path) -> None:
@@ -43,12 +43,12 @@ def to(store: Folder, options: str = "") -> Target:
 
 
 def end(
-    upkeep: Upkeep, timeout_s: float = 20.0, *, give_up: bool = False, done: bool = False
+    upkeep: CheckpointUpkeep, timeout_s: float = 20.0, *, give_up: bool = False, done: bool = False
 ) -> None:
     async def close() -> None:
-        over: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        over: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
         if give_up:
-            over.set_result(End(outcome="interrupted", exit_code=4))
+            over.set_result(EndRun(outcome="interrupted", exit_code=4))
         await upkeep.close(timeout_s, over, done=done)
 
     asyncio.run(close())
@@ -63,7 +63,7 @@ def test_what_no_rule_keeps_goes_and_the_rest_is_drained(tmp_path: Path, record:
     root, far = tmp_path / "checkpoints", Folder(tmp_path / "far")
     for step in (1, 2, 3):
         checkpoint(root, step, size=9000, world=1)
-    upkeep = Upkeep(root, Keep(last=2), [to(far)], record)
+    upkeep = CheckpointUpkeep(root, Keep(last=2), [to(far)], record)
     upkeep.committed()
     Stage.eventually(lambda: places(Folder(root)) == [place(3), place(2)], "step 1 is deleted")
     Stage.eventually(lambda: len(places(far)) == 2, "two are drained")
@@ -79,7 +79,7 @@ def test_what_no_rule_keeps_goes_and_the_rest_is_drained(tmp_path: Path, record:
 def test_nothing_goes_while_nothing_newer_is_whole(tmp_path: Path, record: Told) -> None:
     for step in (1, 2, 3):
         flip(checkpoint(tmp_path / "c", step, size=9000, world=1) / "shard-00000", 0)
-    upkeep = Upkeep(tmp_path / "c", Keep(last=1), [], record)
+    upkeep = CheckpointUpkeep(tmp_path / "c", Keep(last=1), [], record)
     upkeep.committed()
     end(upkeep)
     assert len(places(Folder(tmp_path / "c"))) == 3 and record.texts() == []
@@ -91,7 +91,7 @@ def test_storage_that_fails_is_told_and_what_is_missing_there_is_said(
     checkpoint(tmp_path / "c", size=9000, world=1)
     blocked = tmp_path / "far"
     blocked.write_text("a file where the folder should be")
-    end(Upkeep(tmp_path / "c", Keep(), [to(Folder(blocked))], record))
+    end(CheckpointUpkeep(tmp_path / "c", Keep(), [to(Folder(blocked))], record))
     failed = [event for event in record.events if isinstance(event, events.DrainFailed)]
     assert failed and failed[0].where == str(blocked)
     (note,) = record.texts()
@@ -104,7 +104,7 @@ def test_a_target_that_fails_holds_up_no_other_and_is_named(tmp_path: Path, reco
     gone = Folder(tmp_path / "gone")
     for step in (10, 11, 12, 20, 21):
         checkpoint(root, step, size=9000, world=1)
-    upkeep = Upkeep(
+    upkeep = CheckpointUpkeep(
         root, Keep(last=9), [to(gone), to(far), to(mirror, "every=10 keep=last=1")], record
     )
     Stage.eventually(lambda: len(places(far)) == 5, "all are in one")
@@ -133,7 +133,7 @@ def test_whoever_asks_twice_does_not_wait_for_storage(tmp_path: Path, record: To
     slow = Slow(tmp_path / "far")
     checkpoint(tmp_path / "c", size=9000, world=1)
     threads, begin = threading.active_count(), time.monotonic()
-    upkeep = Upkeep(tmp_path / "c", Keep(), [to(slow)], record)
+    upkeep = CheckpointUpkeep(tmp_path / "c", Keep(), [to(slow)], record)
     try:
         end(upkeep, give_up=True)
         assert time.monotonic() - begin < 10

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from tests.launch.conftest import Stage
 
-from outlast.launch.effort import Effort
+from outlast.launch.host.processor_time import ProcessorTime
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +45,7 @@ def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("code", [WORK, THREAD_WORKS])
 def test_a_process_that_computes_is_seen_to(stage: Stage, code: str) -> None:
-    effort = Effort(0.1)
+    effort = ProcessorTime(0.1)
     with process(code) as busy:
         stage.eventually(
             lambda: effort.sample([busy.pid]) or effort.worked_ns(busy.pid), "seen working"
@@ -57,7 +57,7 @@ def test_a_process_that_computes_is_seen_to(stage: Stage, code: str) -> None:
 
 
 def test_so_is_one_whose_child_computes_in_a_session_of_its_own(stage: Stage) -> None:
-    effort = Effort(0.1)
+    effort = ProcessorTime(0.1)
     with process(CHILD_WORKS) as parent:
         assert parent.stdout
         child = int(parent.stdout.readline())
@@ -70,7 +70,7 @@ def test_so_is_one_whose_child_computes_in_a_session_of_its_own(stage: Stage) ->
 
 
 def test_one_that_waits_is_not(stage: Stage) -> None:
-    effort = Effort(0.1)
+    effort = ProcessorTime(0.1)
     with process(SLEEP) as idle, process(WORK) as busy:
         both = [idle.pid, busy.pid]
         stage.eventually(lambda: effort.sample(both) or effort.worked_ns(busy.pid), "the busy one")

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -20,7 +20,7 @@ ACTOR = """
 import select, socket
 from outlast import framing, wire
 from outlast.config import worker_settings
-from outlast.page import Page
+from outlast.transport.worker_page import Page
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
 sock = socket.socket(fileno=settings.control_fd)

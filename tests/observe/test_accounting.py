@@ -21,10 +21,10 @@ from outlast.events import (
     RunEnded,
     RunStarted,
 )
-from outlast.observe import accounting
-from outlast.observe.accounting import BUCKET_OF_KIND, Account, account
-from outlast.observe.spans import BUCKETS
-from outlast.observe.store import read_events
+from outlast.telemetry import time_accounting
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.time_accounting import BUCKET_OF_KIND, TimeAccount, account
+from outlast.telemetry.time_spans import BUCKETS
 from outlast.testing.stories import Story
 
 TIMES = st.integers(0, 60)
@@ -81,7 +81,7 @@ def test_no_soup_breaks_the_partition(first: RunStarted, soup: list[AnyEvent]) -
         check_partition(account([*soup, first], running=running))
 
 
-def check_partition(result: Account) -> None:
+def check_partition(result: TimeAccount) -> None:
     for lane in result.lanes:
         covered = [t for span in lane.spans for t in range(span.begin_ns, span.end_ns)]
         assert covered == list(range(result.begin_ns, result.end_ns))
@@ -138,11 +138,11 @@ def _ticks(acts: list[PhaseDone] | list[AttemptRefused]) -> dict[int, set[str]]:
     return ticks
 
 
-def ms(result: Account) -> dict[str, float]:
+def ms(result: TimeAccount) -> dict[str, float]:
     return {name: ns / 1e6 for name, ns in result.totals_ns.items() if ns}
 
 
-def spans_ms(result: Account, seat: int) -> list[tuple[str, float]]:
+def spans_ms(result: TimeAccount, seat: int) -> list[tuple[str, float]]:
     return [(span.bucket, (span.end_ns - span.begin_ns) / 1e6) for span in result.lanes[seat].spans]
 
 
@@ -291,8 +291,8 @@ def test_events_without_a_start(tmp_path: Path) -> None:
 def test_sums_that_differ_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Story(tmp_path).start().steps(2).end()
     events = read_events(tmp_path)
-    divide = accounting._divide
-    monkeypatch.setattr(accounting, "_divide", lambda *given: divide(*given)[1:])
+    divide = time_accounting._divide
+    monkeypatch.setattr(time_accounting, "_divide", lambda *given: divide(*given)[1:])
     with pytest.raises(CorruptionError, match="accounted"):
         account(events)
 
@@ -312,7 +312,7 @@ def test_every_kind_of_phase_has_a_bucket() -> None:
 
 def test_the_workers_kinds_are_the_vocabularys() -> None:
     pytest.importorskip("torch", reason="the worker needs torch")
-    from outlast.worker.phases import Kind
+    from outlast.worker.phases.phase_runner import Kind
 
     assert set(get_args(Kind)) == set(get_args(PhaseKind))
 

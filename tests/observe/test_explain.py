@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from outlast.events import CheckpointSaved
-from outlast.observe.alive import Life
-from outlast.observe.explain import explain
-from outlast.observe.incidents import incidents
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incident_explanation import explain
+from outlast.telemetry.incidents import incidents
+from outlast.telemetry.launcher_liveness import Life
 from outlast.testing.stories import Story
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: bad batch'

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
 
 from outlast.errors import RunDirError, UsageError
-from outlast.observe import figure
-from outlast.observe.accounting import account
-from outlast.observe.figure import COLOUR, COLUMNS, apart, columns, report
-from outlast.observe.spans import BUCKETS, Span
-from outlast.observe.store import read_events
+from outlast.telemetry import run_figure
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_figure import COLOUR, COLUMNS, apart, columns, report
+from outlast.telemetry.time_accounting import account
+from outlast.telemetry.time_spans import BUCKETS, Span
 from outlast.testing.stories import Story
 
 
@@ -39,13 +39,13 @@ def test_a_report_is_written_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_equal_runs_are_called_equal_and_others_are_not(tmp_path: Path) -> None:
-    runs = [figure._read(*run) for run in _twins(tmp_path)]
-    assert figure._difference(runs) == (
+    runs = [run_figure._read(*run) for run in _twins(tmp_path)]
+    assert run_figure._difference(runs) == (
         "largest difference of any rank's loss: 0 (equal to the last bit, 120 values)"
     )
     runs[1].losses[3, 7] += 1e-9
     del runs[1].losses[0, 1]
-    said = figure._difference(runs)
+    said = run_figure._difference(runs)
     assert "1e-09" in said and "equal" not in said and "1 only in one run" in said
 
 
@@ -63,8 +63,8 @@ def test_many_incidents_and_long_errors_still_fit(tmp_path: Path) -> None:
         fault = story.fault("raised", k % 4, traceback="ValueError: " + "long " * 100)
         story.broken(k % 4, fault, how="report").decide(rung="retry").heal().steps(1)
     story.end()
-    run = figure._read(tmp_path / "run", "x")
-    key = figure._key([run])
+    run = run_figure._read(tmp_path / "run", "x")
+    key = run_figure._key([run])
     assert max(map(len, key)) < 150 and key[-1] == "... and 24 more incidents"
     report([(tmp_path / "run", "x")], tmp_path / "report.svg")
 

@@ -14,8 +14,8 @@ from outlast.events import (
     Reported,
     WorkerLost,
 )
-from outlast.observe.incidents import Incident, Replacement, incidents
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incidents import Incident, Replacement, incidents
 from outlast.testing.stories import Story
 
 

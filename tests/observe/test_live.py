@@ -20,12 +20,12 @@ from outlast.events import (
     Scheduled,
     WorkerLost,
 )
-from outlast.observe import live
-from outlast.observe.accounting import account
-from outlast.observe.board import Beats, Board, headline, progress
-from outlast.observe.incidents import incidents
-from outlast.observe.live import LineDisplay, LiveDisplay, display, view
-from outlast.observe.store import read_events
+from outlast.telemetry import live_view
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incidents import incidents
+from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display, view
+from outlast.telemetry.run_board import Beats, RunBoard, headline, progress
+from outlast.telemetry.time_accounting import account
 from outlast.testing.stories import Story
 
 
@@ -44,14 +44,14 @@ def beats(story: Story, state: str = "running", loss: float = 2.5) -> Beats:
     return seated | dict.fromkeys(story.warm, (0, 0, "waiting", math.nan))
 
 
-def board_of(story: Story) -> Board:
-    board = Board()
+def board_of(story: Story) -> RunBoard:
+    board = RunBoard()
     for event in read_events(story.run_dir):
         board.take(event)
     return board
 
 
-def drawn(board: Board, now_ns: int, width: int = 100, *notes: str) -> str:
+def drawn(board: RunBoard, now_ns: int, width: int = 100, *notes: str) -> str:
     out = io.StringIO()
     Console(file=out, width=width).print(view(board, now_ns, list(notes)))
     return out.getvalue()
@@ -151,7 +151,7 @@ def test_large_worlds_show_who_is_behind(tmp_path: Path) -> None:
 
 
 def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(live_view, "PROGRESS_S", 0.0)
     out, said = io.StringIO(), io.StringIO()
     story = Shown(tmp_path)
     story.display = lines = LineDisplay(tmp_path, lines=out, said=said)
@@ -247,7 +247,7 @@ def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
 
 
 def test_nothing_yet() -> None:
-    assert "starting" in drawn(Board(), 1)
+    assert "starting" in drawn(RunBoard(), 1)
 
 
 def test_a_loss_that_is_not_a_number_shows(tmp_path: Path) -> None:

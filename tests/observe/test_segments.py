@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import RunDirError, UsageError
-from outlast.observe import segments as segments_module
-from outlast.observe.segments import (
+from outlast.telemetry import segment_files as segments_module
+from outlast.telemetry.segment_files import (
     HEADER,
     RECORD,
-    Damage,
+    SegmentDamage,
     SegmentReader,
     SegmentWriter,
     read_records,
@@ -39,8 +39,8 @@ def _write(directory: Path, payloads: list[bytes], writer: str = "w") -> Path:
     return segment_paths(directory)[-1]
 
 
-def _read(where: Path) -> tuple[list[bytes], list[Damage]]:
-    damages: list[Damage] = []
+def _read(where: Path) -> tuple[list[bytes], list[SegmentDamage]]:
+    damages: list[SegmentDamage] = []
     return [record.payload for record in read_records(where, damages.append)], damages
 
 
@@ -141,7 +141,7 @@ def test_a_strange_file_is_named_once_however_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "w.000000.seg"
     path.write_bytes(b"not a segment")
     reader = SegmentReader(path)
-    damages: list[Damage] = []
+    damages: list[SegmentDamage] = []
     for more in (b"", b"1", b"2"):
         path.write_bytes(path.read_bytes() + more)
         assert list(reader.read(damages.append, last=False)) == []
@@ -163,7 +163,7 @@ def test_a_growing_file_is_read_once_and_without_complaint(tmp_path: Path) -> No
     path = tmp_path / "w.000000.seg"
     path.touch()
     reader = SegmentReader(path)
-    damages: list[Damage] = []
+    damages: list[SegmentDamage] = []
     seen: list[bytes] = []
     for size in range(0, len(data) + 1, 7):
         path.write_bytes(data[:size])
@@ -283,7 +283,7 @@ def test_what_is_not_there_holds_nothing(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from outlast.observe.segments import SegmentWriter\n"
+        "from outlast.telemetry.segment_files import SegmentWriter\n"
         "segments = SegmentWriter(Path(sys.argv[1]), 'w', rotate_bytes=50_000)\n"
         "for k in range(10**9):\n"
         "    segments.append(k.to_bytes(8, 'little') * (1 + k % 97))\n"

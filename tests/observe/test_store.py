@@ -15,9 +15,9 @@ import pytest
 
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, Note, PhaseDone, RunEnded, WorkerWarm
-from outlast.observe import store
-from outlast.observe.segments import Damage, SegmentWriter, segment_paths
-from outlast.observe.store import Clock, EventWriter, follow, read_events
+from outlast.telemetry import event_store
+from outlast.telemetry.event_store import EventClock, EventWriter, follow, read_events
+from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter, segment_paths
 from outlast.testing.stories import Story
 
 
@@ -95,7 +95,7 @@ def test_one_thread_at_a_time_is_in_the_file(
 
 
 def test_the_clock_never_goes_back_and_is_unix_time() -> None:
-    clock = Clock()
+    clock = EventClock()
     readings = [clock.now_ns() for _ in range(1000)]
     assert readings == sorted(readings)
     assert abs(clock.now_ns() - time.time_ns()) < 50e6
@@ -104,7 +104,7 @@ def test_the_clock_never_goes_back_and_is_unix_time() -> None:
 def test_a_full_disk_is_outlived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(store, "RETRY_S", 0.0)
+    monkeypatch.setattr(event_store, "RETRY_S", 0.0)
     writer = EventWriter(tmp_path / "events", "launcher")
     writer.emit(first())
     with a_full_disk(tmp_path / "events"):
@@ -138,8 +138,8 @@ def test_a_disk_is_not_asked_again_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_a_full_disk_cost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "RETRY_S", 0.0)
-    monkeypatch.setattr(store, "BACKLOG_BYTES", 500)
+    monkeypatch.setattr(event_store, "RETRY_S", 0.0)
+    monkeypatch.setattr(event_store, "BACKLOG_BYTES", 500)
     writer = EventWriter(tmp_path / "events", "launcher")
     writer.emit(warm(0))
     with a_full_disk(tmp_path / "events"):
@@ -185,7 +185,7 @@ def test_events_of_a_later_version_are_named_and_the_rest_is_read(tmp_path: Path
     segments.append(msgspec.msgpack.encode({"type": "Teleported", "t_ns": 5}))
     segments.append(b"\xc1")
     segments.close()
-    damages: list[Damage] = []
+    damages: list[SegmentDamage] = []
     assert len(read_events(tmp_path, damages.append)) == 1
     assert ["no known event" in damage.what for damage in damages] == [True, True]
 

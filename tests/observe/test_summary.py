@@ -25,16 +25,16 @@ from outlast.events import (
     WorkerSpawned,
     encoder,
 )
-from outlast.observe.segments import segment_paths
-from outlast.observe.spans import BUCKETS
-from outlast.observe.store import read_events
-from outlast.observe.summary import NOTES_MAX, Summary, summarise, summarise_events
-from outlast.observe.tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
-from outlast.observe.words import duration, size
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summarise_events
+from outlast.telemetry.segment_files import segment_paths
+from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
+from outlast.telemetry.time_spans import BUCKETS
 from outlast.testing.stories import Story
+from outlast.text_formatting import duration, size
 
 
-def shown(summary: Summary, width: int = 100) -> str:
+def shown(summary: RunSummary, width: int = 100) -> str:
     out = io.StringIO()
     render(summary, Console(file=out, width=width))
     return out.getvalue()
@@ -93,7 +93,7 @@ def test_it_is_shown_at_any_width(tmp_path: Path, width: int) -> None:
 def test_it_survives_json(tmp_path: Path) -> None:
     Story(tmp_path).start().steps(5).killed(2).steps(5).end()
     summary = summarise(tmp_path)
-    assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=RunSummary) == summary
 
 
 def test_two_terms(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_incidents_by_cause(tmp_path: Path) -> None:
     assert len(text.splitlines()) < 60
 
 
-def init_failed(tmp_path: Path, exit_code: int, traceback: str) -> Summary:
+def init_failed(tmp_path: Path, exit_code: int, traceback: str) -> RunSummary:
     story = Story(tmp_path, world=1, spares=0)
     story.say(
         RunStarted(t_ns=story.t_ns, run="r", term=1, world=1, spares=0, script="x.py", args=())

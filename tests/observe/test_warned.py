@@ -8,11 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from outlast.events import AnyEvent, Warned
-from outlast.observe.incidents import incidents
-from outlast.observe.live import LineDisplay
-from outlast.observe.store import read_events
-from outlast.observe.summary import summarise
-from outlast.observe.warned import LINES_MAX, lines
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incident_explanation import LINES_MAX, finding_lines
+from outlast.telemetry.incidents import incidents
+from outlast.telemetry.live_view import LineDisplay
+from outlast.telemetry.run_summary import summarise
 from outlast.testing.stories import T0_NS, Story
 
 
@@ -31,7 +31,7 @@ def told(tmp_path: Path, before_s: dict[float, Warned]) -> list[str]:
     for seconds, event in before_s.items():
         t_ns = one.t_ns - int(seconds * 1e9)
         found.append(replace(event, t_ns=t_ns))
-    return list(lines([one], sorted(found, key=lambda event: event.t_ns)))
+    return list(finding_lines([one], sorted(found, key=lambda event: event.t_ns)))
 
 
 def test_a_warning_is_told_with_its_age(tmp_path: Path) -> None:

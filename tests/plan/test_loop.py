@@ -14,9 +14,9 @@ pytest.importorskip("numba", reason="the simulator is compiled: pip install 'out
 pytest.importorskip("polars", reason="rates are fitted: pip install 'outlast[fleet]'")
 
 from outlast.cli.main import main
-from outlast.observe.run_costs import mean_of, run_costs
-from outlast.observe.store import read_events
 from outlast.plan.scenario import scenario_of
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_costs import mean_of, run_costs
 
 SAID = ("--gpus", "8", "--gpus-per-node", "1", "--replica-gpus", "1", "--failures", "6h",
         "--work", "1d", "--step", "4s", "--detect", "9s", "--pause", "31s", "--cost", "12s",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast import amounts
+from outlast import quantities
 from outlast.errors import ConfigError
 from outlast.plan.ladders import STRATEGIES, matters
 from outlast.plan.rates import EXACT, failures_of
@@ -19,7 +19,7 @@ from outlast.plan.replicas import replicas
 from outlast.plan.scenario import FIELDS, KEYS, scenario_of, taken
 from outlast.plan.strategies import possible, predict
 from outlast.theory.failures import DAY_S, HOUR_S, PRESETS
-from outlast.toml import FILE_BYTES_MAX
+from outlast.toml_files import FILE_BYTES_MAX
 
 GPUS = {"gpus": "16384"}
 # What else a scenario may say: which of it matters follows from the question, not the strategy.
@@ -274,11 +274,11 @@ def test_whatever_a_file_holds(tmp_path_factory: pytest.TempPathFactory, data: b
 
 
 def test_amounts() -> None:
-    assert amounts.count("x", "16,384") == 16384 and amounts.count("x", "1.5M") == 1_500_000
-    assert amounts.share("x", "5e-3") == amounts.share("x", "0.5 %") == 0.005
-    assert amounts.price("x", "$ 2.50") == amounts.price("x", "2.5") == 2.5
-    assert amounts.measured(amounts.SECONDS, "x", "50kh", "") == 50_000 * HOUR_S
-    assert amounts.number("x", "2.5e3") == 2500
-    for reader in (amounts.share, amounts.number, amounts.price, amounts.count):
+    assert quantities.count("x", "16,384") == 16384 and quantities.count("x", "1.5M") == 1_500_000
+    assert quantities.share("x", "5e-3") == quantities.share("x", "0.5 %") == 0.005
+    assert quantities.price("x", "$ 2.50") == quantities.price("x", "2.5") == 2.5
+    assert quantities.measured(quantities.SECONDS, "x", "50kh", "") == 50_000 * HOUR_S
+    assert quantities.number("x", "2.5e3") == 2500
+    for reader in (quantities.share, quantities.number, quantities.price, quantities.count):
         with pytest.raises(ConfigError, match="'x y'"):
             reader("x y", "-1")

@@ -14,12 +14,12 @@ pytest.importorskip("numpy", reason="jobs are tables: pip install 'outlast[plan]
 from outlast import events
 from outlast.config import Limits
 from outlast.errors import RunDirError, UsageError
-from outlast.observe.explain import explain
-from outlast.observe.incidents import incidents
-from outlast.observe.store import read_events
-from outlast.observe.summary import summarise
 from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
 from outlast.plan.story.simulator import NODES_MAX, Story, tell
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incident_explanation import explain
+from outlast.telemetry.incidents import incidents
+from outlast.telemetry.run_summary import summarise
 
 NODES = 8
 SPENT = ("redo_s", "save_s", "detect_s", "restart_s", "wait_s", "slow_s")

@@ -15,7 +15,7 @@ from outlast.cli.replayed import Report
 from outlast.config import child_environment
 from outlast.errors import CorruptionError, RunDirError, UsageError
 from outlast.events import LoopBegun
-from outlast.observe.store import DIRECTORY, EventWriter
+from outlast.telemetry.event_store import DIRECTORY, EventWriter
 
 pytestmark = pytest.mark.process
 

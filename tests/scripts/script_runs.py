@@ -16,7 +16,7 @@ from tests.scripts.plain_ranks import PlainRanks
 from tests.scripts.script_catalogue import FOLDER, Script
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 DEADLINE_S = float(os.environ.get("SCRIPTS_DEADLINE_S", "300"))
 REFUSED_WITHIN_STEPS = 3

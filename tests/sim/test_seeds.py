@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from outlast.core import decide, membership, moving, regroup, restart, roster, verifying
-from outlast.core.audit import protocol
-from outlast.core.audit.verdict import Verdict
-from outlast.core.detect import hang
+from outlast.controller import hang_detection, membership, planned_migration, state_machine
+from outlast.controller.audit import audit_protocol
+from outlast.controller.audit.audit_verdict import AuditVerdict
+from outlast.controller.lifecycle import checkpoint_search, restart
+from outlast.controller.recovery import reconfiguration, recovery_decision
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -58,28 +59,36 @@ def _trusting(turn, event):
 
 
 def _agreeing(holdings, names, may_ask=True):
-    return Verdict(outcome="agreed", compared=len(holdings))
+    return AuditVerdict(outcome="agreed", compared=len(holdings))
 
 
 BREAKAGES = {
-    "the least complete survivor decides": (decide, "_place", _smallest_place),
-    "nobody is waited for": (decide, "is_silent", lambda turn, worker: False),
-    "slots of another place": (regroup, "slot_keys", lambda n: (f"before:{n + 1}", "", "")),
-    "decisions are not durable": (regroup, "journal", lambda turn: None),
-    "digests are not compared": (regroup, "_arrived", lambda *arguments: True),
-    "a broken connection is a death": (roster, "gone", roster.lease_out),
-    "repeated frames count": (membership, "_in_order", lambda *arguments: True),
-    "any checkpoint is trusted": (restart, "found", _trusting),
-    "copies outlive their hosts": (verifying, "look_again", lambda turn: False),
-    "attempts are not counted": (decide, "_count_attempt", lambda *arguments: None),
-    "an accident at the start is the script's": (roster, "is_accident", lambda fault: False),
-    "a wait is a hang": (hang, "is_out", lambda look: False),
-    "no place is excused": (hang, "_excuse", lambda memory, *_: memory),
-    "audits find nothing": (protocol, "judge", _agreeing),
-    "who differs is not replaced": (protocol, "_replace", lambda *arguments: None),
-    "what was saved meanwhile is trusted": (protocol, "_bar", lambda *arguments: None),
-    "a term forgets what is out of use": (protocol, "restored", lambda *arguments: None),
-    "a term forgets who was moved": (moving, "moved_before", lambda turn, entry: None),
+    "the least complete survivor decides": (recovery_decision, "_place", _smallest_place),
+    "nobody is waited for": (recovery_decision, "is_silent", lambda turn, worker: False),
+    "slots of another place": (reconfiguration, "slot_keys", lambda n: (f"before:{n + 1}", "", "")),
+    "decisions are not durable": (reconfiguration, "journal", lambda turn: None),
+    "digests are not compared": (reconfiguration, "_arrived", lambda *arguments: True),
+    "a broken connection is a death": (membership, "on_agent_lost", membership.on_lease_expired),
+    "repeated frames count": (state_machine, "_in_order", lambda *arguments: True),
+    "any checkpoint is trusted": (restart, "on_checkpoint_found", _trusting),
+    "copies outlive their hosts": (
+        checkpoint_search,
+        "search_checkpoint_again",
+        lambda turn: False,
+    ),
+    "attempts are not counted": (recovery_decision, "_count_attempt", lambda *arguments: None),
+    "an accident at the start is the script's": (membership, "is_accident", lambda fault: False),
+    "a wait is a hang": (hang_detection, "is_out", lambda look: False),
+    "no place is excused": (hang_detection, "_excuse", lambda memory, *_: memory),
+    "audits find nothing": (audit_protocol, "judge", _agreeing),
+    "who differs is not replaced": (audit_protocol, "_replace", lambda *arguments: None),
+    "what was saved meanwhile is trusted": (audit_protocol, "_bar", lambda *arguments: None),
+    "a term forgets what is out of use": (
+        audit_protocol,
+        "restore_audits",
+        lambda *arguments: None,
+    ),
+    "a term forgets who was moved": (planned_migration, "restore_moves", lambda turn, entry: None),
 }
 
 
@@ -97,7 +106,7 @@ def _play(seeds: range) -> None:
 
 
 def test_a_failing_seed_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regroup, "_arrived", lambda *arguments: True)
+    monkeypatch.setattr(reconfiguration, "_arrived", lambda *arguments: True)
     with pytest.raises(SimFailure) as caught:
         _play(range(2000))
     story = str(caught.value).splitlines()

@@ -9,8 +9,8 @@ from itertools import product
 
 import pytest
 
-from outlast import wire
 from outlast.testing.desk import Desk
+from outlast.transport import messages
 
 pytestmark = pytest.mark.sim
 N = 5  # the vote is on this phase
@@ -42,7 +42,7 @@ def fates(world: int) -> Iterator[tuple]:
 def opened(world: int) -> Desk:
     desk = Desk(world=world, spares=world).begin().open()
     for worker in desk.seats():
-        desk.say(worker, wire.Recorded(seat=desk.seats().index(worker), record=worker.encode()))
+        desk.say(worker, messages.Recorded(seat=desk.seats().index(worker), record=worker.encode()))
     return desk
 
 
@@ -76,12 +76,12 @@ def test_every_outcome_around_one_vote(world: int, reverse: bool) -> None:
         assert desk.state.mode == "gathering", fate
         assert (decided.generation, decided.n) == (2, n), fate
         assert decided.verdict == ("commit" if saw and saw != survivors else "redo"), fate
-        told = {worker for worker, _ in desk.sent(wire.Decide, history=True)}
+        told = {worker for worker, _ in desk.sent(messages.Decide, history=True)}
         assert told == {old[seat] for seat in survivors}, fate
         newcomers = set(range(world)) - survivors
         seated = {
             body.seat: body
-            for _, body in desk.sent(wire.Seat, history=True)
+            for _, body in desk.sent(messages.Seat, history=True)
             if body.generation == 2
         }
         assert set(seated) == newcomers, fate
@@ -103,7 +103,7 @@ def test_a_second_failure_never_takes_a_commit_back(world: int) -> None:
             continue
         desk = opened(world)
         workers = desk.seats()
-        desk.say(workers[0], wire.Status(
+        desk.say(workers[0], messages.Status(
             generation=1, n=N - (not saw[0]), step=N, state="idle" if saw[0] else "prepared",
         ))  # fmt: skip
         for seat in range(1, world):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 JOB = Path(__file__).with_name("job.py")
 WORLD = 4

@@ -12,7 +12,7 @@ from tests.survive.conftest import Outcome, Runner, same, wait_for
 from tests.survive.test_survive import ended, keepers_of
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 pytestmark = pytest.mark.process
 

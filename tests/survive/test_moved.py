@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 if TYPE_CHECKING:
     from conftest import Outcome, Runner

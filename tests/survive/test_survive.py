@@ -10,7 +10,7 @@ import pytest
 from tests.survive.conftest import Outcome, Runner, faults_told, same, wait_for
 
 from outlast import events
-from outlast.observe.store import read_events
+from outlast.telemetry.event_store import read_events
 
 pytestmark = pytest.mark.process
 

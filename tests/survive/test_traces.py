@@ -15,13 +15,14 @@ import msgspec
 import pytest
 from torch._C import _distributed_c10d as c10d
 
-from outlast import events, wire
+from outlast import events
 from outlast.cli.traced import traced
 from outlast.fleet.trace.files import read
 from outlast.fleet.trace.report import analyse
-from outlast.observe.incidents import incidents
-from outlast.observe.store import read_events
-from outlast.worker import recorder
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incidents import incidents
+from outlast.transport import messages
+from outlast.worker import flight_recorder_dump
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 200
@@ -139,11 +140,13 @@ def test_who_leaves_a_collective_out_is_the_one_that_is_named(
 
 def _asked(
     run_dir: Path, *, left_s: float = 60.0, folder: str = "now", seat: int = 3
-) -> list[wire.Traced]:
-    said: list[wire.Traced] = []
+) -> list[messages.Traced]:
+    said: list[messages.Traced] = []
     until_ns = time.monotonic_ns() + int(left_s * 1e9)
-    asked = wire.Trace(folder=folder, host="node17", until_ns=until_ns)
-    recorder.answer(asked, recorder.Place(run_dir, seat), {"group 0 @2": (1, 3)}, said.append)
+    asked = messages.Trace(folder=folder, host="node17", until_ns=until_ns)
+    flight_recorder_dump.answer(
+        asked, flight_recorder_dump.DumpPlace(run_dir, seat), {"group 0 @2": (1, 3)}, said.append
+    )
     return said
 
 
@@ -158,7 +161,7 @@ def test_a_worker_writes_what_torch_recorded_with_the_members_of_its_groups(
 ) -> None:
     said = _asked(tmp_path)
     _written()
-    assert said == [wire.Traced(folder="now")]
+    assert said == [messages.Traced(folder="now")]
     (path,) = (tmp_path / "traces" / "now").iterdir()
     assert path.name == "rank_3@node17.json"
     dump = msgspec.json.decode(path.read_bytes())
@@ -201,7 +204,7 @@ def test_a_disk_that_does_not_answer_holds_up_nobody_who_asks(tmp_path: Path) ->
     with temporary.open("rb") as reader:
         reader.read()
     _written()
-    assert said == [wire.Traced(folder="now")]
+    assert said == [messages.Traced(folder="now")]
 
 
 def _entry(record: int, group: str) -> dict[str, object]:
@@ -221,7 +224,7 @@ def test_what_earlier_generations_did_is_left_out(
 ) -> None:
     """And says that nothing of this one's was written over, which is written over last."""
     torchs = msgspec.json.encode({"entries": [_entry(*one) for one in recorded]})
-    dump = msgspec.json.decode(recorder.with_members([torchs], {"control @2": (0, 1)}))
+    dump = msgspec.json.decode(flight_recorder_dump.with_members([torchs], {"control @2": (0, 1)}))
     found = [(one["record_id"], one["process_group"][0]) for one in dump["entries"]]
     assert found == kept
     assert dump["pg_config"] == {"control": {"name": "control", "desc": "", "ranks": "[0, 1]"}}
@@ -231,7 +234,7 @@ def _register(handler: Callable[[object, c10d._Response], None]) -> None:
     """As a handler of torch's, which no one can take back. torch lets go of it at the process's
     end, behind the interpreter's: a reference that stays keeps that from being the last one."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
-    c10d._register_handler(recorder.NCCL, handler)
+    c10d._register_handler(flight_recorder_dump.NCCL, handler)
 
 
 def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
@@ -243,11 +246,11 @@ def test_what_nccl_recorded_is_written_beside_it_in_the_order_of_time(
         entries = [{**_entry(0, "group 0 @2"), "time_created_ns": 5}]
         response.set_content(msgspec.json.encode({"entries": entries}).decode(), "")
 
-    monkeypatch.setattr(recorder, "NCCL", "nccl_of_this_test")
+    monkeypatch.setattr(flight_recorder_dump, "NCCL", "nccl_of_this_test")
     _register(handler)
     said = _asked(tmp_path)
     _written()
-    assert said == [wire.Traced(folder="now")]
+    assert said == [messages.Traced(folder="now")]
     (path,) = (tmp_path / "traces" / "now").iterdir()
     dump = msgspec.json.decode(path.read_bytes())
     names = [one["process_group"][0] for one in dump["entries"]]  # other tests left theirs
@@ -259,7 +262,7 @@ def test_nothing_is_written_where_nccl_does_not_answer_as_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file without its records would accuse its rank."""
-    monkeypatch.setattr(recorder, "NCCL", "odd_nccl_of_this_test")
+    monkeypatch.setattr(flight_recorder_dump, "NCCL", "odd_nccl_of_this_test")
     _register(lambda _request, response: response.set_status(500))
     said = _asked(tmp_path)
     _written()
@@ -276,7 +279,9 @@ def test_records_of_two_recorders_are_one_and_say_if_some_were_lost() -> None:
         return msgspec.json.encode({"version": "2.10", "entries": entries})
 
     def merged(*recorded: bytes) -> list[tuple[int, int]]:
-        dump = msgspec.json.decode(recorder.with_members(recorded, {"control @2": (0, 1)}))
+        dump = msgspec.json.decode(
+            flight_recorder_dump.with_members(recorded, {"control @2": (0, 1)})
+        )
         return [(each["record_id"], each["time_created_ns"]) for each in dump["entries"]]
 
     assert merged(one(0, 10, 30), one(0, 20)) == [(0, 10), (1, 20), (2, 30)]

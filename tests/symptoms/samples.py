@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms.kernel_log import findings
 from outlast.symptoms.unread import Reading, Unread
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms.storms import fold, last_ns, times
 from outlast.symptoms.unread import Reading, Unread
 

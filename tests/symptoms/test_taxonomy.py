@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.records import SYMPTOMS, Symptom
+from outlast.log_records import SYMPTOMS, Symptom
 from outlast.symptoms.taxonomy import DOMAINS, TABLE, domains
 
 PAPER = {  # marks of Table I: user program, system software, hardware infrastructure

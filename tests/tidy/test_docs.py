@@ -74,7 +74,7 @@ def test_outlast_commands_parse(documents: list[Path], root: Path) -> None:
     from outlast.cli.main import application
 
     pytest.importorskip("torch", reason="torchrun's parser owns the flags of `outlast run`")
-    from outlast.launch.arguments import parse
+    from outlast.launch.torchrun_arguments import parse
 
     commands = list(_commands(documents, "outlast"))
     assert commands, "no document shows `outlast`: the pattern is broken"

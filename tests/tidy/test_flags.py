@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).with_name("run_flags.txt")
 
 def surface() -> str:
     """Every flag with its spellings and default, sorted."""
-    from outlast.launch.arguments import _parser
+    from outlast.launch.torchrun_arguments import _parser
 
     flags = [
         " ".join([*sorted(action.option_strings), f"[{action.default}]"])

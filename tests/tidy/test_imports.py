@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from conftest import Source
 
 BASE = {
-    "errors": 0, "amounts": 1, "config": 1, "drafts": 1, "events": 1, "generators": 1, "page": 1,
-    "processes": 1, "toml": 1,
-    "drawing": 2, "records": 2, "wire": 2, "framing": 3,
+    "errors": 0, "atomic_files": 1, "config": 1, "events": 1, "process_pool": 1, "quantities": 1,
+    "random_state": 1, "toml_files": 1,
+    "figure_style": 2, "log_records": 2, "text_formatting": 2,
 }  # fmt: skip
 ROOMS = {
     "theory": 2,
-    "core": 3,
+    "transport": 2,
+    "controller": 3,
     "checkpoint": 4,
     "data": 4,
-    "observe": 4,
+    "telemetry": 4,
+    "node_logs": 4,
     "symptoms": 4,
     "fleet": 5,
     "health": 5,
@@ -29,8 +31,8 @@ ROOMS = {
     "testing": 6,
 }
 FLOORS = {**BASE, **ROOMS, "cli": 6, "__main__": 7}
-TORCH_ROOMS = {"worker", "data", "checkpoint", "generators"}
-TORCH_FILES = {"src/outlast/launch/arguments.py"}  # torchrun's own command line
+TORCH_ROOMS = {"worker", "data", "checkpoint", "random_state"}
+TORCH_FILES = {"src/outlast/launch/torchrun_arguments.py"}  # torchrun's own command line
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",
     "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile",
@@ -45,7 +47,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the direction"
             module = node.module or ""
-            if module in {"outlast", "outlast.core"}:
+            if module in {"outlast", "outlast.controller"}:
                 yield from ((node, f"{module}.{alias.name}") for alias in node.names)
             else:
                 yield node, module
@@ -77,12 +79,12 @@ def test_torch_stays_in_its_rooms(package: list[Source]) -> None:
 
 
 def test_decisions_are_pure(package: list[Source]) -> None:
-    """core/ decides, and theory/ computes, from arguments alone: no clock, file, socket, thread or
+    """controller/ and theory/ compute from arguments alone: no clock, file, socket, thread or
     process."""
     wrong = [
         source.at(node, f"{source.room} imports {module}")
         for source in package
-        if source.room in {"core", "theory"}
+        if source.room in {"controller", "theory"}
         for node, module in _imported(source.tree)
         if module.split(".")[0] in IMPURE
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("docs/glossary.md", "docs/format.md", "src/outlast/observe/accounting.py")
+PLACES = ("docs/glossary.md", "docs/format.md", "src/outlast/telemetry/time_accounting.py")
 
 
 def definition(path: Path, term: str) -> str:

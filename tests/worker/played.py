@@ -14,7 +14,7 @@ from torch import nn
 
 from outlast.checkpoint import tree
 from outlast.errors import CodecError
-from outlast.worker.script.script import Script
+from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.session import _key
 
 HEAD = """
@@ -48,7 +48,7 @@ class Session:
         self.notes: list[str] = []
         self.told: list[str] = []
         self.protected: list[Any] = [self]
-        self.script = Script(
+        self.script = ScriptVariables(
             lambda: {id(part) for each in self.protected for part in _parts(each)},
             "stop" if stop else "warn",
             lambda text, warning=True: (self.notes if warning else self.told).append(text),

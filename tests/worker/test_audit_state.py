@@ -9,27 +9,27 @@ from hypothesis import strategies as st
 from torch import nn
 
 from outlast.errors import ConfigError
-from outlast.worker.audit.digests import digests, weighted_sum
-from outlast.worker.audit.state import (
+from outlast.worker.state.audited_state import (
     WHOLE,
-    Part,
+    AuditedPart,
     collect,
     digest_kinds,
     digest_names,
     flip_bit,
     replica_set,
 )
-from outlast.worker.protected import Protected
-from outlast.worker.reducers import ReducerState
+from outlast.worker.state.ddp_buckets import BucketState
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import digests, weighted_sum
 
 
-def protected() -> Protected:
+def protected() -> ProtectedState:
     """A model that has made one step, a scheduler, and an object that is the rank's own."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    held = Protected(
+    held = ProtectedState(
         {"model": model, "optimizer": optimizer, "scheduler": scheduler, "own": {"drawn": 3}}, {}
     )
     model(torch.randn(5, 8)).sum().backward()
@@ -42,7 +42,7 @@ def protected() -> Protected:
 ONE, OTHER = protected(), protected()
 
 
-def kinds(held: Protected, part: Part = WHOLE) -> dict[str, bytes]:
+def kinds(held: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, bytes]:
     return digest_kinds(digest_names(collect(held), part))
 
 
@@ -105,7 +105,7 @@ def test_another_order_of_ddps_buckets_is_seen(monkeypatch: pytest.MonkeyPatch) 
     one, other = protected(), protected()
     layouts = ([[0, 1], [2]], [[1, 0], [2]])  # of the same sizes
     for held, buckets in zip((one, other), layouts, strict=True):
-        state = ReducerState(sync=True, buckets=buckets)
+        state = BucketState(sync=True, buckets=buckets)
         monkeypatch.setattr(held.reducers, "states", lambda state=state: [state])
     assert [k for k in kinds(one) if kinds(one)[k] != kinds(other)[k]] == ["buckets"]
 
@@ -128,7 +128,7 @@ def test_the_parts_together_are_all_of_the_state(parts: int, bit: int) -> None:
     found = [
         number
         for number in range(parts)
-        if kinds(one, Part(number, parts)) != kinds(other, Part(number, parts))
+        if kinds(one, AuditedPart(number, parts)) != kinds(other, AuditedPart(number, parts))
     ]
     data[index] ^= 1 << bit % 8
     assert found and len(found) <= 2  # an element at an edge belongs to both parts

@@ -11,17 +11,17 @@ import torch
 from tests.checkpoint.ranks import Exchange, all_ranks
 from torch import nn
 
-from outlast import wire
 from outlast.checkpoint.catalog import places
 from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.keeper.starting import Served
 from outlast.config import Limits, WorkerSettings
-from outlast.page import Page
-from outlast.worker.checkpointing import Checkpointer
-from outlast.worker.moment import Moment
-from outlast.worker.place import Intervals, Slot
-from outlast.worker.protected import Protected
-from outlast.worker.timeline import Timeline
+from outlast.transport import messages
+from outlast.transport.worker_page import Page
+from outlast.worker.phases.script_progress import Intervals, ProgressSlot
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_checkpointing import RunCheckpointer
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 30.0
@@ -46,19 +46,19 @@ def keepers() -> Iterator[str]:
 
 def saver(
     rank: int, exchange: Exchange, run_dir: Path, keepers: str,
-    send: Callable[[wire.WorkerBody], None],
-) -> tuple[Checkpointer, Moment]:  # fmt: skip
+    send: Callable[[messages.WorkerBody], None],
+) -> tuple[RunCheckpointer, WorkerStatus]:  # fmt: skip
     settings = WorkerSettings(
         run="job", token=TOKEN, term=1, agent="a", incarnation=1, worker=f"w{rank}", seat=rank,
         world=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir), checkpoint_every=1,
         snapshot_every=0, audit_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
         clock_anchor_ns=0, limits=Limits(),
     )  # fmt: skip
-    moment = Moment(Page.create(1 << 16), send, lambda _: None)
+    moment = WorkerStatus(Page.create(1 << 16), send, lambda _: None)
     moment.generation = 1
-    saves = Checkpointer(
+    saves = RunCheckpointer(
         settings=settings, seat=rank, groups=Talking(exchange), moment=moment,
-        timeline=Timeline(None, f"w{rank}"), send=send, watch=lambda _: None, shared={},
+        timeline=WorkerEvents(None, f"w{rank}"), send=send, watch=lambda _: None, shared={},
         stays=lambda _: True,
     )  # fmt: skip
     return saves, moment
@@ -75,20 +75,22 @@ def model_of(rank: int, step: int, file: Path) -> nn.Module:
 
 
 def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keepers: str) -> None:
-    said: list[wire.WorkerBody] = []
+    said: list[messages.WorkerBody] = []
 
     def one(rank: int, exchange: Exchange) -> None:
         saves, moment = saver(rank, exchange, tmp_path, keepers, said.append)
         for step in (1, 2, 3):
             moment.n = moment.step = step
-            protected = Protected({"model": model_of(rank, step, tmp_path / "big")}, {})
-            slot = Slot(n=step, step=step, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
+            protected = ProtectedState({"model": model_of(rank, step, tmp_path / "big")}, {})
+            slot = ProgressSlot(
+                n=step, step=step, saved_step=0, prelude=(), batch=b"", done=(), own=b""
+            )
             saves.save(protected, slot, to_disk=True, propose=Intervals(1, 1))
             saves.complete()
         saves.settle(DEADLINE_S)
 
     assert all_ranks(2, one) == [None, None]
-    (failed,) = [each for each in said if isinstance(each, wire.SaveFailed)]
+    (failed,) = [each for each in said if isinstance(each, messages.SaveFailed)]
     assert failed.step == 1 and "rank 1: no room for 2 arenas" in failed.error
     assert [place.step for place in places(Folder(tmp_path / "checkpoints"))] == [3, 2]
 
@@ -99,14 +101,14 @@ def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers
         model = nn.Linear(700, 700)
         for parameter in model.parameters():
             nn.init.ones_(parameter)
-        protected = Protected({"model": model}, {})
+        protected = ProtectedState({"model": model}, {})
         saves.reserve(protected)
         assert saves._engine
         slots = saves._engine._slots
         slots.join()
         ahead = {slot.arena for slot in slots.ahead}
         moment.n = moment.step = 1
-        slot = Slot(n=1, step=1, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
+        slot = ProgressSlot(n=1, step=1, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
         saves.save(protected, slot, to_disk=False, propose=Intervals(1, 1))
         assert {slot.arena for slot in slots} == ahead and len(ahead) == 2
         saves.settle(DEADLINE_S)

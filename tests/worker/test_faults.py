@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.core.faults import FaultSpec, parse
-from outlast.worker.faults import Faults, InjectedError
-from outlast.worker.timeline import Timeline
+from outlast.controller.fault_spec import FaultSpec, parse
+from outlast.worker.injected_faults import InjectedError, InjectedFaults
+from outlast.worker.worker_events import WorkerEvents
 
 
 class Place:
@@ -19,10 +19,10 @@ class Place:
         self.step = 0
         self.resets = 0
         self.flipped: list[str] = []
-        self.faults = Faults(
+        self.faults = InjectedFaults(
             list(specs),
             markers,
-            Timeline(None, "w"),
+            WorkerEvents(None, "w"),
             lambda: (self.step, self.step),
             self.reset,
             lambda: True,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from outlast.errors import PhaseError, StepRefused
-from outlast.worker.gate import Gate
+from outlast.worker.phases.commit_gate import CommitGate
 
 
 class Bench:
@@ -18,7 +18,7 @@ class Bench:
         self.model = nn.Linear(3, 1)
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.asked = 0
-        self.gate = Gate(lambda o: o is self.optimizer)
+        self.gate = CommitGate(lambda o: o is self.optimizer)
 
     def ask(self, _optimizer: object = None) -> None:
         self.asked += 1

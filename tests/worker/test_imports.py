@@ -9,7 +9,7 @@ HEAVY = """
 import sys, torch.distributed
 heavy = {"sympy", "torch.distributed.tensor", "torch._dynamo", "matplotlib", "numpy.testing"}
 before = heavy & set(sys.modules)
-import outlast, outlast.worker.process
+import outlast, outlast.worker.worker_process
 outlast.init
 print(sorted(heavy & set(sys.modules) - before))
 """

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from outlast.errors import ProtectError
-from outlast.page import SLOT_BYTES
-from outlast.worker.protected import Protected, Replicated
-from outlast.worker.undo import Undo
+from outlast.transport.worker_page import SLOT_BYTES
+from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 
 @pytest.mark.parametrize("to_none", [False, True])
 def test_a_phase_that_only_accumulates_is_noticed(to_none: bool) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
     model(torch.ones(1, 2)).sum().backward()
-    undo = Undo(protected)
+    undo = UndoCopy(protected)
     assert not undo.leaves_gradients()
     model(torch.ones(1, 2)).sum().backward()
     assert undo.leaves_gradients()
@@ -34,7 +34,7 @@ def test_a_phase_that_only_accumulates_is_noticed(to_none: bool) -> None:
 def test_an_attempt_does_not_keep_old_gradients_alive() -> None:
     model = nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
-    undo = Undo(Protected({"model": model}, {}))
+    undo = UndoCopy(ProtectedState({"model": model}, {}))
     gradient = weakref.ref(model.weight.grad)
     model.zero_grad()
     assert gradient() is None
@@ -45,11 +45,11 @@ def test_gradients_that_a_scaler_skipped_may_stay_and_others_not() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    protected = Protected({"model": model, "optimizer": optimizer, "scaler": scaler}, {})
+    protected = ProtectedState({"model": model, "optimizer": optimizer, "scaler": scaler}, {})
 
-    def attempt(value: float, update: bool) -> Undo:
+    def attempt(value: float, update: bool) -> UndoCopy:
         optimizer.zero_grad()
-        undo = Undo(protected)
+        undo = UndoCopy(protected)
         scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
         assert undo.leaves_gradients(), "no step was asked for"
         scaler.step(optimizer)
@@ -78,11 +78,11 @@ class Average:
 
 def test_a_replicated_object_is_not_copied_by_an_attempt() -> None:
     average = Average()
-    protected = Protected({"average": Replicated(average)}, {})
-    Undo(protected, "step").put_back()
+    protected = ProtectedState({"average": Replicated(average)}, {})
+    UndoCopy(protected, "step").put_back()
     protected.completed("step")
     average.asked = 0
-    Undo(protected, "step").put_back()
+    UndoCopy(protected, "step").put_back()
     assert average.asked == 0
 
 
@@ -97,7 +97,7 @@ def _count(average: Average) -> None:
 @pytest.mark.parametrize("change", [_weights, _count])
 def test_a_replicated_object_that_changes_before_the_vote_is_named(change: Any) -> None:
     average = Average()
-    undo = Undo(Protected({"average": Replicated(average)}, {}), "step")
+    undo = UndoCopy(ProtectedState({"average": Replicated(average)}, {}), "step")
     change(average)
     with pytest.raises(ProtectError, match="'average' changed before"):
         undo.put_back()
@@ -108,12 +108,12 @@ def test_a_replicated_object_that_makes_its_tensors_anew_is_let_be() -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"weights": self.weights.clone(), "count": self.count}
 
-    Undo(Protected({"average": Replicated(Fresh())}, {}), "step").put_back()
+    UndoCopy(ProtectedState({"average": Replicated(Fresh())}, {}), "step").put_back()
 
 
 def test_buffers_that_a_replicated_object_shares_with_a_module_are_the_modules() -> None:
     model = nn.BatchNorm1d(2)
-    undo = Undo(Protected({"model": model, "wrapped": Replicated(model)}, {}), "step")
+    undo = UndoCopy(ProtectedState({"model": model, "wrapped": Replicated(model)}, {}), "step")
     model(torch.randn(4, 2))
     undo.put_back()
 
@@ -131,9 +131,9 @@ class Queue(nn.Module):
 
 def test_a_large_buffer_that_forward_changes_is_put_back_from_the_first_attempt_on() -> None:
     model = Queue(2 << 20)
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     for key in ("evaluate", "evaluate", "step"):  # the step is new when another phase is known
-        undo = Undo(protected, key)
+        undo = UndoCopy(protected, key)
         before = model.get_buffer("keys").clone()
         if key == "step":
             model()
@@ -144,18 +144,18 @@ def test_a_large_buffer_that_forward_changes_is_put_back_from_the_first_attempt_
 
 def test_a_large_buffer_that_never_changed_in_a_known_function_is_not_copied() -> None:
     model = Queue(2 << 20)
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     protected.completed("step")
-    undo = Undo(protected, "step")
+    undo = UndoCopy(protected, "step")
     model()
     assert "model.keys" in undo.put_back()
 
 
 def test_a_buffer_that_changes_and_fits_no_slot_is_named_before_the_vote() -> None:
     model = Queue(SLOT_BYTES + 4)
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     protected.own_state(protected.own_choices())
-    undo = Undo(protected, "step")
+    undo = UndoCopy(protected, "step")
     model()
     with pytest.raises(ProtectError, match=r"model\.keys alone has 16777220"):
         protected.own_state(protected.own_choices())
@@ -165,7 +165,7 @@ def test_a_buffer_that_changes_and_fits_no_slot_is_named_before_the_vote() -> No
 def test_a_learning_rate_that_is_a_tensor_is_put_back_in_its_place() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
-    undo = Undo(Protected({"model": model, "optimizer": optimizer}, {}))
+    undo = UndoCopy(ProtectedState({"model": model, "optimizer": optimizer}, {}))
     rate = optimizer.param_groups[0]["lr"]
     rate.fill_(0.1)
     undo.put_back()

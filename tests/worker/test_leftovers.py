@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from outlast.errors import PhaseError
-from outlast.worker.leftovers import Leftovers
-from outlast.worker.modules import Modules
+from outlast.worker.phases.leftover_gradients import LeftoverGradients
 from outlast.worker.script.bytecode import reads_gradients
+from outlast.worker.state.protected_modules import ProtectedModules
 
 
 class Phase:
@@ -20,8 +20,8 @@ class Phase:
     def __init__(self) -> None:
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.modules = Modules({"model": self.model})
-        self.leftovers = Leftovers()
+        self.modules = ProtectedModules({"model": self.model})
+        self.leftovers = LeftoverGradients()
         self.backward()
 
     def backward(self) -> None:
@@ -98,7 +98,7 @@ def test_hooks_are_gone_after_the_first_steps() -> None:
 
 def test_gradients_by_autograd_grad_may_be_copied_into_those_that_are_there() -> None:
     phase = Phase()
-    phase.leftovers = Leftovers(lambda _key: True)
+    phase.leftovers = LeftoverGradients(lambda _key: True)
     parameters = list(phase.model.parameters())
 
     def copy() -> None:
@@ -116,7 +116,7 @@ def test_an_evaluation_that_reads_gradients_of_another_phase_is_refused() -> Non
     refused: list[str] = []
     for reads, clears in ((True, False), (False, False), (True, True)):
         phase = Phase()
-        phase.leftovers = Leftovers(lambda _key, reads=reads: reads)
+        phase.leftovers = LeftoverGradients(lambda _key, reads=reads: reads)
         with phase.leftovers.watched("log", phase.modules):
             if clears:
                 phase.model.zero_grad()
@@ -125,7 +125,7 @@ def test_an_evaluation_that_reads_gradients_of_another_phase_is_refused() -> Non
 
 
 def test_a_rehearsal_of_the_second_step_is_due_once_and_in_one_generation() -> None:
-    leftovers = Leftovers()
+    leftovers = LeftoverGradients()
     for key, flags in (("reader", [b"", b"."]), ("late", [b"."]), ("other", [b"", b""])):
         leftovers.rehearsed(key, flags, (1, 0))
     assert not leftovers.is_due("reader", (1, 0))

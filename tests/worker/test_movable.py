@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from outlast.errors import ProtectError
-from outlast.worker.protected import Protected
-from outlast.worker.undo import Undo
+from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.state.protected_state import ProtectedState
 
 
 @dataclasses.dataclass
@@ -35,15 +35,15 @@ def test_state_that_no_worker_could_take_over_is_named_at_protect() -> None:
     optimizer.param_groups[0]["plan"] = Plan()
     place = r"optimizers\.optimizer\.groups\[0\]\.plan is a .*Plan"
     with pytest.raises(ProtectError, match=place):
-        Protected({"model": model, "optimizer": optimizer}, {})
+        ProtectedState({"model": model, "optimizer": optimizer}, {})
     with pytest.raises(ProtectError, match=r"objects\.notes\[0\] is a .*Plan"):
-        Protected({"notes": [Plan()]}, {})
+        ProtectedState({"notes": [Plan()]}, {})
 
 
 def test_state_that_the_first_step_makes_is_looked_at_too() -> None:
     model = nn.Linear(1, 1)
     optimizer = Planned(model.parameters())
-    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
     protected.completed("warm up")
     protected.check_unchanged()
     optimizer.step()
@@ -62,7 +62,7 @@ def test_what_the_script_holds_of_its_state_stays_the_same_object() -> None:
     }
     history, moment, array, pair = (state[k] for k in ("history", "moment", "array", "pair"))
     deep, often = history[1]["deep"], state["often"]
-    undo = Undo(Protected({}, state))
+    undo = UndoCopy(ProtectedState({}, state))
     history.append(2.0)
     deep.append(2)
     moment.add_(1)
@@ -89,13 +89,13 @@ def test_what_the_script_holds_of_its_state_stays_the_same_object() -> None:
 def test_state_of_another_shape_replaces_what_was_there() -> None:
     state: dict[str, Any] = {"list": [1, 2, 3], "tensor": torch.ones(2), "pair": (1, 2)}
     before = {"list": [1, 2, 3], "tensor": torch.ones(2), "pair": (1, 2)}
-    undo = Undo(Protected({}, state))
+    undo = UndoCopy(ProtectedState({}, state))
     state.update(list=[1], tensor=torch.ones(3), pair=(1, [2], 3))
     undo.put_back()
     assert torch.equal(state.pop("tensor"), before.pop("tensor"))
     assert state == before
     state["tensor"] = torch.ones(1).expand(4)
-    undo = Undo(Protected({}, state))
+    undo = UndoCopy(ProtectedState({}, state))
     state["tensor"] = torch.zeros(1).expand(4)
     undo.put_back()
     assert torch.equal(state["tensor"], torch.ones(4))
@@ -116,7 +116,7 @@ class Meter:
 
 def test_what_has_not_changed_is_not_loaded() -> None:
     meter = Meter()
-    undo = Undo(Protected({"meter": meter}, {}))
+    undo = UndoCopy(ProtectedState({"meter": meter}, {}))
     undo.put_back()
     assert meter.loads == 0
     meter.total = 5
@@ -125,11 +125,11 @@ def test_what_has_not_changed_is_not_loaded() -> None:
 
 
 def test_state_of_other_names_or_groups_is_refused_and_nothing_is_taken_over() -> None:
-    def build(**names: str) -> Protected:
+    def build(**names: str) -> ProtectedState:
         model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
         groups = [{"params": list(part.parameters())} for part in model]
         wide = torch.optim.SGD(groups if "split" in names else model.parameters())
-        return Protected({names.get("model", "model"): model, "optimizer": wide}, {})
+        return ProtectedState({names.get("model", "model"): model, "optimizer": wide}, {})
 
     here = build()
     before = here.modules["model"].state_dict()["0.weight"].clone()

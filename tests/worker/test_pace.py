@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.core.detect.pace import WARM_PHASES
-from outlast.page import KEYS, Page
-from outlast.worker.moment import Moment
+from outlast.transport.worker_page import KEYS, WARM_PHASES, Page
+from outlast.worker.worker_status import WorkerStatus
 
 SMALL = 4096
 
@@ -19,13 +18,13 @@ def page():
 
 
 @pytest.fixture
-def moment(page: Page) -> Moment:
-    made = Moment(page, lambda _body: None, lambda _generation: None)
+def moment(page: Page) -> WorkerStatus:
+    made = WorkerStatus(page, lambda _body: None, lambda _generation: None)
     made.generation = made.opened = 1
     return made
 
 
-def phase(moment: Moment, name: str, work: int = 0) -> None:
+def phase(moment: WorkerStatus, name: str, work: int = 0) -> None:
     moment.enter_attempt("running", name)
     sum(range(work))
     moment.enter_attempt("voting")
@@ -33,7 +32,7 @@ def phase(moment: Moment, name: str, work: int = 0) -> None:
     moment.completed(step=moment.step + 1, result=b"", shared=False)
 
 
-def test_phases_much_shorter_than_a_look_are_measured(moment: Moment, page: Page) -> None:
+def test_phases_much_shorter_than_a_look_are_measured(moment: WorkerStatus, page: Page) -> None:
     for _ in range(WARM_PHASES):
         phase(moment, "step train", work=3_000_000)
     step = page.read().key
@@ -44,7 +43,7 @@ def test_phases_much_shorter_than_a_look_are_measured(moment: Moment, page: Page
     assert pace.seen == WARM_PHASES + 50 and 0 < pace.slowest_ns < 10**9
 
 
-def test_each_kind_of_phase_has_its_own(moment: Moment, page: Page) -> None:
+def test_each_kind_of_phase_has_its_own(moment: WorkerStatus, page: Page) -> None:
     for _ in range(5):
         phase(moment, "step train")
     step = page.read().key
@@ -60,7 +59,7 @@ def test_each_kind_of_phase_has_its_own(moment: Moment, page: Page) -> None:
     assert page.paces()[step] == before[step] and len(page.paces()) == 3
 
 
-def test_a_try_that_was_put_back_is_not_measured(moment: Moment, page: Page) -> None:
+def test_a_try_that_was_put_back_is_not_measured(moment: WorkerStatus, page: Page) -> None:
     for _ in range(WARM_PHASES):
         phase(moment, "step train")
     moment.enter_attempt("running", "step train")
@@ -74,7 +73,7 @@ def test_a_try_that_was_put_back_is_not_measured(moment: Moment, page: Page) -> 
     assert 0 < page.paces()[page.read().key].slowest_ns < waited_ns / 2
 
 
-def test_kinds_beyond_the_pages_room_are_never_known(moment: Moment, page: Page) -> None:
+def test_kinds_beyond_the_pages_room_are_never_known(moment: WorkerStatus, page: Page) -> None:
     for index in range(KEYS + 3):
         phase(moment, f"step {index}")
     assert len(page.paces()) == KEYS and page.read().key == 0

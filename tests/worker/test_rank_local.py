@@ -11,22 +11,22 @@ from torch import nn
 
 from outlast.checkpoint import tree
 from outlast.errors import PhaseError
-from outlast.page import Page
-from outlast.worker import rank_local
-from outlast.worker.audit.state import WHOLE, collect, digest_names
-from outlast.worker.protected import Protected
+from outlast.transport.worker_page import Page
+from outlast.worker.state import rank_local_state
+from outlast.worker.state.audited_state import WHOLE, collect, digest_names
+from outlast.worker.state.protected_state import ProtectedState
 
 PLACE = "1 step train"
 
 
-def built(rate: float = 1e-3) -> Protected:
+def built(rate: float = 1e-3) -> ProtectedState:
     """A model, and a module whose buffer has changed behind the first vote."""
     torch.manual_seed(0)
     model, metric = nn.Linear(4, 2), nn.Module()
     metric.register_buffer("total", torch.zeros(3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    held = Protected(
+    held = ProtectedState(
         {"model": model, "metric": metric, "optimizer": optimizer, "scheduler": scheduler}, {}
     )
     model(torch.ones(1, 4)).sum().backward()
@@ -38,17 +38,17 @@ def built(rate: float = 1e-3) -> Protected:
     return held
 
 
-def total(held: Protected) -> torch.Tensor:
+def total(held: ProtectedState) -> torch.Tensor:
     return held.buffers.named()["metric.total"]
 
 
-def ballots(ranks: list[Protected]) -> list[str]:
+def ballots(ranks: list[ProtectedState]) -> list[str]:
     for held in ranks:
         held.own_state(held.own_choices())
     return [held.local.ballot() for held in ranks]
 
 
-def dispute(ranks: list[Protected], sets: list[bytes] | None = None) -> list[str]:
+def dispute(ranks: list[ProtectedState], sets: list[bytes] | None = None) -> list[str]:
     """All ranks find out at once why their ballots differ. What each tells."""
     meeting, answers = threading.Barrier(len(ranks), timeout=20), [b""] * len(ranks)
     told = [""] * len(ranks)
@@ -136,7 +136,7 @@ def test_where_rates_differ_a_rank_carries_all_of_its_state() -> None:
 def test_weights_that_differ_and_do_not_fit_a_slot_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_local, "EVERYTHING_BYTES_MAX", 100)
+    monkeypatch.setattr(rank_local_state, "EVERYTHING_BYTES_MAX", 100)
     ranks = [built(), built(rate=5e-4)]
     ballots(ranks)
     with pytest.raises(PhaseError, match=r"learning rates.*does not fit its slot of 100"):

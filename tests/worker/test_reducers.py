@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed._composable.replicate import replicate
 
 from outlast.errors import ProtectError, UnsupportedError
-from outlast.worker.protected import Protected
-from outlast.worker.reducers import Reducers, ReducerState
+from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets
+from outlast.worker.state.protected_state import ProtectedState
 
 SMALL = {"bucket_cap_mb": 0.00005}
 
@@ -37,12 +37,12 @@ class Swapped(nn.Module):
         return self.a(self.b(x)) if self.swap else self.b(self.a(x))
 
 
-def made(**more: Any) -> tuple[Any, Reducers]:
+def made(**more: Any) -> tuple[Any, DDPBuckets]:
     model: Any = nn.parallel.DistributedDataParallel(Swapped(), **SMALL, **more)
-    return model, Reducers(lambda: [model])
+    return model, DDPBuckets(lambda: [model])
 
 
-def step(model: Any, reducers: Reducers, *, won: bool = True) -> None:
+def step(model: Any, reducers: DDPBuckets, *, won: bool = True) -> None:
     model.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     reducers.settle()
@@ -55,9 +55,9 @@ FORWARDS, BACKWARDS = [[3, 2], [1, 0]], [[1, 0], [3, 2]]  # bias before weight, 
 
 def test_buckets_are_recorded_with_the_vote_and_never_change_again() -> None:
     model, reducers = made()
-    assert reducers.states() == [ReducerState(sync=True)]
+    assert reducers.states() == [BucketState(sync=True)]
     step(model, reducers, won=False)
-    assert reducers.states() == [ReducerState(sync=True)]
+    assert reducers.states() == [BucketState(sync=True)]
     reducers.restore()
     model.module.swap = True
     step(model, reducers)
@@ -74,7 +74,7 @@ def test_a_joiner_takes_the_buckets_of_its_donor(more: dict[str, Any]) -> None:
     model, reducers = made(**more)
     for _ in range(2):  # its own dry steps come in another order than the donor's
         model(torch.ones(2, 4)).sum().backward()
-    reducers.adopt([ReducerState(sync=True, buckets=BACKWARDS)])
+    reducers.adopt([BucketState(sync=True, buckets=BACKWARDS)])
     assert read(model) == BACKWARDS
     for _ in range(3):
         step(model, reducers)
@@ -103,7 +103,7 @@ def test_a_static_graph_is_built_counted_and_rebuilt() -> None:
 
 def test_a_joiner_of_a_counted_graph_must_count_too() -> None:
     model, reducers = made(static_graph=True)
-    reducers.adopt([ReducerState(sync=True, counted=True)])
+    reducers.adopt([BucketState(sync=True, counted=True)])
     assert not reducers.is_ready
     model(torch.ones(2, 4)).sum().backward()
     reducers.restore()
@@ -120,7 +120,7 @@ def test_an_attempt_that_an_exception_ended_in_backward_leaves_nothing() -> None
         out.sum().backward()
     reducers.restore()
     step(model, reducers)
-    assert reducers.states() == [ReducerState(sync=True)]  # such a DDP rebuilds nothing
+    assert reducers.states() == [BucketState(sync=True)]  # such a DDP rebuilds nothing
 
 
 def test_frozen_parameters_and_hooks_stay() -> None:
@@ -146,7 +146,7 @@ def test_frozen_parameters_and_hooks_stay() -> None:
 
 def test_buckets_that_do_not_fit_are_refused() -> None:
     model, reducers = made()
-    for wrong in ([], [ReducerState(sync=True, buckets=[[0, 1]])]):
+    for wrong in ([], [BucketState(sync=True, buckets=[[0, 1]])]):
         with pytest.raises(ProtectError, match="another model"):
             reducers.adopt(wrong)
     assert read(model) == [[0, 1, 2, 3]]
@@ -154,22 +154,22 @@ def test_buckets_that_do_not_fit_are_refused() -> None:
 
 def test_they_travel_with_the_replicated_state() -> None:
     model, _ = made()
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     step(model, protected.reducers)
     states = protected.replicated()["ddp"]
-    assert msgspec.convert(states, list[ReducerState])[0].buckets == FORWARDS
+    assert msgspec.convert(states, list[BucketState])[0].buckets == FORWARDS
 
 
 def test_mixed_precision_is_refused_by_name() -> None:
     model, _ = made()
     model.mixed_precision = object()
     with pytest.raises(UnsupportedError, match="mixed_precision"):
-        Protected({"model": model}, {})
+        ProtectedState({"model": model}, {})
 
 
 def test_join_is_refused_by_name() -> None:
     model, _ = made()
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     with model.join(), pytest.raises(UnsupportedError, match="batches ends an epoch"):
         protected.check_unchanged()
 
@@ -178,8 +178,8 @@ def test_what_cannot_be_recorded_is_refused_by_name() -> None:
     model, _ = made()
     model.module.a.requires_grad_(False)
     with pytest.raises(ProtectError, match="freeze before the DDP is made"):
-        Protected({"model": model}, {})
+        ProtectedState({"model": model}, {})
     inner = nn.Linear(2, 2)
     replicate(inner)
     with pytest.raises(UnsupportedError, match=r"replicate\(\) on \w*Linear"):
-        Protected({"model": nn.Sequential(inner)}, {})
+        ProtectedState({"model": nn.Sequential(inner)}, {})

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from outlast.errors import UnsupportedError
-from outlast.worker.protected import Protected
-from outlast.worker.script.repetitions import Repetition, Repetitions, look
-from outlast.worker.undo import Undo
+from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.script.repetitions import Repetition, RepetitionCheck, look
+from outlast.worker.state.protected_state import ProtectedState
 
 
 def attempt(
@@ -21,7 +21,7 @@ def attempt(
 
 
 def test_equal_attempts_are_no_difference_and_the_first_step_is_the_last_one_compared() -> None:
-    attempts = Repetitions()
+    attempts = RepetitionCheck()
     assert attempts.rehearsed("step", attempt()) is None
     assert attempts.rehearsed("step", attempt()) is None
     assert attempts.awaits("step")
@@ -30,7 +30,7 @@ def test_equal_attempts_are_no_difference_and_the_first_step_is_the_last_one_com
 
 
 def test_what_differs_is_named_from_the_second_attempt_on() -> None:
-    attempts = Repetitions()
+    attempts = RepetitionCheck()
     attempts.rehearsed("step", attempt())
     second = attempt(value=0.2, loss=float("nan"))
     assert attempts.rehearsed("step", second) is None  # DDP has put its buckets into another order
@@ -39,14 +39,14 @@ def test_what_differs_is_named_from_the_second_attempt_on() -> None:
     assert found.what == "computed another gradient of weight"
     assert not found.is_rounding
     for count, other in ((3, attempt(choices=b"2")), (3, attempt(loss=2.0))):
-        attempts = Repetitions()
+        attempts = RepetitionCheck()
         found = [attempts.rehearsed("step", attempt()) for _ in range(count)]
         assert found == [None] * count
         assert attempts.first_step("step", other) is not None
 
 
 def test_attempts_of_two_generations_are_no_pair() -> None:
-    attempts = Repetitions()
+    attempts = RepetitionCheck()
     for _ in range(2):
         attempts.rehearsed("step", attempt())
     assert attempts.first_step("step", attempt(generation=2, value=9.0)) is None
@@ -65,8 +65,8 @@ def test_a_disabled_scaler_is_protected_and_put_back() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    protected = Protected({"model": model, "optimizer": optimizer, "scaler": scaler}, {})
-    undo = Undo(protected, "step")
+    protected = ProtectedState({"model": model, "optimizer": optimizer, "scaler": scaler}, {})
+    undo = UndoCopy(protected, "step")
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     assert undo.leaves_gradients()
     assert undo.put_back() == ""
@@ -80,4 +80,4 @@ def test_zero_is_refused_by_its_name_at_protect() -> None:
     model = nn.Linear(2, 1)
     sharded = ZeroRedundancyOptimizer(model.parameters(), lr=0.1)
     with pytest.raises(UnsupportedError, match=r"ZeroRedundancyOptimizer.*fully_shard"):
-        Protected({"model": model, "optimizer": sharded}, {})
+        ProtectedState({"model": model, "optimizer": sharded}, {})

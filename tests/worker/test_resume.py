@@ -8,28 +8,28 @@ import torch
 
 from outlast.checkpoint import tree
 from outlast.errors import CorruptionError
-from outlast.worker.part import SEAT_MAGIC, SeatPart, told
-from outlast.worker.place import LOST, Intervals, Place, Slot
-from outlast.worker.reducers import ReducerState
+from outlast.worker.phases.script_progress import LOST, Intervals, ProgressSlot, ScriptProgress
+from outlast.worker.rank_part import SEAT_MAGIC, RankPart, part_summary
+from outlast.worker.state.ddp_buckets import BucketState
 
 
-def slot(**changed: object) -> Slot:
+def slot(**changed: object) -> ProgressSlot:
     own = tree.encode({"buffers": {}, "choices": tree.encode({"random": 3, "objects": {"o": 4}})})
-    place = Place(saved_step=2, every=Intervals(1, 5), prelude=[tree.encode(8), LOST])
+    place = ScriptProgress(saved_step=2, every=Intervals(1, 5), prelude=[tree.encode(8), LOST])
     place.draw(tree.encode({"step": 3, "random": torch.arange(4)}))
     made = place.slot(7, 3, own, reports={"loss": 0.5})
     return msgspec.structs.replace(made, **changed)
 
 
 def test_a_place_comes_back() -> None:
-    states = [ReducerState(sync=True, buckets=[[1], [0, 2]]), ReducerState(sync=False)]
-    part = SeatPart(slot().pack(), states, {"name": tree.encode("run-1")})
-    found = SeatPart.unpack(part.pack(), "here")
+    states = [BucketState(sync=True, buckets=[[1], [0, 2]]), BucketState(sync=False)]
+    part = RankPart(slot().pack(), states, {"name": tree.encode("run-1")})
+    found = RankPart.unpack(part.pack(), "here")
     assert found == part
-    assert Slot.unpack(found.slot) == slot()
+    assert ProgressSlot.unpack(found.slot) == slot()
     older = b"OLP2" + msgspec.msgpack.encode([slot().pack(), [True, False]])
-    states = [ReducerState(sync=True), ReducerState(sync=False)]
-    assert SeatPart.unpack(older, "here") == SeatPart(slot().pack(), states, {})
+    states = [BucketState(sync=True), BucketState(sync=False)]
+    assert RankPart.unpack(older, "here") == RankPart(slot().pack(), states, {})
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,18 @@ def test_a_place_comes_back() -> None:
 )
 def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
     with pytest.raises(CorruptionError, match=message):
-        SeatPart.unpack(data, "rank 3")
+        RankPart.unpack(data, "rank 3")
 
 
 def test_what_is_told_is_what_training_goes_on_from() -> None:
     """Not when it saves, nor what it has saved: two runs may do that differently."""
-    part = told(SeatPart(slot(at_draw=True).pack(), [ReducerState(sync=True)]).pack(), "here")
+    part = part_summary(
+        RankPart(slot(at_draw=True).pack(), [BucketState(sync=True)]).pack(), "here"
+    )
     assert part == {
         "random": 3, "objects": {"o": 4}, "buffers": {}, "batch": {"step": 3}, "results": [8],
         "ddp": [[True, False, None]], "script": {}, "local": {},
     }  # fmt: skip
     other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
-    assert told(SeatPart(other.pack(), [ReducerState(sync=True)]).pack(), "here") == part
-    assert "random" in told(SeatPart(slot().pack(), []).pack(), "here")["batch"]
+    assert part_summary(RankPart(other.pack(), [BucketState(sync=True)]).pack(), "here") == part
+    assert "random" in part_summary(RankPart(slot().pack(), []).pack(), "here")["batch"]

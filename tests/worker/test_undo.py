@@ -12,8 +12,8 @@ from torch import nn
 
 from outlast.checkpoint import tree
 from outlast.errors import ProtectError
-from outlast.worker.protected import Protected, Replicated
-from outlast.worker.undo import Undo
+from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 
 class RefusedError(Exception):
@@ -34,7 +34,7 @@ def _train(kind: str, *, fused: bool, scaled: bool, refuse_at: int, where: str) 
     }  # fmt: skip
     if scaled:
         named["scaler"] = scaler
-    protected = Protected(named, {})
+    protected = ProtectedState(named, {})
     armed = [refuse_at]
 
     def maybe(here: str, step: int) -> None:
@@ -45,7 +45,7 @@ def _train(kind: str, *, fused: bool, scaled: bool, refuse_at: int, where: str) 
     step_now = 0
     optimizer.register_step_pre_hook(lambda *_: maybe("gate", step_now))
     while step_now < 6:
-        undo = Undo(protected)
+        undo = UndoCopy(protected)
         try:
             optimizer.zero_grad()
             noise = torch.randn(4, 8) + random.random() + float(np.random.rand())
@@ -84,9 +84,9 @@ def test_a_redo_ends_in_the_same_bits(kind: str, fused: bool, scaled: bool, wher
 
 def test_gradients_that_were_there_become_zero_and_others_none() -> None:
     model = nn.Linear(2, 1)
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     model.weight.grad = torch.ones_like(model.weight)
-    undo = Undo(protected)
+    undo = UndoCopy(protected)
     model(torch.ones(1, 2)).sum().backward()
     assert undo.leaves_gradients()
     undo.put_back()
@@ -99,11 +99,11 @@ def test_gradients_are_there_again_where_they_were() -> None:
     """None is not zero: an optimizer that decays weights leaves those without a gradient alone."""
     linear, embedding = nn.Linear(2, 1), nn.Embedding(3, 2, sparse=True)
     model = nn.ModuleList([linear, embedding])
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     weight, table = linear.weight, embedding.weight
     weight.grad = torch.ones_like(weight)
     embedding(torch.tensor([1])).sum().backward()
-    state, undo = protected.replicated(), Undo(protected)
+    state, undo = protected.replicated(), UndoCopy(protected)
     model.zero_grad()
     linear.bias.grad = torch.ones(1)
     undo.put_back()
@@ -124,8 +124,8 @@ def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: b
     optimizer.param_groups[0]["history"] = [1]
     all_state: Any = optimizer.state
     all_state["all"]["count"] = 1
-    protected = Protected({"model": model, "optimizer": optimizer}, {})
-    undo = Undo(protected, everything=everything)
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
+    undo = UndoCopy(protected, everything=everything)
     optimizer.param_groups[0]["history"].append(2)
     optimizer.param_groups[0]["step"] = 1
     if everything:  # else it may change behind the vote only
@@ -139,7 +139,7 @@ def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: b
 def test_what_a_scheduler_sets_at_its_first_step_is_gone_again() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    undo = Undo(Protected({"scheduler": scheduler}, {}))
+    undo = UndoCopy(ProtectedState({"scheduler": scheduler}, {}))
     vars(scheduler)["seen"] = 1
     undo.put_back()
     assert not hasattr(scheduler, "seen")
@@ -149,7 +149,7 @@ def test_what_a_scheduler_sets_at_its_first_step_is_gone_again() -> None:
 def test_a_buffer_that_takes_another_shape_is_refused(*, everything: bool) -> None:
     model = nn.Linear(2, 1)
     model.register_buffer("seen", torch.empty(0))
-    undo = Undo(Protected({"model": model}, {}), everything=everything)
+    undo = UndoCopy(ProtectedState({"model": model}, {}), everything=everything)
     model.register_buffer("seen", torch.ones(2))
     with pytest.raises(ProtectError, match=r"buffer model\.seen was \(0,\) .* is \(2,\)"):
         undo.put_back()
@@ -158,14 +158,14 @@ def test_a_buffer_that_takes_another_shape_is_refused(*, everything: bool) -> No
 def test_groups_that_an_attempt_added_are_refused() -> None:
     model, more = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    undo = Undo(Protected({"model": model, "more": more, "optimizer": optimizer}, {}))
+    undo = UndoCopy(ProtectedState({"model": model, "more": more, "optimizer": optimizer}, {}))
     optimizer.add_param_group({"params": more.parameters()})
     with pytest.raises(ProtectError, match="'optimizer' got another number of groups"):
         undo.put_back()
 
 
 def test_a_joiner_holds_the_donors_bits() -> None:
-    def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Protected]:
+    def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, ProtectedState]:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -180,7 +180,7 @@ def test_a_joiner_holds_the_donors_bits() -> None:
         for state in optimizer.state.values():
             # Moments in another dtype than the parameters': load_state_dict would cast them.
             state["exp_avg"] = state["exp_avg"].float() + 1e-4
-        protected = Protected(
+        protected = ProtectedState(
             {"m": model, "o": optimizer, "s": scheduler, "ema": Replicated(average)}, {}
         )
         return model, optimizer, protected
@@ -204,26 +204,26 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def test_another_model_is_refused_and_nothing_is_taken_over() -> None:
-    donor = Protected({"m": nn.Linear(4, 4)}, {})
+    donor = ProtectedState({"m": nn.Linear(4, 4)}, {})
     model = nn.Linear(4, 5)
     before = model.weight.detach().clone()
     with pytest.raises(ProtectError, match="another model"):
-        Protected({"m": model}, {}).adopt(donor.replicated())
+        ProtectedState({"m": model}, {}).adopt(donor.replicated())
     assert torch.equal(model.weight, before)
 
 
 def test_what_cannot_be_protected_is_named() -> None:
     with pytest.raises(ProtectError, match="'thing'"):
-        Protected({"thing": object()}, {})
+        ProtectedState({"thing": object()}, {})
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     with pytest.raises(ProtectError, match="no protected module"):
-        Protected({"model": nn.Linear(1, 1), "optimizer": optimizer}, {})
+        ProtectedState({"model": nn.Linear(1, 1), "optimizer": optimizer}, {})
 
 
 def test_a_parameter_group_added_later_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model[0].parameters())
-    protected = Protected({"model": model, "optimizer": optimizer}, {})
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
     protected.check_unchanged()
     optimizer.add_param_group({"params": list(model[1].parameters())})
     with pytest.raises(ProtectError, match="give every group to the optimizer before protect"):
@@ -232,7 +232,7 @@ def test_a_parameter_group_added_later_is_noticed() -> None:
 
 def test_a_parameter_replaced_later_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     model[1] = nn.GELU()  # has no parameters: it changes nothing that a joiner would need
     protected.check_unchanged()
     model[1] = nn.Linear(1, 1)
@@ -242,22 +242,22 @@ def test_a_parameter_replaced_later_is_noticed() -> None:
 
 def test_a_buffer_registered_later_is_put_back() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
-    protected = Protected({"model": model}, {})
+    protected = ProtectedState({"model": model}, {})
     model[1].register_buffer("seen", torch.zeros(1))
-    undo = Undo(protected)
+    undo = UndoCopy(protected)
     model[1].get_buffer("seen").add_(1)
     assert undo.put_back() == ""
     assert model[1].get_buffer("seen").item() == 0
 
 
 def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
-    def made() -> tuple[nn.Module, torch.optim.Optimizer, Protected]:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, ProtectedState]:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-        return model, optimizer, Protected(named, {})
+        return model, optimizer, ProtectedState(named, {})
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model(torch.ones(2, 4)).sum().backward()
@@ -274,9 +274,9 @@ def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
 
 
 def test_modes_and_gradient_flags_are_the_ranks_own() -> None:
-    def built() -> tuple[nn.Module, Protected]:
+    def built() -> tuple[nn.Module, ProtectedState]:
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-        return model, Protected({"model": model}, {})
+        return model, ProtectedState({"model": model}, {})
 
     model, protected = built()
     model.eval()
@@ -294,7 +294,7 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.Adam(model.parameters())
     decay = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    protected = Protected(
+    protected = ProtectedState(
         {"model": model, "optimizer": optimizer, "decay": decay, "average": Replicated(average)}, {}
     )
 
@@ -307,7 +307,7 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
 
     step()
     before = tree.encode(protected.replicated())
-    undo = Undo(protected, "step", everything=True)
+    undo = UndoCopy(protected, "step", everything=True)
     step()
     with torch.no_grad():
         model[0].weight.data.add_(1)
@@ -319,8 +319,8 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
 def test_moments_that_did_not_exist_are_gone_again() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
-    protected = Protected({"model": model, "optimizer": optimizer}, {})
-    undo = Undo(protected, "step", everything=True)
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
+    undo = UndoCopy(protected, "step", everything=True)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     undo.put_back()

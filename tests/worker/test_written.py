@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.worker.protected import Protected
-from outlast.worker.undo import Undo
-from outlast.worker.written import WINDOW_BYTES, WrittenWeights
+from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.phases.written_weights import WINDOW_BYTES, WrittenWeights
+from outlast.worker.state.protected_state import ProtectedState
 
 
-def built(width: int = 4) -> tuple[nn.Linear, torch.optim.Optimizer, Protected]:
+def built(width: int = 4) -> tuple[nn.Linear, torch.optim.Optimizer, ProtectedState]:
     torch.manual_seed(0)
     model = nn.Linear(width, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, width)).sum().backward()
     optimizer.step()
-    return model, optimizer, Protected({"model": model, "optimizer": optimizer}, {})
+    return model, optimizer, ProtectedState({"model": model, "optimizer": optimizer}, {})
 
 
 def through_data(model: nn.Linear, _: torch.optim.Optimizer) -> None:
@@ -79,8 +79,8 @@ def test_later_attempts_come_by_every_window_of_every_parameter() -> None:
 def test_a_large_buffer_that_is_written_through_data_is_put_back_and_known() -> None:
     module = nn.Module()
     module.register_buffer("queue", torch.zeros(1 << 19))
-    held = Protected({"module": module}, {})
-    undo = Undo(held, "step")
+    held = ProtectedState({"module": module}, {})
+    undo = UndoCopy(held, "step")
     module.get_buffer("queue").data.add_(1)
     undo.put_back()
     assert not module.get_buffer("queue").any()

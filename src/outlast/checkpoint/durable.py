@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.amounts import SECONDS, measured, rate
 from outlast.checkpoint.record import Place
 from outlast.checkpoint.retention import Keep, Known, choose
 from outlast.checkpoint.retention import parse as parse_keep
 from outlast.checkpoint.storage import Store
 from outlast.errors import ConfigError
+from outlast.quantities import SECONDS, measured, rate
 
 _OPTIONS = re.compile(r"(?<!,)\s+(?=[A-Za-z_-]+=)")  # keep=last=2, every=1000 is one option
 _EXAMPLE = "s3://bucket/run every=6h keep=last=2,every=1000 rate=200MB/s"

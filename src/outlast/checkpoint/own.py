@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outlast import generators
+from outlast import random_state
 from outlast.checkpoint import inplace, tree
 from outlast.checkpoint.fill import once
 from outlast.checkpoint.matching import EXACT, Matching
@@ -26,7 +26,7 @@ def capture(state: State, rest: Mapping[str, Any], world: int) -> bytes:
     """
     return tree.encode(
         {
-            "random": generators.of_process() | {"named": generators.states(state.generators)},
+            "random": random_state.of_process() | {"named": random_state.states(state.generators)},
             "objects": {
                 name: part if isinstance(part, (dict, list)) else part.state_dict()
                 for name, part in state.own.items()
@@ -73,9 +73,11 @@ def restore(
             else:
                 part.load_state_dict(value)
     named = saved["random"]["named"]
-    generators.put(state.generators, {n: v for n, v in named.items() if not matching.skips(n)})
+    random_state.restore_state(
+        state.generators, {n: v for n, v in named.items() if not matching.skips(n)}
+    )
     if process:
-        generators.restore(saved["random"])
+        random_state.restore(saved["random"])
 
 
 def buffers(state: State) -> dict[str, torch.Tensor]:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.amounts import BYTES, SECONDS, measured
 from outlast.checkpoint.lineage import ancestry, ends
 from outlast.checkpoint.record import Place
 from outlast.errors import ConfigError
+from outlast.quantities import BYTES, SECONDS, measured
 
 _EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
 

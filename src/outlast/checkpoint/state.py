@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from outlast.checkpoint.names import Entry, entries
 from outlast.errors import UsageError
-from outlast.generators import GENERATOR_TYPES, Generator
+from outlast.random_state import GENERATOR_TYPES, Generator
 
 _VALUES = (bool, int, float, complex, str, bytes, dict, list, tuple, set, torch.Tensor, type(None))
 

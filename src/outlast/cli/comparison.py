@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from outlast.events import FaultInjected, Metrics
-from outlast.observe.store import read_events
-from outlast.observe.summary import summarise
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_summary import summarise
 
 DIGEST = re.compile(r"^parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
 

@@ -16,9 +16,9 @@ from outlast import config
 from outlast.cli.comparison import Comparison, compare
 from outlast.cli.stream import Printer, as_json
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
-from outlast.observe.summary import Summary, summarise
-from outlast.observe.tables import render
-from outlast.observe.words import counted, duration, share
+from outlast.telemetry.run_summary import RunSummary, summarise
+from outlast.telemetry.summary_tables import render
+from outlast.text_formatting import duration, percentage, plural
 
 WORLD, SPARES, STEPS_MIN = 4, 1, 20
 HANG_FLOOR_S = 3.0  # a stopped rank is given up after this; 10 by default, too slow for a demo
@@ -36,8 +36,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     comparison: Comparison
-    disturbed: Summary
-    undisturbed: Summary
+    disturbed: RunSummary
+    undisturbed: RunSummary
     figure: str
     wall_s: float
 
@@ -138,7 +138,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) -> str:
     try:
-        from outlast.observe.figure import report
+        from outlast.telemetry.run_figure import report
     except ModuleNotFoundError as error:
         console.print(f"no figure: {error.name} is missing; pip install 'outlast[figures]'")
         return ""
@@ -185,7 +185,7 @@ def _show(report: Report, console: Printer) -> None:
         table.add_row(name, left, right, marks[not good])
     console.print()
     console.print(table)
-    broken = counted(len(report.disturbed.incidents), "incident")
+    broken = plural(len(report.disturbed.incidents), "incident")
     said = "equal to the last bit" if found.equal else "NOT equal"
     story = f"the story: outlast explain {report.disturbed.run_dir}"
     took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
@@ -195,4 +195,4 @@ def _show(report: Report, console: Printer) -> None:
 
 
 def _share(part: float | None) -> str:
-    return "" if part is None else share(part)
+    return "" if part is None else percentage(part)

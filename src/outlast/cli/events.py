@@ -13,8 +13,8 @@ import msgspec
 from outlast.cli.stream import pour, tell
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, WorkerSpawned
-from outlast.observe import store
-from outlast.observe.alive import life_of
+from outlast.telemetry import event_store
+from outlast.telemetry.launcher_liveness import life_of
 
 LOOK_S = 1.0
 _FIELDS_APART = {"t_ns", "type"}
@@ -32,19 +32,19 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
     json
         One JSON object a line.
     """
-    found = _following(run_dir) if follow else store.read_events(run_dir)
+    found = _following(run_dir) if follow else event_store.read_events(run_dir)
     _print(found, json=json, live=follow)
     return EXIT_DONE
 
 
 def _following(run_dir: Path) -> Iterator[AnyEvent]:
-    if not (run_dir / store.DIRECTORY).is_dir():
+    if not (run_dir / event_store.DIRECTORY).is_dir():
         raise RunDirError(
-            f"{run_dir} is no run directory ({run_dir / store.DIRECTORY} is missing);"
+            f"{run_dir} is no run directory ({run_dir / event_store.DIRECTORY} is missing);"
             " give the directory that `outlast run` printed at its start"
         )
     watch = _Watch(run_dir)
-    for event in store.follow(run_dir, watch.stop, idle=watch.look):
+    for event in event_store.follow(run_dir, watch.stop, idle=watch.look):
         yield event
         watch.take(event)
     if watch.died:

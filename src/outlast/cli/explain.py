@@ -10,13 +10,12 @@ from outlast.cli.stream import Printer, as_json, say
 from outlast.cli.traced import traced
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.events import RunEnded, Scheduled
-from outlast.observe.alive import life_of
-from outlast.observe.explain import explain as tell
-from outlast.observe.explain import saves
-from outlast.observe.incidents import Incident, incidents
-from outlast.observe.store import read_events
-from outlast.observe.warned import lines
-from outlast.observe.words import frame_cause
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incident_explanation import explain as tell
+from outlast.telemetry.incident_explanation import finding_lines, saves
+from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.launcher_liveness import life_of
+from outlast.text_formatting import frame_cause
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         say(saves(scheduled))
     if found:
         tell(found, Printer(), life_of(run_dir, events))
-        for line in (*lines(found, events), *traced(run_dir, found)):
+        for line in (*finding_lines(found, events), *traced(run_dir, found)):
             say(line)
     else:
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)

@@ -21,9 +21,9 @@ from outlast.cli.twins import Start, Twins, end_of, room_for, run_once
 from outlast.cli.verdict import UNKEPT, Sides, hints, sides, unlike
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, UsageError
 from outlast.events import LoopBegun
-from outlast.launch import planned
-from outlast.observe.alive import life_of
-from outlast.observe.store import read_events
+from outlast.launch import plan_file
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.launcher_liveness import life_of
 
 STEPS = 10
 
@@ -60,7 +60,7 @@ def replay(
     began = time.monotonic()
     console = Printer(stderr=json)
     run_dir = run_dir.absolute()
-    asked = planned.read(run_dir)
+    asked = plan_file.read(run_dir)
     origin = open_target(str(run_dir)).open(step)
     notes = _notes(run_dir, asked, origin, edited=edited)
     start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), asked)
@@ -133,7 +133,9 @@ def _shortened(place: Place, steps: int | None, until_step: int) -> list[str]:
     ]
 
 
-def _notes(run_dir: Path, asked: planned.Planned, origin: Checkpoint, *, edited: bool) -> list[str]:
+def _notes(
+    run_dir: Path, asked: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
+) -> list[str]:
     """What to know about the conditions. Raises UsageError where they are not those of the run."""
     if not Path(asked.cwd).is_dir():
         raise UsageError(

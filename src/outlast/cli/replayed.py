@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.cli.verdict import Number, Sides, States
-from outlast.observe.words import counted, duration
+from outlast.text_formatting import duration, plural
 
 _SHOWN_MAX = 12
 _NUMBERS_MAX = 4
@@ -72,7 +72,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def headline(report: Report) -> str:
-    steps = counted(report.until_step - report.from_step, "step")
+    steps = plural(report.until_step - report.from_step, "step")
     found = report.replays
     if report.verdict == "identical":
         return f"bit-identical: {steps} twice, in {duration(report.wall_s)}"
@@ -88,7 +88,7 @@ def headline(report: Report) -> str:
         )
     if found.parting is None:
         return (
-            f"not deterministic: {counted(found.numbers, 'reported number')} of {steps} equal, and"
+            f"not deterministic: {plural(found.numbers, 'reported number')} of {steps} equal, and"
             f" what step {report.until_step} left is not"
         )
     return f"not deterministic: first{_where(found)}"
@@ -144,18 +144,18 @@ def _number(number: Number, a: str, b: str) -> str:
 
 
 def _counts(found: Sides) -> str:
-    said = [counted(found.numbers, "number")]
+    said = [plural(found.numbers, "number")]
     if states := found.states:
         said += [
-            counted(states.compared, "tensor"),
-            f"own state of {counted(states.ranks, 'rank')}",
+            plural(states.compared, "tensor"),
+            f"own state of {plural(states.ranks, 'rank')}",
         ]
     return ", ".join(said)
 
 
 def _differing(states: States, step: int) -> Iterator[RenderableType]:
     if states.tensors:
-        count = f"{len(states.tensors)} of {counted(states.compared, 'tensor')}"
+        count = f"{len(states.tensors)} of {plural(states.compared, 'tensor')}"
         yield Text(f"\nafter step {step}, {count}:")
         table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
         table.add_column("tensor", overflow="fold")

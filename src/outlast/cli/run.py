@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from outlast.cli.stream import Printer, settle, tell, write
-from outlast.core.contract import End
+from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE
-from outlast.launch import arguments
-from outlast.launch.display import Detached
-from outlast.launch.run import launch
-from outlast.observe.live import display
-from outlast.observe.words import frame_cause
+from outlast.launch import torchrun_arguments
+from outlast.launch.launcher import launch
+from outlast.launch.run_display import DetachedDisplay
+from outlast.telemetry.live_view import display
+from outlast.text_formatting import frame_cause
 
 
 def run(argv: list[str]) -> int:
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):  # argparse passes over what cannot be printed
-            plan = arguments.parse(argv)
+            plan = torchrun_arguments.parse(argv)
     except SystemExit:  # --help
         write(said.getvalue())
         return EXIT_DONE
@@ -39,12 +39,14 @@ def run(argv: list[str]) -> int:
         read(Path(plan.check_settings))
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
-    end, run_dir = launch(plan, lambda path: Detached(display(path, plain=plan.plain, lines=lines)))
+    end, run_dir = launch(
+        plan, lambda path: DetachedDisplay(display(path, plain=plan.plain, lines=lines))
+    )
     conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
 
 
-def conclude(end: End, run_dir: Path, *, as_json: bool) -> None:
+def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
     """Say how the run ended. Raises nothing: a scheduler acts on the exit code that follows."""
     try:
         if framed := frame_cause(end.outcome, end.cause):
@@ -62,8 +64,8 @@ def _again(run_dir: Path) -> str:
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:
-    from outlast.observe.summary import summarise  # after the run: its start should be quick
-    from outlast.observe.tables import render
+    from outlast.telemetry.run_summary import summarise  # after the run: its start should be quick
+    from outlast.telemetry.summary_tables import render
 
     summary = summarise(run_dir)
     data = msgspec.json.format(msgspec.json.encode(summary), indent=2)

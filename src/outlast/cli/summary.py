@@ -6,8 +6,8 @@ from pathlib import Path
 
 from outlast.cli.stream import Printer, as_json
 from outlast.errors import EXIT_DONE
-from outlast.observe.summary import summarise
-from outlast.observe.tables import render
+from outlast.telemetry.run_summary import summarise
+from outlast.telemetry.summary_tables import render
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from outlast.errors import OutlastError
-from outlast.observe.incidents import Incident
+from outlast.telemetry.incidents import Incident
 
 _FILES_MAX = 64  # more take seconds to read: then the command that reads them is named alone
 

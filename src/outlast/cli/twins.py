@@ -17,14 +17,14 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.record import Place
 from outlast.errors import OutlastError, RunDirError, StorageError
 from outlast.events import CheckpointFailed
-from outlast.launch import planned
-from outlast.launch.arguments import RunPlan
-from outlast.launch.branching import branch
-from outlast.launch.display import Detached
-from outlast.launch.run import launch
-from outlast.observe.live import display
-from outlast.observe.store import read_events
-from outlast.observe.words import frame_cause
+from outlast.launch.launcher import launch
+from outlast.launch.plan_file import PlanFile
+from outlast.launch.run_branching import branch
+from outlast.launch.run_display import DetachedDisplay
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.live_view import display
+from outlast.text_formatting import frame_cause
 
 _FOLDER = "replay"
 Say = Callable[[str], None]
@@ -43,7 +43,7 @@ class Start(NamedTuple):
     run_dir: Path
     place: Place
     until_step: int
-    planned: planned.Planned
+    planned: PlanFile
 
     @property
     def plan(self) -> RunPlan:
@@ -93,7 +93,9 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) ->
     branch(start.run_dir, start.place, target, say)
     plan = msgspec.structs.replace(start.plan, run_dir=str(target), plain=plain)
     with contextlib.chdir(start.planned.cwd):  # scripts name files relative to it
-        end, _ = launch(plan, lambda path: Detached(display(path, plain=plain, lines=sys.stderr)))
+        end, _ = launch(
+            plan, lambda path: DetachedDisplay(display(path, plain=plain, lines=sys.stderr))
+        )
     if end.outcome == "interrupted":
         raise KeyboardInterrupt
     if end.outcome != "done":

@@ -15,7 +15,7 @@ from outlast.checkpoint.differing import ValueDifference, differences
 from outlast.checkpoint.reader import Reader
 from outlast.checkpoint.suspects import suspects
 from outlast.cli.comparison import Losses, bits
-from outlast.worker.part import told
+from outlast.worker.rank_part import part_summary
 
 UNKEPT = (
     "what the script changes from step to step and gave neither to session.protect nor to"
@@ -193,7 +193,9 @@ def _decoded(readers: tuple[Reader, Reader], rank: int, name: str) -> list[Value
     if one == two:
         return []
     pair: list[Any] = [
-        tree.decode(data) if name == "shared" else told(data, f"{reader.checkpoint.where}, {rank}")
+        tree.decode(data)
+        if name == "shared"
+        else part_summary(data, f"{reader.checkpoint.where}, {rank}")
         for reader, data in zip(readers, (one, two), strict=True)
     ]
     return differences(*pair)

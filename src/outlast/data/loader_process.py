@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
-from outlast import generators
+from outlast import random_state
 from outlast.data.codec import Codec
 from outlast.data.loader_state import LoaderState
 
@@ -84,14 +84,14 @@ class Desk:
     def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
         self._kept = LoaderState(roots, attributes=attributes)
         self._told: dict[str, Any] = {}
-        self._first = generators.snapshot()
+        self._first = random_state.snapshot()
 
     def all_changes(self) -> dict[str, Any]:
         """All that has changed since the process was started."""
         process = {
             _PROCESS + name: state
-            for name, state in generators.snapshot().items()
-            if _PROCESS + name in self._told or not generators.same(state, self._first[name])
+            for name, state in random_state.snapshot().items()
+            if _PROCESS + name in self._told or not random_state.same(state, self._first[name])
         }
         return process | self._kept.changes()
 
@@ -100,7 +100,7 @@ class Desk:
         news = {
             path: value
             for path, value in self.all_changes().items()
-            if path not in self._told or not generators.same(value, self._told[path])
+            if path not in self._told or not random_state.same(value, self._told[path])
         }
         self._told |= news
         return news
@@ -111,7 +111,7 @@ class Desk:
         process = {n: s for n, s in saved.items() if n.startswith(_PROCESS)}
         first = {_PROCESS + name: state for name, state in self._first.items()}
         whole = {n.removeprefix(_PROCESS): s for n, s in (first | process).items()}
-        generators.restore(whole)
+        random_state.restore(whole)
         self._kept.put({path: v for path, v in saved.items() if path not in process})
 
 

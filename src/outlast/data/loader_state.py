@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from outlast import generators
+from outlast import random_state
 from outlast.errors import UsageError
-from outlast.generators import GENERATOR_TYPES
+from outlast.random_state import GENERATOR_TYPES
 
 _DEPTH_MAX = 6
 _WIDTH_MAX = 64  # longer containers hold data, not state
@@ -73,11 +73,11 @@ class LoaderState:
         self._changed |= {
             path
             for path, value in values.items()
-            if not generators.same(value, self._first.get(path, _ABSENT))
+            if not random_state.same(value, self._first.get(path, _ABSENT))
         }
         return {path: values[path] for path in sorted(self._changed) if path in values}
 
-    def generators(self) -> dict[str, generators.Generator]:
+    def generators(self) -> dict[str, random_state.Generator]:
         """The generators that are there now, by path."""
         spots, _ = self._scan()
         return {
@@ -157,7 +157,7 @@ class LoaderState:
         return spots, places
 
 
-def module_generators() -> dict[str, generators.Generator]:
+def module_generators() -> dict[str, random_state.Generator]:
     """The generators at the top of imported modules, by "module:name"; the process's apart.
 
     The script and the modules beside it may bind new ones at any time, libraries do so when they
@@ -168,7 +168,7 @@ def module_generators() -> dict[str, generators.Generator]:
 
 
 @cache
-def _libraries(_modules: int) -> tuple[list[str], dict[str, generators.Generator]]:
+def _libraries(_modules: int) -> tuple[list[str], dict[str, random_state.Generator]]:
     """The names of the script's own modules, and the generators of all others."""
     standard = str(Path(random.__file__).parent)
     own = [
@@ -183,7 +183,7 @@ def _libraries(_modules: int) -> tuple[list[str], dict[str, generators.Generator
     return own, {place: value for name in sorted(others) for place, value in _at_top(name)}
 
 
-def _at_top(module: str) -> list[tuple[str, generators.Generator]]:
+def _at_top(module: str) -> list[tuple[str, random_state.Generator]]:
     space = list(getattr(sys.modules.get(module), "__dict__", {}).items())
     found = [(f"{module}:{name}", value) for name, value in space if _is_generator(type(value))]
     return [(place, value) for place, value in found if id(value) not in _of_the_process()]
@@ -290,7 +290,7 @@ def _written(value: Any) -> tuple[str, Any]:
     if type(value) in _SCALARS:
         return "plain", value
     if isinstance(value, GENERATOR_TYPES):
-        return "generator", generators.states({"it": value})["it"]
+        return "generator", random_state.states({"it": value})["it"]
     if isinstance(value, deque):
         return "deque", [list(value), value.maxlen]
     if isinstance(value, torch.Tensor):
@@ -303,7 +303,7 @@ def _written(value: Any) -> tuple[str, Any]:
 def _put(spot: _Spot, value: tuple[str, Any]) -> None:
     kind, saved = value
     if kind == "generator" and isinstance(spot.value, GENERATOR_TYPES):
-        generators.put({"it": spot.value}, {"it": saved})
+        random_state.restore_state({"it": spot.value}, {"it": saved})
         return
     if kind == "state":
         spot.value.load_state_dict(copy.deepcopy(saved))
@@ -311,7 +311,7 @@ def _put(spot: _Spot, value: tuple[str, Any]) -> None:
     if kind == "deque":
         made: Any = deque(saved[0], saved[1])
     else:
-        made = generators.made(saved) if kind == "generator" else copy.copy(saved)
+        made = random_state.make_generator(saved) if kind == "generator" else copy.copy(saved)
         if isinstance(saved, torch.Tensor):
             made = saved.clone()
     parent, name = spot.parent, spot.name

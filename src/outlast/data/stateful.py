@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from outlast import generators
+from outlast import random_state
 from outlast.data.bookmarks import bookmarked, is_torchdata
 from outlast.data.codec import Codec
 from outlast.data.counted import Counted, set_epoch
@@ -56,7 +56,7 @@ class StatefulSource(Counted):
             return
         self._is_elsewhere = False
         kept = self._kept.changes()
-        with generators.preserved():
+        with random_state.preserved():
             self._loader.load_state_dict(self._left)
             if self._restarts or self._cut:
                 self._batches = iter(self._loader)  # where the last epoch ended: it is over
@@ -86,7 +86,7 @@ class StatefulSource(Counted):
         self._is_elsewhere = self._left is not None
         if self._begun and not position["ended"]:
             self._is_elsewhere = False
-            with generators.preserved():
+            with random_state.preserved():
                 self._loader.load_state_dict(self._left)
                 self._batches = iter(self._loader)
         self._kept.put(position["kept"])
@@ -96,7 +96,7 @@ class StatefulSource(Counted):
             return
         self._cut = False
         if not exhausted:
-            with generators.preserved():
+            with random_state.preserved():
                 self._run_out()
         self._left = self._loader.state_dict()
         self._batches = None

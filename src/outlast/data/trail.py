@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from outlast import generators
+from outlast import random_state
 from outlast.errors import UsageError
 
 _STATES_MAX = 1000
@@ -26,11 +26,13 @@ class Trail:
     `owned`: generators that count besides the process's, which count unless `process` is False.
     """
 
-    def __init__(self, owned: Mapping[str, generators.Generator], *, process: bool = True) -> None:
+    def __init__(
+        self, owned: Mapping[str, random_state.Generator], *, process: bool = True
+    ) -> None:
         self._owned, self._process = owned, process
         self.draws = 0
         self._found: list[tuple[int, dict[str, Any]]] = []
-        self._reached: dict[str, Any] = generators.states(owned)  # what running again leads to
+        self._reached: dict[str, Any] = random_state.states(owned)  # what running again leads to
         self._states = 0
 
     @contextmanager
@@ -44,15 +46,15 @@ class Trail:
             self.draws += 1
 
     def _all(self) -> dict[str, Any]:
-        states = generators.states(self._owned)
-        return states | {_PROCESS + name: s for name, s in generators.snapshot().items()}
+        states = random_state.states(self._owned)
+        return states | {_PROCESS + name: s for name, s in random_state.snapshot().items()}
 
     def _note(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         found = {}
         for name, state in before.items():
-            if generators.same(state, after.get(name)):
+            if random_state.same(state, after.get(name)):
                 continue
-            if not generators.same(state, self._reached.get(name)):
+            if not random_state.same(state, self._reached.get(name)):
                 found[name] = state
             self._reached[name] = after[name]
         if found:
@@ -69,7 +71,7 @@ class Trail:
 
     def leads_to(self, name: str, state: Any) -> bool:
         """Return whether running the iterator again leaves an owned generator in this state."""
-        return name in self._reached and generators.same(self._reached[name], state)
+        return name in self._reached and random_state.same(self._reached[name], state)
 
     def saved(self) -> dict[str, Any]:
         """The trail as plain data."""
@@ -79,7 +81,7 @@ class Trail:
         """Run `draw` as often as was drawn, each time from the states that it found then. The
         process's generators are afterwards as before."""
         found = dict(saved["found"])
-        with generators.preserved():
+        with random_state.preserved():
             for number in range(saved["draws"]):
                 self._place(found.get(number, {}))
                 with self.drawing():
@@ -87,5 +89,5 @@ class Trail:
 
     def _place(self, states: Mapping[str, Any]) -> None:
         process = len(_PROCESS)
-        generators.restore({n[process:]: s for n, s in states.items() if n.startswith(_PROCESS)})
-        generators.put(self._owned, states)
+        random_state.restore({n[process:]: s for n, s in states.items() if n.startswith(_PROCESS)})
+        random_state.restore_state(self._owned, states)

@@ -13,7 +13,7 @@ from outlast.fleet.moments import EARLIEST_S, LATEST_S
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import LINE_CHARS_MAX, as_text, lines, unpacked, unreadable
 from outlast.fleet.tables import table
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 VERSION = 1
 AT_ONCE = 50_000

@@ -9,7 +9,7 @@ import polars as pl
 from outlast.errors import UsageError
 from outlast.fleet.lake import Lake
 from outlast.fleet.tables import KIND_OF, NAMES, Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 SHOWN = 8  # names of clusters in a message
 
@@ -69,7 +69,7 @@ def select(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -> Tables
         chosen[kind] = frame if of[kind] <= {cluster} else frame.filter(pl.col("cluster") == one)
         if cluster and "" in of[kind]:
             left[kind] = int(frame.select((pl.col("cluster") == "").sum()).collect().item())
-    said = [counted(many, kind[:-1]) for kind, many in left.items() if many]
+    said = [plural(many, kind[:-1]) for kind, many in left.items() if many]
     if said:
         notes.append(
             f"{' and '.join(said)} of no named cluster left out: read their logs again with"

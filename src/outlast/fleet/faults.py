@@ -20,7 +20,7 @@ from outlast.errors import SourceError, UsageError
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import whole
 from outlast.fleet.tables import DAY_NS, NAMES, table
-from outlast.records import Finding, NodeSeen, Outage, Record, Severity, Symptom
+from outlast.log_records import Finding, NodeSeen, Outage, Record, Severity, Symptom
 
 BYTES_MAX = 1 << 30
 CHECK = "fault trace"

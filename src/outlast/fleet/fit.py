@@ -18,9 +18,9 @@ from outlast.fleet.outages import by_symptom, outage_rate, repair_time
 from outlast.fleet.rates import ALL, by_cause
 from outlast.fleet.survived_failures import survived_failures
 from outlast.fleet.tables import DAY_NS, Tables
-from outlast.observe.run_costs import mean_of
-from outlast.observe.words import counted, duration
-from outlast.records import COST_NAMES, CostName
+from outlast.log_records import COST_NAMES, CostName
+from outlast.telemetry.run_costs import mean_of
+from outlast.text_formatting import duration, plural
 
 OUTAGES = "outages"  # the basis where no job failed
 ENOUGH = 10  # failures: below, more jobs are looked at
@@ -161,7 +161,7 @@ def _rate(
         if failures >= ENOUGH or not above:
             break
         notes.append(
-            f"jobs above {above:,} GPUs had {counted(failures, 'failure')} in"
+            f"jobs above {above:,} GPUs had {plural(failures, 'failure')} in"
             f" {one.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
         )
     if one.node_days and (failures or not _count(tables.outages)):

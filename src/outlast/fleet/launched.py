@@ -21,12 +21,7 @@ from outlast.events import (
 from outlast.fleet import hosts
 from outlast.fleet.readings import Part, Reading, Reject, Totals, reject
 from outlast.fleet.tables import NAMES, table
-from outlast.observe.accounting import Term, split_terms
-from outlast.observe.alive import life_of
-from outlast.observe.run_costs import is_host_lost, run_costs
-from outlast.observe.segments import Damage
-from outlast.observe.store import read_events
-from outlast.records import (
+from outlast.log_records import (
     SEVERITIES,
     SYMPTOMS,
     Cost,
@@ -37,6 +32,11 @@ from outlast.records import (
     Record,
     Symptom,
 )
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.run_costs import is_host_lost, run_costs
+from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.time_accounting import LauncherTerm, split_terms
 
 CHECK = "outlast run"
 _STATES: dict[str, JobState] = {
@@ -62,7 +62,7 @@ def read(run_dir: Path, cluster: str = "") -> Reading:
 def _parts(run_dir: Path, cluster: str, totals: Totals) -> Iterator[Part]:
     rejects: list[Reject] = []
 
-    def damaged(damage: Damage) -> None:
+    def damaged(damage: SegmentDamage) -> None:
         totals.rows += 1
         rejects.append(reject(str(run_dir), 0, "damaged bytes among the events", str(damage)))
 
@@ -88,7 +88,7 @@ def _parts(run_dir: Path, cluster: str, totals: Totals) -> Iterator[Part]:
     yield Part({NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects)
 
 
-def _job(term: Term, number: int, cluster: str, going_on: bool) -> JobEnded:
+def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEnded:
     begun, ended = term.started, term.ended
     cause = ended.cause if ended and ended.cause else None
     where = sorted(_hosts(term.events).values())
@@ -104,7 +104,7 @@ def _job(term: Term, number: int, cluster: str, going_on: bool) -> JobEnded:
 
 
 def _interruptions(
-    events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str
+    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
 ) -> Iterator[Interruption]:
     """The incidents that the run survived."""
     for incident in run_costs(events).survived:
@@ -119,7 +119,9 @@ def _interruptions(
         )  # fmt: skip
 
 
-def _costs(events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str) -> Iterator[Cost]:
+def _costs(
+    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
+) -> Iterator[Cost]:
     """Return what the run measured, dated by its start: from there on it is known. Steps by their
     mean alone, for there are many of them."""
     for what, seconds in run_costs(events).seconds.items():
@@ -132,7 +134,7 @@ def _costs(events: Sequence[AnyEvent], terms: Sequence[Term], cluster: str) -> I
             )  # fmt: skip
 
 
-def _attempt(terms: Sequence[Term], t_ns: int) -> int:
+def _attempt(terms: Sequence[LauncherTerm], t_ns: int) -> int:
     """The number of the term that was under way."""
     began = [number for number, term in enumerate(terms) if term.started.t_ns <= t_ns]
     return began[-1] if began else 0
@@ -146,7 +148,7 @@ def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:
     return _STATES.get(ended.outcome, "FAILED")
 
 
-def _findings(term: Term, cluster: str) -> list[Finding]:
+def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
     """A fault that was noticed and then took its worker is one; what node checks found is, too."""
     known: set[tuple[str, str, int]] = set()
     where = _hosts(term.events)

@@ -12,8 +12,8 @@ import polars as pl
 from outlast.fleet.attribution import CAUSES, Attributed
 from outlast.fleet.exposure import KEY, SECOND_NS
 from outlast.fleet.tables import Tables
-from outlast.observe.words import counted
-from outlast.records import Symptom
+from outlast.log_records import Symptom
+from outlast.text_formatting import plural
 
 NODE = ["cluster", "node"]
 UNKNOWN = "not known"
@@ -92,13 +92,13 @@ def _row(
     device, on_device = _most(alike, "device")
     part, exchanged = _part(repairs, symptom)
     said = [
-        f"{symptom}{f' ({code})' if code else ''} at {many} of {counted(failures, 'failure')} with"
+        f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
         " a cause" if many else "nothing was found at its failures",
     ]  # fmt: skip
     if not many and symptom:
         said.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
     if device:
-        said.append(f"{on_device} of {counted(len(alike), 'finding')} on {device}")
+        said.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
     if len(alike):
         last_s = int(alike["t_ns"].to_numpy().max()) // SECOND_NS
         said.append(f"last on {dt.datetime.fromtimestamp(last_s, tz=dt.UTC):%Y-%m-%d}")
@@ -107,7 +107,7 @@ def _row(
         said.append(f"exchanged: {', '.join(sorted(set(swaps['part'].str.to_lowercase())))}")
     tickets = len(repairs) - len(swaps)
     if tickets:
-        said.append(counted(tickets, "ticket"))
+        said.append(plural(tickets, "ticket"))
     return (cluster, node, symptom, code, device, part, exchanged, "; ".join(said))
 
 

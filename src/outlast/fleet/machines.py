@@ -13,7 +13,7 @@ from outlast.fleet.moments import EARLIEST_S
 from outlast.fleet.readings import TWICE, ZONE_ASSUMED, Part, Reading, Reject, Totals, reject
 from outlast.fleet.sources import as_text, lines, unreadable, whole
 from outlast.fleet.tables import table
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms import dcgm, envelopes, ipmi, kernel_log, nvidia_smi
 from outlast.symptoms.policy import Policy
 from outlast.symptoms.stamps import NO_BOOT

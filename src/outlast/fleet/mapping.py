@@ -41,12 +41,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 import polars as pl
 
-from outlast import toml
+from outlast import toml_files
 from outlast.errors import UsageError
 from outlast.fleet.moments import UNITS
 from outlast.fleet.sources import refuse_strange
 from outlast.fleet.tables import KIND_OF, Name
-from outlast.records import Record
+from outlast.log_records import Record
 
 Rows = Literal["events", "jobs", "outages", "repairs", "nodes", "checks"]
 Duration = Literal["s", "ms", "min", "h"]
@@ -125,7 +125,7 @@ def choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
 def load(path: Path) -> Mapping:
     """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
     refuse_strange(path)
-    said = toml.read(path, "mapping", "nothing was read")
+    said = toml_files.read(path, "mapping", "nothing was read")
     try:
         _refuse_typos(path, "key", said, Mapping.__struct_fields__)
         _refuse_typos(path, "value of rows", [str(said.get("rows", "events"))], _NEEDED)

@@ -8,7 +8,7 @@ import polars as pl
 
 from outlast.fleet.hosts import nodes_of
 from outlast.fleet.tables import Name, Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 BY_NODE: tuple[Name, ...] = ("nodes", "outages", "findings", "repairs", "interruptions")
 """Kinds of records that name a node each."""
@@ -33,14 +33,14 @@ def joined(tables: Tables, notes: list[str]) -> Tables:
     table, unclear = _translation(ours, set[str]().union(*said.values()) - ours)
     if unclear:
         notes.append(
-            f"{counted(len(unclear), 'name')} of nodes could be several ({min(unclear)}): what"
+            f"{plural(len(unclear), 'name')} of nodes could be several ({min(unclear)}): what"
             " they name is told of no job; write names alike, or read each site into its own lake"
         )
     if not table:
         return tables
     theirs = min(table)
     notes.append(
-        f"{counted(len(table), 'node')} written in two ways taken for one each:"
+        f"{plural(len(table), 'node')} written in two ways taken for one each:"
         f" {theirs} is {table[theirs]}"
     )
     node = pl.col("node")

@@ -7,7 +7,7 @@ import polars as pl
 from outlast.fleet.exposure import on_gpus
 from outlast.fleet.hosts import nodes_of
 from outlast.fleet.tables import Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 NAMED_SHARE = 0.5  # of jobs with a host list, from which on the lists tell how large a cluster is
 DOMINANT_SHARE = 0.25  # of all node-days
@@ -42,7 +42,7 @@ def without_contradicted(tables: Tables, notes: list[str]) -> Tables:
     wrong = unnamed & (pl.col("nodes") > nodes)
     many = int(tables.jobs.select(wrong.sum()).collect().item())
     notes.append(
-        f"{counted(many, 'job')} left out: without a readable list of nodes, and with up to"
+        f"{plural(many, 'job')} left out: without a readable list of nodes, and with up to"
         f" {largest:,} of them where all others name {nodes:,}"
     )
     return tables._replace(jobs=tables.jobs.filter(~wrong.fill_null(value=False)))
@@ -58,6 +58,6 @@ def dominant(tables: Tables) -> list[str]:
     large = ran.filter(pl.col("node_days") > DOMINANT_SHARE * whole).sort("node_days", "job")
     return [
         f"job {job} alone holds {100 * days / whole:.0f} % of all node-days on GPUs"
-        f" ({counted(nodes, 'node')} for {days / max(nodes, 1):.3g} days): rates rest on it"
+        f" ({plural(nodes, 'node')} for {days / max(nodes, 1):.3g} days): rates rest on it"
         for job, nodes, days in large.select("job", "nodes", "node_days").iter_rows()
     ]

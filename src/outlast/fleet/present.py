@@ -6,7 +6,7 @@ import polars as pl
 
 from outlast.fleet.hosts import HOSTS_MAX, nodes_of
 from outlast.fleet.tables import DAY_NS, Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 DENSE = 0.5  # of a numbering, from which on its gaps are taken for nodes that had nothing
 NODE = ["cluster", "node"]
@@ -38,7 +38,7 @@ def notes(tables: Tables) -> list[str]:
     if not named:
         return []
     added = _gaps(tables).select(pl.len()).collect().item()
-    how = f"{counted(named, 'node')} named by outages, findings and repairs"
+    how = f"{plural(named, 'node')} named by outages, findings and repairs"
     if added:
         how += f", and {added:,} in the gaps of their numbers"
     return [

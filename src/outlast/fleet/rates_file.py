@@ -18,7 +18,7 @@ from outlast.fleet.attribution import AFTER_S, BEFORE_S
 from outlast.fleet.fit import OUTAGES, Fit
 from outlast.fleet.intervals import CONVENTION
 from outlast.fleet.lake import MANIFEST, said
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 FORMAT, VERSION = "outlast-rates", 1
 Value = str | int | float
@@ -66,7 +66,7 @@ def _failures(found: Fit, span: str) -> dict[str, Value | None]:
         "failures": rate.failures,
         "node_days": rate.node_days,
         "dispersion": rate.dispersion,
-        "source": f"{counted(rate.failures, 'failure')} in {rate.node_days:,.0f} node-days of"
+        "source": f"{plural(rate.failures, 'failure')} in {rate.node_days:,.0f} node-days of"
         f" {rate.basis}, {span}",
     }
 

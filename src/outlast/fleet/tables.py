@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import polars as pl
 from msgspec.structs import astuple
 
-from outlast.records import (
+from outlast.log_records import (
     KINDS,
     CheckAdded,
     Cost,

@@ -10,7 +10,7 @@ from outlast.errors import UsageError
 from outlast.fleet import clusters, node_names, outsized_jobs
 from outlast.fleet.lake import Lake, Part, day_number, said
 from outlast.fleet.tables import DAY_NS, Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 LONGEST_DAYS = 30  # after all that is known: a job that ends later has a wrong date
 GAP_DAYS = 60  # without a job, beyond which a few jobs are taken for ones with a wrong date
@@ -154,7 +154,7 @@ def _main_stretch(jobs: list[Part], notes: list[str]) -> list[Part]:
             last = at
     for stretch, flag in ((days[:first], "--since"), (days[last:], "--until")):
         if stretch:
-            many = counted(sum(part.rows for part in stretch), "job")
+            many = plural(sum(part.rows for part in stretch), "job")
             notes.append(
                 f"{many} from {stretch[0].day} to {stretch[-1].day} lie over {GAP_DAYS} days from"
                 f" all others and are outside of the window: {flag} reaches them"

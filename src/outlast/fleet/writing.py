@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from outlast.drafts import sync
+from outlast.atomic_files import sync
 from outlast.errors import LakeError, StorageError, UsageError
 from outlast.fleet import merging
 from outlast.fleet.doubles import HELD, Double, Watch

@@ -13,7 +13,7 @@ import msgspec
 
 from outlast.health.memory import Memory, Rule, flap_after, rise
 from outlast.health.settings import Settings
-from outlast.records import Finding, Severity, Symptom
+from outlast.log_records import Finding, Severity, Symptom
 from outlast.symptoms.policy import Policy
 
 SECOND_NS = 10**9

@@ -16,7 +16,7 @@ from outlast.health.probing import Asked, Taken, lateness, take_all
 from outlast.health.profiles import PROFILES
 from outlast.health.report import Judged, Report, judged, memory_after, sorted_by_severity, worst
 from outlast.health.settings import Profile, Settings
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms.policy import Policy
 
 LOCK_S = 5.0

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.drafts import draft_of, sync
+from outlast.atomic_files import draft_path, sync
 from outlast.errors import StorageError
 from outlast.health.memory import Memory
 
@@ -122,7 +122,7 @@ def _ours(path: str, _flags: int) -> int:
 def write(directory: Path, memory: Memory) -> None:
     """Raises StorageError; then what was there before is as it was."""
     path = directory / FILE
-    draft = draft_of(path)
+    draft = draft_path(path)
     try:
         try:
             draft.write_bytes(msgspec.json.encode(memory))

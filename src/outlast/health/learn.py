@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.drafts import draft_of, refuse_existing
+from outlast.atomic_files import draft_path, refuse_existing
 from outlast.errors import StorageError
 from outlast.health.checks.clock import Clock
 from outlast.health.checks.disks import Drives
@@ -33,7 +33,7 @@ def learn(path: Path, checks: Sequence[AnyCheck]) -> str:
     wanted = [check for check in checks if check.name in CHECKS]
     asked = [Asked(check, probe) for check in wanted for probe in check.probes(Settings())]
     text = written(take_all(asked, within_s=WITHIN_S), {check.name: check for check in wanted})
-    draft = draft_of(path)
+    draft = draft_path(path)
     try:
         try:
             draft.write_text(text)

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 SECOND_NS = 10**9
 POINTS_MAX = 96  # of a counter

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from outlast.drafts import draft_of
+from outlast.atomic_files import draft_path
 from outlast.errors import ConfigError, SourceError, StorageError
 from outlast.health.memory import Memory
 from outlast.health.probing import Taken
@@ -40,7 +40,7 @@ class Recording(NamedTuple):
 
 def write(path: Path, head: Head, taken: Sequence[Taken]) -> None:
     """Whole or not at all. Raises StorageError."""
-    draft = draft_of(path)
+    draft = draft_path(path)
     head = replace(head, samples=len(taken))
     try:
         try:

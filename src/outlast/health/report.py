@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from outlast.health.contract import About, AnyCheck, Sample
 from outlast.health.memory import Held, Memory, Rule, Stuck, remembered, still
 from outlast.health.probing import NOTHING, Taken
-from outlast.records import Finding, Severity
+from outlast.log_records import Finding, Severity
 
 WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy")
 """For a node as a whole: what could not be told outweighs a warning (records.SEVERITIES orders

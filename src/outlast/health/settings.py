@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from outlast import toml
+from outlast import toml_files
 from outlast.errors import ConfigError
 
 Profile = Literal["prolog", "periodic", "epilog", "preflight"]
@@ -177,7 +177,7 @@ ABOVE_ZERO = (
 
 def read(path: Path) -> Settings:
     """Raises ConfigError, which names the file, the key, and what was probably meant."""
-    return settled(toml.read(path, "file of settings", "nothing was checked"), str(path))
+    return settled(toml_files.read(path, "file of settings", "nothing was checked"), str(path))
 
 
 def settled(found: dict[str, Any], where: str) -> Settings:

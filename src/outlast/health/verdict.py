@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.health.report import Report, first_line
-from outlast.records import Severity
+from outlast.log_records import Severity
 
 EXIT_SEVERITY: dict[Severity, int] = {"now": 1, "drain": 1, "unknown": 3, "warn": 0, "healthy": 0}
 NAGIOS: dict[Severity, int] = {"now": 2, "drain": 2, "unknown": 3, "warn": 1, "healthy": 0}

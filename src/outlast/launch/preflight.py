@@ -14,9 +14,9 @@ from outlast.checkpoint.durable import Durable, Target
 from outlast.checkpoint.keeper.sending import BYTES_PER_S_MIN
 from outlast.checkpoint.targets import open_targets
 from outlast.errors import ConfigError, OutlastError, RefusedError
-from outlast.launch.arguments import RunPlan
-from outlast.launch.environment import free_port
-from outlast.observe.words import counted
+from outlast.launch.host.worker_environment import free_port
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.text_formatting import plural
 
 PAGE_RESERVED_BYTES = 2 << 20  # of shared memory a worker, before its own state grows
 REQUEST_S = 30.0  # of durable storage: draining tries again by itself
@@ -98,8 +98,8 @@ def _check_peer_rate(plan: RunPlan) -> None:
     least = plan.world * peers * int(BYTES_PER_S_MIN)
     if rate < least:
         raise ConfigError(
-            f"--peer-rate of {rate / 1e6:g} MB/s: {counted(plan.world, 'rank')} send to"
-            f" {counted(peers, 'peer')} each, and what moves at less than"
+            f"--peer-rate of {rate / 1e6:g} MB/s: {plural(plan.world, 'rank')} send to"
+            f" {plural(peers, 'peer')} each, and what moves at less than"
             f" {BYTES_PER_S_MIN / 1e6:g} MB/s is given up; nothing was started; say at least"
             f" {least / 1e6:g}MB/s"
         )

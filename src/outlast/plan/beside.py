@@ -11,13 +11,6 @@ from msgspec.structs import replace
 
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, CheckpointSaved
-from outlast.observe.accounting import Account, account
-from outlast.observe.alive import life_of
-from outlast.observe.run_costs import run_costs
-from outlast.observe.segments import Damage
-from outlast.observe.spans import Bucket
-from outlast.observe.store import read_events
-from outlast.observe.summary import Summary, summarise_events
 from outlast.plan.answers import HIGH, LOW, Quantity
 from outlast.plan.ensemble import (
     CAUSES,
@@ -36,6 +29,13 @@ from outlast.plan.scenario import Scenario
 from outlast.plan.simulated import job_of
 from outlast.plan.strategies import tuned_job
 from outlast.plan.words import YEAR_S
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.run_costs import run_costs
+from outlast.telemetry.run_summary import RunSummary, summarise_events
+from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.time_accounting import TimeAccount, account
+from outlast.telemetry.time_spans import Bucket
 from outlast.theory import failures, gamma, strategies
 
 Verdict = Literal["within", "more", "less"]
@@ -63,7 +63,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     one seat, pairs of seconds since its first step and seconds of work that lasted. `fields`: of a
     scenario, by key, as the run measured them."""
 
-    summary: Summary
+    summary: RunSummary
     failures: int
     transient: float
     fatal: float
@@ -107,7 +107,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 def seen(run_dir: Path) -> Seen:
     """Read a run; it may be done, alive or dead. Raises RunDirError when `run_dir` holds none, and
     CorruptionError when its times do not add up."""
-    damages: list[Damage] = []
+    damages: list[SegmentDamage] = []
     events = read_events(run_dir, damages.append)
     life = life_of(run_dir, events)
     summary = summarise_events(events, run_dir, damages, life=life)
@@ -160,7 +160,7 @@ def beside(scenario: Scenario, of: Seen, *, seed: int = 0) -> Observed:
     )  # fmt: skip
 
 
-def _fields(events: Sequence[AnyEvent], summary: Summary, work_s: float) -> dict[str, str]:
+def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
     """Return what the run measured of a scenario, by key."""
     costs = run_costs(events)
     mean_s = {name: one.mean_s for name, one in costs.measured().items()}
@@ -180,7 +180,7 @@ def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
     return saved[-1] / len(saved) * step_s if saved else 0.0
 
 
-def _outside_s(times: Account) -> float:
+def _outside_s(times: TimeAccount) -> float:
     """The first start and the last stop of every seat."""
     lanes = [lane.spans for lane in times.lanes if lane.spans]
     edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
@@ -188,7 +188,7 @@ def _outside_s(times: Account) -> float:
     return sum(one.end_ns - one.begin_ns for one in edges) / 1e9
 
 
-def _course(times: Account) -> list[tuple[float, float]]:
+def _course(times: TimeAccount) -> list[tuple[float, float]]:
     spans = [one for one in times.lanes[0].spans if one.bucket not in ("start", "stop")]
     begun_ns, done_s = spans[0].begin_ns if spans else 0, 0.0
     found = [(0.0, 0.0)]
@@ -200,7 +200,7 @@ def _course(times: Account) -> list[tuple[float, float]]:
     return found
 
 
-def _spent_s(summary: Summary, outside_s: float) -> dict[Cause, float]:
+def _spent_s(summary: RunSummary, outside_s: float) -> dict[Cause, float]:
     spent_s: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
     for bucket, seconds in summary.buckets_s.items():
         spent_s[OF_BUCKET[bucket]] += seconds

@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan import domain
 from outlast.plan.answers import Answer, How, Quantity, answer, banded
 from outlast.plan.ladders import Strategy, matters, mtbf_s

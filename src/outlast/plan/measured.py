@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from outlast import toml
+from outlast import toml_files
 from outlast.errors import ConfigError
 from outlast.plan.rates import MTBF_LEAST_S, MTBF_MOST_S, Failures
 
@@ -44,7 +44,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measured(path: Path) -> Measured:
     """What a file of rates says of a cluster; tables that only people read are passed over. Raises
     ConfigError, which names the file and the field."""
-    found = toml.read(path, "file of rates")
+    found = toml_files.read(path, "file of rates")
     try:
         told = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:

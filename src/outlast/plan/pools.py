@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 from outlast.errors import StorageError, UsageError
-from outlast.processes import Processes
+from outlast.process_pool import ProcessPool
 
 IN_FLIGHT, PARTS_A_WORKER = 64, 4
 DASK_S = 30.0
@@ -32,7 +32,7 @@ def processes(workers: int) -> Iterator[Place]:
     from outlast.plan.parts import compile_once  # Numba takes a second to load
 
     compile_once()  # or each process would, at the same time
-    pool = Processes(workers)
+    pool = ProcessPool(workers)
     try:
         yield Place(pool, PARTS_A_WORKER * workers)
     finally:

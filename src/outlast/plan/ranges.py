@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from outlast import amounts
+from outlast import quantities
 from outlast.errors import ConfigError
 from outlast.plan.scenario import KEYS
 
 VALUES_MAX = 1000
 _BITS = 5  # a node count of a range is 16 to 31 times a power of two: divisors, within 3 %
 _MANY = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
-_SCALES = (_MANY, amounts.SECONDS, amounts.BYTES)
+_SCALES = (_MANY, quantities.SECONDS, quantities.BYTES)
 _SHORT_S = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
 
 
@@ -61,7 +61,7 @@ def _range(
         if scale is None:
             raise ConfigError(f"{what}: {low} and {high} are not of one unit")
         first, last = first * scale[unit], last * scale[other]
-        unit = "B" if scale is amounts.BYTES else "s" if scale is amounts.SECONDS else ""
+        unit = "B" if scale is quantities.BYTES else "s" if scale is quantities.SECONDS else ""
     if not 0 < first < last:
         raise ConfigError(f"{what}: a range is logarithmic, from above 0 to more")
     step = math.log(last / first) / (many - 1)
@@ -97,7 +97,7 @@ def _reads(key: str, text: str) -> bool:
 
 def _per_node(said: Mapping[str, str]) -> int:
     text = said.get("gpus-per-node", KEYS["gpus-per-node"].default)
-    return amounts.count(f"--gpus-per-node {text}", text) or 1
+    return quantities.count(f"--gpus-per-node {text}", text) or 1
 
 
 def _rounded(value: float, size: int) -> int:

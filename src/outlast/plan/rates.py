@@ -8,12 +8,12 @@ import re
 
 import msgspec
 
-from outlast import amounts
+from outlast import quantities
 from outlast.errors import ConfigError
 from outlast.theory import failures, gamma
 
 EXACT = math.inf
-MTBF_LEAST_S, MTBF_MOST_S = 1.0, 1e6 * amounts.SECONDS["y"]  # of a GPU
+MTBF_LEAST_S, MTBF_MOST_S = 1.0, 1e6 * quantities.SECONDS["y"]  # of a GPU
 BARE_MOST = 0.05  # a share of GPUs a day without %: above it a count was meant
 _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.5/1000 node-days"
 
@@ -62,7 +62,7 @@ def failures_of(what: str, text: str, gpus_per_node: int, seen: int | None) -> F
 
 def _rate(what: str, text: str, gpus_per_node: int) -> float:
     if day := re.fullmatch(r"(.+)/\s*(?:d|day)", text):
-        probability = _positive(what, amounts.share(what, day[1]))
+        probability = _positive(what, quantities.share(what, day[1]))
         if probability >= BARE_MOST and "%" not in day[1]:
             raise ConfigError(
                 f"{what!r} would be {probability:.4g} of all GPUs a day: say {100 * probability:g}%"
@@ -72,7 +72,7 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
             raise ConfigError(f"{what!r}: no GPU lives for a day; say a share below 100 %")
         return failures.rate_of_daily_probability(probability)
     if days := re.fullmatch(r"(.+)/\s*1,?000 ?node-?days", text):
-        found = _positive(what, amounts.number(what, days[1]))
+        found = _positive(what, quantities.number(what, days[1]))
         return failures.rate_of_node_days(found, gpus_per_node)
     if not text[:1].isdigit():
         close = difflib.get_close_matches(text, failures.PRESETS, n=1)
@@ -81,7 +81,7 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
             f"{what!r} is no failure rate: {hint}Say {_FORMS}; presets are"
             f" {', '.join(failures.PRESETS)}"
         )
-    found = amounts.measured(amounts.SECONDS, what, text, "50kh")
+    found = quantities.measured(quantities.SECONDS, what, text, "50kh")
     return failures.rate_of_mtbf(_positive(what, found))
 
 

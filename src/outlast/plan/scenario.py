@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from outlast import amounts, toml
+from outlast import quantities, toml_files
 from outlast.errors import ConfigError
 from outlast.plan.measured import Measured, measured
 from outlast.plan.rates import Failures, failures_of
@@ -22,7 +22,7 @@ from outlast.theory import gamma, spares
 NEVER_S = math.inf
 REPLICA_GPUS = 512
 SHARES_CLOSE = 1e-6  # of rounding, in files that were measured
-SPAN_MAX_S = 1000 * amounts.SECONDS["y"]
+SPAN_MAX_S = 1000 * quantities.SECONDS["y"]
 IN_REPAIR_MAX = spares.MEAN_MAX / 10  # on the average; the ends of a band are some times as far
 
 Overheads: TypeAlias = tuple[tuple[str, float], ...]  # by strategy
@@ -89,7 +89,7 @@ def span(what: str, text: str) -> float:
     """Seconds, 0 as well. Raises ConfigError as `amounts.measured`, and where it is absurd."""
     if text == "0":
         return 0.0
-    found = amounts.measured(amounts.SECONDS, what, text, "30min")
+    found = quantities.measured(quantities.SECONDS, what, text, "30min")
     if found > SPAN_MAX_S:
         raise ConfigError(f"{what!r} is longer than 1000y, which cannot be meant")
     return found
@@ -104,7 +104,7 @@ def overheads(what: str, text: str) -> Overheads:
         if name not in OVERHEAD_OF or name in found:
             known = ", ".join(OVERHEAD_OF)
             raise ConfigError(f"{what!r}: say each of {known} once, as in drop=4%,outlast=1%")
-        if (value := amounts.share(what, share)) > OVERHEAD_MAX:
+        if (value := quantities.share(what, share)) > OVERHEAD_MAX:
             raise ConfigError(f"{what!r}: {share} is more than {OVERHEAD_MAX:.0%}")
         found[name] = value
     return tuple(sorted(found.items()))
@@ -118,35 +118,35 @@ _CLUSTER, _RUN, _SAVES, _RECOVERY, _PRICE = "Cluster", "Run", "Saves", "Recovery
 _text = _unless("", "", lambda _, text: text)
 # fmt: off
 FIELDS = (
-    Field("gpus", "gpus", amounts.count, "", _CLUSTER,
+    Field("gpus", "gpus", quantities.count, "", _CLUSTER,
           "GPUs that the job needs, as in 16384 or 100k"),
-    Field("gpus-per-node", "gpus_per_node", amounts.count, "8", _CLUSTER,
+    Field("gpus-per-node", "gpus_per_node", quantities.count, "8", _CLUSTER,
           "that fail and are replaced together"),
     Field("failures", "failures", _text, "llama3-405b", _CLUSTER,
           "a preset, a GPU's MTBF as in 50kh, 0.5%/day, or 6.5/1000 node-days"),
     Field("rates", "rates", _unless("none", None, lambda _, text: Path(text)), "none", _CLUSTER,
           "a file of `outlast fleet fit`: failures and what else it measured, unless said here"),
-    Field("failures-seen", "seen", _unless("preset", None, amounts.count), "preset", _CLUSTER,
+    Field("failures-seen", "seen", _unless("preset", None, quantities.count), "preset", _CLUSTER,
           "how many failures the rate was measured on: the bands follow from it"),
-    Field("transient", "transient", amounts.share, "20%", _CLUSTER,
+    Field("transient", "transient", quantities.share, "20%", _CLUSTER,
           "share of all failures after which the node itself goes on"),
-    Field("fatal", "fatal", amounts.share, "1%", _CLUSTER,
+    Field("fatal", "fatal", quantities.share, "1%", _CLUSTER,
           "share of all failures after which only storage is left; the rest take a node"),
-    Field("rack-nodes", "rack_nodes", amounts.count, "8", _CLUSTER,
+    Field("rack-nodes", "rack_nodes", quantities.count, "8", _CLUSTER,
           "nodes in a rack"),
     Field("rack-mtbf", "rack_mtbf_s", _unless("never", NEVER_S, span), "never", _CLUSTER,
           "between failures of one rack as a whole"),
-    Field("lemons", "lemons", amounts.share, "0%", _CLUSTER,
+    Field("lemons", "lemons", quantities.share, "0%", _CLUSTER,
           "share of nodes that fail more often"),
-    Field("lemon-factor", "lemon_factor", amounts.number, "10", _CLUSTER,
+    Field("lemon-factor", "lemon_factor", quantities.number, "10", _CLUSTER,
           "how many times as often"),
-    Field("shape", "shape", amounts.number, "1", _CLUSTER,
+    Field("shape", "shape", quantities.number, "1", _CLUSTER,
           "Weibull shape of a node's life; below 1: infant mortality, 1: no ageing"),
     Field("age", "age_s", span, "0", _CLUSTER,
           "of all nodes at the start, where they age"),
-    Field("gap-spread", "gap_spread", _unless("random", None, amounts.share), "random", _CLUSTER,
+    Field("gap-spread", "gap_spread", _unless("random", None, quantities.share), "random", _CLUSTER,
           "gaps between failures lie evenly around their mean, as in 25%; random: Poisson"),
-    Field("spares", "spares", _unless("enough", None, amounts.count), "enough", _CLUSTER,
+    Field("spares", "spares", _unless("enough", None, quantities.count), "enough", _CLUSTER,
           "nodes that stand by; enough: as many as repairs take in 99.9 % of time, none for drop"),
     Field("repair", "repair_s", span, "24h", _CLUSTER,
           "until a failed node is back"),
@@ -154,9 +154,9 @@ FIELDS = (
           "what the run takes where nothing fails and nothing is saved"),
     Field("step", "step_s", span, "10s", _RUN,
           "one training step"),
-    Field("replica-gpus", "replica_gpus", _unless("default", None, amounts.count), "default", _RUN,
-          f"GPUs that hold the model once; default: some {REPLICA_GPUS}"),
-    Field("state", "state_bytes", amounts.size, "1.5TB", _RUN,
+    Field("replica-gpus", "replica_gpus", _unless("default", None, quantities.count),
+          "default", _RUN, f"GPUs that hold the model once; default: some {REPLICA_GPUS}"),
+    Field("state", "state_bytes", quantities.size, "1.5TB", _RUN,
           "parameters and optimizer, once"),
     Field("interval", "interval_s", _unless("best", None, span), "best", _SAVES,
           "work between two durable saves"),
@@ -164,13 +164,13 @@ FIELDS = (
           "what a durable save blocks"),
     Field("flush", "flush_s", span, "2min", _SAVES,
           "from its end until it can be restored"),
-    Field("drag", "drag", amounts.share, "0%", _SAVES,
+    Field("drag", "drag", quantities.share, "0%", _SAVES,
           "share by which steps are slower meanwhile"),
     Field("memory-interval", "memory_interval_s", _unless("best", None, span), "best", _SAVES,
           "work between two versions in memory"),
     Field("memory-cost", "memory_cost_s", span, "1s", _SAVES,
           "what a version in memory blocks"),
-    Field("copies", "copies", _unless("default", None, amounts.count), "default", _SAVES,
+    Field("copies", "copies", _unless("default", None, quantities.count), "default", _SAVES,
           "nodes that hold each part of a version in memory; default: 2, or the next that divides"),
     Field("window", "window_s", span, "1min", _SAVES,
           "after a recovery, until every part has its copies again"),
@@ -184,7 +184,7 @@ FIELDS = (
           "until live replicas go on, with a spare or without"),
     Field("overhead", "overhead", _unless("none", (), overheads), "none", _RECOVERY,
           "share of steps' time that strategies always take, as in drop=4%,outlast=1%"),
-    Field("gpu-hour", "usd_per_gpu_hour", amounts.price, "$2.50", _PRICE,
+    Field("gpu-hour", "usd_per_gpu_hour", quantities.price, "$2.50", _PRICE,
           "price of a GPU for an hour"),
 )
 # fmt: on
@@ -314,7 +314,7 @@ def _check(scenario: Scenario) -> None:
 
 def read_file(path: Path) -> dict[str, str]:
     """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
-    return _texts(path, toml.read(path, "scenario"))
+    return _texts(path, toml_files.read(path, "scenario"))
 
 
 def _layers(

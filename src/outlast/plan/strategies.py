@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import UsageError
 from outlast.plan import domain
 from outlast.plan.answers import How

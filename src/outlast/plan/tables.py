@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from outlast import __version__
-from outlast.drafts import draft_of, refuse_existing, sync
+from outlast.atomic_files import draft_path, refuse_existing, sync
 from outlast.errors import StorageError, UsageError
 from outlast.plan.scenario import Scenario
 
@@ -80,7 +80,7 @@ def table(path: Path, columns: Sequence[Column], said: Mapping[str, Any]) -> Ite
     Raises UsageError where there is a file already, StorageError where it cannot be written.
     """
     refuse_existing(path)
-    draft = draft_of(path.absolute())
+    draft = draft_path(path.absolute())
     try:
         try:
             schema = _schema(columns, said)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from outlast.core.reasons import span
-from outlast.core.schedule import NEVER_S
+from outlast.controller.save_schedule.save_intervals import NEVER_S
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers import Unit
 
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

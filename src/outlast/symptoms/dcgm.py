@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from outlast.records import SEVERITIES, Finding, Severity, Symptom
+from outlast.log_records import SEVERITIES, Finding, Severity, Symptom
 from outlast.symptoms.unread import Reading, Unread, cut
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from outlast.records import Finding, Severity, Symptom
+from outlast.log_records import Finding, Severity, Symptom
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from datetime import UTC, tzinfo
 from functools import cache
 from typing import NamedTuple
 
-from outlast.records import Finding, Severity, Symptom
+from outlast.log_records import Finding, Severity, Symptom
 from outlast.symptoms.stamps import Clock, UnplacedError, iso
 from outlast.symptoms.unread import Reading, Unread, cut
 

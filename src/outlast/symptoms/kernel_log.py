@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, tzinfo
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms.devices import device
 from outlast.symptoms.envelopes import (
     FABRIC,

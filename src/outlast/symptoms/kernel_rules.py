@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from outlast.records import Severity, Symptom
+from outlast.log_records import Severity, Symptom
 
 Row = tuple[str, Severity, str]
 

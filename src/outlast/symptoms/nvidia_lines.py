@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from outlast.records import Severity, Symptom
+from outlast.log_records import Severity, Symptom
 from outlast.symptoms.devices import device
 from outlast.symptoms.envelopes import FABRIC
 from outlast.symptoms.policy import Kind, Policy, shipped

@@ -9,7 +9,7 @@ from datetime import UTC, tzinfo
 from functools import cache
 from typing import NamedTuple
 
-from outlast.records import Finding, Symptom
+from outlast.log_records import Finding, Symptom
 from outlast.symptoms import gpu_samples
 from outlast.symptoms.gpu_samples import GpuSample, Limits
 from outlast.symptoms.smi_fields import COLUMNS, sample

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from outlast import toml
+from outlast import toml_files
 from outlast.errors import ConfigError
-from outlast.records import Severity, Symptom
+from outlast.log_records import Severity, Symptom
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +136,7 @@ def load(path: Path) -> Policy:
     entry for a code that is known may say less than all. Raises ConfigError, which names the
     entry."""
     base = msgspec.to_builtins(shipped(), str_keys=True)
-    mine = toml.read(path, "policy")
+    mine = toml_files.read(path, "policy")
     for key, value in mine.items():
         if key not in base:
             raise ConfigError(f"{path}: {key} is not known; there are {', '.join(base)}")

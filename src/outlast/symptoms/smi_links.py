@@ -9,7 +9,7 @@ from functools import cache
 
 import msgspec
 
-from outlast.records import Finding, Severity
+from outlast.log_records import Finding, Severity
 from outlast.symptoms.unread import Reading, Unread, cut
 
 LINE_MAX = 400

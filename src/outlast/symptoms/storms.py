@@ -13,7 +13,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 from outlast.symptoms.stamps import SECOND_NS, decimal_ns
 from outlast.symptoms.unread import Reading
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from outlast.records import Symptom
+from outlast.log_records import Symptom
 
 Domain = Literal["user", "system", "hardware"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)

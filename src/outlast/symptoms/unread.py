@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.records import Finding
+from outlast.log_records import Finding
 
 TEXT_MAX = 400  # characters of a line that are kept
 

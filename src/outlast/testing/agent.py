@@ -6,12 +6,12 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from outlast import wire
-from outlast.core.detect import hang
+from outlast.controller import hang_detection
 from outlast.events import Fault, Warned
 from outlast.testing.process import SimProcess
 from outlast.testing.rank import SimWorker
 from outlast.testing.sight import look_at
+from outlast.transport import messages
 
 if TYPE_CHECKING:
     from outlast.testing.cluster import SimCluster
@@ -33,12 +33,12 @@ class SimAgent:
         self.epoch = 0
         self.blocked_s = 0.0  # no connection before this time
         self.workers: dict[str, SimWorker] = {}
-        self.lost: deque[wire.Lost] = deque(maxlen=64)
+        self.lost: deque[messages.WorkerLostReport] = deque(maxlen=64)
         self._seq = 0
         self._up_s = self._down_s = 0.0
         self._renewals: deque[float] = deque()
         self._lease_from_s = 0.0
-        self._memory = hang.Memory()
+        self._memory = hang_detection.WorkerHistory()
         self._dial()
         self._keep_lease()
         self._watch()
@@ -57,7 +57,7 @@ class SimAgent:
         self._renewals.clear()
         self._renewals.append(line.now_s)
         self._say(
-            wire.AgentHello(
+            messages.AgentHello(
                 host=self.name,
                 address="",
                 capacity=self.capacity,
@@ -82,17 +82,17 @@ class SimAgent:
                 lambda: self.cluster.agent_gone(self, incarnation, epoch),
             )
 
-    def _say(self, body: wire.AnyBody) -> None:
+    def _say(self, body: messages.AnyBody) -> None:
         self._seq += 1
         self._send("", self._seq, body)
 
-    def relay(self, worker: SimProcess, seq: int, body: wire.AnyBody) -> None:
+    def relay(self, worker: SimProcess, seq: int, body: messages.AnyBody) -> None:
         self._send(worker.name, seq, body)
 
-    def _send(self, worker: str, seq: int, body: wire.AnyBody) -> None:
+    def _send(self, worker: str, seq: int, body: messages.AnyBody) -> None:
         if not self.connected:
             return
-        envelope = wire.Envelope(
+        envelope = messages.MessageEnvelope(
             run="sim",
             term=self.cluster.term,
             agent=self.name,
@@ -113,7 +113,7 @@ class SimAgent:
         if self.cluster.plan.duplicates and line.dice.random() < self.cluster.plan.duplicates:
             line.at(self._up_s + line.between(0.0, 0.5), arrive)
 
-    def deliver(self, worker: str, body: wire.AnyBody) -> None:
+    def deliver(self, worker: str, body: messages.AnyBody) -> None:
         """A frame of the controller is on its way here."""
         if not self.connected:
             return
@@ -126,18 +126,18 @@ class SimAgent:
 
         line.at(self._down_s, arrive)
 
-    def _hear(self, worker: str, body: wire.AnyBody) -> None:
+    def _hear(self, worker: str, body: messages.AnyBody) -> None:
         match body:
-            case wire.Spawn():
+            case messages.Spawn():
                 if len(self.workers) >= self.capacity:
                     self.cluster.ledger.fail(f"{self.name} has no room for {body.worker}")
                 self.workers[body.worker] = SimWorker(self, body.worker)
-                self._say(wire.Spawned(worker=body.worker, pid=1))
-            case wire.Kill():
+                self._say(messages.Spawned(worker=body.worker, pid=1))
+            case messages.Kill():
                 self.line.after(
                     self.line.between(0.0, 0.01), lambda: self._kill(body.worker, body.reason)
                 )
-            case wire.Renewed():
+            case messages.Renewed():
                 if self._renewals:
                     self._lease_from_s = self._renewals.popleft()
             case _ if worker in self.workers:
@@ -153,7 +153,7 @@ class SimAgent:
             return
         known = [lost for lost in self.lost if lost.worker == name]
         fault = Fault(kind="requested", detail="never started")
-        gone = wire.Lost(worker=name, fault=fault, n=-1, state="starting")
+        gone = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
         self._say(known[0] if known else gone)
 
     def reap(self, worker: SimProcess, fault: Fault) -> None:
@@ -164,7 +164,7 @@ class SimAgent:
             if incarnation != self.incarnation or not self.present:
                 return
             self.workers.pop(worker.name, None)
-            lost = wire.Lost(
+            lost = messages.WorkerLostReport(
                 worker=worker.name,
                 fault=fault,
                 n=worker.n,
@@ -182,11 +182,13 @@ class SimAgent:
         self.line.after(_LOOK_S, self._watch)
         looks = [look_at(worker) for worker in self.workers.values() if worker.alive]
         now_ns = self.line.now_ns
-        self._memory, verdict = hang.watch(self._memory, looks, now_ns, self.cluster.limits)
+        self._memory, verdict = hang_detection.watch(
+            self._memory, looks, now_ns, self.cluster.limits
+        )
         for fault in verdict.suspects:
-            self._say(wire.Suspect(worker=fault.worker, fault=fault))
+            self._say(messages.Suspect(worker=fault.worker, fault=fault))
         if verdict.retry is not None:
-            self._say(wire.Suspect(worker="", fault=verdict.retry))
+            self._say(messages.Suspect(worker="", fault=verdict.retry))
 
     def check(self) -> None:
         """A node check finds a device unwell, and perhaps another one, or cannot tell."""
@@ -201,7 +203,7 @@ class SimAgent:
             )
             for _ in range(dice.choice((0, 1, 1, 1, 2)))
         )  # fmt: skip
-        self._say(wire.Checked(found=found, told=dice.choice(((), ("gpu",)))))
+        self._say(messages.NodeChecked(found=found, told=dice.choice(((), ("gpu",)))))
 
     # --- the lease and the host ---
 
@@ -213,7 +215,7 @@ class SimAgent:
         if self.connected:
             self._renewals.append(self.line.now_s)
             beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
-            self._say(wire.Renew(beats=beats))
+            self._say(messages.Renew(beats=beats))
         if self.workers and self.line.now_s - self._lease_from_s > 0.6 * lease_s:
             self.die()  # it cannot renew: everything here ends before others count on it
             self.present = True

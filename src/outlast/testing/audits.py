@@ -6,22 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import multimode
 
-from outlast import events, wire
-from outlast.core.audit.record import Bar
-from outlast.core.contract import Barred
+from outlast import events
+from outlast.controller.audit.audit_records import CopyBar
+from outlast.controller.inputs import CopiesBarred
 from outlast.events import Fault
 from outlast.testing.ledger import Ledger
 from outlast.testing.process import SimProcess
 from outlast.testing.shelf import Shelf
+from outlast.transport import messages
 
 PATIENCE_S = 15.0
 AGAIN_S = 2.0
 
 
-def bars_of(journal: Iterable[object]) -> tuple[Bar, ...]:
+def bars_of(journal: Iterable[object]) -> tuple[CopyBar, ...]:
     """Return what a launcher reads of its journal before it looks for a copy to begin from."""
-    entries = [entry for entry in journal if isinstance(entry, Barred)]
-    return tuple(Bar(entry.after_n, entry.generation) for entry in entries)
+    entries = [entry for entry in journal if isinstance(entry, CopiesBarred)]
+    return tuple(CopyBar(entry.after_n, entry.generation) for entry in entries)
 
 
 class AuditJudge:
@@ -79,7 +80,7 @@ class AuditedProcess(SimProcess):
 
     def begin_audits(self) -> None:
         self._audited = 0  # the generation whose first phase was audited
-        self._pending: wire.Audited | None = None
+        self._pending: messages.Audited | None = None
         self._waiting = -1  # the attempt's token while it waits
 
     def is_open(self) -> bool:
@@ -93,7 +94,7 @@ class AuditedProcess(SimProcess):
         if not self.is_open() or (self._audited == self.opened and not self.cluster.plan.flips):
             return
         self._audited = self.opened
-        self._pending = wire.Audited(
+        self._pending = messages.Audited(
             generation=self.opened, n=self.n, step=self.n, replica_set=b"", kinds=self._kinds()
         )
         self.cluster.audits.reported(self)
@@ -102,7 +103,7 @@ class AuditedProcess(SimProcess):
     def _kinds(self) -> dict[str, bytes]:
         return {"parameters": str(self.model).encode()}
 
-    def stage(self) -> wire.Checkpointed:
+    def stage(self) -> messages.Checkpointed:
         """A copy of what all ranks hold after this phase, right or wrong."""
         alive = [w for agent in self.cluster.agents.values() for w in agent.workers.values()]
         models = {worker.model for worker in alive if worker.alive} & self.ledger.wrong.keys()
@@ -119,7 +120,7 @@ class AuditedProcess(SimProcess):
         self.soon(AGAIN_S, AGAIN_S, lambda: self._again(pending, self.token, until_s))
         return True
 
-    def _again(self, pending: wire.Audited, token: int, until_s: float) -> None:
+    def _again(self, pending: messages.Audited, token: int, until_s: float) -> None:
         if self._pending is not pending or self.token != token or not self.is_open():
             return
         if self.line.now_s > until_s:
@@ -128,13 +129,13 @@ class AuditedProcess(SimProcess):
         self.say(pending)
         self.soon(AGAIN_S, AGAIN_S, lambda: self._again(pending, token, until_s))
 
-    def hear_audit(self, body: wire.AuditAsk | wire.AuditAgreed) -> bool:
+    def hear_audit(self, body: messages.AuditRequest | messages.AuditAgreed) -> bool:
         """Take a question or the answer; whether a vote waited for it."""
         pending = self._pending
-        if isinstance(body, wire.AuditAsk):
+        if isinstance(body, messages.AuditRequest):
             if pending is not None and pending.n == body.n:
                 names = {"parameters": {"model": self._kinds()["parameters"]}}
-                self.say(wire.AuditNamed(generation=body.generation, n=body.n, names=names))
+                self.say(messages.AuditNamed(generation=body.generation, n=body.n, names=names))
             return False
         if pending is None or (pending.generation, pending.n) != (body.generation, body.n):
             return False

@@ -6,7 +6,7 @@ import random
 from typing import Literal, NamedTuple
 
 from outlast.config import AUTO
-from outlast.core.policy import SavePolicy
+from outlast.controller.save_schedule.save_tiers import SavePolicy
 
 Deed = Literal[
     "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",

@@ -23,7 +23,7 @@ from outlast.health.contract import About, AnyCheck, Sample
 from outlast.health.memory import Memory, Rule, remembered
 from outlast.health.probing import NOTHING, Asked, take_all
 from outlast.health.settings import Settings
-from outlast.records import SEVERITIES, SYMPTOMS, Finding
+from outlast.log_records import SEVERITIES, SYMPTOMS, Finding
 
 T_NS = 1_763_000_000 * 10**9
 HOUR_NS = 3600 * 10**9

@@ -12,29 +12,29 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast import events, wire
+from outlast import events
 from outlast.config import Limits
-from outlast.core.contract import (
+from outlast.controller.inputs import (
     Action,
-    AgentGone,
+    AgentLost,
     AnyEntry,
-    Begin,
+    AppendJournal,
+    BeginTerm,
     CheckpointFound,
     DecisionMade,
     Emit,
-    End,
+    EndRun,
     Input,
-    Journal,
     Received,
-    SaveAsked,
+    SaveRequested,
     Send,
-    StopAsked,
+    StopRequested,
     Tick,
     Verify,
     Wake,
 )
-from outlast.core.membership import handle, initial
-from outlast.core.recovery import FROM_A_COPY
+from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.controller.state_machine import handle, initial
 from outlast.testing.agent import SimAgent
 from outlast.testing.audits import AuditJudge, bars_of
 from outlast.testing.chaos import Plan, draw
@@ -45,6 +45,7 @@ from outlast.testing.rank import SimWorker
 from outlast.testing.shelf import Shelf
 from outlast.testing.timeline import NS, Timeline
 from outlast.testing.verdict import judge
+from outlast.transport import messages
 
 VIRTUAL_S_MAX = 900.0
 TURNS_MAX = 40_000
@@ -88,7 +89,7 @@ class SimCluster:
         self.controller_up = False
         self.term = 0
         self.turns = 0
-        self.end: End | None = None
+        self.end: EndRun | None = None
         self.struck = 0
         self.restarts = 0
         self._strikes = [[strike, strike.nth] for strike in plan.strikes + plan.flips]
@@ -136,7 +137,7 @@ class SimCluster:
         self._state = self._first
         self.ledger.condemned.clear()  # a term knows nothing of what the last one had found
         self._feed(
-            Begin(
+            BeginTerm(
                 t_ns=self.timeline.now_ns,
                 run="sim",
                 term=self.term,
@@ -149,16 +150,16 @@ class SimCluster:
         if self.controller_up and term == self.term:
             self._feed(event)
 
-    def controller_hears(self, envelope: wire.Envelope) -> None:
+    def controller_hears(self, envelope: messages.MessageEnvelope) -> None:
         if self.controller_up and envelope.term <= self.term:
-            if isinstance(envelope.body, wire.Lost):
+            if isinstance(envelope.body, messages.WorkerLostReport):
                 self.ledger.left_behind(envelope.body)
             self._feed(Received(t_ns=self.timeline.now_ns, envelope=envelope))
 
     def agent_gone(self, agent: SimAgent, incarnation: int, epoch: int) -> None:
         if self.controller_up and not agent.connected and agent.epoch == epoch:
             self._feed(
-                AgentGone(t_ns=self.timeline.now_ns, agent=agent.name, incarnation=incarnation)
+                AgentLost(t_ns=self.timeline.now_ns, agent=agent.name, incarnation=incarnation)
             )
 
     def _feed(self, event: Input) -> None:
@@ -195,10 +196,10 @@ class SimCluster:
         match action:
             case Send():
                 self.ledger.sent(action.body)
-                if isinstance(action.body, wire.Kill):
+                if isinstance(action.body, messages.Kill):
                     self._check_kill(action.body)
                 self.agents[action.agent].deliver(action.worker, action.body)
-            case Journal():
+            case AppendJournal():
                 entry = action.entry
                 assert isinstance(entry, AnyEntry)
                 self.ledger.durable(entry)
@@ -222,7 +223,7 @@ class SimCluster:
                     line.after(line.between(0.0, 1.5), lambda: self._happen("agent"))
             case Emit():
                 self._heard(action.event)
-            case End():
+            case EndRun():
                 self.end = action
 
     def _tick_for(self, term: int, t_ns: int) -> Callable[[], None]:
@@ -268,9 +269,8 @@ class SimCluster:
                 if left == 1:
                     self.struck += 1
                     worker.struck = True
-                    self.story.append(
-                        (self.timeline.now_s, f"{strike.deed} {worker.name} at {point}")
-                    )
+                    deed = f"{strike.deed} {worker.name} at {point}"
+                    self.story.append((self.timeline.now_s, deed))
                     if strike.deed == "crash":
                         self._crash_in = self.timeline.dice.randint(0, 4)
                     elif strike.deed == "drop":
@@ -300,7 +300,7 @@ class SimCluster:
         elif what == "unwell":
             agent.check()
         elif what in ("stop", "save") and self.controller_up:
-            asked = StopAsked if what == "stop" else SaveAsked
+            asked = StopRequested if what == "stop" else SaveRequested
             self._feed(asked(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
@@ -308,7 +308,7 @@ class SimCluster:
 
     # --- what workers share ---
 
-    def mesh(self, body: wire.Connect) -> Mesh:
+    def mesh(self, body: messages.Connect) -> Mesh:
         if body.generation not in self._meshes:
             self._meshes[body.generation] = Mesh(self, body)
         return self._meshes[body.generation]
@@ -342,7 +342,7 @@ class SimCluster:
         if self.shelf.is_known_to_lack(checkpoint, self.timeline.now_s):
             self.ledger.fail(f"{checkpoint} does not exist")
 
-    def _check_kill(self, body: wire.Kill) -> None:
+    def _check_kill(self, body: messages.Kill) -> None:
         """Who answers at once when it is asked is never silent."""
         if "has not answered" not in body.reason or self._state.end is not None:
             return

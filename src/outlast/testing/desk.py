@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlast import events, wire
+from outlast import events
 from outlast.config import Limits
-from outlast.core.membership import (
+from outlast.controller.controller_state import MigrateOn
+from outlast.controller.state_machine import (
     Action,
-    Begin,
+    AppendJournal,
+    BeginTerm,
     CheckpointFound,
     DecisionMade,
     Emit,
-    End,
-    Journal,
+    EndRun,
     Received,
     SavePolicy,
     Send,
-    StopAsked,
+    StopRequested,
     Tick,
     Verify,
     handle,
     initial,
 )
-from outlast.core.state import MigrateOn
+from outlast.transport import messages
 
 S = 1_000_000_000
 
@@ -59,23 +60,27 @@ class Desk:
 
     def begin(self, journal: tuple[Any, ...] = (), checkpoint: Any = None) -> Desk:
         self.feed(
-            Begin(t_ns=self.now_ns, run="r", term=self.term, journal=journal, checkpoint=checkpoint)
+            BeginTerm(
+                t_ns=self.now_ns, run="r", term=self.term, journal=journal, checkpoint=checkpoint
+            )
         )
         return self
 
-    def say(self, worker: str, body: wire.AnyBody, **envelope: Any) -> list[Action]:
+    def say(self, worker: str, body: messages.AnyBody, **envelope: Any) -> list[Action]:
         self.now_ns += 1000
         seq = self._seqs[worker] = self._seqs.get(worker, 0) + 1
         frame = {"term": self.term, "agent": "a", "incarnation": 1, "seq": seq, **envelope}
         return self.feed(
             Received(
                 t_ns=self.now_ns,
-                envelope=wire.Envelope(run="r", worker=worker, body=body, **frame),
+                envelope=messages.MessageEnvelope(run="r", worker=worker, body=body, **frame),
             )
         )
 
     def agent(self, *workers: str, capacity: int = 9, **envelope: Any) -> list[Action]:
-        body = wire.AgentHello(host="h", address="", capacity=capacity, lease_s=10, workers=workers)
+        body = messages.AgentHello(
+            host="h", address="", capacity=capacity, lease_s=10, workers=workers
+        )
         return self.say("", body, **envelope)
 
     def tick(self, seconds: float) -> list[Action]:
@@ -83,13 +88,13 @@ class Desk:
         return self.feed(Tick(t_ns=self.now_ns))
 
     def stop(self) -> list[Action]:
-        return self.feed(StopAsked(t_ns=self.now_ns, reason="asked"))
+        return self.feed(StopRequested(t_ns=self.now_ns, reason="asked"))
 
     def seats(self) -> tuple[str, ...]:
         return self.state.seats
 
     def hello(self, worker: str, **fingerprint: str) -> list[Action]:
-        body = wire.Hello(pid=1, fingerprint=fingerprint, address=f"{worker}:1")
+        body = messages.WorkerHello(pid=1, fingerprint=fingerprint, address=f"{worker}:1")
         return self.say(worker, body)
 
     def open(self, n: int = 0) -> Desk:
@@ -107,31 +112,33 @@ class Desk:
         generation = self.state.generation
         for worker in self.seats():
             if self.state.workers[worker].ready != generation:
-                self.say(worker, wire.Ready(generation=generation, n=n))
+                self.say(worker, messages.WorkerReady(generation=generation, n=n))
         sent: dict[int, dict[int, tuple[str, int, float]]] = {}
         received: dict[int, dict[int, tuple[str, int, float]]] = {}
         for donor, joiner in self.state.transfers:
             sent.setdefault(donor, {})[joiner] = ("d", 1, 0.1)
             received.setdefault(joiner, {})[donor] = (digest, 1, 0.1)
         for seat, worker in enumerate(self.seats()):
-            body = wire.Joined(
+            body = messages.Joined(
                 generation=generation, sent=sent.get(seat, {}), received=received.get(seat, {})
             )
             self.say(worker, body)
 
     def commit(self, n: int) -> list[Action]:
         """The agent's pages show that every rank has completed `n` phases."""
-        return self.say("", wire.Renew(beats=dict.fromkeys(self.seats(), (n, n, "idle", 0.0))))
+        return self.say("", messages.Renew(beats=dict.fromkeys(self.seats(), (n, n, "idle", 0.0))))
 
     def status(self, worker: str, n: int, state: str, fault: Any = None) -> list[Action]:
-        body = wire.Status(generation=self.state.generation, n=n, step=n, state=state, fault=fault)
+        body = messages.Status(
+            generation=self.state.generation, n=n, step=n, state=state, fault=fault
+        )
         return self.say(worker, body)
 
     def lose(
         self, worker: str, n: int = 0, state: str = "running", slots: Any = None, **fault: Any
     ) -> list[Action]:
         said = {"kind": "killed", "detail": f"{worker} was killed", **fault}
-        body = wire.Lost(
+        body = messages.WorkerLostReport(
             worker=worker, fault=events.Fault(**said), n=n, state=state, slots=slots or {}
         )
         return self.say("", body)
@@ -151,13 +158,13 @@ class Desk:
         return [a.event for a in actions if isinstance(a, Emit) and isinstance(a.event, kind)]
 
     def journal(self) -> tuple[Any, ...]:
-        return tuple(a.entry for a in self.history if isinstance(a, Journal))
+        return tuple(a.entry for a in self.history if isinstance(a, AppendJournal))
 
     def decision(self) -> DecisionMade:
         return [e for e in self.journal() if isinstance(e, DecisionMade)][-1]
 
-    def end(self) -> End | None:
-        return next((a for a in self.history if isinstance(a, End)), None)
+    def end(self) -> EndRun | None:
+        return next((a for a in self.history if isinstance(a, EndRun)), None)
 
     def killed(self) -> set[str]:
-        return {body.worker for _, body in self.sent(wire.Kill, history=True)}
+        return {body.worker for _, body in self.sent(messages.Kill, history=True)}

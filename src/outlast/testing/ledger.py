@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from outlast import wire
-from outlast.core.contract import AnyEntry, DecisionMade, FindingKey, Moved, Opened, SharedKept
-from outlast.core.moving import MOVES_MAX
+from outlast.controller.inputs import (
+    AnyEntry,
+    DecisionMade,
+    FindingKey,
+    Opened,
+    RankMigrated,
+    SharedValueStored,
+)
+from outlast.controller.planned_migration import MOVES_MAX
+from outlast.transport import messages
 
 _PRIME = 1_000_003
 _MASK = (1 << 61) - 1
@@ -106,7 +113,7 @@ class Ledger:
             if other != name:
                 self.fail(f"{name} and {other} both have seat {seat}")
 
-    def slots(self, body: wire.Seat) -> None:
+    def slots(self, body: messages.Seat) -> None:
         """What a joiner is given must be its rank's state at the place that it takes."""
         before, after = body.slots.get(f"before:{body.n}"), body.slots.get(f"after:{body.n}")
         if before is None and after is None:
@@ -118,7 +125,7 @@ class Ledger:
         if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
             self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
 
-    def left_behind(self, body: wire.Lost) -> None:
+    def left_behind(self, body: messages.WorkerLostReport) -> None:
         seat = self.seated.get(body.worker, -1)
         self.left.setdefault(seat, set()).update(body.slots)
 
@@ -141,25 +148,25 @@ class Ledger:
                 if entry.generation != self.decided:
                     self.fail(f"generation {entry.generation} opened after {self.decided}")
                 self.opened.add(entry.generation)
-            case SharedKept():
+            case SharedValueStored():
                 if self.shared.get(entry.name, entry.value) != entry.value:
                     self.fail(f"the shared value {entry.name!r} changed")
                 self.shared[entry.name] = entry.value
-            case Moved():
+            case RankMigrated():
                 if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
                     self.fail(f"{entry.worker} is moved for what has moved another: {entry}")
                 if len(set(self.moved.values())) > MOVES_MAX:  # a simulated run is no hour long
                     self.fail(f"more than {MOVES_MAX} were moved: {self.moved}")
 
-    def sent(self, body: wire.AnyBody) -> None:
+    def sent(self, body: messages.AnyBody) -> None:
         """A frame leaves the controller: what it says must be durable before."""
-        if isinstance(body, (wire.Decide, wire.Seat)) and body.generation > self.decided:
+        if isinstance(body, (messages.Decide, messages.Seat)) and body.generation > self.decided:
             self.fail(f"{type(body).__name__}({body.generation}) was sent before it was durable")
-        if isinstance(body, wire.Open) and body.generation not in self.opened:
+        if isinstance(body, messages.Open) and body.generation not in self.opened:
             self.fail(f"Open({body.generation}) was sent before it was durable")
-        if isinstance(body, wire.SharedIs) and self.shared.get(body.name) != body.value:
+        if isinstance(body, messages.SharedValueReply) and self.shared.get(body.name) != body.value:
             self.fail(f"the shared value {body.name!r} was told before it was durable")
-        if isinstance(body, wire.Seat) and not body.first:
+        if isinstance(body, messages.Seat) and not body.first:
             self.slots(body)
 
     def applies(self, name: str, generation: int, n: int) -> None:

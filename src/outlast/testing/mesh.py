@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast import wire
+from outlast.transport import messages
 
 if TYPE_CHECKING:
     from outlast.testing.cluster import SimCluster
@@ -23,7 +23,7 @@ class Ballot:
 class Mesh:
     """The connections of one generation."""
 
-    def __init__(self, cluster: SimCluster, plan: wire.Connect) -> None:
+    def __init__(self, cluster: SimCluster, plan: messages.Connect) -> None:
         self.cluster = cluster
         self.generation = plan.generation
         self.seats = plan.seats

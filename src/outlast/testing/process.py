@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outlast import wire
 from outlast.events import Fault, FaultKind
-from outlast.page import SLOTS
 from outlast.testing.chaos import WAIT_S
+from outlast.transport import messages
+from outlast.transport.worker_page import SLOTS
 
 if TYPE_CHECKING:
     from outlast.testing.agent import SimAgent
@@ -49,8 +49,8 @@ class SimProcess(ABC):
         self.waits_until_s = 0.0  # the main thread stands in the script; others still answer
         self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], object]] = []
-        self._unsaid: list[wire.WorkerBody] = []
-        self.said: dict[str, wire.WorkerBody] = {}
+        self._unsaid: list[messages.WorkerBody] = []
+        self.said: dict[str, messages.WorkerBody] = {}
         self.seq = 0
         self.slots = Slots()
         self.state = "starting"
@@ -108,7 +108,7 @@ class SimProcess(ABC):
         """Return how long the script will still stand where it is."""
         return max(0.0, self.waits_until_s - self.line.now_s)
 
-    def load(self, checkpoint: wire.Checkpointed | None) -> int:
+    def load(self, checkpoint: messages.Checkpointed | None) -> int:
         """The phase that it starts from."""
         if self.cluster.shelf.is_condemned(checkpoint):
             self.ledger.fail(f"{self.name} starts from {checkpoint}, saved with a wrong rank")
@@ -177,7 +177,7 @@ class SimProcess(ABC):
             self.tear()
         return deed
 
-    def say(self, body: wire.WorkerBody) -> None:
+    def say(self, body: messages.WorkerBody) -> None:
         if not self.alive:
             return
         if self.hung:
@@ -190,6 +190,6 @@ class SimProcess(ABC):
         if kind in self.said and self.cluster.plan.repeats:
             self.say(self.said[kind])
 
-    def tell(self, body: wire.WorkerBody) -> None:
+    def tell(self, body: messages.WorkerBody) -> None:
         self.said[type(body).__name__] = body
         self.say(body)

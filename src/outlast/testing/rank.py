@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outlast import wire
 from outlast.events import Fault
 from outlast.testing.audits import AuditedProcess
 from outlast.testing.ledger import mix, own_step, own_tail
 from outlast.testing.mesh import Ballot, Mesh
 from outlast.testing.process import Dead
+from outlast.transport import messages
 
 if TYPE_CHECKING:
     from outlast.testing.agent import SimAgent
@@ -21,7 +21,7 @@ class SimWorker(AuditedProcess):
 
     def __init__(self, agent: SimAgent, name: str) -> None:
         super().__init__(agent, name)
-        self.hello: wire.Hello | None = None
+        self.hello: messages.WorkerHello | None = None
         self.model = self.own = 0
         self.has_state = self.is_set_up = False
         self.generation = self.closed = self.opened = self.answered = self.readied = 0
@@ -42,49 +42,50 @@ class SimWorker(AuditedProcess):
 
     # --- what it hears ---
 
-    def hear(self, body: wire.AnyBody) -> None:
+    def hear(self, body: messages.AnyBody) -> None:
         match body:
-            case wire.Seat():
+            case messages.Seat():
                 self._take_seat(body)
-            case wire.Close():
+            case messages.Close():
                 self._close(body.generation)
-            case wire.Decide():
+            case messages.Decide():
                 self._decide(body)
-            case wire.Connect():
+            case messages.Connect():
                 self._connect(body)
-            case wire.Got():
+            case messages.RendezvousValue():
                 self.gots.setdefault(body.generation, set()).add(body.key)
                 self.mesh_when_met()
-            case wire.Open():
+            case messages.Open():
                 self._open(body)
-            case wire.SharedMake():
+            case messages.SharedValueMake():
                 value = f"made by {self.name}".encode()
                 self.cluster.makes(self)
                 long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
-                self.soon(0.0, long_s, lambda: self.say(wire.SharedMade(name="id", value=value)))
-            case wire.SharedIs():
+                made = messages.SharedValueMade(name="id", value=value)
+                self.soon(0.0, long_s, lambda: self.say(made))
+            case messages.SharedValueReply():
                 if not self.is_set_up:
                     self.is_set_up = True
                     self.state = "idle"
                     self.proceed()
-            case wire.AuditAsk() | wire.AuditAgreed():
+            case messages.AuditRequest() | messages.AuditAgreed():
                 if self.hear_audit(body):
                     self._vote()
-            case wire.SaveEvery():
+            case messages.SaveEvery():
                 if self.seat:
                     self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
-            case wire.Stop():
+            case messages.Stop():
                 code = 0 if body.ok else 3
                 self.die(Fault(kind="exited", detail="stopped", exit_code=code))
 
     def _say_hello(self) -> None:
         self.point("spawned")
         self.state = "waiting"
-        self.hello = wire.Hello(pid=1, fingerprint={}, address=self.name)
+        self.hello = messages.WorkerHello(pid=1, fingerprint={}, address=self.name)
         self.say(self.hello)
         self.point("hello")
 
-    def _take_seat(self, body: wire.Seat) -> None:
+    def _take_seat(self, body: messages.Seat) -> None:
         if self.seat >= 0:
             if self.readied == self.generation == body.generation:
                 self.say_again("Ready")
@@ -153,10 +154,8 @@ class SimWorker(AuditedProcess):
         self.owes_status = False
         self.answered = left = self.generation
         self.wait_for_word(lambda: self.generation == left)
-        n = self.n + (self.state == "applying")
-        self.tell(
-            wire.Status(generation=self.generation, n=n, step=n, state=self._word(), fault=fault)
-        )
+        n, word = self.n + (self.state == "applying"), self._word()
+        self.tell(messages.Status(generation=self.generation, n=n, step=n, state=word, fault=fault))
         self.point("reported")
 
     def _word(self) -> str:
@@ -181,7 +180,7 @@ class SimWorker(AuditedProcess):
         self._report(Fault(kind="torn", detail="failed while applying"))
         raise Dead  # alive, but nothing more happens here until it is killed
 
-    def _decide(self, body: wire.Decide) -> None:
+    def _decide(self, body: messages.Decide) -> None:
         if body.generation <= self.closed or body.generation < self.generation:
             return
         if self.readied == body.generation:
@@ -212,12 +211,12 @@ class SimWorker(AuditedProcess):
                 self.work(0.001, 0.02, lambda: self.point("settled"))
             elif self.decided_n == self.n:
                 self.readied = self.generation
-                self.tell(wire.Ready(generation=self.generation, n=self.n))
+                self.tell(messages.WorkerReady(generation=self.generation, n=self.n))
                 self.point("ready")
 
     # --- connecting ---
 
-    def _connect(self, body: wire.Connect) -> None:
+    def _connect(self, body: messages.Connect) -> None:
         if body.generation <= self.closed or body.generation != self.generation:
             return
         if self.mesh is not None and self.mesh.generation == body.generation:
@@ -230,7 +229,7 @@ class SimWorker(AuditedProcess):
         self.mesh = self.cluster.mesh(body)
         self.mesh.arrive(self)
         self.point("connect")
-        self.say(wire.Put(generation=body.generation, key=str(self.seat), value=b"address"))
+        self.say(messages.Put(generation=body.generation, key=str(self.seat), value=b"address"))
         for member in tuple(self.mesh.members.values()):
             member.call(member.mesh_when_met)
 
@@ -278,10 +277,12 @@ class SimWorker(AuditedProcess):
         due = sum(1 for _, joiner in mesh.transfers if joiner == self.seat)
         if len(self.received) < due or "Joined" in self.said or self.busy or not mesh.whole():
             return
-        self.tell(wire.Joined(generation=mesh.generation, sent=self.sent, received=self.received))
+        self.tell(
+            messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
+        )
         self.point("joined")
 
-    def _open(self, body: wire.Open) -> None:
+    def _open(self, body: messages.Open) -> None:
         if body.generation <= self.closed or body.generation != self.generation:
             return
         if self.answered >= body.generation:
@@ -312,13 +313,13 @@ class SimWorker(AuditedProcess):
         self.soon(self.lag_s, self.lag_s, self._protect)
 
     def _protect(self) -> None:
-        self.say(wire.Protected(schema="s", summary="a model"))
-        self.say(wire.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
+        self.say(messages.StateProtected(schema="s", summary="a model"))
+        self.say(messages.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
         self._ask()
 
     def _ask(self) -> None:
         if not self.is_set_up:
-            self.say(wire.SharedAsk(name="id"))
+            self.say(messages.SharedValueRequest(name="id"))
             self.soon(4.0, 5.0, self._ask)  # a lost question is asked again
 
     # --- phases ---
@@ -326,7 +327,7 @@ class SimWorker(AuditedProcess):
     def _attempt(self) -> None:
         if self.n >= self.ledger.last >= 0:
             self.state = "finished"
-            self.tell(wire.Finished(n=self.n, step=self.n))
+            self.tell(messages.Finished(n=self.n, step=self.n))
             self.point("finished")
             return
         self.state = "running"
@@ -383,11 +384,11 @@ class SimWorker(AuditedProcess):
         self.point("applied")
         if self.seat == 0 and self.cluster.checkpoint_due(self.n):
             self.say(self.stage())
-            self.soon(0.001, 0.5, partial(self._written, self.n, self.opened))
+            self.soon(0.001, 0.5, partial(self._write_checkpoint, self.n, self.opened))
 
-    def _written(self, n: int, generation: int) -> None:
-        fails = self.line.dice.random() < self.cluster.plan.fails
-        self.say(self.cluster.shelf.save(n, f"g{generation}", fails=fails))
+    def _write_checkpoint(self, n: int, generation: int) -> None:
+        dies = self.line.dice.random() < self.cluster.plan.fails
+        self.say(self.cluster.shelf.save(n, f"g{generation}", fails=dies))
 
     def _tail(self) -> None:
         self.own = own_tail(self.own, self.n)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from outlast import wire
-from outlast.core.audit.record import Bar, is_barred
+from outlast.controller.audit.audit_records import CopyBar, is_barred
+from outlast.transport import messages
 
 
 class Shelf:
@@ -15,13 +15,13 @@ class Shelf:
 
     def __init__(self, *, rots: bool) -> None:
         self._rots = rots
-        self._copies: list[wire.Checkpointed] = []
-        self._whole: list[wire.Checkpointed] = []
+        self._copies: list[messages.Checkpointed] = []
+        self._whole: list[messages.Checkpointed] = []
         self._tainted: dict[str, set[int]] = {}  # saved while ranks held what these flips led to
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
-    def stage(self, n: int, mark: str = "", flips: Iterable[int] = ()) -> wire.Checkpointed:
+    def stage(self, n: int, mark: str = "", flips: Iterable[int] = ()) -> messages.Checkpointed:
         """Every rank has copied its part. `mark`: term and generation, as in a real name. `flips`:
         that ranks suffer from."""
         copy = _at(n, "memory", mark)
@@ -33,10 +33,10 @@ class Shelf:
 
     def save(
         self, n: int, mark: str = "", *, fails: bool = False
-    ) -> wire.Checkpointed | wire.SaveFailed:
+    ) -> messages.Checkpointed | messages.SaveFailed:
         """It is on the disk now, unless it fails."""
         if fails:
-            return wire.SaveFailed(n=n, step=n, error="no space left")
+            return messages.SaveFailed(n=n, step=n, error="no space left")
         self._whole.append(_at(n, "disk", mark))
         return self._whole[-1]
 
@@ -54,13 +54,13 @@ class Shelf:
         for path in [path for path, flips in self._tainted.items() if flips <= {flip}]:
             del self._tainted[path]
 
-    def is_condemned(self, checkpoint: wire.Checkpointed | None) -> bool:
+    def is_condemned(self, checkpoint: messages.Checkpointed | None) -> bool:
         return checkpoint is not None and checkpoint.path in self._condemned
 
-    def newest(self, bars: Sequence[Bar] = ()) -> wire.Checkpointed | None:
+    def newest(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
         return _newest(self._whole, bars)
 
-    def verified(self, bars: Sequence[Bar] = ()) -> wire.Checkpointed | None:
+    def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
         """What a restart finds; the last one stays whole, so that progress is possible."""
         disk = _newest(self._whole, bars)
         if self._rots and disk is not None and len({one.n for one in self._whole}) > 1:
@@ -69,30 +69,32 @@ class Shelf:
         copy = _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
-    def load(self, checkpoint: wire.Checkpointed | None) -> int | None:
+    def load(self, checkpoint: messages.Checkpointed | None) -> int | None:
         """Its phase (0 without one); None where there is no such one."""
         if checkpoint is None:
             return 0
         held = self._copies if self.is_in_memory(checkpoint) else self._whole
         return checkpoint.n if checkpoint.path in {one.path for one in held} else None
 
-    def is_in_memory(self, checkpoint: wire.Checkpointed | None) -> bool:
+    def is_in_memory(self, checkpoint: messages.Checkpointed | None) -> bool:
         return checkpoint is not None and checkpoint.tier == "memory"
 
-    def is_known_to_lack(self, checkpoint: wire.Checkpointed | None, now_s: float) -> bool:
+    def is_known_to_lack(self, checkpoint: messages.Checkpointed | None, now_s: float) -> bool:
         """Whether nobody should be told any more to start from it."""
         lost = self.load(checkpoint) is None
         return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
 
 
-def _newest(held: Sequence[wire.Checkpointed], bars: Sequence[Bar]) -> wire.Checkpointed | None:
+def _newest(
+    held: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
+) -> messages.Checkpointed | None:
     allowed = [one for one in held if not is_barred(bars, one.n, one.path)]
     return max(allowed, key=lambda one: one.n, default=None)
 
 
-def _at(n: int, tier: str, mark: str) -> wire.Checkpointed:
+def _at(n: int, tier: str, mark: str) -> messages.Checkpointed:
     """With what it took, as seat 0 says it."""
-    return wire.Checkpointed(
+    return messages.Checkpointed(
         n=n, step=n, path=f"{tier} n{n} {mark}", tier=tier, blocking_s=0.01, flush_s=0.2,
         step_s=0.2,
     )  # fmt: skip

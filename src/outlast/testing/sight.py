@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from outlast.core.detect.hang import Look
-from outlast.core.detect.pace import WARM_PHASES
-from outlast.page import Pace, State
+from outlast.controller.worker_observation import WorkerObservation
+from outlast.transport.worker_page import WARM_PHASES, PhasePace, State
 
 if TYPE_CHECKING:
     from outlast.testing.rank import SimWorker
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 _PHASE_NS = 100_000_000  # about what it takes
 
 
-def look_at(worker: SimWorker) -> Look:
+def look_at(worker: SimWorker) -> WorkerObservation:
     """As the watch sees it now."""
     word: State = "healing"
     if worker.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
@@ -23,14 +22,14 @@ def look_at(worker: SimWorker) -> Look:
         word = "finished" if worker.state == "finished" else "applying"
     elif worker.stalled or worker.opened == worker.generation > max(worker.closed, worker.answered):
         word = "idle"
-    return Look(
+    return WorkerObservation(
         worker=worker.name,
         seat=worker.seat,
         n=worker.n,
         state=word,
         collectives=0,
         t_ns=worker.moved_ns,
-        paces={0: Pace(worker.completed, _PHASE_NS if worker.completed > WARM_PHASES else 0)},
+        paces={0: PhasePace(worker.completed, _PHASE_NS if worker.completed > WARM_PHASES else 0)},
         waits=word == "voting",
         letter="T" if worker.hung else "S",
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outlast import events
-from outlast.observe.store import DIRECTORY, EventWriter
+from outlast.telemetry.event_store import DIRECTORY, EventWriter
 
 T0_NS = 1_760_000_000_000_000_000
 _MS = 1_000_000

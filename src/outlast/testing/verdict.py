@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from outlast.core.contract import End
+from outlast.controller.inputs import EndRun
 from outlast.testing.chaos import PATIENT, Plan
 from outlast.testing.ledger import Ledger
 
 
-def judge(plan: Plan, ledger: Ledger, end: End) -> None:
+def judge(plan: Plan, ledger: Ledger, end: EndRun) -> None:
     """A run is done, or one of its faults says why not; raises SimFailure otherwise."""
     if end.outcome == "done":
         if end.n != ledger.last:

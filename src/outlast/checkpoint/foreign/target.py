@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outlast.drafts import draft_of, refuse_existing, sync
+from outlast.atomic_files import draft_path, refuse_existing, sync
 from outlast.errors import StorageError, UsageError
 
 
@@ -19,7 +19,7 @@ def new_directory(target: Path, size_bytes: int) -> Iterator[Path]:
     `size_bytes` do not fit or nothing can be written.
     """
     target = target.absolute()
-    draft = draft_of(target)
+    draft = draft_path(target)
     try:
         _check(target, size_bytes)
         draft.mkdir()

@@ -11,7 +11,7 @@ from outlast.checkpoint.record import digest_of
 from outlast.checkpoint.schema import BLOB_MAGIC
 from outlast.cli.verdict import Odd
 from outlast.errors import MismatchError
-from outlast.worker.part import SEAT_MAGIC, told
+from outlast.worker.rank_part import SEAT_MAGIC, part_summary
 
 
 def values(a: Reader, b: Reader) -> list[Odd]:
@@ -42,7 +42,7 @@ def _blob(reader: Reader, rank: int, name: str) -> bytes:
 def _decoded(reader: Reader, rank: int, data: bytes) -> Any:
     """Whatever it was that was kept; bytes that are no value of ours by their digest."""
     if data.startswith(SEAT_MAGIC):
-        return told(data, f"{reader.checkpoint.where}, rank {rank}")
+        return part_summary(data, f"{reader.checkpoint.where}, rank {rank}")
     if data.startswith(BLOB_MAGIC):
         return tree.decode(data)
     return {"digest": digest_of(data)} if data else {}

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from outlast import amounts
+from outlast import quantities
 from outlast.checkpoint.catalog import open_checkpoint
 from outlast.checkpoint.copying import copy as carry
 from outlast.checkpoint.draining import lacking
@@ -28,8 +28,8 @@ from outlast.errors import (
     StorageError,
     UsageError,
 )
-from outlast.launch.rundir import Job
-from outlast.observe.words import duration, size
+from outlast.launch.run_directory import RunningJob
+from outlast.text_formatting import duration, size
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def copy(
     """
     if every and step is not None:
         raise UsageError("--all and --step contradict each other; say one of them")
-    rate = amounts.rate(f"--limit-rate {limit_rate}", limit_rate) if limit_rate else None
+    rate = quantities.rate(f"--limit-rate {limit_rate}", limit_rate) if limit_rate else None
     chosen, target = open_target(source), open_destination(dest)
     if _is_same(chosen.store, target):
         raise UsageError(f"{source} and {dest} are the same place; nothing was copied")
@@ -107,7 +107,7 @@ def _refuse_other_jobs(store: Store, places: list[Place], dest: str) -> None:
     path = Path(dest) / "run.json"
     if not path.is_file():
         return
-    run = msgspec.json.decode(path.read_bytes(), type=Job).run
+    run = msgspec.json.decode(path.read_bytes(), type=RunningJob).run
     for place in places:
         with suppress(CorruptionError):  # the copy will say what is wrong with it
             if (job := open_checkpoint(store, place).job) != run:

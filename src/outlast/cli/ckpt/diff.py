@@ -24,7 +24,7 @@ from outlast.errors import (
     StorageError,
     UsageError,
 )
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 _ROWS_MAX = 40
 
@@ -130,19 +130,19 @@ def _print(report: Report) -> None:
             )  # fmt: skip
         say(table)
         if left := report.tensors[_ROWS_MAX:]:
-            say(f"and {counted(len(left), 'more tensor')}: --json has all, --tensors chooses")
+            say(f"and {plural(len(left), 'more tensor')}: --json has all, --tensors chooses")
     for odd in report.values[:_ROWS_MAX]:
         whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
         left, right = odd.a or "(not in A)", odd.b or "(not in B)"
         say(f"{whose}{odd.path}: {left} -> {right}")
     if more := report.values[_ROWS_MAX:]:
-        say(f"and {counted(len(more), 'more value')}: --json has all")
-    compared = counted(report.compared, "tensor")
+        say(f"and {plural(len(more), 'more value')}: --json has all")
+    compared = plural(report.compared, "tensor")
     if not report.tensors and not report.values:
         say(f"equal to the last bit: {compared}")
         return
     verdict = "equal within the tolerance" if report.equal else "different"
-    beside = f" and {counted(len(report.values), 'value')}" if report.values else ""
+    beside = f" and {plural(len(report.values), 'value')}" if report.values else ""
     say(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
 
 

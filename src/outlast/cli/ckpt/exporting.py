@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from outlast import amounts
+from outlast import quantities
 from outlast.checkpoint.foreign.safetensors_out import write_safetensors
 from outlast.checkpoint.reader import Reader
 from outlast.cli.ckpt.names import Names, pair
 from outlast.cli.ckpt.target import open_target
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
-from outlast.observe.words import counted, size
+from outlast.text_formatting import plural, size
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def export(
     json
         One JSON object.
     """
-    shard_bytes = amounts.size(f"--max-shard-size {max_shard_size}", max_shard_size)
+    shard_bytes = quantities.size(f"--max-shard-size {max_shard_size}", max_shard_size)
     if form == "dcp" and tied:
         raise UsageError("--tied is for safetensors; DCP keeps both names")
     naming, ties = names.naming(), dict(pair("--tied", each) for each in tied)
@@ -79,5 +79,5 @@ def export(
         as_json(done)
     else:
         total = size(sum(files.values()))
-        say(f"{dest}: {counted(len(files), 'file')}, {total}, from {checkpoint.where}")
+        say(f"{dest}: {plural(len(files), 'file')}, {total}, from {checkpoint.where}")
     return EXIT_DONE

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from outlast.checkpoint.dtypes import ITEM_BYTES
 from outlast.checkpoint.record import Tensor
 from outlast.cli.stream import visible
-from outlast.observe.words import counted, size
+from outlast.text_formatting import plural, size
 
 _IN_LINE_MAX = 6
 
@@ -65,7 +65,7 @@ def _draw(branch: Branch, tree: Tree) -> None:
         in_line = _in_line(inner)
         count = sum(1 for each in alike for _ in each.tensors)
         path = visible(path)
-        text = Text(f"{path}  {visible(in_line) or counted(count, 'tensor')}, {total}")
+        text = Text(f"{path}  {visible(in_line) or plural(count, 'tensor')}, {total}")
         text.stylize("bold", 0, len(path))
         node = tree.add(text)
         if not in_line:

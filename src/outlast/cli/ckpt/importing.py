@@ -13,7 +13,7 @@ from outlast.cli.ckpt.names import Names
 from outlast.cli.ckpt.target import check_room, open_destination
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, StorageError, UsageError
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 Form = Literal["auto", "dcp", "safetensors"]
 
@@ -84,8 +84,8 @@ def import_(
     if json:
         as_json(brought)
         return EXIT_DONE
-    objects = f", {counted(brought.objects, 'value')}" if brought.objects else ""
-    say(f"{where}: {counted(brought.tensors, 'tensor')}{objects}")
+    objects = f", {plural(brought.objects, 'value')}" if brought.objects else ""
+    say(f"{where}: {plural(brought.tensors, 'tensor')}{objects}")
     for name, why in brought.skipped.items():
         say(f"  left out: {name}: {why}")
     return EXIT_DONE

@@ -17,7 +17,7 @@ from outlast.cli.ckpt import out
 from outlast.cli.ckpt.target import is_older, open_target
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, CorruptionError, StorageError
-from outlast.observe.words import duration, size
+from outlast.text_formatting import duration, size
 
 _AT_ONCE = 8  # a bucket answers slowly, but many at once
 _FAILED = ".failed"

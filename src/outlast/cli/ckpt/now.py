@@ -22,9 +22,9 @@ from outlast.events import (
     PhaseDone,
     RunEnded,
 )
-from outlast.launch import asking, rundir
-from outlast.observe.store import POLL_S, EventReader
-from outlast.observe.words import duration, size
+from outlast.launch import run_directory, save_signal
+from outlast.telemetry.event_store import POLL_S, EventReader
+from outlast.text_formatting import duration, size
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +64,10 @@ def now(
     reader = EventReader(run_dir)
     wait = _Wait(run_dir, reader.poll())
     began = time.monotonic()
-    pid = asking.ask_to_save(run_dir)
+    pid = save_signal.request_save_by_signal(run_dir)
     pause = threading.Event()
     while True:
-        gone = rundir.holder(run_dir) is None  # looked at first: its last events come before
+        gone = run_directory.holder(run_dir) is None  # looked at first: its last events come before
         for event in reader.poll():
             if saved := wait.take(event):
                 _tell(saved, time.monotonic() - began, json)
@@ -108,7 +108,7 @@ class _Wait:
                 f"the checkpoint of step {event.step} failed: {event.error}; the run goes on, and"
                 " older checkpoints are untouched"
             )
-        elif isinstance(event, Note) and event.text == asking.REFUSED:
+        elif isinstance(event, Note) and event.text == save_signal.REFUSED:
             raise RunDirError(
                 f"{self._run_dir}: nothing could be saved: the script has not called outlast.init()"
                 " yet, or never does"

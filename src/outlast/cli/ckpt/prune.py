@@ -17,8 +17,8 @@ from outlast.cli.ckpt.progress import progress
 from outlast.cli.ckpt.target import open_target
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, RunDirError
-from outlast.launch import rundir
-from outlast.observe.words import counted
+from outlast.launch import run_directory
+from outlast.text_formatting import plural
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         table.add_row(str(place.step), place.attempt, "kept" if stays else gone, why)
     say(table)
     kept = sum(verdict.keep for verdict in verdicts)
-    say(f"{counted(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {gone}")
+    say(f"{plural(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {gone}")
     return EXIT_DONE
 
 
@@ -74,7 +74,7 @@ def _refuse_living(store: Store) -> None:
     if not isinstance(store, Folder):
         return
     run_dir = store.root.parent
-    if (run_dir / "run.json").is_file() and rundir.is_held(run_dir):
+    if (run_dir / "run.json").is_file() and run_directory.is_held(run_dir):
         raise RunDirError(
             f"{run_dir} is of a run that lives, whose launcher deletes by its own --keep and knows"
             " what is being copied; nothing was deleted; --dry-run says what would go; or end the"

@@ -18,7 +18,7 @@ from outlast.cli.ckpt.shared import values_in
 from outlast.cli.ckpt.target import open_target
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
-from outlast.observe.words import counted, duration, size
+from outlast.text_formatting import duration, plural, size
 
 _RANKS_MAX = 16
 
@@ -104,7 +104,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> Shown:
     }  # fmt: skip
     if not held and pattern != "*":
         raise UsageError(
-            f"{checkpoint.where}: none of its {counted(len(ranks), 'tensor')} is called {pattern!r}"
+            f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} is called {pattern!r}"
         )
     try:
         values = values_in(checkpoint)
@@ -156,7 +156,7 @@ def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
             state.add_row(name, value)
         say(state)
     total = size(sum(each.size_bytes for each in shown.tensors.values()))
-    title = f"{counted(len(shown.tensors), 'tensor')}, {total}"
+    title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
     say(drawn(checkpoint.tensors, title))
     table = out.table(
         "rank",
@@ -173,14 +173,14 @@ def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
         )  # fmt: skip
     say(table)
     if left := shown.shards[_RANKS_MAX:]:
-        say(f"and {counted(len(left), 'more rank')}")
+        say(f"and {plural(len(left), 'more rank')}")
 
 
 def _balance(shards: list[Shard]) -> str:
     """How evenly ranks share the work of writing."""
     largest = max(shard.size_bytes for shard in shards)
     mean = sum(shard.size_bytes for shard in shards) / len(shards)
-    said = f"{counted(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
+    said = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
     return f"{said}, the largest {largest / mean:.2f} of the mean" if mean else said
 
 

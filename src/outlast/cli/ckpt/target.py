@@ -17,9 +17,9 @@ from outlast.checkpoint.folder import Folder
 from outlast.checkpoint.objects import open_store
 from outlast.checkpoint.record import COMMIT, Place
 from outlast.checkpoint.storage import Store
-from outlast.core.audit.record import is_barred
+from outlast.controller.audit.audit_records import is_barred
 from outlast.errors import StorageError, UsageError
-from outlast.launch.journal import bars_of
+from outlast.launch.decision_journal import bars_of
 
 _ROOM, _RUN = "checkpoints", "run.json"  # in a run directory
 _OLDER = re.compile(r"step-\d{9,}-n\d+")

@@ -22,7 +22,7 @@ from outlast.errors import (
     StorageError,
     UsageError,
 )
-from outlast.observe.words import counted, duration, size
+from outlast.text_formatting import duration, plural, size
 
 _NAMED_MAX = 8
 
@@ -109,7 +109,7 @@ def _print(verdict: Verdict) -> None:
         read = f"{size(verdict.size_bytes)} in {duration(verdict.seconds)}, {rate}"
         say(f"{verdict.directory}: whole ({read})")
         return
-    say(f"{verdict.directory}: {counted(len(verdict.damages), 'damage')}")
+    say(f"{verdict.directory}: {plural(len(verdict.damages), 'damage')}")
     for damage in verdict.damages:
         say(f"  {damage.what}")
     lost = sorted({name for damage in verdict.damages for name in damage.tensors})

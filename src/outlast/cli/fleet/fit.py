@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
+from outlast.atomic_files import write_new
 from outlast.cli.stream import Printer, as_json, say, write
-from outlast.drafts import write_new
 from outlast.errors import EXIT_DONE
 from outlast.fleet import outsized_jobs, present
 from outlast.fleet.fit import Fit
@@ -17,8 +17,8 @@ from outlast.fleet.fit import fit as fitted
 from outlast.fleet.lake import Lake
 from outlast.fleet.rates_file import Source, digest, text
 from outlast.fleet.window import window
-from outlast.observe.words import duration
-from outlast.records import COST_NAMES
+from outlast.log_records import COST_NAMES
+from outlast.text_formatting import duration
 
 SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of what is measured
 

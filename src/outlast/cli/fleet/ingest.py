@@ -15,7 +15,7 @@ from outlast.fleet.ingest import Read, Summary
 from outlast.fleet.ingest import ingest as ingested
 from outlast.fleet.lake import said
 from outlast.fleet.tables import Name
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 LOGS_SHOWN = 20  # of more, only those that have something odd
 
@@ -90,7 +90,7 @@ def _show(found: Summary) -> None:
     if plain:
         before = sum(one.before for one in plain)
         known = f", {before:,} of them read before" if before else ""
-        say(f"{counted(len(plain), 'log')} of which nothing is to be said{known}")
+        say(f"{plural(len(plain), 'log')} of which nothing is to be said{known}")
     for kind, added in found.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
@@ -107,7 +107,7 @@ def _is_plain(one: Read) -> bool:
 
 
 def _counts(of: Mapping[Name, int]) -> str:
-    return ", ".join(counted(rows, kind.removesuffix("s")) for kind, rows in of.items())
+    return ", ".join(plural(rows, kind.removesuffix("s")) for kind, rows in of.items())
 
 
 def _show_one(one: Read) -> None:
@@ -116,7 +116,7 @@ def _show_one(one: Read) -> None:
         say(f"{source.name}: read before, on {said(source.read_ns)}: nothing to do")
         return
     say(f"{source.name}: {source.format}")
-    say(f"  {counted(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
+    say(f"  {plural(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
     if source.since_ns is not None and source.until_ns is not None:
         say(f"  from {said(source.since_ns)} until {said(source.until_ns)}")
     for what, rows in source.skipped.items():

@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast import amounts
+from outlast import quantities
 from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.fleet.lake import Lake
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
     import polars as pl
@@ -108,8 +108,8 @@ def lemons(
     """
     if top < 1:
         raise UsageError(f"--top {top}: 1 or more")
-    share_max = amounts.share(f"--at-once {at_once}", at_once)
-    taken = amounts.share(f"--fdr {fdr}", fdr)
+    share_max = quantities.share(f"--at-once {at_once}", at_once)
+    taken = quantities.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
     opened = _opened(lake, drain)
     found, listed = _asked(
@@ -209,7 +209,7 @@ def _show(found: Found, top: int) -> None:
 
     said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
     of = f" of {found.cluster}" if found.cluster else ""
-    say(Text(f"{counted(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
+    say(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
     say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
     for note in found.notes:
         say(Text(f"note: {note}", "yellow"))
@@ -237,7 +237,7 @@ def _show(found: Found, top: int) -> None:
             say(f"{one['node']}: {besides}")
     left = found.lemons - sum(one["lemon"] for one in suspects)
     if left:
-        say(f"{counted(left, 'more lemon')}: --top {found.lemons} shows all of them")
+        say(f"{plural(left, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.score:
         say(_scored(found.score))
     if found.without_node:
@@ -254,7 +254,7 @@ def _scored(score: dict[str, float | int | None]) -> str:
         if (share := score[name]) is not None
     )
     return (
-        f"of {counted(int(score['true'] or 0), 'true lemon')} {score['right']} found, and"
+        f"of {plural(int(score['true'] or 0), 'true lemon')} {score['right']} found, and"
         f" {int(score['called'] or 0) - int(score['right'] or 0)} called that are none"
         + "".join(f", {share}" for share in shares)
     )

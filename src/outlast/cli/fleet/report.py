@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from rich.padding import Padding
 from rich.text import Text
 
+from outlast.atomic_files import draft_path, refuse_existing
 from outlast.cli.plan.running import progress
 from outlast.cli.stream import as_json, say
-from outlast.drafts import draft_of, refuse_existing
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.clusters import resolve
 from outlast.fleet.lake import Lake
 from outlast.fleet.window import window
-from outlast.processes import Processes
+from outlast.process_pool import ProcessPool
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ class Drawer:
     would take turns."""
 
     def __init__(self) -> None:
-        self._pool = Processes(1)
+        self._pool = ProcessPool(1)
         self._figures: dict[str, Future[str]] = {}
         self._pool.submit(_begin)
 
@@ -139,10 +139,10 @@ def _drawer_alive() -> Iterator[None]:
 
 def _begin() -> None:
     """What takes half a second whatever is drawn, while there is nothing to draw yet."""
-    from outlast import drawing
+    from outlast import figure_style
     from outlast.fleet.report import pictures  # noqa: F401
 
-    drawing.svg(_nothing, "")
+    figure_style.svg(_nothing, "")
 
 
 def _nothing(figure: Figure) -> None:
@@ -150,15 +150,15 @@ def _nothing(figure: Figure) -> None:
 
 
 def _svg(draw: Callable[[Figure], None], key: str) -> str:
-    from outlast import drawing
+    from outlast import figure_style
 
-    return drawing.svg(draw, key)
+    return figure_style.svg(draw, key)
 
 
 def _write(found: Whole, figures: dict[str, str], out: Path) -> None:
     from outlast.fleet.report.page import page
 
-    draft = draft_of(out)
+    draft = draft_path(out)
     try:
         draft.write_text(page(found, figures), encoding="utf-8")
         draft.replace(out)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from outlast.atomic_files import refuse_existing
 from outlast.cli.stream import Printer, as_json, say, tell
-from outlast.drafts import refuse_existing
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.fleet.synth import Truth, cluster
 from outlast.fleet.synth.files import write

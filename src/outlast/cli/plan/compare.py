@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outlast import amounts
+from outlast import quantities
 from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
 from outlast.cli.plan.saying import drawn, known
@@ -106,7 +106,7 @@ def _draw(
 def _several(replications: str | None) -> int | None:
     if replications is None:
         return None
-    runs = amounts.count(f"--replications {replications}", replications)
+    runs = quantities.count(f"--replications {replications}", replications)
     if not 1 <= runs <= REPLICATIONS_MAX:
         raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
     return runs

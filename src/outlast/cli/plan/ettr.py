@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outlast import amounts
+from outlast import quantities
 from outlast.cli.plan.flags import Fields, File, Json
 from outlast.cli.plan.saying import drawn, known, show
 from outlast.errors import EXIT_DONE
@@ -39,7 +39,7 @@ def ettr(
     path = drawn(figure)
     scenario = scenario_of(known(fields, ettr), file)
     queue_s = span(f"--queue {queue}", queue)
-    wanted = None if target is None else amounts.share(f"--target {target}", target)
+    wanted = None if target is None else quantities.share(f"--target {target}", target)
     show(answered(scenario, wanted, queue_s), json=json)
     if path:
         from outlast.plan.figures.ettr import draw

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from outlast import amounts
+from outlast import quantities
 from outlast.errors import UsageError
 from outlast.plan.extras import AskedExtras
 from outlast.plan.scenario import span
@@ -95,7 +95,7 @@ class ExtraFlags:
             return found
 
         def price(flag: str, text: str | None) -> float | None:
-            return None if text is None else amounts.price(f"--{flag} {text}", text)
+            return None if text is None else quantities.price(f"--{flag} {text}", text)
 
         for key, (first, needed) in _NEEDED.items():
             if getattr(self, key) != getattr(type(self), key) and getattr(self, needed) is None:
@@ -107,8 +107,10 @@ class ExtraFlags:
         return AskedExtras(
             silent_mtbf_s=seconds("silent-every", self.silent_every),
             verify_s=seconds("verify", self.verify) or 0.0,
-            straggler_share=None if slow is None else amounts.share(f"--stragglers {slow}", slow),
-            straggler_factor=amounts.number(
+            straggler_share=None
+            if slow is None
+            else quantities.share(f"--stragglers {slow}", slow),
+            straggler_factor=quantities.number(
                 f"--straggler-factor {self.straggler_factor}", self.straggler_factor
             ),
             maintenance_every_s=seconds("maintenance-every", self.maintenance_every),
@@ -122,7 +124,7 @@ class ExtraFlags:
             kept=self.keep,
             local_cost_s=seconds("local-cost", self.local_cost),
             local_restore_s=seconds("local-restore", self.local_restore) or 0.0,
-            local_survives=amounts.share(
+            local_survives=quantities.share(
                 f"--local-survives {self.local_survives}", self.local_survives
             ),
         )

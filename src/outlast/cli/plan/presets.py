@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.cli.stream import as_json, say
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE
 from outlast.plan.presets import JOBS_GPUS
 from outlast.plan.presets import presets as found

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from outlast.cli.stream import Printer
 from outlast.errors import UsageError
 from outlast.plan.pools import Place, dask, processes
-from outlast.processes import cores
+from outlast.process_pool import cores
 
 WORKERS_MAX = 1024
 FAILURES_HERE = 10_000_000  # some seconds; above, processes are worth their start

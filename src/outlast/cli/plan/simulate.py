@@ -12,12 +12,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast import amounts
+from outlast import quantities
 from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
 from outlast.cli.plan.saying import known, remarks
 from outlast.cli.stream import as_json, say
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan import tables
 from outlast.plan.ladders import Strategy
@@ -62,7 +62,7 @@ def simulate(
         Write a row for each run into this new file (.parquet, .arrow, .csv, .json).
     """
     path = tables.checked(out)
-    runs = amounts.count(f"--replications {replications}", replications)
+    runs = quantities.count(f"--replications {replications}", replications)
     if not 1 <= runs <= REPLICATIONS_MAX:
         raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
     scenario = scenario_of(known(fields, simulate), file)

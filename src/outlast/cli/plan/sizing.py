@@ -9,11 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from outlast import amounts
+from outlast import quantities
+from outlast.atomic_files import write_new
 from outlast.cli.plan.flags import Json
 from outlast.cli.plan.saying import remarks, table
 from outlast.cli.stream import as_json, say
-from outlast.drafts import write_new
 from outlast.errors import EXIT_DONE, ConfigError
 from outlast.plan.answers import Assumed
 from outlast.plan.scenario import span
@@ -79,12 +79,12 @@ class MachineFlags:
             return getattr(self, key.replace("-", "_")) or _DEFAULTS[key]
 
         def rate(key: str) -> int:
-            return amounts.rate(f"--{key} {text(key)}", text(key))
+            return quantities.rate(f"--{key} {text(key)}", text(key))
 
-        gpus = amounts.count(f"--gpus {self.gpus}", self.gpus)
-        mfu = amounts.share(f"--mfu {text('mfu')}", text("mfu"))
+        gpus = quantities.count(f"--gpus {self.gpus}", self.gpus)
+        mfu = quantities.share(f"--mfu {text('mfu')}", text("mfu"))
         each = self.gpus_per_node or str(min(GPUS_PER_NODE, max(gpus, 1)))
-        per_node = amounts.count(f"--gpus-per-node {each}", each)
+        per_node = quantities.count(f"--gpus-per-node {each}", each)
         for key, said, value in (
             ("gpus", self.gpus, gpus), ("mfu", text("mfu"), mfu), ("gpus-per-node", each, per_node),
         ):  # fmt: skip
@@ -137,12 +137,12 @@ class ModelFlags:
         """Read the flags. Raises ConfigError, naming the one that cannot be."""
         parameters, held = _large("--parameters", self.parameters), gpus
         if self.replica_gpus is not None:
-            held = amounts.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
+            held = quantities.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
         if not held:
             raise ConfigError(f"--replica-gpus {self.replica_gpus} must be above 0")
         each_bytes: float = BYTES_PER_PARAMETER[self.precision or "bf16"]
         if (each := self.bytes_per_parameter) is not None:
-            each_bytes = amounts.number(f"--bytes-per-parameter {each}", each)
+            each_bytes = quantities.number(f"--bytes-per-parameter {each}", each)
             if not 0 < each_bytes <= BYTES_MOST:
                 raise ConfigError(
                     f"--bytes-per-parameter {each}: say above 0, at most {BYTES_MOST:g}"

@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast import amounts
+from outlast import quantities
 from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.plan.running import place, progress
 from outlast.cli.plan.saying import drawn, known, remarks
 from outlast.cli.stream import as_json, say
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from outlast.plan import tables
 from outlast.plan.sweep import Found, Point, Sweep, points, strategies_of
@@ -61,7 +61,7 @@ def sweep(
         What the figure shows.
     """
     path, picture = tables.checked(out), drawn(figure)
-    runs = amounts.count(f"--replications {replications}", replications)
+    runs = quantities.count(f"--replications {replications}", replications)
     wanted = points(known(fields, sweep), file, over, strategies_of(strategy))
     with (
         place(workers, dask, _failures(wanted, runs)) as where,

@@ -12,8 +12,8 @@ from outlast.fleet.report import of_outages, pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.fleet.survived_failures import survived_by_cause
 from outlast.fleet.tables import DAY_NS
-from outlast.observe.words import counted
 from outlast.symptoms.taxonomy import DOMAINS, TABLE
+from outlast.text_formatting import plural
 
 FEW = 10  # failures: with fewer, a rate is a guess
 PER = "in a million GPU hours"
@@ -65,7 +65,7 @@ def of_what(facts: Facts) -> Told:
         " says."
     )
     alone = int(found.filter(pl.col("cause") == attribution.UNATTRIBUTED)["failures"].sum())
-    notes = [f"for {counted(alone, 'failure')} nothing was found on the nodes"] if alone else []
+    notes = [f"for {plural(alone, 'failure')} nothing was found on the nodes"] if alone else []
     notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
     told = section("causes", "What failures are of", said, columns, found, notes)
@@ -82,7 +82,7 @@ def _diagnosis(failures: pl.DataFrame) -> list[str]:
         f"{count:,} of {_WHO.get(domains, domains.replace('+', ' or '))}"
         for domains, count in left.iter_rows()
     ]
-    many = counted(len(told), "failure")
+    many = plural(len(told), "failure")
     return [f"what was found leaves, of {many}, as cause: {', '.join(said)}"]
 
 
@@ -98,7 +98,7 @@ def _strangers(facts: Facts) -> list[str]:
     ran = ran.select("cluster", "node").unique().collect()
     if not len(found) or not len(ran):
         return []
-    many = counted(len(found), "node")
+    many = plural(len(found), "node")
     said, known = found["node"].min(), ran["node"].min()
     if not len(found.join(ran, on="node", how="semi")):
         return [f"none of {many} with findings ran a job: are {said} and {known} written alike?"]
@@ -182,7 +182,7 @@ def how_long(facts: Facts) -> Told:
     notes = [_of_large(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
     if rate.failures < FEW:
         notes.append(
-            f"{counted(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
+            f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
             " to project from"
         )
     told = section("mttf", "How long jobs run", said, columns, found, notes)
@@ -221,7 +221,7 @@ def uncounted(facts: Facts) -> list[str]:
     if not many:
         return []
     return [
-        f"{counted(many, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
+        f"{plural(many, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
         " attempts and leave these out; `outlast fleet fit` counts both"
     ]
 
@@ -234,7 +234,7 @@ def away(facts: Facts) -> Told:
     if out.outages:
         if out.per_1000_node_days is not None:
             notes.append(
-                f"{counted(out.outages, 'outage')} of {counted(out.nodes, 'node')}:"
+                f"{plural(out.outages, 'outage')} of {plural(out.nodes, 'node')}:"
                 f" {out.per_1000_node_days:.2f} in 1000 node-days ({out.low:.2f} to"
                 f" {out.high:.2f} with 90 %, if they were independent)"
             )

@@ -10,7 +10,7 @@ import msgspec
 from outlast.fleet import mttf, outages
 from outlast.fleet.intervals import garwood
 from outlast.fleet.report.sections import Facts, Told
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 Rows = list[dict[str, Any]]
 LEMON = "lemon"  # as `nodes.bad_nodes` calls them
@@ -46,7 +46,7 @@ def _rate(rate: mttf.FailureRate) -> Iterator[Headline]:
     if not rate.failures:  # its interval begins above 0
         figure = f"below {1000 * garwood(0)[1] / rate.node_days:.2f}"
         rests_on = f"with 95 %, after {rate.node_days:,.0f} node-days; "
-    rests_on += f"{counted(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
+    rests_on += f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
     said = "failures in 1000 node-days (r_f)"
     yield Headline(
         key="r_f", figure=figure, said=said, rests_on=rests_on, value=rate.per_1000_node_days,
@@ -68,7 +68,7 @@ def _outages(facts: Facts) -> Iterator[Headline]:
             figure=f"{rate.per_1000_node_days:.2f}",
             said="outages in 1000 node-days",
             rests_on=f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
-            f"{counted(rate.outages, 'outage')} of {counted(rate.nodes, 'node')}",
+            f"{plural(rate.outages, 'outage')} of {plural(rate.nodes, 'node')}",
         )
 
 
@@ -109,7 +109,7 @@ def _ettr(sizes: Rows) -> Iterator[Headline]:
         high=high,
         figure=f"{100 * largest['ettr']:.3g} %",
         said=f"ETTR of the largest job runs (up to {largest['bucket']:,} GPUs)",
-        rests_on=f"{band}{counted(largest['runs'], 'run')}, checkpoints every hour assumed",
+        rests_on=f"{band}{plural(largest['runs'], 'run')}, checkpoints every hour assumed",
     )
 
 

@@ -13,7 +13,7 @@ from outlast.fleet.report import pictures
 from outlast.fleet.report.sections import Column, Facts, Told, section
 from outlast.fleet.signals import SIGNALS
 from outlast.fleet.tables import DAY_NS
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 SUSPECTS = 50
 
@@ -53,9 +53,9 @@ def _ranked(facts: Facts, ranking: pl.DataFrame, found: pl.DataFrame) -> Told:
         " is called so."
     )
     many, earlier = int(ranking["lemon"].sum()), int(ranking["earlier"].sum())
-    notes = [f"{counted(many, 'lemon')} among {counted(len(ranking), 'node')} {ran}"]
+    notes = [f"{plural(many, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
     if earlier:
-        notes.append(f"{counted(earlier, 'node')} failed so before, and not in these days")
+        notes.append(f"{plural(earlier, 'node')} failed so before, and not in these days")
     told = section("lemons", "Bad nodes", said, columns, found, notes)
     return Told(told, partial(pictures.lemons, ranking) if len(found) else None)
 

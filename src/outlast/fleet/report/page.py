@@ -9,7 +9,7 @@ from typing import Any
 
 from outlast.fleet.report.sections import Column, Section, Told
 from outlast.fleet.report.whole import Report, Whole
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 SHOWN = 15  # rows; the others behind a line that opens
 STYLE = """
@@ -67,7 +67,7 @@ def _what(report: Report) -> str:
     since, until = (_when(one) for one in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9
     of = f"{report.cluster}, " if report.cluster else ""
-    counts = ", ".join(counted(n, kind[:-1]) for kind, n in report.records.items() if n)
+    counts = ", ".join(plural(n, kind[:-1]) for kind, n in report.records.items() if n)
     when = f"{of}{since} to {until} UTC, {days:.1f} days: {counts}"
     return f'<p class="dim">{escape(when)}</p>'
 

@@ -1,4 +1,4 @@
-"""A picture of each section, in one style: `outlast.drawing`.
+"""A picture of each section, in one style: `outlast.figure_style`.
 
 matplotlib is imported where something is drawn, so that a report as JSON needs none.
 """
@@ -14,7 +14,7 @@ import polars as pl
 from outlast.fleet.attribution import UNATTRIBUTED
 from outlast.fleet.mttf import FailureRate
 from outlast.fleet.rates import ALL
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,7 +185,7 @@ def lemons(found: pl.DataFrame, figure: Figure) -> None:
     for called, shift, colour, noun in ((False, -0.2, BLUE, "node"), (True, 0.2, RED, "lemon")):
         group = counts.filter(pl.col("lemon") == called)["failures"]
         many = [int((group == place).sum()) for place in places]
-        label = counted(len(group), noun)
+        label = plural(len(group), noun)
         axes.bar([place + shift for place in places], many, color=colour, width=0.38, label=label)
         highest = max(highest, *many)
     means = found["expected"].to_list()

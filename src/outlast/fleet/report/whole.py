@@ -27,7 +27,7 @@ from outlast.fleet.report.headlines import Headline, headlines
 from outlast.fleet.report.sections import Facts, Section, Told
 from outlast.fleet.signals import within
 from outlast.fleet.tables import DAY_NS, Tables
-from outlast.observe.words import counted
+from outlast.text_formatting import plural
 
 SHORT_DAYS = 7
 UNCOVERED_SHARE = 0.1  # of a window at either end without a finding, from which on it is noted
@@ -137,7 +137,7 @@ def _little(facts: Facts, records: dict[str, int]) -> list[str]:
         said.append(f"{days:.1f} days: too short for rates that change from week to week")
     if records["jobs"] and facts.rate.failures < failures.FEW:
         said.append(
-            f"r_f rests on {counted(facts.rate.failures, 'failure')}: its interval says how little"
+            f"r_f rests on {plural(facts.rate.failures, 'failure')}: its interval says how little"
             " that is"
         )
     said += failures.uncounted(facts)

@@ -17,7 +17,7 @@ from outlast.fleet.sacct.hidden import Hidden
 from outlast.fleet.sacct.options import Options
 from outlast.fleet.sacct.times import NAIVE, SECOND_NS
 from outlast.fleet.tables import Name, schema
-from outlast.records import JobEnded
+from outlast.log_records import JobEnded
 
 SCHEMA = schema(JobEnded)
 UNFINISHED = ("RUNNING", "SUSPENDED")

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from outlast.records import JOB_STATES
+from outlast.log_records import JOB_STATES
 
 PENDING = "PENDING"
 SIGNALS = 1000

@@ -38,7 +38,7 @@ from outlast.fleet.synth.shared import small_jobs
 from outlast.fleet.synth.truth import Truth, truth
 from outlast.fleet.synth.workload import whole_node_jobs
 from outlast.fleet.tables import Tables, schema
-from outlast.records import Cost, Interruption
+from outlast.log_records import Cost, Interruption
 
 __all__ = ["RSC1", "RSC2", "SHAPES", "Shape", "Truth", "cluster", "resized"]
 SINCE_NS = 1_717_200_000 * 10**9  # 2024-06-01 in UTC

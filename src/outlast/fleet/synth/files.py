@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from outlast.drafts import draft_of, refuse_existing, sync
+from outlast.atomic_files import draft_path, refuse_existing, sync
 from outlast.errors import StorageError, UsageError
 from outlast.fleet.synth import accounting
 from outlast.fleet.synth.truth import Truth
@@ -33,7 +33,7 @@ def write(
     refuse_existing(target)
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is no directory; nothing was written")
-    draft = draft_of(target)
+    draft = draft_path(target)
     try:
         draft.mkdir()
         _fill(tables, truth, draft, tell)

@@ -12,7 +12,7 @@ from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE
 from outlast.fleet.tables import schema
-from outlast.records import CheckAdded, Finding, NodeSeen, Outage, Record, Repair, Symptom
+from outlast.log_records import CheckAdded, Finding, NodeSeen, Outage, Record, Repair, Symptom
 
 _WARNINGS: tuple[tuple[Symptom, str], ...] = (
     ("thermal", "thermal"), ("disk", "disk"), ("clock", "clock_skew"),

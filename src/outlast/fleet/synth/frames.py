@@ -11,7 +11,7 @@ from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import Shape
 from outlast.fleet.synth.workload import CODE, QOS
 from outlast.fleet.tables import schema
-from outlast.records import JOB_STATES, JobEnded
+from outlast.log_records import JOB_STATES, JobEnded
 
 FIRST_JOB = 1_000_001
 _USERS, _ACCOUNTS = 240, 16

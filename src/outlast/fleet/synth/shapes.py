@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.records import Symptom
+from outlast.log_records import Symptom
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]

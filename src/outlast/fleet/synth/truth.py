@@ -13,7 +13,7 @@ from outlast.fleet.synth.progress import Loop, Run, loops, runs
 from outlast.fleet.synth.ran import Ran
 from outlast.fleet.synth.shapes import GPUS, Shape
 from outlast.fleet.synth.workload import CODE
-from outlast.records import JOB_STATES
+from outlast.log_records import JOB_STATES
 
 LARGE_GPUS = 128  # r_f is of jobs above this
 LOST_S = 1800.0  # of work, if all save hourly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outlast.fleet.synth.shapes import GPUS, Shape, Size
-from outlast.records import JOB_STATES, JobState
+from outlast.log_records import JOB_STATES, JobState
 
 CODE: dict[JobState, int] = {state: code for code, state in enumerate(JOB_STATES)}
 LOW, NORMAL, HIGH = range(3)

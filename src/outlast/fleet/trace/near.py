@@ -15,7 +15,7 @@ from outlast.errors import CorruptionError, StorageError, UsageError
 from outlast.fleet import clusters
 from outlast.fleet.lake import Lake, said
 from outlast.fleet.tables import table
-from outlast.records import SEVERITIES, Finding
+from outlast.log_records import SEVERITIES, Finding
 
 BEFORE_S = 600
 AFTER_S = 300

@@ -11,7 +11,7 @@ import msgspec
 from outlast.health.contract import About, Check, Count, Probe, Said, Sample
 from outlast.health.settings import Gpus as Wanted
 from outlast.health.settings import Settings
-from outlast.records import Severity, Symptom
+from outlast.log_records import Severity, Symptom
 
 HOUR_S = 3600.0
 IDLE = 0x1

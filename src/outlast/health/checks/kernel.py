@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from outlast.health.contract import SECOND_NS, About, Check, Count, Probe, Said, Sample
 from outlast.health.memory import key_of
 from outlast.health.settings import Settings
-from outlast.records import SEVERITIES, Finding
+from outlast.log_records import SEVERITIES, Finding
 from outlast.symptoms.kernel_log import findings
 from outlast.symptoms.storms import fold
 from outlast.symptoms.unread import Unread

@@ -11,7 +11,7 @@ from outlast.health.contract import About, Check, Count, Probe, Said, Sample
 from outlast.health.settings import Link as Expected
 from outlast.health.settings import Links as Wanted
 from outlast.health.settings import Settings
-from outlast.records import Severity, Symptom
+from outlast.log_records import Severity, Symptom
 
 HOUR_S = 3600.0
 EVENTS = ("link_downed", "carrier_down_count")

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from msgspec.structs import replace
 
-from outlast import drawing
-from outlast.core.reasons import span
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers import HIGH, LOW
 from outlast.plan.ettr import exact, init_s, interval_s
 from outlast.plan.figures import style
@@ -30,7 +30,7 @@ SHADES = ("#8d96a3", "#b5bcc6", "#d9d2b4", "#ece3b0", "#fbf3c4")  # dark to ligh
 
 def draw(scenario: Scenario, queue_s: float, path: Path) -> None:
     """Isolines of the exact ETTR, the published rates, and where the scenario is with its band."""
-    drawing.save(path, partial(_fill, scenario=scenario, queue_s=queue_s))
+    figure_style.save(path, partial(_fill, scenario=scenario, queue_s=queue_s))
 
 
 def _fill(figure: Figure, scenario: Scenario, queue_s: float) -> None:

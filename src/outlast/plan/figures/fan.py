@@ -13,8 +13,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from outlast import drawing
-from outlast.core.reasons import span
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers import HIGH, LOW
 from outlast.plan.beside import Seen
 from outlast.plan.compare import Comparison
@@ -41,7 +41,7 @@ def draw(
     """P5 to P95 and the median of the time to each tenth of the work; days and dollars beside.
     With a run that was seen, of runs that do as much work as that one."""
     fill = partial(_fill, scenario=scenario, found=found, start=start, seen=seen)
-    drawing.save(path, fill)
+    figure_style.save(path, fill)
 
 
 def courses(

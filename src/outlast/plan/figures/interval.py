@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from msgspec.structs import replace
 
-from outlast import drawing
-from outlast.core.reasons import span
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.figures import style
 from outlast.plan.interval import flat_zone, waste
 from outlast.plan.ladders import Strategy, mtbf_s
@@ -32,7 +32,7 @@ EDGE = 1.03  # so that what lies on an end is seen whole
 
 def draw(scenario: Scenario, strategy: Strategy, path: Path) -> None:
     """The exact curve, the flat zone, Young's and the given interval, and P5 to P95 of runs."""
-    drawing.save(path, partial(_fill, scenario=scenario, strategy=strategy))
+    figure_style.save(path, partial(_fill, scenario=scenario, strategy=strategy))
 
 
 def _fill(figure: Figure, scenario: Scenario, strategy: Strategy) -> None:

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 from msgspec.structs import replace
 
-from outlast import drawing
-from outlast.core.reasons import span
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.figures import style
 from outlast.plan.figures.scale import sizes
 from outlast.plan.ladders import STRATEGIES, Strategy
@@ -48,7 +48,7 @@ class Phases(NamedTuple):
 
 def draw(scenario: Scenario, path: Path) -> None:
     """By theory; the paler, the less it matters."""
-    drawing.save(path, partial(_fill, scenario=scenario))
+    figure_style.save(path, partial(_fill, scenario=scenario))
 
 
 def phases(scenario: Scenario, rows: int = ROWS) -> Phases:

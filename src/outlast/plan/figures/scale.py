@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from outlast import drawing
+from outlast import figure_style
 from outlast.errors import ConfigError
 from outlast.plan.answers import HIGH, LOW, at_rate
 from outlast.plan.compare import Asked, simulated
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 def draw(scenario: Scenario, path: Path, seed: int = 0) -> None:
     """Theory as lines and bands, P5 to P95 of some simulated runs beside it."""
-    drawing.save(path, partial(_fill, scenario=scenario, seed=seed))
+    figure_style.save(path, partial(_fill, scenario=scenario, seed=seed))
 
 
 def sizes(scenario: Scenario) -> list[Scenario]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from outlast import drawing
+from outlast import figure_style
 from outlast.errors import UsageError
 from outlast.plan.scenario import Scenario
 from outlast.plan.spares import Stocks, cheapest, plain_usd, whole_replicas
@@ -29,7 +29,7 @@ def draw(scenario: Scenario, path: Path) -> None:
     Raises UsageError where no run ends."""
     if math.isinf(plain_usd(scenario, Stocks(scenario))):
         raise UsageError("--figure: no run ends here, whatever stands by: there is no cost to draw")
-    drawing.save(path, partial(_fill, scenario=scenario), HEIGHT_INCH)
+    figure_style.save(path, partial(_fill, scenario=scenario), HEIGHT_INCH)
 
 
 def _fill(figure: Figure, scenario: Scenario) -> None:

@@ -1,11 +1,11 @@
-"""What the figures of plans have in common besides `outlast.drawing`."""
+"""What the figures of plans have in common besides `outlast.figure_style`."""
 
 from __future__ import annotations
 
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter
 
-from outlast.core.reasons import span
+from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.ladders import Strategy
 
 # Okabe and Ito's colours, told apart by line and marker as well.

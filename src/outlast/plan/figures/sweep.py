@@ -16,7 +16,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from outlast import drawing
+from outlast import figure_style
 from outlast.plan.answers import Unit
 from outlast.plan.figures import style
 from outlast.plan.ladders import Strategy
@@ -38,12 +38,12 @@ def draw(wanted: Sequence[Point], found: Sweep, measure: Measure, path: Path) ->
     """Theory as lines, with P5 to P95 of the runs; or what runs come to in the middle, and theory
     where there are none, as maps. Nothing stands where there is no figure or no end."""
     if len(found.over) == 1:
-        drawing.save(path, partial(_lines, wanted=wanted, found=found, measure=measure))
+        figure_style.save(path, partial(_lines, wanted=wanted, found=found, measure=measure))
         return
     rows = math.ceil(len(found.strategies) / MAPS_A_ROW)
-    height_inch = drawing.HEIGHT_INCH if rows == 1 else 2.6 * rows
+    height_inch = figure_style.HEIGHT_INCH if rows == 1 else 2.6 * rows
     fill = partial(_maps, wanted=wanted, found=found, measure=measure)
-    drawing.save(path, fill, height_inch)
+    figure_style.save(path, fill, height_inch)
 
 
 # --- one field ---

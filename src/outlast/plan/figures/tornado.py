@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from outlast import drawing
+from outlast import figure_style
 from outlast.plan.advice import Advice
 from outlast.plan.levers import Lever, Side, Turn
 from outlast.plan.scenario import Scenario
@@ -39,7 +39,7 @@ def draw(scenario: Scenario, advice: Advice, path: Path) -> None:
     next is marked."""
     rows = advice.levers[:ROWS]
     fill = partial(_fill, scenario=scenario, advice=advice, rows=rows)
-    drawing.save(path, fill, FRAME_INCH + ROW_INCH * max(3, len(rows)))
+    figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(3, len(rows)))
 
 
 def _fill(figure: Figure, scenario: Scenario, advice: Advice, rows: list[Lever]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from outlast import drawing
+from outlast import figure_style
 from outlast.plan.compare import Comparison, Contender
 from outlast.plan.ensemble import CAUSES, Cause
 from outlast.plan.scenario import Scenario
@@ -31,7 +31,7 @@ ROOM = 1.42  # of the widest bar, for what is written behind it
 def draw(scenario: Scenario, found: Comparison, path: Path) -> None:
     """Mean shares of wall time; behind each bar what is left for work, and what that comes to."""
     fill = partial(_fill, scenario=scenario, found=found)
-    drawing.save(path, fill, FRAME_INCH + ROW_INCH * max(2, len(found.contenders)))
+    figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(2, len(found.contenders)))
 
 
 def _fill(figure: Figure, scenario: Scenario, found: Comparison) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from outlast import events
 from outlast.errors import RunDirError, StorageError, UsageError
-from outlast.observe.segments import SegmentWriter, segment_paths
-from outlast.observe.store import DIRECTORY
 from outlast.plan.job import Job
 from outlast.plan.story.progress import Done
+from outlast.telemetry.event_store import DIRECTORY
+from outlast.telemetry.segment_files import SegmentWriter, segment_paths
 
 BEGIN_S = 1_767_225_600  # 2026-01-01: the same story is the same bytes
 EVENTS_MAX = 5_000_000

@@ -8,25 +8,26 @@ from collections.abc import Callable
 
 import msgspec
 
-from outlast import events, wire
+from outlast import events
 from outlast.config import Limits
-from outlast.core.contract import (
+from outlast.controller.controller_state import ControllerState, WorkerRecord
+from outlast.controller.inputs import (
     Action,
-    AgentGone,
-    Begin,
+    AgentLost,
+    BeginTerm,
     CheckpointFound,
     Emit,
-    End,
+    EndRun,
     Input,
     Received,
     Send,
-    StopAsked,
+    StopRequested,
     Tick,
     Verify,
     Wake,
 )
-from outlast.core.membership import SavePolicy, handle_all, initial
-from outlast.core.state import State, Worker
+from outlast.controller.state_machine import SavePolicy, handle_all, initial
+from outlast.transport import messages
 
 TERM = 1
 LEASE_S = 1e12  # the simulator says when a host is gone
@@ -49,15 +50,17 @@ class Cast:
         self._run, self._emit = run, emit
         self.now_ns = 0
         self.n = self.step = 0
-        self.found = wire.Checkpointed(n=0, step=0, path="the beginning")
-        self.state: State = initial(nodes, spares, limits, run, policy)
+        self.found = messages.Checkpointed(n=0, step=0, path="the beginning")
+        self.state: ControllerState = initial(nodes, spares, limits, run, policy)
         self.decided: events.Decided | None = None  # the newest
         self.decisions = 0
-        self.end: End | None = None
+        self.end: EndRun | None = None
         self.wake_ns: int | None = None
         self._hosts = {f"node{k}": 1 for k in range(nodes + spares)}  # and their incarnations
-        self._inbox: list[wire.Envelope | Input] = []
-        self._held: dict[str, tuple[str, wire.Ready]] = {}  # by worker: its host, what it will say
+        self._inbox: list[messages.MessageEnvelope | Input] = []
+        self._held: dict[
+            str, tuple[str, messages.WorkerReady]
+        ] = {}  # by worker: its host, what it will say
         self._has_state: set[str] = set()
         self._said = 0
         self._pids = 0
@@ -66,14 +69,16 @@ class Cast:
 
     def begin(self) -> None:
         """All hosts are there, and everybody starts."""
-        self._inbox.append(Begin(t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.found))
+        self._inbox.append(
+            BeginTerm(t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.found)
+        )
         self.settle()
         for host in self._hosts:
             self._greet(host)
         self.settle()
         self.ready()
 
-    def saved(self, checkpoint: wire.Checkpointed) -> None:
+    def saved(self, checkpoint: messages.Checkpointed) -> None:
         """Rank 0 says that all can begin again from here."""
         worker = self.state.occupant(0)
         if worker is not None:
@@ -92,7 +97,7 @@ class Cast:
         """The worker in a seat dies; `live`: what it held of its own is left. Returns its host."""
         worker = self.state.workers[self.state.seats[seat]]
         slots = {f"before:{self.n}": b"its own"} if live else {}
-        lost = wire.Lost(
+        lost = messages.WorkerLostReport(
             worker=worker.name, fault=fault, n=self.n, step=self.step, state="running", slots=slots
         )
         self._say(worker.agent, "", lost)
@@ -100,14 +105,14 @@ class Cast:
 
     def take_away(self, host: str) -> None:
         """A host is gone."""
-        self._inbox.append(AgentGone(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
+        self._inbox.append(AgentLost(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
         self._hosts[host] += 1
 
     def somebody(self) -> int:
         """A seat of which nothing is left elsewhere; whose worker holds state, if one does."""
         slot = f"before:{self.n}"
 
-        def fits(worker: Worker) -> tuple[bool, bool, int]:
+        def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
             left = slot in self.state.left.get(worker.seat, ())
             return worker.whole, not left, -worker.seat
 
@@ -120,13 +125,13 @@ class Cast:
     def stop(self, reason: str) -> None:
         """A person asks for the end, twice."""
         for _ in range(2):
-            self._inbox.append(StopAsked(t_ns=self.now_ns, reason=reason))
+            self._inbox.append(StopRequested(t_ns=self.now_ns, reason=reason))
             self.settle()
 
     def finish(self) -> None:
         """Every worker's script ends."""
         for worker in self.state.members():
-            self._say(worker.agent, worker.name, wire.Finished(n=self.n, step=self.step))
+            self._say(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
         self.settle()
 
     def tick(self) -> None:
@@ -141,7 +146,9 @@ class Cast:
         answered together."""
         while self._inbox:
             inputs = [
-                Received(t_ns=self.now_ns, envelope=one) if isinstance(one, wire.Envelope) else one
+                Received(t_ns=self.now_ns, envelope=one)
+                if isinstance(one, messages.MessageEnvelope)
+                else one
                 for one in self._inbox
             ]
             self._inbox.clear()
@@ -174,7 +181,7 @@ class Cast:
                 )
             case Wake():
                 self.wake_ns = action.t_ns
-            case End():
+            case EndRun():
                 self.end = action
             case _:
                 pass  # the journal: no later term will ask
@@ -189,41 +196,46 @@ class Cast:
     def _answer(self, asked: Send) -> None:
         host, name, body = asked.agent, asked.worker, asked.body
         match body:
-            case wire.Spawn():
+            case messages.Spawn():
                 self._pids += 1
-                self._say(host, "", wire.Spawned(worker=body.worker, pid=self._pids))
-                hello = wire.Hello(pid=self._pids, fingerprint={}, address=body.worker)
+                self._say(host, "", messages.Spawned(worker=body.worker, pid=self._pids))
+                hello = messages.WorkerHello(pid=self._pids, fingerprint={}, address=body.worker)
                 self._say(host, body.worker, hello)
-            case wire.Kill():
+            case messages.Kill():
                 fault = events.Fault(kind="requested", detail=body.reason)
                 self._die(host, body.worker, fault)
-            case wire.Stop():
+            case messages.Stop():
                 fault = events.Fault(kind="exited", detail="it was told to stop")
                 self._die(host, name, fault)
-            case wire.Close():
+            case messages.Close():
                 self._held.pop(name, None)
                 self._say(host, name, self._status(body.generation, name, None))
-            case wire.Seat() | wire.Decide():
-                self._held[name] = (host, wire.Ready(generation=body.generation, n=body.n))
-            case wire.Connect():
+            case messages.Seat() | messages.Decide():
+                self._held[name] = (
+                    host,
+                    messages.WorkerReady(generation=body.generation, n=body.n),
+                )
+            case messages.Connect():
                 seat = body.seats.index(name)
                 sent = {joiner: _DIGEST for donor, joiner in body.transfers if donor == seat}
                 got = {donor: _DIGEST for donor, joiner in body.transfers if joiner == seat}
-                joined = wire.Joined(generation=body.generation, sent=sent, received=got)
+                joined = messages.Joined(generation=body.generation, sent=sent, received=got)
                 self._say(host, name, joined)
-            case wire.Open():
+            case messages.Open():
                 self._has_state.add(name)
             case _:
                 pass  # leases, and what a script would want to know
 
     def _die(self, host: str, name: str, fault: events.Fault) -> None:
         self._held.pop(name, None)
-        lost = wire.Lost(worker=name, fault=fault, n=self.n, step=self.step, state="idle")
+        lost = messages.WorkerLostReport(
+            worker=name, fault=fault, n=self.n, step=self.step, state="idle"
+        )
         self._say(host, "", lost)
 
-    def _status(self, generation: int, name: str, fault: events.Fault | None) -> wire.Status:
+    def _status(self, generation: int, name: str, fault: events.Fault | None) -> messages.Status:
         word = "running" if self.state.opened else "idle"
-        return wire.Status(
+        return messages.Status(
             generation=generation,
             n=self.n,
             step=self.step,
@@ -232,13 +244,13 @@ class Cast:
         )
 
     def _greet(self, host: str) -> None:
-        hello = wire.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)
+        hello = messages.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)
         self._say(host, "", hello)
 
-    def _say(self, host: str, worker: str, body: wire.AnyBody) -> None:
+    def _say(self, host: str, worker: str, body: messages.AnyBody) -> None:
         self._said += 1
         self._inbox.append(
-            wire.Envelope(
+            messages.MessageEnvelope(
                 run=self._run,
                 term=TERM,
                 agent=host,

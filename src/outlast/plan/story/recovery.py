@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outlast import events, wire
+from outlast import events
 from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
 from outlast.plan.story.book import ns, seconds
 from outlast.plan.story.cast import Cast
 from outlast.plan.story.progress import Place, Progress
 from outlast.plan.story.world import Blow, World
+from outlast.transport import messages
 
 _SOURCE = {"rollback": MEMORY, "restart": STORAGE}  # any other rung: LIVE
 _COUNTS = ("from_live", "from_memory", "from_storage")  # by source
@@ -198,6 +199,6 @@ class Recovery:
             t_ns=ns(when_s),
         )
 
-    def _checkpoint(self, place: Place, tier: str) -> wire.Checkpointed:
+    def _checkpoint(self, place: Place, tier: str) -> messages.Checkpointed:
         n, step = self._progress.n_at(place), self._progress.step_at(place)
-        return wire.Checkpointed(n=n, step=step, path=f"{tier}/{step}", tier=tier)
+        return messages.Checkpointed(n=n, step=step, path=f"{tier}/{step}", tier=tier)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from outlast import events
 from outlast.config import LIMIT_MAX, Limits
-from outlast.core.membership import SavePolicy
+from outlast.controller.state_machine import SavePolicy
 from outlast.errors import UsageError
 from outlast.plan.job import MEMORY, Job, check, check_seed
 from outlast.plan.story.book import EVENTS_MAX, SCRIPT, Book, ns

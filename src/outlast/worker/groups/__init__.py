@@ -3,11 +3,16 @@
 `registry.Groups` is the one object a process has; `stable.StableGroup` is what torch sees.
 """
 
-from outlast.worker.groups.record import Record
-from outlast.worker.groups.registry import Groups, register
-from outlast.worker.groups.stable import StableGroup
-from outlast.worker.groups.trouble import is_caused_by_transport, is_transport_error
+from outlast.worker.groups.group_registry import GroupRegistry, register
+from outlast.worker.groups.setup_record import SetupRecord
+from outlast.worker.groups.stable_group import StableGroup
+from outlast.worker.groups.transport_errors import is_caused_by_transport, is_transport_error
 
 __all__ = [
-    "Groups", "Record", "StableGroup", "is_caused_by_transport", "is_transport_error", "register",
-]  # fmt: skip
+    "GroupRegistry",
+    "SetupRecord",
+    "StableGroup",
+    "is_caused_by_transport",
+    "is_transport_error",
+    "register",
+]

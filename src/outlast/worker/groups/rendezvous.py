@@ -1,4 +1,4 @@
-"""How the ranks of a generation find each other: values that travel over the control channel.
+"""Rendezvous of the ranks of a generation over the control channel.
 
 There is no TCPStore. A value set here is published to all ranks, a value got here is waited for
 until it is delivered, the generation is closed, or the deadline has passed.

@@ -30,7 +30,7 @@ _MUTATORS = {
 }  # fmt: skip
 
 
-class Names(NamedTuple):
+class CodeNames(NamedTuple):
     """Effects of some code on names that are not its own temporaries."""
 
     stored_globals: frozenset[str]
@@ -47,7 +47,7 @@ class Names(NamedTuple):
         return self.outer | self.inner | self.attributes
 
 
-def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Names:
+def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> CodeNames:
     """The names of `code` itself, nested code apart; of the instructions at `offsets` only."""
     stored_globals, cells, stored = set[str](), set[str](), set[str]()
     outer, inner, attributes = set[str](), set[str](), set[str]()
@@ -71,7 +71,7 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Nam
         elif kind in _READS:
             for name in _argument(each):
                 (inner if name in own else outer).add(name)
-    return Names(
+    return CodeNames(
         frozenset(stored_globals), frozenset(cells), frozenset(stored), frozenset(outer),
         frozenset(inner), frozenset(attributes), mutates,
     )  # fmt: skip
@@ -137,7 +137,7 @@ def iterated_names(code: types.CodeType, offset: int) -> set[str]:
     }
 
 
-class Flow:
+class CodeFlow:
     """The control flow of one function or module."""
 
     def __init__(self, code: types.CodeType) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from outlast.worker.audit.digests import local_shard
+from outlast.worker.state.tensor_digests import local_shard
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ROUNDING = 1e-3  # what a kernel's free order of summation may change in a sum, at most
@@ -27,7 +27,7 @@ class Repetition(NamedTuple):
     gradients: dict[str, tuple[int, float]]
 
 
-class Difference(NamedTuple):
+class RepetitionDifference(NamedTuple):
     """Two attempts did not compute the same. `is_rounding`: on a device, and by very little."""
 
     what: str
@@ -55,7 +55,7 @@ def look(
     )
 
 
-class Repetitions:
+class RepetitionCheck:
     """The attempts at each function's first step."""
 
     def __init__(self) -> None:
@@ -72,27 +72,29 @@ class Repetitions:
         compared."""
         return key in self._last
 
-    def rehearsed(self, key: str, now: Repetition) -> Difference | None:
+    def rehearsed(self, key: str, now: Repetition) -> RepetitionDifference | None:
         """One more rehearsal."""
         before, count = self._last.get(key), self._count.get(key, 0)
         self._last[key], self._count[key] = now, count + 1
         return _difference(before, now, gradients=count >= 2) if before is not None else None
 
-    def first_step(self, key: str, now: Repetition) -> Difference | None:
+    def first_step(self, key: str, now: Repetition) -> RepetitionDifference | None:
         """The attempt that will count; the last one that is compared, unless it is rehearsed
         again."""
         return _difference(self._last.pop(key), now, gradients=self._count[key] >= 2)
 
 
-def _difference(before: Repetition, now: Repetition, *, gradients: bool) -> Difference | None:
+def _difference(
+    before: Repetition, now: Repetition, *, gradients: bool
+) -> RepetitionDifference | None:
     if before.generation != now.generation:
         return None  # DDP may rebuild its buckets: no pair to compare
     for name, value in before.reports.items():
         if gradients and now.reports.get(name, value) != value:
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]
-            return Difference(f"reported {name}={old!r} and then {new!r}")
+            return RepetitionDifference(f"reported {name}={old!r} and then {new!r}")
     if before.choices is not None and before.choices != now.choices:
-        return Difference("drew another number of random numbers")
+        return RepetitionDifference("drew another number of random numbers")
     if not gradients or before.gradients == now.gradients:
         return None
     differing = [
@@ -101,7 +103,7 @@ def _difference(before: Repetition, now: Repetition, *, gradients: bool) -> Diff
         if before.gradients.get(name) != now.gradients.get(name)
     ]
     more = f" (and of {len(differing) - 1} more)" if len(differing) > 1 else ""
-    return Difference(
+    return RepetitionDifference(
         f"computed another gradient of {differing[0]}{more}",
         all(_is_close(before.gradients.get(n), now.gradients.get(n)) for n in differing),
     )

@@ -1,0 +1,261 @@
+"""Audits: collect digests, ask for names where they differ, and act on the verdict.
+
+    reports of all ranks ─► equal ──────────────────────────────► AuditAgreed, the newest agreement
+                        └─► kinds differ ─► AuditAsk ─► names ─► minority: those are replaced
+                                                             └─► no majority: roll back, else stop
+
+A round belongs to one generation and is dropped with it, unless it is known that replicas differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from outlast import events
+from outlast.controller.audit.audit_records import Agreement, AuditRound, AuditState, CopyBar
+from outlast.controller.audit.audit_verdict import (
+    OPTIONAL_KINDS,
+    AuditVerdict,
+    ReplicaDigests,
+    judge,
+)
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import (
+    AuditAgreedEntry,
+    CopiesBarred,
+    DecisionMade,
+    JournalEntry,
+    Opened,
+)
+from outlast.controller.recovery import incident_response
+from outlast.transport import messages
+
+ROUNDS_MAX = 8
+REPLACED_MAX = 3  # workers of one rank; then the rank's host or script is the cause
+
+
+def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited) -> None:
+    """Take one rank's digests; judge once all ranks have reported."""
+    audit = turn.state.audit
+    known = audit.whole if body.parts == 1 else audit.newest
+    one = audit.rounds.get(body.n)
+    if known is not None and body.n <= known.n and one is None:
+        if body.parts == 1:  # it asks again: the answer was lost
+            turn.send(worker, messages.AuditAgreed(generation=body.generation, n=body.n))
+        return
+    if one is not None and one.generation == body.generation and one.parts < body.parts:
+        return  # all of the state is compared there by now
+    if one is None or one.generation != body.generation or one.parts > body.parts:
+        one = AuditRound(
+            generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
+        )
+    holding = ReplicaDigests(body.replica_set, body.kinds)
+    _keep(turn, msgspec.structs.replace(one, holdings={**one.holdings, worker.seat: holding}))
+    _judge(turn, body.n)
+
+
+def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNamed) -> None:
+    """Take the names and digests of one rank's state."""
+    one = turn.state.audit.rounds.get(body.n)
+    if one is None or worker.seat not in one.asked:
+        return
+    _keep(turn, msgspec.structs.replace(one, names={**one.names, worker.seat: body.names}))
+    _judge(turn, body.n)
+
+
+def conclude(turn: ControllerTurn) -> None:
+    """Act on what is known to differ, whether or not names have come: the generation has closed."""
+    for one in tuple(turn.state.audit.rounds.values()):
+        if one.asked:
+            _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
+    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds={})
+
+
+def expire(turn: ControllerTurn) -> None:
+    """Names that do not come in time are not waited for."""
+    due = due_ns(turn)
+    if due and turn.now_ns >= due:
+        for one in tuple(turn.state.audit.rounds.values()):
+            if one.asked:
+                _act(
+                    turn,
+                    one,
+                    judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False),
+                )
+
+
+def due_ns(turn: ControllerTurn) -> int:
+    """Return when names are not waited for any longer; 0: nothing is waited for."""
+    asked = [one.asked_ns for one in turn.state.audit.rounds.values() if one.asked]
+    return min(asked) + int(turn.state.limits.status_s * S_NS) if asked else 0
+
+
+def _keep(turn: ControllerTurn, one: AuditRound) -> None:
+    rounds = {
+        n: other
+        for n, other in turn.state.audit.rounds.items()
+        if other.generation == one.generation
+    }
+    rounds[one.n] = one
+    for n in sorted(rounds)[:-ROUNDS_MAX]:
+        del rounds[n]
+    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds=rounds)
+
+
+def _drop(turn: ControllerTurn, one: AuditRound) -> None:
+    rounds = {n: other for n, other in turn.state.audit.rounds.items() if n != one.n}
+    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds=rounds)
+
+
+def _judge(turn: ControllerTurn, n: int) -> None:
+    state = turn.state
+    one = state.audit.rounds[n]
+    if len(one.holdings) < state.world:
+        return
+    verdict = judge(one.holdings, one.names, state.audit.origins)
+    if verdict.outcome != "ask":
+        _act(turn, one, verdict)
+    elif not one.asked:
+        _keep(turn, msgspec.structs.replace(one, asked=verdict.ask, asked_ns=turn.now_ns))
+        for rank in verdict.ask:
+            worker = state.occupant(rank)
+            if worker is not None and not worker.killed_ns:
+                ask = messages.AuditRequest(generation=one.generation, n=n, kinds=verdict.kinds)
+                turn.send(worker, ask)
+
+
+def _act(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+    _drop(turn, one)
+    unnamed = set(verdict.tensors) <= set(OPTIONAL_KINDS)
+    if verdict.outcome == "agreed":
+        _agree(turn, one, verdict)
+    elif not (unnamed and len(one.names) < len(one.asked)):  # else the next audit finds it again
+        _part(turn, one, verdict)
+
+
+def _agree(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+    state = turn.state
+    state.audit = state.audit.agreed(Agreement(one.n, one.step, one.part, one.parts))
+    _tell(turn, one, verdict)
+    if one.parts > 1:
+        return
+    turn.journal(AuditAgreedEntry(n=one.n, step=one.step))
+    for rank in range(state.world):
+        worker = state.occupant(rank)
+        if worker is not None and not worker.killed_ns and state.mode == "open":
+            turn.send(worker, messages.AuditAgreed(generation=one.generation, n=one.n))
+
+
+def _tell(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+    turn.emit(
+        events.ReplicasCompared(
+            t_ns=turn.now_ns,
+            generation=one.generation,
+            n=one.n,
+            step=one.step,
+            ranks=verdict.compared,
+            part=one.part,
+            parts=one.parts,
+            minority=verdict.minority,
+            majority=verdict.majority,
+            decides=verdict.outcome != "no majority",
+            tensors=verdict.tensors,
+        )
+    )
+
+
+def _part(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+    """Replicas differ: replace the minority, or close the generation undecided."""
+    state = turn.state
+    _bar(turn, one)
+    _tell(turn, one, verdict)
+    often = [rank for rank in verdict.minority if state.audit.blamed.get(rank, 0) >= REPLACED_MAX]
+    if verdict.outcome == "minority" and state.audit.whole is not None and not often:
+        _replace(turn, one, verdict)
+        return
+    state.audit = msgspec.structs.replace(state.audit, undecided=True)
+    why = "no majority says which of them is right"
+    if state.audit.whole is None:
+        why = (
+            "they have never been found equal: state that differs by rank must be the"
+            " rank's own (session.state, or an object given to protect), not a module's or an"
+            " optimizer's"
+        )
+    elif often:
+        why = (
+            f"rank {often[0]} has been replaced for this {REPLACED_MAX} times: what makes it differ"
+            " is its host or the script, not one process"
+        )
+    ranks = _ranks(verdict.majority + verdict.minority)
+    detail = f"{ranks} hold different bytes of {_tensors(verdict)} after step {one.step}; {why}"
+    fault = events.Fault(kind="diverged", detail=detail, n=one.n, step=one.step, t_ns=turn.now_ns)
+    incident_response.notice(turn, fault, "audit")
+
+
+def _bar(turn: ControllerTurn, one: AuditRound) -> None:
+    """Bar the copies that were saved since the last agreement."""
+    state = turn.state
+    whole = state.audit.whole
+    if whole is None:
+        state.checkpoint = None
+        return
+    bar = CopyBar(whole.n, one.generation)
+    turn.journal(CopiesBarred(after_n=bar.after_n, generation=bar.generation))
+    state.audit = state.audit.barred(bar)
+    state.checkpoint = state.audit.newest_copy()
+
+
+def _replace(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+    state = turn.state
+    blamed = dict(state.audit.blamed)
+    for rank in verdict.minority:
+        worker = state.occupant(rank)
+        blamed[rank] = blamed.get(rank, 0) + 1
+        if worker is None:
+            continue  # it was lost meanwhile
+        whole = state.audit.whole
+        detail = (
+            f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step {one.step}:"
+            f" {_tensors(verdict)}"
+        )
+        if whole is not None and whole.step < one.step - 1:
+            detail += (
+                f"; all were last equal after step {whole.step}, and steps since then may have used"
+                " its gradients"
+            )
+        fault = msgspec.structs.replace(
+            turn.blame(worker, "diverged", detail), n=one.n, step=one.step
+        )
+        incident_response.give_up(turn, worker, fault, "audit")
+    state.audit = msgspec.structs.replace(state.audit, blamed=blamed)
+
+
+def _tensors(verdict: AuditVerdict) -> str:
+    more = f" and {verdict.more} more" if verdict.more else ""
+    return ", ".join(verdict.tensors) + more
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    names = ", ".join(map(str, sorted(ranks)))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def restore_audits(turn: ControllerTurn, journal: Sequence[JournalEntry]) -> None:
+    """Take over what earlier terms have agreed on, copied between ranks, and put out of use."""
+    audit = AuditState()
+    for entry in journal:
+        match entry:
+            case AuditAgreedEntry(n=n, step=step):
+                audit = audit.agreed(Agreement(n, step))
+            case CopiesBarred(after_n=after_n, generation=generation):
+                audit = audit.barred(CopyBar(after_n, generation))
+            case DecisionMade(verdict="start", n=n, step=step):
+                audit = audit.begun_again(n, step)
+            case Opened(transfers=transfers):
+                audit = audit.copied(transfers)
+            case _:
+                pass
+    copy = turn.state.checkpoint
+    turn.state.audit = audit.with_copy(copy) if copy else audit

@@ -1,0 +1,293 @@
+"""State of the controller, and one turn that changes a private copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from outlast import events
+from outlast.config import Limits
+from outlast.controller.audit.audit_records import AuditState
+from outlast.controller.inputs import (
+    Action,
+    AnyEntry,
+    AppendJournal,
+    Emit,
+    EndRun,
+    FindingKey,
+    Send,
+)
+from outlast.controller.save_schedule.save_costs import RunMeasurements
+from outlast.controller.save_schedule.save_intervals import Schedule
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.transport import messages
+
+Mode = Literal[
+    "unborn",  # before Begin
+    "awaiting",  # a later term waits for the agents of the old generation
+    "gathering",  # seats are filled; waits for Hello and Ready
+    "connecting",  # waits for Joined
+    "open",  # phases run
+    "closing",  # waits for every Status, or Lost
+    "clearing",  # a restart waits until every seated worker is reaped
+    "verifying",  # a restart waits to hear which checkpoint is whole
+    "stopping",  # waits until every worker is reaped; then End
+    "ended",
+]
+MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
+S_NS = 1_000_000_000
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    incarnation: int
+    host: str
+    capacity: int
+    lease_ns: int
+    renewed_ns: int
+    connected: bool = True  # its connection stands: frames reach it
+    lapsed: bool = False  # its lease ran out: it has no workers
+
+    def until_ns(self) -> int:
+        """When its workers count as lost, unless it renews before."""
+        return self.renewed_ns + self.lease_ns
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that has not been reaped, as far as the controller knows."""
+
+    name: str
+    agent: str
+    since_ns: int  # when it was spawned, later when it was last asked for something
+    seat: int = -1
+    is_spare: bool = False  # born without a seat
+    hello: messages.WorkerHello | None = None
+    member: int = 0  # the newest generation that it has been told of
+    whole: bool = False  # has stood in an open generation: holds its seat's state
+    status: messages.Status | None = None  # its newest answer to a Close
+    seated: int = 0  # the generation of its Seat
+    ready: int = 0  # the newest generation that it has said Ready to
+    joined: messages.Joined | None = None
+    finished: bool = False
+    fault: events.Fault | None = None  # why it was given up
+    killed_ns: int = 0  # when Kill was sent; 0: not given up
+    kills: int = 0
+    missing_ns: int = 0  # its agent came back without it; 0: not missing
+    held: bool = False  # its interpreter was seen to be held: it cannot answer now
+
+
+class SharedValueInProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A shared value on its way: who makes it, until when, and who else waits for it."""
+
+    maker: str
+    until_ns: int
+    askers: tuple[str, ...]
+
+
+class ControllerState(msgspec.Struct, kw_only=True):
+    """Everything; never changed after `handle` has returned it."""
+
+    world: int
+    spares: int
+    limits: Limits
+    run: str = ""
+    term: int = 0
+    now_ns: int = 0
+    mode: Mode = "unborn"
+    since_ns: int = 0  # when this mode began
+    generation: int = 0
+    n: int = 0  # where the generation stands: before phase n+1
+    step: int = 0
+    first: bool = True  # the generation's members all start; nobody joins
+    opened: bool = False  # this generation has been open
+    seats: tuple[str, ...] = ()
+    agents: dict[str, AgentRecord] = {}
+    workers: dict[str, WorkerRecord] = {}
+    seqs: dict[str, int] = {}
+    left: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost occupants
+    records: dict[int, bytes] = {}
+    puts: dict[str, bytes] = {}
+    shared: dict[str, bytes] = {}
+    making: dict[str, SharedValueInProgress] = {}
+    checkpoint: messages.Checkpointed | None = None
+    fingerprint: dict[str, str] | None = None
+    schema: tuple[int, messages.StateProtected] | None = None
+    transfers: tuple[tuple[int, int], ...] = ()
+    verdict: str = ""
+    incident: int = 0  # the open one; 0: none
+    incidents: int = 0  # numbers given so far
+    faults: tuple[events.Fault, ...] = ()  # of the open incident
+    causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
+    newest: tuple[events.Fault, ...] = ()  # of this generation
+    attempts: dict[str, int] = {}  # generations without progress, by what would recur ("": nothing)
+    looked: bool = False  # at the checkpoints, since an agent was last lost
+    looks: int = 0  # of the newest restart
+    restarts: int = 0  # restarts in a row without a phase or a checkpoint beyond the next two
+    restarted_at: int = -1  # the farthest phase heard of at the newest restart
+    restarted_from: int = -1  # the farthest checkpoint at a restart
+    greeted_ns: int = 0  # when the first worker of this term said Hello; 0: nobody has
+    reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
+    spawned: int = 0
+    respawns: int = 0  # workers started beyond the first ones, with no phase completed between
+    early_deaths: dict[int, int] = {}  # seat -> accidents before its seat, since one opened
+    refill_due: bool = False  # spares are to be filled up once this generation completes a phase
+    respawned_at: int = -1  # the farthest phase heard of when the newest of them was started
+    spares_failed: int = 0  # spares in a row that died young, since the generation opened
+    save_wanted: bool = False  # the next generation that opens saves first
+    save_n: int = -1  # phases completed where a save was asked for: the next phase is that save
+    policy: SavePolicy = SavePolicy()
+    measured: RunMeasurements = RunMeasurements()
+    schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
+    scheduled_ns: int = 0
+    told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
+    migrate_on: MigrateOn = ""
+    warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
+    calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
+    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: who was given up, and when
+    unmoved: tuple[FindingKey, ...] = ()  # findings of which it was said that nobody moves
+    audit: AuditState = AuditState()
+    drain_reason: str = ""
+    drain_ns: int = 0
+    end: EndRun | None = None
+    fence_wait: tuple[str, ...] = ()  # agents that a later term waits for
+    old_seats: tuple[str, ...] = ()  # who sat where when the earlier term ended
+    joining: tuple[int, ...] = ()  # seats that held no state when the earlier term ended
+    wake_ns: int = 0
+    dropped: int = 0
+
+    def copy(self) -> ControllerState:
+        """A state of its own for one turn: tables copied, their frozen entries shared."""
+        fresh = msgspec.structs.replace(self)
+        fresh.agents = dict(self.agents)
+        fresh.workers = dict(self.workers)
+        fresh.seqs = dict(self.seqs)
+        fresh.left = dict(self.left)
+        fresh.records = dict(self.records)
+        fresh.puts = dict(self.puts)
+        fresh.shared = dict(self.shared)
+        fresh.making = dict(self.making)
+        fresh.attempts = dict(self.attempts)
+        fresh.early_deaths = dict(self.early_deaths)
+        fresh.warned = dict(self.warned)
+        fresh.calm = dict(self.calm)
+        fresh.moves = dict(self.moves)
+        return fresh
+
+    def members(self) -> Iterator[WorkerRecord]:
+        """Seated workers that have been told of the current generation, given up or not."""
+        return (
+            worker
+            for worker in self.workers.values()
+            if worker.seat >= 0 and worker.member == self.generation
+        )
+
+    def occupant(self, seat: int) -> WorkerRecord | None:
+        return self.workers.get(self.seats[seat])
+
+    def warm_spares(self) -> list[WorkerRecord]:
+        """Workers that wait inside init() without a seat, fit for any."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.seat < 0
+            and worker.hello is not None
+            and not worker.killed_ns
+            and not worker.missing_ns
+            and (self.fingerprint is None or worker.hello.fingerprint == self.fingerprint)
+        ]
+
+    def cold_spares(self) -> list[WorkerRecord]:
+        """Workers without a seat that are still starting, the oldest first."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.seat < 0
+            and worker.hello is None
+            and not worker.killed_ns
+            and not worker.missing_ns
+        ]
+
+    def is_new(self) -> bool:
+        """Whether this job has never completed a phase: what breaks now was never right."""
+        return self.checkpoint is None and max(self.reached[0], self.n) == 0
+
+    def respawns_left(self) -> int:
+        """Workers that may still be started without progress; any phase completed since the
+        newest one was started gives all of them back."""
+        spent = self.respawns if self.reached[0] <= self.respawned_at else 0
+        return max(0, int(self.limits.respawns_max) - spent)
+
+
+_NOTES_IN_FULL = 16
+
+
+class ControllerTurn:
+    """What the rooms of core/ work on; made and thrown away by one call of `handle`."""
+
+    def __init__(self, state: ControllerState, now_ns: int) -> None:
+        self.state = state.copy()
+        self.now_ns = now_ns
+        self.actions: list[Action] = []
+
+    def send(self, worker: WorkerRecord, body: messages.AnyBody) -> None:
+        self.actions.append(Send(agent=worker.agent, worker=worker.name, body=body))
+
+    def tell(self, agent: str, body: messages.AgentBody) -> None:
+        self.actions.append(Send(agent=agent, worker="", body=body))
+
+    def emit(self, event: events.AnyEvent) -> None:
+        self.actions.append(Emit(event=event))
+
+    def journal(self, entry: AnyEntry) -> None:
+        self.actions.append(AppendJournal(entry=entry))
+
+    def note(
+        self,
+        text: str,
+        worker: str = "",
+        seat: int = -1,
+        level: Literal["info", "warning"] = "warning",
+    ) -> None:
+        self.emit(events.Note(t_ns=self.now_ns, worker=worker, seat=seat, text=text, level=level))
+
+    def drop(self, envelope: messages.MessageEnvelope, why: str) -> None:
+        """Count a frame that is not acted on; say so, ever more rarely when there are many."""
+        state = self.state
+        state.dropped += 1
+        count = state.dropped
+        if count <= _NOTES_IN_FULL or count & (count - 1) == 0:
+            sender = envelope.worker or envelope.agent
+            kind = type(envelope.body).__name__
+            self.note(f"frame {kind} of {sender} dropped: {why} ({count} so far)", level="info")
+
+    def enter(self, mode: Mode) -> None:
+        self.state.mode = mode
+        self.state.since_ns = self.now_ns
+
+    def change(self, name: str, **changes: Any) -> WorkerRecord:
+        worker = msgspec.structs.replace(self.state.workers[name], **changes)
+        self.state.workers[name] = worker
+        return worker
+
+    def kill(self, name: str, fault: events.Fault) -> None:
+        """Give a worker up: Kill now, Lost follows. The first reason stays."""
+        worker = self.state.workers[name]
+        if worker.killed_ns:
+            return
+        worker = self.change(name, killed_ns=self.now_ns, kills=1, fault=worker.fault or fault)
+        self.tell(worker.agent, messages.Kill(worker=name, reason=fault.detail))
+
+    def blame(self, worker: WorkerRecord, kind: events.FaultKind, detail: str) -> events.Fault:
+        """A fault that the controller itself found at a worker."""
+        agent = self.state.agents.get(worker.agent)
+        return events.Fault(
+            kind=kind,
+            detail=detail,
+            worker=worker.name,
+            seat=worker.seat,
+            host=agent.host if agent else "",
+            n=worker.status.n if worker.status else -1,
+            t_ns=self.now_ns,
+        )

@@ -1,0 +1,206 @@
+"""Deadlines of the controller: what is due now, and the time of the next wake-up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events
+from outlast.controller import membership, shared_values
+from outlast.controller.audit import audit_protocol as audit
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import Wake
+from outlast.controller.lifecycle import restart, run_ending, run_start
+from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
+
+
+def expire(turn: ControllerTurn) -> None:
+    """Act on every deadline that has passed."""
+    state, now_ns = turn.state, turn.now_ns
+    for agent in tuple(state.agents.values()):
+        if not agent.lapsed and agent.until_ns() <= now_ns:
+            membership.on_lease_expired(turn, agent)
+    for worker in tuple(state.workers.values()):
+        if worker.missing_ns and now_ns >= worker.missing_ns + _ns(state.limits.lease_s):
+            membership.on_worker_lost_with_agent(
+                turn, worker, f"{worker.name} is gone without a word"
+            )
+    for worker in tuple(state.workers.values()):
+        if worker.name in state.workers:
+            _expire_worker(turn, worker)
+    shared_values.give_up_late(turn)
+    audit.expire(turn)
+    if state.drain_ns and now_ns >= state.drain_ns and state.mode not in ("stopping", "ended"):
+        run_ending.interrupt(turn, f"{state.drain_reason} (not everybody drained in time)")
+        return
+    mode_ns = _mode_deadline(turn)
+    if mode_ns is None or now_ns < mode_ns:
+        return
+    if state.mode == "awaiting":
+        run_start.decide_without(turn)
+    elif state.mode == "gathering":
+        _no_room(turn)
+    elif state.mode == "connecting":
+        _connect_late(turn)
+    elif state.mode == "closing":
+        recovery_decision.fence_silent(turn)
+    elif state.mode == "verifying":
+        restart.start_unverified(turn)
+    elif state.mode == "stopping":
+        run_ending.kill_all(turn, "it did not leave in time")
+
+
+def excuse(turn: ControllerTurn, gap_ns: int) -> None:
+    """Time in which the controller itself stood still counts against nobody: every wait that had
+    begun goes on from where it was."""
+    state = turn.state
+
+    def later(t_ns: int) -> int:
+        return min(t_ns + gap_ns, turn.now_ns) if t_ns else 0
+
+    for agent in tuple(state.agents.values()):
+        state.agents[agent.name] = msgspec.structs.replace(
+            agent, renewed_ns=later(agent.renewed_ns)
+        )
+    for worker in tuple(state.workers.values()):
+        turn.change(
+            worker.name,
+            since_ns=later(worker.since_ns),
+            killed_ns=later(worker.killed_ns),
+            missing_ns=later(worker.missing_ns),
+        )
+    for name, making in tuple(state.making.items()):
+        state.making[name] = msgspec.structs.replace(making, until_ns=making.until_ns + gap_ns)
+    state.since_ns, state.greeted_ns = later(state.since_ns), later(state.greeted_ns)
+    if state.drain_ns:
+        state.drain_ns += gap_ns
+
+
+def _expire_worker(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    state = turn.state
+    due_ns = _worker_deadline(turn, worker)
+    if due_ns is None or turn.now_ns < due_ns:
+        return
+    if worker.killed_ns:
+        _cannot_be_killed(turn, worker)
+    elif worker.hello is None:
+        detail = f"{worker.name} did not reach init() within {state.limits.hello_s:g} s"
+        incident_response.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+    else:
+        limit_s = state.limits.ready_s if worker.whole else state.limits.join_s
+        detail = f"rank {worker.seat} was not ready within {limit_s:g} s"
+        incident_response.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+
+
+def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
+    state = turn.state
+    limits = state.limits
+    if worker.missing_ns:
+        return None  # its agent knows nothing of it: counted as lost when the grace is over
+    if worker.killed_ns:
+        return worker.killed_ns + worker.kills * _ns(limits.kill_s)
+    if worker.hello is None:
+        # Before the first Hello nothing is known about the script: it may never call init().
+        began_ns = max(worker.since_ns, state.greeted_ns)
+        return began_ns + _ns(limits.hello_s) if state.greeted_ns else None
+    waits_for_ready = (
+        state.mode == "gathering"
+        and worker.seat >= 0
+        and worker.member == state.generation
+        and worker.ready != state.generation
+    )
+    limit_s = limits.ready_s if worker.whole else limits.join_s
+    return worker.since_ns + _ns(limit_s) if waits_for_ready else None
+
+
+def _cannot_be_killed(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    """One more Kill; then the run ends rather than go on beside a worker that may still act."""
+    state = turn.state
+    if state.mode == "stopping":
+        if worker.kills > 1:
+            turn.note(f"{worker.name} could not be killed; look for it on its host", worker.name)
+            run_ending.end_now(turn)
+            return
+    elif worker.kills > 1:
+        detail = f"{worker.name} could not be killed within {2 * state.limits.kill_s:g} s"
+        run_ending.stop(turn, "gave_up", turn.blame(worker, "hung", detail), detail)
+    turn.change(worker.name, kills=worker.kills + 1)
+    reconfiguration.remind(turn, turn.state.workers[worker.name])
+
+
+def _connect_late(turn: ControllerTurn) -> None:
+    """Somebody holds the others up; who does not answer Close either will be fenced."""
+    state = turn.state
+    late = [w.seat for w in state.members() if w.joined is None]
+    kind: events.FaultKind = "transfer" if state.transfers else "transport"
+    detail = (
+        f"generation {state.generation} was not connected after"
+        f" {reconfiguration.connect_timeout_s(turn):g} s; not heard from: ranks {late}"
+    )
+    incident_response.notice(
+        turn, events.Fault(kind=kind, detail=detail, t_ns=turn.now_ns), "deadline"
+    )
+
+
+def _no_room(turn: ControllerTurn) -> None:
+    empty = [seat for seat, name in enumerate(turn.state.seats) if not name]
+    detail = (
+        f"no agent had room for a worker at ranks {empty} within {turn.state.limits.hello_s:g} s"
+    )
+    fault = events.Fault(kind="agent_lost", detail=detail, t_ns=turn.now_ns)
+    run_ending.stop(turn, "gave_up", fault, detail)
+
+
+def _mode_deadline(turn: ControllerTurn) -> int | None:
+    state = turn.state
+    limits = state.limits
+    if state.mode == "closing":
+        silent = [w for w in state.members() if recovery_decision.is_silent(turn, w)]
+        limit_s = min(
+            (recovery_decision.answer_limit_s(turn, worker) for worker in silent), default=0.0
+        )
+        return state.since_ns + _ns(limit_s) if silent else None
+    if state.mode == "connecting":
+        return reconfiguration.deadline_ns(turn)
+    if state.mode == "stopping":
+        alive = any(not w.killed_ns for w in state.workers.values())
+        return state.since_ns + _ns(limits.stop_s) if alive else None
+    if state.mode == "gathering" and "" in state.seats:
+        return state.since_ns + _ns(limits.hello_s)
+    if state.mode == "awaiting":
+        return state.since_ns + _ns(limits.lease_s)
+    if state.mode == "verifying":
+        return state.since_ns + _ns(limits.join_s)
+    return None
+
+
+def wake(turn: ControllerTurn) -> None:
+    """Ask for a Tick at the next deadline, if it is another one than before."""
+    state = turn.state
+    if state.mode == "ended":
+        return
+    due = [agent.until_ns() for agent in state.agents.values() if not agent.lapsed]
+    due += [
+        making.until_ns
+        for making in state.making.values()
+        if (maker := state.workers.get(making.maker)) and not maker.killed_ns
+    ]
+    for worker in state.workers.values():
+        at_ns = _worker_deadline(turn, worker)
+        if worker.missing_ns:
+            at_ns = worker.missing_ns + _ns(state.limits.lease_s)
+        if at_ns is not None:
+            due.append(at_ns)
+    mode_ns = _mode_deadline(turn)
+    if mode_ns is not None:
+        due.append(mode_ns)
+    if names_ns := audit.due_ns(turn):
+        due.append(names_ns)
+    if state.drain_ns and state.mode != "stopping":
+        due.append(state.drain_ns)
+    if due and (min(due) != state.wake_ns or state.wake_ns <= turn.now_ns):
+        state.wake_ns = max(min(due), turn.now_ns + 1)
+        turn.actions.append(Wake(t_ns=state.wake_ns))
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * S_NS)

@@ -1,0 +1,385 @@
+"""Hang detection: a pure watch over the pages of a job's workers and the kernel's word on them.
+
+`watch(memory, looks, now_ns, limits) -> (memory, verdict)` is called at every look. Times are
+CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times.
+
+What standing still means depends on where a rank stands, and on who waits for it:
+
+| the rank                               | the others                  | is given up after        |
+|----------------------------------------|-----------------------------|--------------------------|
+| is stopped (SIGSTOP), says the kernel  | in any state                | the floor                |
+| waits in a collective or the vote      | all wait at the same place  | its patience: all retry  |
+|                                        | wait elsewhere, none is out | its patience             |
+|                                        | one is out of a collective  | never: that one is judged|
+| is out of a collective, in an attempt  | at least half of all wait   | its patience, once       |
+|                                        | more than half are out      | the ceiling              |
+| is between phases, applies, sets up,.. | in any state                | the ceiling              |
+
+*Patience* is what this run's own phases of that kind allow: `hang_factor` times the slowest recent
+one, at least the floor. A process that computes, or whose main thread keeps being woken (an upload
+under way, a poll), does not stand still. Who is out of a collective may hang or may wait for
+something else: nobody can tell. Giving it up costs little once, and everything where it repeats. So
+after one such verdict the rest of this phase, and this place in every later one, have the ceiling.
+
+When all wait at the same place nobody is blamed and the generation is to be tried again, each time
+with twice the patience. So it is when a few went on to the vote without a collective that all the
+others wait in: when the same comes again, they are blamed, and not those who wait.
+
+Whoever waited for a rank that has died, heals or is given up has been standing for long, and needs
+a moment to be woken: when one is judged no longer, the floor begins anew for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from outlast.config import Limits
+from outlast.controller.worker_observation import WorkerObservation, is_judged, is_out
+from outlast.events import Fault, FaultKind
+from outlast.transport import worker_page
+
+_S_NS = 1_000_000_000
+_PACED = ("running", "voting")
+_LEFT_NS = 1 * _S_NS  # pages are read one after the other: a contradiction must last this long
+_STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
+_NEW_PATIENCE = 3  # times what others are given, for a process that has not run this kind itself
+_NEW_FLOORS = 6  # and at most so many floors, unless the others' own patience is longer
+_PLACES_MAX = 256  # where a rank was given up out of a collective; the oldest gives way
+
+
+class WorkerHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the watch keeps between looks. Start with `Memory()`."""
+
+    stopped: dict[str, int] = {}  # worker -> first seen stopped
+    said: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
+    retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
+    retries: int = 0  # in a row, before the same phase
+    retried_n: int = -1
+    excused: tuple[tuple[int, int], ...] = ()  # (key, collectives) of who was given up outside
+    excused_n: int = -1  # the phase in which the newest of them was
+    out: dict[str, tuple[int, int]] = {}  # worker -> (n, last move), of those outside
+    stood: tuple[int, int] = (-1, 0)  # n, and the longest that a rank stood outside and went on
+    judged: tuple[str, ...] = ()  # at the last look
+    left_ns: int | None = None  # when one of them last was judged no longer: dead, or it heals
+
+
+class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`suspects`: to be killed and replaced. `retry`: nobody is to blame, but nothing moves:
+    say `Suspect(worker="", fault=retry)`, and the generation is closed and tried again."""
+
+    suspects: tuple[Fault, ...] = ()
+    retry: Fault | None = None
+
+
+def timeout_ns(look: WorkerObservation, looks: Iterable[WorkerObservation], limits: Limits) -> int:
+    """Return how long a rank may stand in a phase of its kind while others wait for it; `looks`: at
+    all.
+
+    A process that is new to this kind of phase is given several times what the others are."""
+    ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    found = [other.paces.get(look.key, worker_page.UNSEEN).slowest_ns for other in looks]
+    if look.state not in _PACED or not any(found):
+        return ceiling_ns
+    floor_ns = int(limits.hang_floor_s * _S_NS)
+    known_ns = max(floor_ns, int(limits.hang_factor * max(found)))
+    if not look.paces.get(look.key, worker_page.UNSEEN).slowest_ns:
+        known_ns = max(known_ns, min(_NEW_PATIENCE * known_ns, _NEW_FLOORS * floor_ns))
+    return min(ceiling_ns, known_ns)
+
+
+def _patience_ns(
+    memory: WorkerHistory,
+    look: WorkerObservation,
+    looks: tuple[WorkerObservation, ...],
+    seated: list[WorkerObservation],
+    limits: Limits,
+) -> int:
+    """Return what this rank is given where it stands now."""
+    patience_ns = timeout_ns(look, seated, limits)
+    if not is_out(look):
+        return patience_ns
+    ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    out = sum(map(is_out, seated))
+    heals = any(other.seat >= 0 and other.state == "healing" for other in looks)
+    excused = look.n == memory.excused_n or (look.key, look.collectives) in memory.excused
+    if excused or heals or 2 * out > len(seated):
+        return ceiling_ns
+    n, stood_ns = memory.stood
+    peers_ns = int(limits.hang_factor * stood_ns) if n == look.n else 0
+    return min(ceiling_ns, max(patience_ns, peers_ns))
+
+
+def watch(
+    memory: WorkerHistory,
+    looks: Iterable[WorkerObservation],
+    now_ns: int,
+    limits: Limits,
+    *,
+    unix_ns: int = 0,
+) -> tuple[WorkerHistory, HangVerdict]:
+    """One look at all workers of this host. `unix_ns`: the Unix time of `now_ns`."""
+    looks = tuple(looks)
+    seated = [look for look in looks if is_judged(look)]
+    memory = _remember(memory, looks, seated, now_ns)
+    found = _stopped(memory, looks, now_ns, limits)
+    found = found or _left(looks, now_ns)
+    if not found:
+        found, retry = _stuck(memory, looks, seated, now_ns, limits)
+        if retry is not None:
+            if _moves(seated) == memory.retried:
+                return memory, HangVerdict()
+            memory = msgspec.structs.replace(
+                memory, retried=_moves(seated), retries=memory.retries + 1, retried_n=retry.n
+            )
+            return memory, HangVerdict(retry=_at(retry, now_ns, unix_ns))
+    floor_ns = int(limits.hang_floor_s * _S_NS)
+    again_ns = now_ns - floor_ns
+    fresh = [fault for fault in found if memory.said.get(fault.worker, again_ns) <= again_ns]
+    said = {**memory.said, **{fault.worker: now_ns for fault in fresh}}
+    memory = _excuse(msgspec.structs.replace(memory, said=said), seated, fresh)
+    return memory, HangVerdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
+
+
+def _moves(seated: list[WorkerObservation]) -> tuple[int, ...]:
+    return tuple(look.t_ns for look in seated)
+
+
+def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
+    """The fault with its Unix time, where that is known."""
+    t_ns = fault.t_ns + unix_ns - now_ns if unix_ns else 0
+    return msgspec.structs.replace(fault, t_ns=t_ns)
+
+
+def _remember(
+    memory: WorkerHistory,
+    looks: tuple[WorkerObservation, ...],
+    seated: list[WorkerObservation],
+    now_ns: int,
+) -> WorkerHistory:
+    """Who is stopped since when, and when somebody left; who is gone is forgotten, and retries of
+    a phase that is over."""
+    stopped = {
+        look.worker: memory.stopped.get(look.worker, now_ns)
+        for look in looks
+        if look.letter in "Tt"
+    }
+    names = {look.worker for look in looks}
+    judged = tuple(look.worker for look in seated)
+    over = bool(seated) and min(look.n for look in seated) != memory.retried_n
+    n, stood_ns = memory.stood
+    out: dict[str, tuple[int, int]] = {}
+    for look in seated:
+        before_n, moved_ns = memory.out.get(look.worker, (-1, 0))
+        if look.t_ns != moved_ns and before_n >= n:
+            n, stood_ns = before_n, max(look.t_ns - moved_ns, stood_ns if before_n == n else 0)
+        if look.state == "running" and is_out(look):
+            out[look.worker] = look.n, look.t_ns
+    return msgspec.structs.replace(
+        memory,
+        stopped=stopped,
+        said={name: t_ns for name, t_ns in memory.said.items() if name in names},
+        retries=0 if over else memory.retries,
+        out=out,
+        stood=(n, stood_ns),
+        judged=judged,
+        left_ns=memory.left_ns if set(memory.judged) <= set(judged) else now_ns,
+    )
+
+
+def _excuse(
+    memory: WorkerHistory, seated: list[WorkerObservation], fresh: list[Fault]
+) -> WorkerHistory:
+    """Give nobody up once more where a rank was given up outside a collective."""
+    blamed = {fault.worker for fault in fresh if fault.kind == "hung"}
+    places = {
+        (look.key, look.collectives): look.n
+        for look in seated
+        if look.worker in blamed and is_out(look) and look.state == "running"
+    }
+    if not places:
+        return memory
+    excused = tuple(dict.fromkeys((*memory.excused, *places)))[-_PLACES_MAX:]
+    return msgspec.structs.replace(memory, excused=excused, excused_n=max(places.values()))
+
+
+def _stopped(
+    memory: WorkerHistory, looks: tuple[WorkerObservation, ...], now_ns: int, limits: Limits
+) -> list[Fault]:
+    """The kernel says that the process is stopped: no page is needed to blame it."""
+    found = []
+    for look in looks:
+        since_ns = memory.stopped.get(look.worker)
+        if since_ns is None:
+            continue
+        if now_ns - since_ns > int(limits.hang_floor_s * _S_NS):
+            still_s = (now_ns - since_ns) / _S_NS
+            detail = f"{_name(look)} has been stopped (state {look.letter}) for {still_s:.1f} s"
+            found.append(_fault("stopped", detail, look, since_ns))
+    return found
+
+
+def _left(looks: tuple[WorkerObservation, ...], now_ns: int) -> list[Fault]:
+    """A rank whose script has ended, while others stand in a phase that it has not completed."""
+    going = [
+        look
+        for look in looks
+        if look.seat >= 0
+        and (look.state in ("running", "voting") or (look.state == "dry" and look.n == 0))
+        and now_ns - look.t_ns > _LEFT_NS
+    ]
+    found = []
+    for look in looks:
+        waiting = [other for other in going if other.n == look.n]
+        if look.state == "finished" and waiting and now_ns - look.t_ns > _LEFT_NS:
+            detail = (
+                f"the script of {_name(look)} exited after phase {look.n}, while"
+                f" {len(waiting)} other rank(s) went on to {_where(waiting[0])}: every rank must"
+                " make the same calls of session.run"
+            )
+            found.append(_fault("contract", detail, look, look.t_ns))
+    return found
+
+
+def _stuck(
+    memory: WorkerHistory,
+    looks: tuple[WorkerObservation, ...],
+    seated: list[WorkerObservation],
+    now_ns: int,
+    limits: Limits,
+) -> tuple[list[Fault], Fault | None]:
+    ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
+    if memory.left_ns is not None and now_ns - memory.left_ns <= int(limits.hang_floor_s * _S_NS):
+        return [], None
+    patience_ns = {
+        look.worker: _patience_ns(memory, look, looks, seated, limits) for look in seated
+    }
+    still = [
+        look
+        for look in seated
+        if look.worker not in memory.stopped  # which `_stopped` has a truer word for
+        and (now_ns - _alive_ns(look) > patience_ns[look.worker] or now_ns - look.t_ns > ceiling_ns)
+    ]
+    if not still:
+        return [], None
+    if out := [look for look in seated if is_out(look)]:
+        # Whoever waits may wait for one of these, however many collectives each has behind it.
+        return [_hung(look, seated, now_ns, limits) for look in out if look in still], None
+    last = min(_place(look) for look in seated)
+    behind = [look for look in seated if _place(look) == last]
+    blamed = [look for look in behind if look in still]
+    gone = _gone_on(seated)
+    if gone:
+        if len(blamed) < len(behind):
+            return [], None  # whoever of them still computes may be waited for
+        if not memory.retries or _moves(seated) == memory.retried:
+            return [], _skipped("transport", gone, behind)
+        return [_skipped("hung", [look], behind) for look in gone], None
+    if len(behind) < len(seated):
+        return [_hung(look, seated, now_ns, limits) for look in blamed], None
+    if any(look.seat >= 0 and look.state == "healing" for look in looks):
+        return [], None  # the generation is over: they wait for the decision
+    first = min(seated, key=lambda look: look.t_ns)
+    still_ns = now_ns - max(look.t_ns for look in seated)
+    doubled_ns = max(patience_ns.values()) << memory.retries
+    if len(blamed) < len(seated) or still_ns <= min(ceiling_ns, doubled_ns):
+        return [], None  # one of them still moves: the others may wait for it
+    still_s = still_ns / _S_NS
+    detail = (
+        f"all {len(seated)} ranks have stood at the same place for {still_s:.1f} s"
+        f" ({_where(first)}): a message was lost or everybody waits for everybody"
+    )
+    return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
+
+
+def _alive_ns(look: WorkerObservation) -> int:
+    """Return when it last showed that it goes on. Who waits for others is woken by its own
+    timers."""
+    return max(look.t_ns, look.t_work_ns, look.t_woken_ns if is_out(look) else 0)
+
+
+def _gone_on(seated: list[WorkerObservation]) -> list[WorkerObservation]:
+    """Ranks in the vote, each with fewer collectives than the one that all others, who are no
+    fewer, stand in. A rank that hangs behind a collective of a group of its own looks alike: this
+    alone is no reason to kill anybody."""
+    gone = [look for look in seated if look.state == "voting"]
+    places = {_place(look) for look in seated if look.state == "running"}
+    others = [look for look in seated if look.state not in ("voting", "running")]
+    if not gone or others or len(places) != 1 or 2 * len(gone) > len(seated):
+        return []
+    n, _, collectives = places.pop()
+    skipped = all(look.n == n and look.collectives < collectives for look in gone)
+    return gone if skipped else []
+
+
+def _skipped(
+    kind: FaultKind, gone: list[WorkerObservation], waiting: list[WorkerObservation]
+) -> Fault:
+    ranks = ("rank " if len(gone) == 1 else "ranks ") + ", ".join(str(look.seat) for look in gone)
+    detail = (
+        f"{ranks} went on to {_where(gone[0])} after {gone[0].collectives} collective(s), without"
+        f" one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
+    )
+    fault = _fault(kind, detail, gone[0], gone[0].t_ns)
+    return fault if kind == "hung" else msgspec.structs.replace(fault, worker="", seat=-1)
+
+
+def _place(look: WorkerObservation) -> tuple[int, int, int]:
+    """How far a rank is; what it did in its last phase does not count between phases."""
+    stage = _STAGES.get(look.state, 0)
+    collectives = 0 if look.state == "idle" else look.collectives
+    return look.n, stage, collectives
+
+
+def _hung(
+    look: WorkerObservation, seated: list[WorkerObservation], now_ns: int, limits: Limits
+) -> Fault:
+    still_s = (now_ns - look.t_ns) / _S_NS
+    others = _others(look, seated)
+    kernel = " (uninterruptible: a disk or a driver does not answer)" if look.letter == "D" else ""
+    detail = f"{_name(look)} has not moved for {still_s:.1f} s in {_where(look)}{kernel}{others}"
+    if is_out(look) and look.state == "running" and still_s < limits.hang_ceiling_s:
+        detail += (
+            "; it stood outside any collective: where it waited for something else (an upload, a"
+            f" rollout), it now has {limits.hang_ceiling_s:g} s at this place; to give all such"
+            f" waits more from the start, set --limit hang_floor_s above {limits.hang_floor_s:g}"
+        )
+    return _fault("hung", detail, look, look.t_ns)
+
+
+def _others(look: WorkerObservation, seated: list[WorkerObservation]) -> str:
+    """Return who waits for it, and where the nearest of them does."""
+    waiting = [other for other in seated if other is not look and not is_out(other)]
+    if not is_out(look):
+        waiting = [other for other in waiting if _place(other) > _place(look)]
+    if not waiting:
+        return ""
+    where = _where(min(waiting, key=_place))
+    return f"; {len(waiting)} other rank(s) wait for it ({where})"
+
+
+def _name(look: WorkerObservation) -> str:
+    return f"rank {look.seat}" if look.seat >= 0 else f"spare {look.worker}"
+
+
+def _where(look: WorkerObservation) -> str:
+    if look.state == "idle":
+        return f"the script's own code before phase {look.n + 1}"
+    if look.state == "voting":
+        return f"the vote of phase {look.n + 1}"
+    if look.state in ("starting", "setup"):
+        return f"state {look.state} before phase {look.n + 1}"
+    return f"phase {look.n + 1}, {look.state}, at collective {look.collectives}"
+
+
+def _fault(kind: FaultKind, detail: str, look: WorkerObservation, t_ns: int) -> Fault:
+    return Fault(
+        kind=kind,
+        detail=detail,
+        worker=look.worker,
+        seat=look.seat,
+        n=look.n,
+        state=look.state,
+        t_ns=t_ns,
+    )

@@ -1,0 +1,220 @@
+"""Inputs and actions of the controller, and entries of its journal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from outlast import events
+from outlast.controller.audit.audit_records import CopyBar
+from outlast.transport import messages
+
+
+class BeginTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller starts. `journal`: what earlier terms of this job wrote, oldest first."""
+
+    t_ns: int
+    run: str
+    term: int
+    journal: tuple[JournalEntry, ...] = ()
+    checkpoint: messages.Checkpointed | None = None  # the newest complete one, if any
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame arrived: authenticated, of this run; term, incarnation and order are checked here."""
+
+    t_ns: int
+    envelope: messages.MessageEnvelope
+
+
+class AgentLost(msgspec.Struct, frozen=True, kw_only=True):
+    """The connection to an agent broke. Its workers count as lost only when its lease is out."""
+
+    t_ns: int
+    agent: str
+    incarnation: int
+
+
+class StopRequested(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or the scheduler asks the run to end, resumable."""
+
+    t_ns: int
+    reason: str
+
+
+class SaveRequested(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or a script asks for a checkpoint at once; the run goes on."""
+
+    t_ns: int
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """The time that a Wake asked for has come (or later)."""
+
+    t_ns: int
+
+
+class LauncherStalled(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller did not run for `gap_ns` until now (stopped, suspended, a blocked write):
+    nobody's silence in that time was its own. Comes before whatever was missed meanwhile."""
+
+    t_ns: int
+    gap_ns: int
+
+
+class CheckpointFound(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to Verify: the newest checkpoint of which every byte is as it was written."""
+
+    t_ns: int
+    generation: int  # as in Verify
+    checkpoint: messages.Checkpointed | None
+
+
+Input = (
+    BeginTerm
+    | Received
+    | AgentLost
+    | StopRequested
+    | SaveRequested
+    | Tick
+    | LauncherStalled
+    | CheckpointFound
+)
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame to an agent; with `worker`, to be passed on to that worker."""
+
+    agent: str
+    worker: str
+    body: messages.AnyBody
+
+
+class AppendJournal(msgspec.Struct, frozen=True, kw_only=True):
+    """Make `entry` durable before any later action of this list is carried out."""
+
+    entry: JournalEntry
+
+
+class Emit(msgspec.Struct, frozen=True, kw_only=True):
+    event: events.AnyEvent
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True):
+    """Send a Tick at `t_ns` (replaces the earlier Wake)."""
+
+    t_ns: int
+
+
+class Verify(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart needs a checkpoint that is whole: read them, newest first, and answer with
+    CheckpointFound. Nobody writes checkpoints meanwhile."""
+
+    generation: int  # the newest: it has ended, or nobody has been told of it
+    bars: tuple[CopyBar, ...] = ()  # copies that must be passed over
+
+
+class EndRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The run is over. `outcome`: done | user_error | gave_up | interrupted."""
+
+    outcome: str
+    exit_code: int
+    cause: events.Fault | None = None
+    n: int = 0  # phases that the run is known to have completed
+    step: int = 0
+
+
+Action = Send | AppendJournal | Emit | Wake | Verify | EndRun
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of what a later term must know."""
+
+
+class DecisionMade(JournalEntry, frozen=True):
+    """Written before anybody hears of generation `generation`. `verdict`: commit, redo, or start
+    (everybody begins, from a checkpoint where n > 0)."""
+
+    generation: int
+    n: int
+    step: int
+    verdict: str
+    seats: tuple[str, ...]
+    slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
+    agents: tuple[str, ...] = ()  # agent by seat: who must speak before a later term decides
+    joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
+    incident: int = 0
+
+
+class Opened(JournalEntry, frozen=True):
+    """Phases may run. `transfers`: (donor, joiner) by rank, whose state has arrived."""
+
+    generation: int
+    n: int
+    transfers: tuple[tuple[int, int], ...] = ()
+
+
+class SharedValueStored(JournalEntry, frozen=True, tag="SharedKept"):
+    name: str
+    value: bytes
+
+
+class RecordStored(JournalEntry, frozen=True, tag="RecordKept"):
+    """What a seat's set-up collectives returned, for joiners of later terms."""
+
+    seat: int
+    record: bytes
+
+
+class PutStored(JournalEntry, frozen=True, tag="PutKept"):
+    """A rendezvous value of generation 0, for the job's life."""
+
+    key: str
+    value: bytes
+
+
+class FindingKey(NamedTuple):
+    """What a node check found and where: the same when it is found again."""
+
+    host: str
+    check: str
+    symptom: str
+    code: str
+    device: str
+
+
+class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
+    """Written before a worker is given up for a finding: a later term must not do it again for
+    the same one, and counts it as one of the hour's."""
+
+    worker: str
+    finding: FindingKey
+    t_ns: int
+
+
+class AuditAgreedEntry(JournalEntry, frozen=True, tag="Agreed"):
+    """Replicas held the same in all of their state after phase n."""
+
+    n: int
+    step: int
+
+
+class CopiesBarred(JournalEntry, frozen=True, tag="Barred"):
+    """Replicas differed: copies beyond phase `after_n` made up to `generation` are not used."""
+
+    after_n: int
+    generation: int
+
+
+AnyEntry = (
+    DecisionMade
+    | Opened
+    | SharedValueStored
+    | RecordStored
+    | PutStored
+    | RankMigrated
+    | AuditAgreedEntry
+    | CopiesBarred
+)

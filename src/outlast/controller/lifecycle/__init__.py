@@ -1,0 +1,1 @@
+"""Start, resumption, restart and end of a run."""

@@ -1,0 +1,90 @@
+"""Restart of all workers from a complete checkpoint."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.inputs import CheckpointFound
+from outlast.controller.lifecycle import checkpoint_search, run_ending
+from outlast.controller.recovery import reconfiguration, recovery_ladder
+from outlast.controller.save_schedule import interval_updates
+from outlast.transport import messages
+
+
+def begin_restart(turn: ControllerTurn, reason: str) -> None:
+    """Count the restart, and kill whoever still has a seat."""
+    state = turn.state
+    farthest = max(state.reached[0], state.n)
+    origin = state.checkpoint.n if state.checkpoint else 0
+    progress = farthest > state.restarted_at or origin > state.restarted_from
+    state.restarts = 1 if progress else state.restarts + 1
+    state.restarted_at = max(farthest, state.restarted_at)
+    state.restarted_from = max(origin, state.restarted_from)
+    state.respawns = state.looks = 0
+    interval_updates.record_restart(turn)
+    turn.enter("clearing")
+    for worker in tuple(state.workers.values()):
+        if worker.seat >= 0:
+            turn.kill(worker.name, turn.blame(worker, "requested", reason))
+
+
+def verify_when_clear(turn: ControllerTurn) -> None:
+    """Nobody is left who could write or remove a checkpoint: it can be looked at."""
+    state = turn.state
+    if any(worker.seat >= 0 for worker in state.workers.values()):
+        return
+    checkpoint_search.search_checkpoint(turn)
+
+
+def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
+    """Start from what is whole, which may be older than the newest that was ever complete."""
+    state = turn.state
+    if state.mode != "verifying" or event.generation != state.generation:
+        return
+    hoped, state.checkpoint = state.checkpoint, event.checkpoint
+    n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
+    in_memory = event.checkpoint is not None and event.checkpoint.tier == "memory"
+    if event.checkpoint is None and state.audit.undecided:
+        detail = "replicas differ, and no copy from before the last agreement is whole"
+        cause = recovery_ladder.most_telling(state.faults)
+        run_ending.stop(turn, "gave_up", cause, detail)
+        return
+    if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):
+        _correct(turn, hoped, n, step)
+    interval_updates.record_found(turn)
+    reconfiguration.start_over(turn, n, step)
+
+
+def _correct(turn: ControllerTurn, hoped: messages.Checkpointed, n: int, step: int) -> None:
+    """What was decided cannot be done: the decision is made again, for what there is."""
+    state = turn.state
+    what = "copy in memory" if hoped.tier == "memory" else "checkpoint"
+    origin = f"the checkpoint at phase {n}" if n else "the beginning"
+    turn.emit(
+        events.Decided(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            verdict="redo",
+            rung="restart",
+            n=n,
+            step=step,
+            replaced=(),
+            reason=f"the {what} at phase {hoped.n} (step {hoped.step}) is not whole: everybody"
+            f" starts from {origin} (step {step}) instead",
+        )
+    )
+
+
+def start_unverified(turn: ControllerTurn) -> None:
+    """No answer in time: what was said to be complete is all that is known."""
+    state = turn.state
+    turn.note(
+        f"the checkpoints could not be read within {state.limits.join_s:g} s (limit join_s); the"
+        " newest one is taken as it is"
+    )
+    checkpoint = state.checkpoint
+    interval_updates.record_found(turn)
+    reconfiguration.start_over(
+        turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0
+    )

@@ -1,0 +1,108 @@
+"""End of a run: done, drained, stopped on request, or failed with one cause."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.controller.controller_state import S_NS, ControllerTurn
+from outlast.controller.inputs import EndRun
+from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.recovery_ladder import is_user_error
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from outlast.transport import messages
+
+_EXIT_CODES = {
+    "done": EXIT_DONE,
+    "user_error": EXIT_USER_ERROR,
+    "gave_up": EXIT_GAVE_UP,
+    "interrupted": EXIT_INTERRUPTED,
+}
+_NOTHING_TO_SAVE = ("clearing", "verifying")
+
+
+def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason: str) -> None:
+    """Begin the end. A run that is done lets its workers leave; any other kills them now."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        return
+    state.end = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
+    turn.enter("stopping")
+    for worker in tuple(state.workers.values()):
+        if worker.hello is None:
+            turn.kill(worker.name, turn.blame(worker, "requested", reason))
+        elif not worker.killed_ns:
+            turn.send(worker, messages.Stop(ok=outcome == "done", reason=reason))
+    if outcome != "done":
+        kill_all(turn, reason)
+
+
+def fail(turn: ControllerTurn, cause: events.Fault) -> None:
+    """Stop with this cause, as the user's error where it is one."""
+    stop(turn, "user_error" if is_user_error(cause) else "gave_up", cause, cause.detail)
+
+
+def kill_all(turn: ControllerTurn, reason: str) -> None:
+    for worker in tuple(turn.state.workers.values()):
+        turn.kill(worker.name, turn.blame(worker, "requested", reason))
+
+
+def stop_reason(turn: ControllerTurn, reason: str) -> None:
+    """A person or the scheduler asks for the end: drain first, kill when asked twice."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        kill_all(turn, reason)
+    elif state.drain_ns or (state.first and not state.opened) or state.mode in _NOTHING_TO_SAVE:
+        interrupt(turn, reason)
+    else:
+        state.drain_reason = reason
+        state.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
+        # All ranks must stop at one place: the generation closes like any other, and the next one
+        # opens with the word to drain.
+        if state.mode == "open":
+            fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
+            incident_response.notice(turn, fault, "report")
+
+
+def interrupt(turn: ControllerTurn, reason: str) -> None:
+    cause = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
+    stop(turn, "interrupted", cause, reason)
+
+
+def finish_when_finished(turn: ControllerTurn) -> None:
+    """In an open generation: once every seat's script has ended, so does the run."""
+    state = turn.state
+    if state.audit.is_disputed:
+        return
+    occupants = [state.occupant(seat) for seat in range(state.world)]
+    if not all(worker is not None and worker.finished for worker in occupants):
+        return
+    if state.drain_ns:
+        interrupt(turn, state.drain_reason)
+    else:
+        stop(turn, "done", None, "the run is done")
+
+
+def lost_while_stopping(
+    turn: ControllerTurn, fault: events.Fault, *, seated: bool, ours: bool
+) -> None:
+    """A seat's worker that leaves badly after its run was done is the user's error."""
+    end = turn.state.end
+    assert end is not None
+    bad = fault.kind == "killed" or (fault.kind == "exited" and fault.exit_code != 0)
+    if end.outcome == "done" and seated and bad and not ours:
+        turn.state.end = EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
+
+
+def end_when_empty(turn: ControllerTurn) -> None:
+    if not turn.state.workers:
+        end_now(turn)
+
+
+def end_now(turn: ControllerTurn) -> None:
+    state = turn.state
+    end = state.end
+    assert end is not None
+    n, step = max(state.reached, (state.n, state.step))
+    turn.enter("ended")
+    turn.actions.append(
+        EndRun(outcome=end.outcome, exit_code=end.exit_code, cause=end.cause, n=n, step=step)
+    )

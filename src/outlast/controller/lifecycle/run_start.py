@@ -1,0 +1,120 @@
+"""First turn of a term: a fresh job, a resumed job, or one with live workers."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.controller import planned_migration
+from outlast.controller.audit import audit_protocol as audit
+from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.inputs import (
+    BeginTerm,
+    DecisionMade,
+    Opened,
+    PutStored,
+    RankMigrated,
+    RecordStored,
+    SharedValueStored,
+)
+from outlast.controller.recovery import incident_response, reconfiguration
+from outlast.controller.save_schedule.save_costs import RunMeasurements
+from outlast.transport import messages
+
+
+def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
+    """Take over what earlier terms made durable, and wait for who may still be alive."""
+    state = turn.state
+    state.run, state.term = event.run, event.term
+    state.checkpoint = event.checkpoint
+    state.measured = RunMeasurements(since_ns=turn.now_ns)
+    audit.restore_audits(turn, event.journal)
+    decided: DecisionMade | None = None
+    for entry in event.journal:
+        if isinstance(entry, DecisionMade):
+            if entry.verdict == "start":
+                state.records, state.puts = {}, {}
+            decided = entry
+            state.opened = False
+        elif isinstance(entry, Opened):
+            state.opened = decided is not None and entry.generation == decided.generation
+        elif isinstance(entry, SharedValueStored):
+            state.shared[entry.name] = entry.value
+        elif isinstance(entry, RecordStored):
+            state.records[entry.seat] = entry.record
+        elif isinstance(entry, PutStored):
+            state.puts[entry.key] = entry.value
+        elif isinstance(entry, RankMigrated):
+            planned_migration.restore_moves(turn, entry)
+    if decided is None:
+        _start(turn)
+        return
+    state.generation, state.n, state.step = decided.generation, decided.n, decided.step
+    state.reached = max(state.reached, (decided.n, decided.step))
+    state.seats, state.left = decided.seats, dict(decided.slots)
+    state.old_seats = decided.seats
+    state.first = decided.verdict == "start"
+    state.incidents = decided.incident
+    state.joining = () if state.opened else decided.joining
+    state.fence_wait = tuple(sorted(set(decided.agents)))
+    turn.enter("awaiting")
+
+
+def _start(turn: ControllerTurn) -> None:
+    checkpoint = turn.state.checkpoint
+    n, step = (checkpoint.n, checkpoint.step) if checkpoint else (0, 0)
+    reconfiguration.start_over(turn, n, step)
+
+
+def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
+    """What a worker left that died while no controller was there; False: it is not of the seats."""
+    state = turn.state
+    if state.mode not in ("awaiting", "closing") or body.worker not in state.old_seats:
+        return False
+    seat = state.old_seats.index(body.worker)
+    state.left[seat] = {**state.left.get(seat, {}), **body.slots}
+    return True
+
+
+def decide_when_met(turn: ControllerTurn) -> None:
+    """Once every agent of the old generation has spoken, it is known who is left of it."""
+    state = turn.state
+    if state.fence_wait and all(name in state.agents for name in state.fence_wait):
+        decide_without(turn)
+
+
+def decide_without(turn: ControllerTurn) -> None:
+    """Who has not been heard of by now is dead: its agent's lease of the old term is out."""
+    state = turn.state
+    alive = [worker for worker in state.workers.values() if worker.seat >= 0]
+    if not alive:
+        _start(turn)
+        return
+    turn.enter("closing")
+    state.incidents += 1
+    state.incident = state.incidents
+    text = f"the controller came back as term {state.term}"
+    fault = events.Fault(kind="transport", detail=text, t_ns=turn.now_ns)
+    state.faults = (fault,)
+    turn.emit(
+        events.Noticed(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            how="report",
+            fault=fault,
+        )
+    )
+    for seat, name in enumerate(state.seats):
+        worker = state.workers.get(name)
+        if worker is None:
+            lost = events.Fault(
+                kind="agent_lost",
+                detail=f"{name or 'nobody'} at rank {seat} did not outlive the controller",
+                worker=name,
+                seat=seat,
+                t_ns=turn.now_ns,
+            )
+            state.faults = (*state.faults, lost)
+            state.seats = (*state.seats[:seat], "", *state.seats[seat + 1 :])
+        elif seat in state.joining:
+            turn.change(name, whole=False)
+    incident_response.close(turn, text)

@@ -1,0 +1,397 @@
+"""Agents and workers: leases, starts, seats and losses."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from outlast import events
+from outlast.controller import planned_migration, shared_values
+from outlast.controller.controller_state import (
+    S_NS,
+    AgentRecord,
+    ControllerState,
+    ControllerTurn,
+    WorkerRecord,
+)
+from outlast.controller.lifecycle import run_ending
+from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.recovery_ladder import is_accident
+from outlast.transport import messages
+
+_NEARLY = 0.8
+_REFILL_S = 30.0  # after Open, where no phase has been completed by then
+_SETUP = ("starting", "waiting", "setup", "dry")
+
+
+def spawn(turn: ControllerTurn, seat: int) -> str:
+    """Start a worker: on an agent of its neighbours while that has fewer seats than its share, so
+    that ranks are contiguous by host as torchrun's are; else on the agent with the most room; ""
+    where there is no room now."""
+    state = turn.state
+    load = dict.fromkeys(state.agents, 0)
+    for worker in state.workers.values():
+        load[worker.agent] = load.get(worker.agent, 0) + 1
+    near = neighbours(state, seat)
+    room = [
+        (agent.name not in near, load[agent.name] - agent.capacity, agent.name)
+        for agent in state.agents.values()
+        if agent.connected and load[agent.name] < agent.capacity
+    ]
+    first_ones = state.world + state.spares
+    # Whoever starts with everybody else is paid for by the bound on restarts.
+    respawn = state.spawned >= first_ones and not (state.first and state.mode == "gathering")
+    if not room or (respawn and not state.respawns_left()):
+        return ""
+    if respawn:
+        _count_respawn(turn)
+    name = f"w{state.term}-{state.spawned}"
+    state.spawned += 1
+    agent = min(room)[-1]
+    state.workers[name] = WorkerRecord(
+        name=name, agent=agent, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
+    )
+    turn.tell(agent, messages.Spawn(worker=name, seat=seat))
+    return name
+
+
+def neighbours(state: ControllerState, seat: int) -> set[str]:
+    """Agents whose hosts hold a rank beside this one, and fewer seats than their share."""
+    if seat < 0 or not state.agents:
+        return set()
+    share = -(-state.world // len(state.agents))
+    held: dict[str, int] = {}
+    for worker in state.workers.values():
+        if worker.seat >= 0 and not worker.killed_ns:
+            held[worker.agent] = held.get(worker.agent, 0) + 1
+    beside = (state.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.seats))
+    agents = {worker.agent for name in beside if (worker := state.workers.get(name))}
+    return {agent for agent in agents if held.get(agent, 0) < share}
+
+
+def _count_respawn(turn: ControllerTurn) -> None:
+    state = turn.state
+    budget = int(state.limits.respawns_max)
+    state.respawns = budget - state.respawns_left() + 1
+    state.respawned_at = state.reached[0]
+    if state.respawns == math.ceil(_NEARLY * budget):
+        turn.note(
+            f"{state.respawns} of {budget} respawns are used up without a phase completed between"
+            " them (limit respawns_max); then the run restarts from its checkpoint, or stops"
+        )
+
+
+def fill(turn: ControllerTurn, seat: int) -> str:
+    """Fill an empty seat: a warm spare, else one that is starting, which will be warm before any
+    other, else a new worker; "" where there is none."""
+    state = turn.state
+    spares = planned_migration.healthy_first(state, neighbours(state, seat)) or state.cold_spares()
+    if spares:
+        name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
+    else:
+        name = spawn(turn, seat)
+    state.seats = (*state.seats[:seat], name, *state.seats[seat + 1 :])
+    return name
+
+
+def keep_spares(turn: ControllerTurn) -> None:
+    """As many workers without a seat as were asked for, unless they keep dying young."""
+    state = turn.state
+    have = sum(1 for w in state.workers.values() if w.seat < 0 and not w.killed_ns)
+    while have < state.spares and state.spares_failed < state.limits.attempts_max:
+        if not spawn(turn, -1):
+            return
+        have += 1
+
+
+def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
+    """Replace the spares that were used, once the generation has completed a phase: to start a
+    process beside the redone step would slow the recovery down."""
+    state = turn.state
+    if not state.refill_due or state.mode != "open" or state.drain_ns:
+        return
+    moved = any(
+        n > state.n and (worker := state.workers.get(name)) is not None and worker.seat >= 0
+        for name, (n, *_) in body.beats.items()
+    )
+    if moved or turn.now_ns - state.since_ns > _REFILL_S * S_NS:
+        state.refill_due = False
+        keep_spares(turn)
+
+
+def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned) -> None:
+    worker = turn.state.workers.get(body.worker)
+    if worker is not None:
+        turn.emit(
+            events.WorkerSpawned(
+                t_ns=turn.now_ns,
+                worker=worker.name,
+                seat=worker.seat,
+                pid=body.pid,
+                host=agent.host,
+            )
+        )
+
+
+def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHello) -> None:
+    """A worker waits inside init(). One that would compute other bits is not let in."""
+    state = turn.state
+    if worker.hello is not None:
+        return
+    worker = turn.change(worker.name, hello=body)
+    state.greeted_ns = state.greeted_ns or turn.now_ns
+    turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
+    if state.fingerprint is not None:
+        refuse_other_bits(turn, worker)
+    worker = state.workers[worker.name]
+    if worker.seat < 0 and not worker.killed_ns:
+        _overtake(turn, worker)
+
+
+def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
+    """A spare that is warm first takes a seat from one that was born a spare and still starts."""
+    state = turn.state
+    for seat, name in enumerate(state.seats):
+        slow = state.workers.get(name)
+        if slow is not None and slow.is_spare and slow.hello is None and not slow.killed_ns:
+            turn.change(slow.name, seat=-1)
+            turn.change(spare.name, seat=seat, since_ns=turn.now_ns)
+            state.seats = (*state.seats[:seat], spare.name, *state.seats[seat + 1 :])
+            return
+
+
+def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    """Give a worker up whose fingerprint is not the run's."""
+    assert turn.state.fingerprint is not None and worker.hello is not None
+    difference = differing(turn.state.fingerprint, worker.hello.fingerprint)
+    if not difference:
+        return
+    text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
+    turn.note(text, worker=worker.name, seat=worker.seat)
+    incident_response.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
+
+
+def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in keys)
+
+
+def on_offered(
+    turn: ControllerTurn, envelope: messages.MessageEnvelope, body: messages.AgentHello
+) -> list[WorkerRecord]:
+    """An agent is there (again). Returns its known workers, which may have missed frames."""
+    state = turn.state
+    known = state.agents.get(envelope.agent)
+    reborn = known is not None and known.incarnation < envelope.incarnation
+    state.looked = state.looked and not reborn
+    state.agents[envelope.agent] = AgentRecord(
+        name=envelope.agent,
+        incarnation=envelope.incarnation,
+        host=body.host,
+        capacity=body.capacity,
+        lease_ns=int(max(body.lease_s, state.limits.lease_s) * S_NS),
+        renewed_ns=turn.now_ns,
+    )
+    turn.tell(envelope.agent, messages.Renewed(lease_s=state.limits.lease_s))
+    alive = set(body.workers)
+    for worker in [w for w in state.workers.values() if w.agent == envelope.agent]:
+        if worker.name in alive:
+            turn.change(worker.name, missing_ns=0)
+        elif reborn:
+            detail = f"the agent of {body.host} came back without {worker.name}"
+            on_worker_lost_with_agent(turn, worker, detail)
+        elif not worker.missing_ns:
+            turn.change(worker.name, missing_ns=turn.now_ns)
+    for name in body.workers:
+        if name not in state.workers:
+            _meet(turn, envelope.agent, name)
+    return [w for w in state.workers.values() if w.agent == envelope.agent]
+
+
+def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
+    """A worker that this term did not start: of the old generation's seats, or fenced."""
+    state = turn.state
+    if state.mode == "awaiting" and name in state.seats:
+        state.workers[name] = WorkerRecord(
+            name=name,
+            agent=agent,
+            since_ns=turn.now_ns,
+            seat=state.seats.index(name),
+            member=state.generation,
+            whole=True,  # its answer to Close says so where it is not
+        )
+        return
+    state.workers[name] = WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns)
+    turn.kill(name, turn.blame(state.workers[name], "requested", "it belongs to nobody any more"))
+
+
+def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
+    state = turn.state
+    state.agents[agent.name] = msgspec.structs.replace(agent, renewed_ns=turn.now_ns)
+    turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
+    for name, (n, step, word, _) in body.beats.items():
+        worker = state.workers.get(name)
+        if worker is None or worker.agent != agent.name:
+            continue
+        state.reached = max(state.reached, (n, step))
+        if word == "finished" and not worker.finished:
+            turn.change(name, finished=True)  # its own word may have been lost on the way
+        if worker.held != (name in body.held):
+            turn.change(name, held=name in body.held)
+    planned_migration.record_check(turn.state, agent, body)
+    refill_spares(turn, body)
+
+
+def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
+    """The newest one counts; of one place the copy in memory, which is nearer."""
+    if turn.state.audit.is_barred(body):
+        return
+    turn.state.audit = turn.state.audit.with_copy(body)
+    known = turn.state.checkpoint
+    if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
+        turn.state.checkpoint = body
+
+
+def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
+    """Its connection broke; until its lease is out, its workers may still live and act."""
+    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False)
+    turn.state.looked = False
+
+
+def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
+    """The agent has killed its workers by now, or its host is gone."""
+    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False, lapsed=True)
+    turn.state.looked = False
+    for worker in [w for w in turn.state.workers.values() if w.agent == agent.name]:
+        seconds = agent.lease_ns / S_NS
+        detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
+        on_worker_lost_with_agent(turn, worker, detail)
+
+
+def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail: str) -> None:
+    fault = turn.blame(worker, "agent_lost", detail)
+    body = messages.WorkerLostReport(
+        worker=worker.name, fault=fault, n=-1, state=""
+    )  # nobody saw where it was
+    on_worker_lost(turn, worker, body, "lease")
+
+
+def on_worker_lost(
+    turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerLostReport, how: str = "pidfd"
+) -> None:
+    """A worker is dead and reaped with its session; what it left outside itself is kept."""
+    state = turn.state
+    del state.workers[worker.name]
+    state.seqs.pop(worker.name, None)
+    shared_values.pass_on(turn, worker.name)
+    fault = _why(turn, worker, body)
+    turn.emit(
+        events.WorkerLost(t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, fault=fault)
+    )
+    if state.mode in ("stopping", "ended"):
+        if state.end is not None:
+            ours = bool(worker.killed_ns)
+            run_ending.lost_while_stopping(turn, fault, seated=worker.seat >= 0, ours=ours)
+        return
+    if worker.seat < 0:
+        _spare_lost(turn, worker, fault)
+        return
+    if fault.kind == "unknown":  # no successor could walk on from what was left
+        state.left[worker.seat] = {}
+    else:
+        state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
+    state.reached = max(state.reached, (body.n, body.step))
+    state.seats = tuple("" if name == worker.name else name for name in state.seats)
+    never_connected = state.mode in ("gathering", "connecting")
+    if state.mode in ("clearing", "awaiting"):
+        return
+    retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
+    starting = never_connected or body.state in _SETUP
+    external = is_accident(fault)
+    if state.first and state.mode == "gathering" and worker.hello is None and external:
+        _died_before_its_seat(turn, worker, fault, how)
+    elif state.first and not retired and not external and starting and state.is_new():
+        _died_before_first_step(turn, worker, fault)
+    elif not worker.killed_ns or state.mode != "closing":
+        incident_response.notice(turn, fault, how)
+
+
+def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> None:
+    """In an open generation another takes its place at once: the next failure may need it."""
+    state = turn.state
+    if fault.kind not in ("requested", "agent_lost"):
+        young = worker.hello is None or turn.now_ns - worker.since_ns < state.limits.hello_s * S_NS
+        state.spares_failed = state.spares_failed + 1 if young else 0
+    words = fault.traceback.strip().splitlines()
+    last = f"; its last line: {words[-1].strip()}" if words else ""
+    why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
+    if worker.hello is None:
+        why += (
+            f" before outlast.init(), where a spare has no rank yet: see logs/spare/{worker.name}"
+        )
+    if state.mode != "open" or state.drain_ns:
+        turn.note(why, worker.name)
+        return
+    before = state.spawned
+    keep_spares(turn)
+    then = "another is started"
+    if state.spawned == before:
+        many = state.spares_failed >= state.limits.attempts_max
+        then = "no other is started " + (
+            f"before the next recovery, since {state.spares_failed} in a row died young"
+            if many
+            else "now: there is no room, or no respawn is left"
+        )
+    turn.note(f"{why}; {then}", worker.name)
+
+
+def _why(
+    turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerLostReport
+) -> events.Fault:
+    """The first reason that was known, with what the death has added to it."""
+    fault = worker.fault or body.fault
+    detail = fault.detail
+    if fault.kind == "exited" and not fault.exit_code and worker.seat >= 0 and not worker.finished:
+        detail = f"{worker.name} exited before the run ended ({detail})"
+    agent = turn.state.agents.get(worker.agent)
+    return msgspec.structs.replace(
+        fault,
+        detail=detail,
+        worker=worker.name,
+        seat=worker.seat,
+        host=fault.host or (agent.host if agent else ""),
+        n=fault.n if fault.n >= 0 else body.n,
+        traceback=fault.traceback or body.fault.traceback,
+        t_ns=fault.t_ns or turn.now_ns,
+    )
+
+
+def _died_before_its_seat(
+    turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how: str
+) -> None:
+    """Nobody counts on it yet: another takes its seat, and the others go on starting. Too often at
+    one seat, it is a failed start like any other, which the bound on restarts ends."""
+    state = turn.state
+    count = state.early_deaths[worker.seat] = state.early_deaths.get(worker.seat, 0) + 1
+    if count >= state.limits.attempts_max:
+        state.early_deaths = {}
+        incident_response.notice(turn, fault, how)
+        return
+    turn.note(
+        f"rank {worker.seat} was lost before init() ({fault.kind}: {fault.detail}); another worker"
+        " takes its seat",
+        worker.name,
+    )
+
+
+def _died_before_first_step(
+    turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault
+) -> None:
+    fault = msgspec.structs.replace(
+        fault,
+        detail=f"rank {worker.seat} died before its first step: {fault.detail}; nothing was"
+        " committed since the start, and starting it again would end the same way",
+    )
+    user = fault.kind in ("raised", "contract", "exited", "mismatch")
+    run_ending.stop(turn, "user_error" if user else "gave_up", fault, fault.detail)

@@ -1,0 +1,154 @@
+"""Planned migration: findings of node checks, and moves of ranks away from bad nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from outlast.controller.controller_state import (
+    S_NS,
+    AgentRecord,
+    ControllerState,
+    ControllerTurn,
+    MigrateOn,
+    WorkerRecord,
+)
+from outlast.controller.inputs import FindingKey, RankMigrated
+from outlast.controller.recovery import incident_response
+from outlast.events import Warned
+from outlast.transport import messages
+
+MOVES_MAX = 3  # within the window: a check that always fires must not use up every spare
+WINDOW_S = 3600.0
+WARNED_MAX = 1024  # findings that are known at once
+MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
+_STEPPING = ("idle", "running", "voting", "applying")  # states of a page
+_WORST_FIRST = ("now", "drain", "unknown", "warn")
+
+
+def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.NodeChecked) -> None:
+    """All that a host's newest check finds. An agent may say it again: only changes are events."""
+    known = turn.state.warned
+    found: dict[FindingKey, Warned] = {}
+    for one in body.found:
+        fresh = replace(one, t_ns=turn.now_ns, host=agent.host)
+        same = found.get(_key(fresh))
+        if same is None or _badness(fresh) < _badness(same):
+            found[_key(fresh)] = fresh
+    for key, one in found.items():
+        before = known.get(key)
+        if before is None and len(known) >= WARNED_MAX:
+            continue
+        known[key] = one
+        if before is None or before.severity != one.severity:
+            turn.emit(one)
+    for key, one in tuple(known.items()):
+        if one.host == agent.host and key not in found and one.check in body.told:
+            del known[key]
+            turn.state.unmoved = tuple(other for other in turn.state.unmoved if other != key)
+            turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="found no more"))
+
+
+def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
+    """Whether all of this agent's ranks have completed a phase of this generation, and make no
+    steps of another kind: what is set up or rehearsed when it is cut cannot be put back."""
+    if not state.migrate_on or not state.warned:
+        return
+    seated = [body.beats.get(each.name) for each in state.members() if each.agent == agent.name]
+    if all(beat is not None and beat[0] > state.n and beat[2] in _STEPPING for beat in seated):
+        state.calm[agent.name] = state.generation
+    else:
+        state.calm.pop(agent.name, None)
+
+
+def move_when_possible(turn: ControllerTurn) -> None:
+    """Give up, on purpose and together, the workers whose device will not last, where warm spares
+    can take their seats. What follows is a failure's own way: close, decide, seat, transfer."""
+    state = turn.state
+    if not state.migrate_on or state.mode != "open" or state.drain_ns:
+        return
+    chosen: dict[str, FindingKey] = {}
+    for key, one, worker in _wished(state):
+        if worker.name in chosen:
+            continue
+        if why_not := _why_not(state, worker, chosen, turn.now_ns):
+            _say_unmoved(turn, key, one, worker, why_not)
+        else:
+            chosen[worker.name] = key
+    for name, key in chosen.items():
+        one = state.warned[key]
+        state.moves[key] = (name, turn.now_ns)
+        turn.journal(RankMigrated(worker=name, finding=key, t_ns=turn.now_ns))
+        worker = state.workers[name]
+        fault = turn.blame(worker, "requested", f"{one.said}: {one.detail}")
+        incident_response.give_up(turn, worker, fault, "check")
+
+
+def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
+    """A move of an earlier term; its clock may have been ahead of ours."""
+    turn.state.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
+
+
+def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[WorkerRecord]:
+    """Warm spares; those that a finding names last, those of the agents `near` before others."""
+    unwell = _unwell(state)
+    return sorted(
+        state.warm_spares(),
+        key=lambda worker: (worker.name in unwell, worker.agent not in near),
+    )
+
+
+def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerRecord]]:
+    """Findings that ask for a move not made yet, with whom it would move; the worst first."""
+    if any(worker.finished for worker in state.members()):
+        return []  # the run is about to end
+    if any(state.calm.get(each.agent) != state.generation for each in state.members()):
+        return []
+    wished = []
+    for key, one in state.warned.items():
+        worker = state.workers.get(one.worker)
+        # One who was to be moved and still lives: the launcher died before it could do so.
+        done = key in state.moves and state.moves[key][0] != one.worker
+        if done or one.severity not in MOVED_FOR[state.migrate_on]:
+            continue
+        if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
+            wished.append((key, one, worker))
+    return sorted(wished, key=lambda wish: _badness(wish[1]))
+
+
+def _why_not(
+    state: ControllerState, worker: WorkerRecord, chosen: dict[str, FindingKey], now_ns: int
+) -> str:
+    recent = {name for name, t_ns in state.moves.values() if now_ns - t_ns < WINDOW_S * S_NS}
+    well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
+    donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
+    if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
+        return f"{MOVES_MAX} moves were made within the last hour"
+    if len(chosen) >= len(well):
+        return "no warm spare is on a device that is well"
+    if len(chosen) + 1 >= len(donors):
+        return "no other rank would be left that holds the state"
+    return ""
+
+
+def _say_unmoved(
+    turn: ControllerTurn, key: FindingKey, one: Warned, worker: WorkerRecord, why: str
+) -> None:
+    if key in turn.state.unmoved:
+        return
+    turn.state.unmoved = (*turn.state.unmoved, key)
+    turn.note(f"{one.said}: the rank stays there for now, since {why}", worker.name, worker.seat)
+
+
+def _unwell(state: ControllerState) -> set[str]:
+    """Workers on a device that should be left, or have been."""
+    return {one.worker for one in state.warned.values() if one.severity in MOVED_FOR["drain"]}
+
+
+def _key(one: Warned) -> FindingKey:
+    return FindingKey(one.host, one.check, one.symptom, one.code, one.device)
+
+
+def _badness(one: Warned) -> int:
+    return _WORST_FIRST.index(one.severity) if one.severity in _WORST_FIRST else len(_WORST_FIRST)

@@ -1,0 +1,1 @@
+"""Recovery from a failure: close the generation, decide, and open the next one."""

@@ -1,0 +1,115 @@
+"""Response to a failure: close the generation and collect the answer of every worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events
+from outlast.controller.controller_state import ControllerTurn, WorkerRecord
+from outlast.transport import messages
+
+_FAULTS_MAX = 64
+
+
+def notice(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
+    """Take a fault into the open incident, or begin one; close the generation if it is alive."""
+    state = turn.state
+    if state.mode not in ("gathering", "connecting", "open", "closing"):
+        return
+    if not state.incident:
+        state.incidents += 1
+        state.incident = state.incidents
+    state.faults = (*state.faults, fault)[-_FAULTS_MAX:]
+    state.newest = (*state.newest, fault)[-_FAULTS_MAX:]
+    turn.emit(
+        events.Noticed(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            how=how,
+            fault=fault,
+        )
+    )
+    if state.mode != "closing":
+        close(turn, fault.detail)
+
+
+def close(turn: ControllerTurn, reason: str) -> None:
+    """No vote of this generation can end well after this has reached its workers."""
+    state = turn.state
+    turn.enter("closing")
+    for worker in tuple(state.members()):
+        if not worker.killed_ns:
+            turn.send(worker, messages.Close(generation=state.generation, reason=reason))
+    turn.emit(
+        events.GenerationClosed(
+            t_ns=turn.now_ns, incident=state.incident, generation=state.generation
+        )
+    )
+
+
+def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    """A worker's final word on the generation, or its first word about a failure in it."""
+    state = turn.state
+    known = worker.status
+    if body.state in ("torn", "broken"):
+        _must_be_replaced(turn, worker, body)
+        return
+    if known is not None and known.generation == body.generation:
+        if (known.n, known.state) != (body.n, body.state):
+            detail = (
+                f"rank {worker.seat} changed its answer on generation {body.generation} from"
+                f" {known.state} at phase {known.n} to {body.state} at {body.n}; it was given up"
+            )
+            give_up(turn, worker, turn.blame(worker, "torn", detail), "report")
+        return
+    worker = turn.change(worker.name, status=body)
+    state.reached = max(state.reached, (body.n, body.step))
+    fault = _complete(turn, worker, body.fault) if body.fault else None
+    if fault is None and state.mode != "closing":
+        fault = turn.blame(worker, "transport", f"rank {worker.seat} left the generation")
+    if fault is not None:
+        notice(turn, fault, "peer" if fault.kind == "transport" else "report")
+    if state.mode != "closing":
+        return
+    _report(turn, worker, body)
+
+
+def _must_be_replaced(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    """Torn or broken: true whenever it is said, and whatever was said before."""
+    known = _complete(turn, worker, body.fault) if body.fault else None
+    if known is None and body.state == "broken":  # the end of another has cut its set-up
+        detail = f"rank {worker.seat} was cut in set-up or a rehearsal before phase {body.n + 1}"
+        known = turn.blame(worker, "transport", detail)
+    detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
+    give_up(turn, worker, known or turn.blame(worker, "torn", detail), "report")
+    _report(turn, worker, body)
+
+
+def _report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    turn.emit(
+        events.Reported(
+            t_ns=turn.now_ns,
+            incident=turn.state.incident,
+            generation=body.generation,
+            worker=worker.name,
+            seat=worker.seat,
+            n=body.n,
+            state=body.state,
+        )
+    )
+
+
+def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how: str) -> None:
+    """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
+    fresh = not worker.killed_ns
+    turn.kill(worker.name, fault)
+    starting = turn.state.first and turn.state.mode == "gathering"  # then Lost says the rest
+    if fresh and worker.seat >= 0 and not starting:
+        notice(turn, fault, how)
+
+
+def _complete(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> events.Fault:
+    return msgspec.structs.replace(
+        fault, worker=fault.worker or worker.name, seat=worker.seat, t_ns=fault.t_ns or turn.now_ns
+    )

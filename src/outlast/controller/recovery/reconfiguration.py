@@ -1,0 +1,305 @@
+"""Reconfiguration: from a decision to an open generation."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.controller import membership, save_requests, shared_values
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import DecisionMade, Opened
+from outlast.controller.lifecycle import checkpoint_search, run_ending
+from outlast.controller.recovery import incident_response
+from outlast.controller.save_schedule import interval_updates
+from outlast.transport import messages
+
+
+def start_over(turn: ControllerTurn, n: int, step: int) -> None:
+    """Everybody starts in a new generation, before phase n+1; who waits for a seat keeps it."""
+    state = turn.state
+    state.generation += 1
+    state.n, state.step = n, step
+    state.first, state.opened = True, False
+    state.verdict = "start"
+    waiting = {worker.seat: worker.name for worker in state.workers.values()}
+    state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
+    state.left, state.records, state.puts = {}, {}, {}
+    state.audit = state.audit.begun_again(n, step)
+    turn.enter("gathering")
+
+
+def gather(turn: ControllerTurn) -> None:
+    """Fill the seats, tell the new members, and connect once all stand before phase n+1."""
+    state = turn.state
+    for seat in range(state.world):
+        if not state.seats[seat]:
+            membership.fill(turn, seat)
+    if state.first:
+        membership.keep_spares(turn)
+        _seat_everybody(turn)
+    else:
+        for seat in range(state.world):
+            worker = state.occupant(seat)
+            newcomer = worker and worker.hello and worker.member < state.generation
+            if worker and newcomer and not worker.killed_ns:
+                _seat(turn, worker)
+    members = [state.occupant(seat) for seat in range(state.world)]
+    if state.mode == "gathering" and all(
+        worker is not None and worker.ready == state.generation and not worker.killed_ns
+        for worker in members
+    ):
+        _connect(turn)
+
+
+def _seat_everybody(turn: ControllerTurn) -> None:
+    state = turn.state
+    occupants = [worker for seat in range(state.world) if (worker := state.occupant(seat))]
+    if len(occupants) < state.world or any(worker.hello is None for worker in occupants):
+        return
+    if occupants[0].member == state.generation or any(w.killed_ns for w in occupants):
+        return
+    if not _same_bits(turn, occupants) or checkpoint_search.search_checkpoint_again(turn):
+        return
+    journal(turn)
+    for worker in occupants:
+        _seat(turn, worker)
+
+
+def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
+    """The first start fixes the fingerprint; spares that differ from it are of no use."""
+    state = turn.state
+    assert occupants[0].hello is not None
+    if state.fingerprint is None:
+        state.fingerprint = occupants[0].hello.fingerprint
+    for worker in occupants:
+        assert worker.hello is not None
+        difference = membership.differing(state.fingerprint, worker.hello.fingerprint)
+        if difference:
+            detail = (
+                f"rank {worker.seat} does not compute as rank 0 does ({difference}); nothing was"
+                " started; make all ranks equal"
+            )
+            fault = turn.blame(worker, "mismatch", detail)
+            run_ending.stop(turn, "user_error", fault, detail)
+            return False
+    for worker in tuple(state.workers.values()):
+        if worker.seat < 0 and worker.hello is not None and not worker.killed_ns:
+            membership.refuse_other_bits(turn, worker)
+    return True
+
+
+def journal(turn: ControllerTurn) -> None:
+    """Make the decision durable: before anybody hears of the generation."""
+    state = turn.state
+    occupants = [state.occupant(seat) for seat in range(state.world)]
+    turn.journal(
+        DecisionMade(
+            generation=state.generation,
+            n=state.n,
+            step=state.step,
+            verdict=state.verdict,
+            seats=state.seats,
+            slots=dict(state.left),
+            agents=tuple(worker.agent if worker else "" for worker in occupants),
+            joining=tuple(
+                seat for seat, worker in enumerate(occupants) if worker is None or not worker.whole
+            ),
+            incident=state.incidents,
+        )
+    )
+
+
+def slot_keys(n: int) -> tuple[str, str, str]:
+    """What a joiner may need of its seat, to stand before phase n+1."""
+    return f"before:{n}", f"after:{n}", f"result:{n}"
+
+
+def open_frame(turn: ControllerTurn) -> messages.Open:
+    state = turn.state
+    return messages.Open(
+        generation=state.generation, n=state.n, ask=save_requests.pending_request(turn)
+    )
+
+
+def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
+    state = turn.state
+    if state.first:
+        return messages.Seat(
+            generation=state.generation,
+            seat=worker.seat,
+            world=state.world,
+            n=state.n,
+            first=True,
+            checkpoint=state.checkpoint if state.n else None,
+        )
+    left = state.left.get(worker.seat, {})
+    return messages.Seat(
+        generation=state.generation,
+        seat=worker.seat,
+        world=state.world,
+        n=state.n,
+        first=False,
+        slots={key: left[key] for key in slot_keys(state.n) if key in left},
+        record=state.records.get(worker.seat, b""),
+    )
+
+
+def _seat(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    generation = turn.state.generation
+    worker = turn.change(
+        worker.name, member=generation, seated=generation, since_ns=turn.now_ns, joined=None
+    )
+    turn.send(worker, seat_frame(turn, worker))
+    shared_values.replay_puts(turn, worker)
+    turn.emit(
+        events.WorkerSeated(
+            t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, generation=generation
+        )
+    )
+
+
+def decide_frame(turn: ControllerTurn) -> messages.Decide:
+    state = turn.state
+    return messages.Decide(
+        generation=state.generation, n=state.n, verdict=state.verdict, seats=state.seats
+    )
+
+
+def ready(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerReady) -> None:
+    state = turn.state
+    if body.n != state.n:
+        detail = f"rank {worker.seat} is ready before phase {body.n + 1}, not {state.n + 1}"
+        incident_response.give_up(turn, worker, turn.blame(worker, "torn", detail), "report")
+        return
+    if worker.ready == body.generation:
+        return
+    turn.change(worker.name, ready=body.generation)
+    if not worker.whole and not state.first:
+        turn.emit(
+            events.JoinerReady(
+                t_ns=turn.now_ns, incident=state.incident, worker=worker.name, seat=worker.seat
+            )
+        )
+
+
+def _connect(turn: ControllerTurn) -> None:
+    state = turn.state
+    members = [state.workers[name] for name in state.seats]
+    donors = [worker.seat for worker in members if worker.whole]
+    joiners = [] if state.first else [worker.seat for worker in members if not worker.whole]
+    state.transfers = tuple(
+        (donors[index % len(donors)], joiner) for index, joiner in enumerate(joiners)
+    )
+    turn.enter("connecting")
+    frame = connect_frame(turn)
+    for worker in members:
+        turn.send(turn.change(worker.name, joined=None), frame)
+
+
+def connect_timeout_s(turn: ControllerTurn) -> float:
+    limits = turn.state.limits
+    return limits.connect_s + (limits.transfer_s if turn.state.transfers else 0.0)
+
+
+def connect_frame(turn: ControllerTurn) -> messages.Connect:
+    state = turn.state
+    hellos = [state.workers[name].hello for name in state.seats]
+    return messages.Connect(
+        generation=state.generation,
+        n=state.n,
+        seats=state.seats,
+        addresses=tuple(hello.address if hello else "" for hello in hellos),
+        transfers=state.transfers,
+        timeout_s=connect_timeout_s(turn),
+    )
+
+
+def open_when_joined(turn: ControllerTurn) -> None:
+    """All groups stand: compare what was sent with what arrived, then let phases run."""
+    state = turn.state
+    members = [state.occupant(seat) for seat in range(state.world)]
+    joined = [worker.joined for worker in members if worker and worker.joined]
+    if len(joined) < state.world:
+        return
+    turn.emit(
+        events.Connected(t_ns=turn.now_ns, incident=state.incident, generation=state.generation)
+    )
+    for donor, joiner in state.transfers:
+        if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
+            return
+    state.audit = state.audit.copied(state.transfers)
+    turn.journal(Opened(generation=state.generation, n=state.n, transfers=state.transfers))
+    state.opened = True
+    turn.enter("open")
+    for name in state.seats:
+        worker = turn.change(name, whole=True, since_ns=turn.now_ns)
+        turn.send(worker, open_frame(turn))
+    turn.emit(
+        events.GenerationOpened(
+            t_ns=turn.now_ns, incident=state.incident, generation=state.generation, n=state.n
+        )
+    )
+    state.incident, state.faults, state.spares_failed = 0, (), 0
+    state.early_deaths, state.refill_due = {}, True
+    interval_updates.record_opened(turn)
+    if state.first:
+        membership.keep_spares(turn)
+
+
+def _arrived(
+    turn: ControllerTurn,
+    donor: int,
+    joiner: int,
+    sender: messages.Joined,
+    receiver: messages.Joined,
+) -> bool:
+    state = turn.state
+    sent, received = sender.sent.get(joiner), receiver.received.get(donor)
+    if sent is None or received is None or sent[:2] != received[:2]:
+        worker = state.workers[state.seats[joiner]]
+        detail = (
+            f"the state that rank {donor} sent to {worker.name} for rank {joiner} did not arrive"
+            f" as it was sent ({sent} against {received}); nothing of it was taken over"
+        )
+        incident_response.give_up(turn, worker, turn.blame(worker, "transfer", detail), "report")
+        return False
+    turn.emit(
+        events.Transferred(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            donor=donor,
+            joiner=joiner,
+            size_bytes=sent[1],
+            seconds=received[2],
+            digest=sent[0],
+        )
+    )
+    return True
+
+
+def remind(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    """Repeat to a worker, whose agent was away, what it was last asked; answers may repeat too."""
+    state = turn.state
+    if worker.killed_ns:
+        turn.tell(worker.agent, messages.Kill(worker=worker.name, reason="it was given up"))
+        return
+    if worker.hello is None or worker.seat < 0 or worker.member != state.generation:
+        return
+    if state.mode == "closing":
+        turn.send(worker, messages.Close(generation=state.generation, reason="said again"))
+    elif state.mode == "gathering":
+        seated = worker.seated == state.generation
+        turn.send(worker, seat_frame(turn, worker) if seated else decide_frame(turn))
+        if seated:
+            shared_values.replay_puts(turn, worker)
+    elif state.mode == "connecting":
+        turn.send(worker, connect_frame(turn))
+    elif state.mode == "open":
+        turn.send(worker, open_frame(turn))
+        if worker.seat == 0:
+            interval_updates.send_intervals(turn, again=True)
+    elif state.mode == "stopping" and state.end is not None:
+        turn.send(worker, messages.Stop(ok=state.end.outcome == "done", reason="said again"))
+
+
+def deadline_ns(turn: ControllerTurn) -> int:
+    return turn.state.since_ns + int(connect_timeout_s(turn) * S_NS)

@@ -1,0 +1,270 @@
+"""Decision after a failure, once every worker has answered or is dead."""
+
+from __future__ import annotations
+
+from outlast import events
+from outlast.controller import membership
+from outlast.controller.audit import audit_protocol as audit
+from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn, WorkerRecord
+from outlast.controller.lifecycle import restart, run_ending
+from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
+from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
+
+_CAUSES_MAX = 64
+
+
+def decide_when_answered(turn: ControllerTurn) -> None:
+    """Invariants (b) and (g): nobody of the old generation is left who could still act in it."""
+    state = turn.state
+    audit.conclude(turn)
+    members = list(state.members())
+    if any(w.killed_ns or is_silent(turn, w) for w in members):
+        return
+    survivors = [w for w in members if w.whole and _answer(w) != "joining"]
+    n, step = _place(turn, survivors)
+    strange = [w for w in survivors if not _possible(w, n)]
+    if strange:
+        _contradiction(turn, strange, n)
+        return
+    if _unfit_joiners(turn, members, survivors, n):
+        return
+    _release_fenced(turn)
+    _count_attempt(turn, survivors, n)
+    situation = _situation(turn, survivors, n)
+    choice = recovery_ladder.choose(situation)
+    begins_again = choice.rung in recovery_ladder.FROM_A_COPY
+    if state.drain_ns and begins_again:
+        run_ending.interrupt(turn, f"{state.drain_reason} (while a restart was due)")
+    elif choice.rung == "stop":
+        _stop(turn, n, step, choice, situation)
+    elif begins_again:
+        point = state.checkpoint
+        _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
+        restart.begin_restart(turn, choice.reason)
+    else:
+        _go_on(turn, survivors, n, step, choice)
+
+
+def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
+    """Alive, and its answer to Close is still due (or nobody knows where it listens)."""
+    generation = turn.state.generation
+    answered = worker.status is not None and worker.status.generation == generation
+    return not worker.killed_ns and not (answered and worker.hello is not None)
+
+
+def _answer(worker: WorkerRecord) -> str:
+    return worker.status.state if worker.status else ""
+
+
+def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, int]:
+    """(N, step): the farthest that a survivor has completed, never behind an earlier decision."""
+    places = [(w.status.n, w.status.step) for w in survivors if w.status]
+    return max([(turn.state.n, turn.state.step), *places])
+
+
+def _possible(worker: WorkerRecord, n: int) -> bool:
+    """Invariant (a): one vote a phase, so nobody is farther behind than an answer not received."""
+    status = worker.status
+    assert status is not None
+    return status.n == n or (status.n == n - 1 and status.state == "prepared")
+
+
+def _contradiction(turn: ControllerTurn, strange: list[WorkerRecord], n: int) -> None:
+    said = ", ".join(
+        f"rank {w.seat} {w.status.state} at phase {w.status.n}" for w in strange if w.status
+    )
+    detail = (
+        f"the ranks contradict each other after generation {turn.state.generation}: phase {n} is"
+        f" complete somewhere, but {said}; nothing was decided, since going on could apply a step"
+        " twice or never; restart from the newest checkpoint, and please report this"
+    )
+    fault = turn.blame(strange[0], "mismatch", detail)
+    run_ending.stop(turn, "gave_up", fault, detail)
+
+
+def _unfit_joiners(
+    turn: ControllerTurn, members: list[WorkerRecord], survivors: list[WorkerRecord], n: int
+) -> bool:
+    """A joiner may try again from where it was told to stand, and from nowhere else."""
+    if not survivors:
+        return False
+    whole = {w.name for w in survivors}
+    unfit = [
+        w
+        for w in members
+        if w.name not in whole
+        and w.status is not None
+        and not (w.status.state in ("joining", "idle", "running") and w.status.n == n)
+    ]
+    for worker in unfit:
+        detail = f"{worker.name} was to join at phase {n} and cannot ({_answer(worker)})"
+        turn.kill(worker.name, turn.blame(worker, "torn", detail))
+    for worker in members:
+        if worker.name not in whole and worker.name in turn.state.workers:
+            turn.change(worker.name, whole=False)
+    return bool(unfit)
+
+
+def _release_fenced(turn: ControllerTurn) -> None:
+    """A given-up worker that was never told of the generation leaves its seat at once."""
+    state = turn.state
+    for worker in tuple(state.workers.values()):
+        if worker.seat >= 0 and worker.killed_ns:
+            turn.change(worker.name, seat=-1)
+            state.seats = tuple("" if name == worker.name else name for name in state.seats)
+
+
+def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> None:
+    """A generation that was open and completed a phase ends the row of failed ones."""
+    state = turn.state
+    if not survivors:
+        n = max([n, *(fault.n for fault in state.faults)])
+    newest, state.newest = state.newest, ()
+    if state.opened and n > state.n:
+        state.attempts, state.causes = {}, state.faults
+    else:
+        key = recovery_ladder.recurring(newest)
+        state.attempts[key] = state.attempts.get(key, 0) + 1
+        state.causes = tuple(dict.fromkeys((*state.causes, *state.faults)))[-_CAUSES_MAX:]
+
+
+def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
+    state = turn.state
+    keys = reconfiguration.slot_keys(n)[:2]
+    lost, stateless = [], []
+    for seat in range(state.world):
+        worker = state.occupant(seat)
+        if worker is None:
+            lost.append(seat)
+        if worker is None or worker.member < state.generation:
+            left = state.left.get(seat, {})
+            if not any(key in left for key in keys):
+                stateless.append(seat)
+    checkpoint = state.checkpoint
+    inner = {key: count for key, count in state.attempts.items() if key}
+    worst = max(inner, key=lambda key: inner[key], default="")
+    same = tuple(fault for fault in state.causes if recovery_ladder.recurring((fault,)) == worst)
+    again = inner.get(worst, 0) >= state.limits.attempts_max
+    moved = {name for name, _ in state.moves.values()}
+    return Situation(
+        cause=recovery_ladder.most_telling(same if again and same else state.causes),
+        lost=tuple(lost),
+        planned=tuple(fault.seat for fault in state.faults if fault.worker in moved),
+        stateless=tuple(stateless),
+        donors=0 if state.audit.undecided else len(survivors),
+        diverged=state.audit.undecided,
+        spares=len(state.warm_spares()),
+        cold=len(state.cold_spares()),
+        respawns=state.respawns_left(),
+        attempts=inner.get(worst, 0),
+        attempts_all=sum(inner.values()),
+        attempts_max=int(state.limits.attempts_max),
+        restarts=state.restarts,
+        world=state.world,
+        steps_lost=max(0, state.reached[1] - (checkpoint.step if checkpoint else 0)),
+        checkpoint_n=checkpoint.n if checkpoint else 0,
+        in_memory=checkpoint is not None and checkpoint.tier == "memory",
+    )
+
+
+def _go_on(
+    turn: ControllerTurn, survivors: list[WorkerRecord], n: int, step: int, choice: RecoveryChoice
+) -> None:
+    """Survivors keep what they hold; empty seats are filled; the decision is durable first."""
+    state = turn.state
+    commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
+    told = [w for w in state.members() if w.status is not None]
+    before = {seat: state.seats[seat] for seat in range(state.world)}
+    state.n, state.step = n, step
+    state.left = {
+        seat: {key: left[key] for key in reconfiguration.slot_keys(n) if key in left}
+        for seat, left in state.left.items()
+    }
+    _share_result(state, survivors, n)
+    for seat, name in before.items():
+        if not name:
+            membership.fill(turn, seat)
+    state.generation += 1
+    state.old_seats = ()
+    state.first, state.opened = False, False
+    state.verdict = "commit" if commit else "redo"
+    reconfiguration.journal(turn)
+    _announce(turn, choice, state.verdict, n, step)
+    turn.enter("gathering")
+    frame = reconfiguration.decide_frame(turn)
+    for worker in told:
+        turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
+        turn.send(worker, frame)
+
+
+def _share_result(state: ControllerState, survivors: list[WorkerRecord], n: int) -> None:
+    """A worker lost between the vote and its return takes what phase n returned with it; where
+    at least two survivors returned it and all the same, it is known. Who prepared has returned
+    nothing yet, and one rank's own result says nothing about another's."""
+    done = [w.status for w in survivors if w.status is not None and w.status.n == n]
+    said = {status.result for status in done}
+    known = any(status.shared for status in done) or len(done) == len(survivors) > 1
+    if known and len(said) == 1 and (result := said.pop()):
+        state.left = {
+            seat: {f"result:{n}": result, **left} if f"after:{n}" in left else left
+            for seat, left in state.left.items()
+        }
+
+
+def _announce(
+    turn: ControllerTurn, choice: RecoveryChoice, verdict: str, n: int, step: int
+) -> None:
+    state = turn.state
+    replaced = tuple(
+        (seat, fault.worker, state.seats[seat])
+        for seat, fault in _last_fault_by_seat(state.faults).items()
+        if fault.worker and state.seats[seat] not in ("", fault.worker)
+    )
+    turn.emit(
+        events.Decided(
+            t_ns=turn.now_ns,
+            incident=state.incident,
+            generation=state.generation,
+            verdict=verdict,
+            rung=choice.rung,
+            n=n,
+            step=step,
+            replaced=replaced,
+            reason=choice.reason,
+        )
+    )
+
+
+def _last_fault_by_seat(faults: tuple[events.Fault, ...]) -> dict[int, events.Fault]:
+    return {fault.seat: fault for fault in faults if fault.seat >= 0}
+
+
+def _stop(
+    turn: ControllerTurn, n: int, step: int, choice: RecoveryChoice, situation: Situation
+) -> None:
+    _announce(turn, choice, "redo", n, step)
+    cause = situation.cause or events.Fault(kind="requested", detail=choice.reason)
+    audits = turn.state.audit
+    never_equal = audits.undecided and audits.whole is None  # so the script built it
+    user_error = recovery_ladder.is_user_error(cause) or never_equal
+    run_ending.stop(turn, "user_error" if user_error else "gave_up", cause, choice.reason)
+
+
+def answer_limit_s(turn: ControllerTurn, worker: WorkerRecord) -> float:
+    """Return how long a worker may take for its answer: one whose interpreter is held by a
+    computation has the ceiling, as it would have in an open generation."""
+    limits = turn.state.limits
+    return max(limits.status_s, limits.hang_ceiling_s) if worker.held else limits.status_s
+
+
+def fence_silent(turn: ControllerTurn) -> None:
+    """Give up who has not answered Close in time; Lost follows."""
+    state = turn.state
+    for worker in tuple(state.members()):
+        limit_s = answer_limit_s(turn, worker)
+        if is_silent(turn, worker) and turn.now_ns >= state.since_ns + int(limit_s * S_NS):
+            detail = (
+                f"rank {worker.seat} has not answered for {limit_s:g} s after"
+                f" generation {state.generation} was closed"
+            )
+            incident_response.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")

@@ -1,0 +1,239 @@
+"""Recovery ladder: the cheapest way to recover that works, with its reason.
+
+The order of LADDER is the policy. A rung says why it cannot be taken, or takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from outlast.events import Fault
+
+Rung = Literal["retry", "migrate", "replace", "respawn", "rollback", "restart", "stop"]
+
+
+FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker begins again
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the choice depends on, when every worker has answered or been reaped."""
+
+    cause: Fault | None  # the most telling fault so far
+    lost: tuple[int, ...] = ()  # seats that nobody holds
+    planned: tuple[int, ...] = ()  # seats that were given up to be moved
+    stateless: tuple[int, ...] = ()  # those among them whose own state is gone
+    donors: int = 0  # survivors that hold the replicated state
+    diverged: bool = False  # replicas differ, and nothing says which of them is right
+    spares: int = 0  # warm, and fit
+    cold: int = 0  # spares that are still starting
+    respawns: int = 0  # workers that may still be started
+    attempts: int = 0  # generations without progress that ended in the same fault of their own
+    attempts_all: int = 0  # that ended in any fault of their own
+    attempts_max: int = 3
+    restarts: int = 0  # restarts in a row without progress
+    world: int = 1
+    steps_lost: int = 0  # what a rollback or a restart would cost
+    checkpoint_n: int = 0
+    in_memory: bool = False  # keepers hold that checkpoint
+
+
+class RecoveryChoice(msgspec.Struct, frozen=True):
+    rung: Rung
+    reason: str
+
+
+def choose(situation: Situation) -> RecoveryChoice:
+    """The first rung of the ladder that can be taken; `stop` always can."""
+    why_not = ""
+    for rung, take in LADDER:
+        reason, possible = take(situation, why_not)
+        if possible:
+            return RecoveryChoice(rung, reason)
+        why_not = reason or why_not
+    raise AssertionError("the ladder ends in a rung that can always be taken")
+
+
+def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
+    if situation.cause is not None and situation.cause.kind == "contract":
+        return f"{situation.cause.detail}: trying again would end the same way", True
+    if situation.attempts >= situation.attempts_max:
+        return (
+            f"{situation.attempts} generations ended in the same fault, and no phase was completed"
+            f" between them{_because(situation)}",
+            True,
+        )
+    if situation.attempts_all >= _KINDS_OF_TROUBLE * situation.attempts_max:
+        return (
+            f"{situation.attempts_all} generations failed, each in its own way, and no phase was"
+            f" completed between them{_because(situation)}",
+            True,
+        )
+    return "", False
+
+
+def _retry(situation: Situation, _: str) -> tuple[str, bool]:
+    if situation.diverged:
+        return f"nobody is known to hold the right state{_because(situation)}", False
+    if not situation.donors:
+        return "no worker is left that holds the whole state", False
+    if situation.lost:
+        return "", False
+    return f"every worker is alive{_because(situation)}: the phase is tried again", True
+
+
+def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
+    lost = situation.lost
+    possible = situation.donors and not situation.stateless and len(lost) <= situation.spares
+    if not lost or not possible or not set(lost) <= set(situation.planned):
+        return "", False
+    to = "a warm spare" if len(lost) == 1 else "warm spares"
+    return f"{_ranks(lost)} moved to {to}{_because(situation)}", True
+
+
+def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
+    lost = situation.lost
+    if not situation.donors:
+        return why_not, False
+    if situation.stateless:
+        ranks = _ranks(situation.stateless)
+        return f"nothing is left of the own state of {ranks}{_because(situation)}", False
+    if len(lost) > situation.spares + situation.cold:
+        return "", False
+    starting = len(lost) - situation.spares
+    which = "warm spares take over" if starting <= 0 else "spares that are starting take over"
+    return f"{_ranks(lost)} lost{_because(situation)}: {which}", True
+
+
+def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
+    if not situation.donors or situation.stateless:
+        return why_not, False
+    missing = len(situation.lost) - situation.spares - situation.cold
+    if missing > situation.respawns:
+        return _no_budget(missing, situation), False
+    return (
+        f"{_ranks(situation.lost)} lost{_because(situation)}: {situation.spares} warm spare(s),"
+        f" {situation.cold} starting, so {missing} worker(s) are started anew",
+        True,
+    )
+
+
+def _rollback(situation: Situation, why_not: str) -> tuple[str, bool]:
+    return _begin_again(situation, why_not) if situation.in_memory else (why_not, False)
+
+
+def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
+    return (why_not, False) if situation.in_memory else _begin_again(situation, why_not)
+
+
+def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
+    if situation.donors and not situation.stateless and not situation.checkpoint_n:
+        return why_not, False  # only workers are lacking, and every committed step would be, too
+    if situation.diverged and not situation.checkpoint_n:
+        return f"{why_not}; there is no copy from before the last agreement", False
+    if situation.restarts >= situation.attempts_max:
+        return (
+            f"{situation.restarts} restarts in a row did not get beyond the same place"
+            f"{_because(situation)}",
+            False,
+        )
+    origin = "the beginning (there is no checkpoint)"
+    if situation.checkpoint_n:
+        kind = "copy in memory" if situation.in_memory else "checkpoint"
+        origin = f"the {kind} at phase {situation.checkpoint_n}"
+    return (
+        f"{why_not}: everybody starts again from {origin}; {situation.steps_lost} committed"
+        " step(s) lost, to be redone",
+        True,
+    )
+
+
+def _stop(_: Situation, why_not: str) -> tuple[str, bool]:
+    return why_not or "no rung of the ladder is left", True
+
+
+LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = (
+    ("stop", _give_up),
+    ("retry", _retry),
+    ("migrate", _migrate),
+    ("replace", _replace),
+    ("respawn", _respawn),
+    ("rollback", _rollback),
+    ("restart", _restart),
+    ("stop", _stop),
+)
+
+_KINDS_OF_TROUBLE = 4
+# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process did this to itself, and may do it again.
+_CRASHES = (4, 6, 7, 8, 11)
+
+_TELLING = (
+    "contract", "mismatch", "diverged", "unknown", "torn", "storage", "hung", "stopped", "killed",
+    "exited", "raised", "agent_lost", "transfer", "transport", "unsettled", "requested", "save",
+)  # fmt: skip
+
+
+def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
+    """The fault that explains the others: a traceback first, a broken connection last."""
+    order = [fault for fault in faults if fault.kind == "contract"]
+    order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
+    order += [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
+    if order:
+        return order[0]
+    return min(faults, key=_telling, default=None)
+
+
+def _telling(fault: Fault) -> float:
+    """A seat that was moved on purpose explains the connections that its worker's end broke."""
+    moved = fault.kind == "requested" and fault.seat >= 0
+    return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
+
+
+def recurring(faults: tuple[Fault, ...]) -> str:
+    """What makes the failure of a generation the same one when it comes again; "" for one that
+    came from outside: it says nothing about the next attempt, and the budget of respawns bounds it.
+    """
+    roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
+    fault = most_telling(roots or faults)
+    if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
+        return ""
+    lines = fault.traceback.strip().splitlines()
+    if lines:
+        return f"{fault.kind}: {lines[-1]}"
+    if fault.kind in ("transport", "transfer", "unsettled"):
+        return fault.kind  # who notices it is chance
+    return f"{fault.kind} at rank {fault.seat}"
+
+
+def is_accident(fault: Fault) -> bool:
+    """Return whether the fault came from outside the process: a kill, a stop signal, a lost
+    host."""
+    if fault.kind == "killed":
+        return fault.signal not in _CRASHES
+    return fault.kind in ("agent_lost", "stopped")
+
+
+def is_user_error(cause: Fault | None) -> bool:
+    """Whether the cause lies in the user's own code."""
+    if cause is None:
+        return False
+    return cause.kind in ("contract", "raised") or (
+        cause.kind == "exited" and bool(cause.traceback)
+    )
+
+
+def _because(situation: Situation) -> str:
+    return f" ({situation.cause.kind}: {situation.cause.detail})" if situation.cause else ""
+
+
+def _ranks(seats: tuple[int, ...]) -> str:
+    return ("rank " if len(seats) == 1 else "ranks ") + ", ".join(map(str, seats))
+
+
+def _no_budget(missing: int, situation: Situation) -> str:
+    return (
+        f"{missing} worker(s) are missing, no spare is warm, and only {situation.respawns} may"
+        " still be started (limit respawns_max)"
+    )

@@ -1,0 +1,151 @@
+"""Placement of replicas of snapshots: failure domains and equal loads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from outlast.errors import ConfigError
+
+
+class ReplicaSpot(NamedTuple):
+    """Where a rank is. What shares a label is lost together; a rack without a name is one rack."""
+
+    host: str
+    rack: str = ""
+
+
+class ReplicaPlacement(NamedTuple):
+    """`peers`: by rank, who else holds its part. `notes`: what the copies do not survive."""
+
+    peers: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...]
+
+
+def place(spots: Sequence[ReplicaSpot], copies: int) -> ReplicaPlacement:
+    """`copies` holders for each rank's part, itself the first. The same for the same arguments.
+
+    A part lies in as many racks, then hosts, as there are, up to `copies`. Every rank holds as
+    many parts of others' as it has peers, but where domains differ so much in size that one of
+    the two must give way: then it is the balance. Raises ConfigError where ranks do not suffice.
+    """
+    world = len(spots)
+    if not 1 <= copies <= max(1, world):
+        raise ConfigError(
+            f"{copies} copies of each rank's part need {copies} ranks to hold them, and there are"
+            f" {world}; ask for 1 to {max(1, world)}"
+        )
+    hosts = [(spot.rack, spot.host) for spot in spots]
+    racks = {rack for rack, _ in hosts}
+    wanted = (min(copies, len(racks)), min(copies, len(set(hosts))))
+    peers = _ring(hosts, copies)
+    alone = [rank for rank in range(world) if _spread(hosts, (rank, *peers[rank])) < wanted]
+    if alone:
+        _move(hosts, peers, alone)
+    notes = (
+        *_note("rack", {spot.rack for spot in spots}, copies),
+        *_note("host", {spot.host for spot in spots}, copies),
+    )
+    return ReplicaPlacement(tuple(map(tuple, peers)), notes)
+
+
+def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
+    """Groups of up to `size` ranks that hold each other's parity: `peers` are the others of a
+    rank's own, in order. As few groups as that takes, of equal sizes as far as they go, but of two
+    at least. A domain's ranks lie in as many groups as there are. Raises ConfigError where ranks do
+    not suffice.
+    """
+    world = len(spots)
+    if not 2 <= size <= world:
+        raise ConfigError(
+            f"a parity group of {size} ranks needs as many, and there are {world}; ask for"
+            f" {f'2 to {world}' if world > 1 else 'none'}"
+        )
+    count = min(-(-world // size), world // 2)
+    line = sorted(range(world), key=lambda rank: (spots[rank].rack, spots[rank].host, rank))
+    groups = [sorted(line[first::count]) for first in range(count)]
+    peers: list[tuple[int, ...]] = [()] * world
+    for members in groups:
+        for rank in members:
+            peers[rank] = tuple(other for other in members if other != rank)
+    notes = (
+        *_group_note("rack", [spot.rack for spot in spots], groups),
+        *_group_note("host", [f"{spot.rack}/{spot.host}" for spot in spots], groups),
+    )
+    return ReplicaPlacement(tuple(peers), notes)
+
+
+def _ring(hosts: Sequence[tuple[str, str]], copies: int) -> list[list[int]]:
+    """Ranks side by side, domain by domain, and equal strides around: whatever is no larger than a
+    stride is visited once, and every stride visits each rank once."""
+    world = len(hosts)
+    line = sorted(range(world), key=lambda rank: (hosts[rank], rank))
+    stride = world // copies
+    peers: list[list[int]] = [[] for _ in line]
+    for at, rank in enumerate(line):
+        peers[rank] = [line[(at + turn * stride) % world] for turn in range(1, copies)]
+    return peers
+
+
+def _spread(hosts: Sequence[tuple[str, str]], holders: Sequence[int]) -> tuple[int, int]:
+    """In how many racks and hosts these lie."""
+    found = {hosts[rank] for rank in holders}
+    return len({rack for rack, _ in found}), len(found)
+
+
+def _move(hosts: Sequence[tuple[str, str]], peers: list[list[int]], ranks: Sequence[int]) -> None:
+    """Give these ranks the best spread there is, and the peers with the least to hold."""
+    moved = set(ranks)
+    loads = Counter(peer for rank, held in enumerate(peers) if rank not in moved for peer in held)
+    queues: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for rank, host in enumerate(hosts):
+        queues.setdefault(host, []).append((loads[rank], rank))
+    for queue in queues.values():
+        heapq.heapify(queue)
+    for rank in ranks:
+        count, peers[rank] = len(peers[rank]), []
+        aside = _take(queues[hosts[rank]], rank)
+        chosen = [rank]
+        taken = [(aside, hosts[rank])]
+        for _ in range(count):
+            used = {hosts[holder] for holder in chosen}
+            used_racks = {rack for rack, _ in used}
+            host = min(
+                (host for host, queue in queues.items() if queue),
+                key=lambda host: (host[0] in used_racks, host in used, queues[host][0]),
+            )
+            load, peer = heapq.heappop(queues[host])
+            chosen.append(peer)
+            taken.append(((load + 1, peer), host))
+        for entry, host in taken:
+            heapq.heappush(queues[host], entry)
+        peers[rank] = chosen[1:]
+
+
+def _take(queue: list[tuple[int, int]], rank: int) -> tuple[int, int]:
+    """Take a rank out of its host's queue: nobody is its own peer."""
+    at = next(at for at, (_, found) in enumerate(queue) if found == rank)
+    entry = queue.pop(at)
+    heapq.heapify(queue)
+    return entry
+
+
+def _note(what: str, names: set[str], copies: int) -> tuple[str, ...]:
+    if len(names) >= copies or names == {""}:
+        return ()
+    if len(names) == 1:
+        return (f"all {copies} copies of a part lie on one {what}: none survives its loss",)
+    return (
+        f"{copies} copies of a part lie on {len(names)} {what}s: they survive the loss of all but"
+        " one of them, and no more",
+    )
+
+
+def _group_note(what: str, where: Sequence[str], groups: Sequence[Sequence[int]]) -> Iterator[str]:
+    names = set(where)
+    most = max(max(Counter(where[rank] for rank in members).values()) for members in groups)
+    if most > 1 and names != {""}:
+        which = f"one {what}" if len(names) == 1 else f"a {what} that {most} of its ranks are on"
+        yield f"a group's parity does not survive the loss of {which}"

@@ -1,0 +1,1 @@
+"""Save intervals by tier, from the costs and failures that a run measures."""

@@ -1,0 +1,161 @@
+"""Updates of save intervals while a run lives.
+
+Seat 0 proposes them at its next save, where all ranks agree on them: they change everywhere at
+once, or nowhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast import events
+from outlast.config import AUTO
+from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
+from outlast.controller.save_schedule.save_costs import RunMeasurements, SaveCosts
+from outlast.controller.save_schedule.save_intervals import NEVER_S, Schedule, decide
+from outlast.controller.save_schedule.save_tiers import (
+    IntervalBounds,
+    Name,
+    SavePolicy,
+    SaveTier,
+    ScheduleInputs,
+)
+from outlast.controller.save_schedule.schedule_explanation import explain
+from outlast.transport import messages
+
+AGAIN_S = 10.0  # between two decisions that only follow measurements
+DISK_MIN_S = 10.0  # a checkpoint is read back, carried on and deleted, too, which nobody times
+
+
+def record_save(turn: ControllerTurn, body: messages.Checkpointed) -> None:
+    """A save was measured: perhaps intervals change."""
+    state = turn.state
+    if not state.policy.auto:
+        return
+    state.measured = _with(state.measured, body)
+    due_ns = state.scheduled_ns + int(AGAIN_S * S_NS)
+    if state.schedule is None or turn.now_ns >= due_ns:
+        _schedule(turn)
+    send_intervals(turn)
+
+
+def record_restart(turn: ControllerTurn) -> None:
+    """A failure that undoes work: everybody will begin again."""
+    seen = turn.state.measured
+    turn.state.measured = msgspec.structs.replace(
+        seen, failures=seen.failures + 1, restoring="", restoring_ns=turn.now_ns
+    )
+
+
+def record_found(turn: ControllerTurn) -> None:
+    """It is known from where, unless it must be looked for again: the newest answer counts."""
+    state, seen = turn.state, turn.state.measured
+    if not seen.restoring_ns:
+        return  # nothing has failed
+    tier = state.checkpoint.tier if state.checkpoint else ""
+    state.measured = msgspec.structs.replace(
+        seen,
+        restoring=tier,
+        from_memory=seen.from_memory + (tier == "memory") - (seen.restoring == "memory"),
+        from_disk=seen.from_disk + (tier == "disk") - (seen.restoring == "disk"),
+    )
+
+
+def record_opened(turn: ControllerTurn) -> None:
+    """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
+    state, seen = turn.state, turn.state.measured
+    if seen.restoring_ns and state.first:
+        restore_s = (turn.now_ns - seen.restoring_ns) / S_NS
+        if seen.restoring == "memory":
+            seen = msgspec.structs.replace(seen, memory=seen.memory.restored(restore_s))
+        elif seen.restoring == "disk":
+            seen = msgspec.structs.replace(seen, disk=seen.disk.restored(restore_s))
+        state.measured = msgspec.structs.replace(seen, restoring="", restoring_ns=0)
+        if state.schedule is not None:
+            _schedule(turn)
+    send_intervals(turn)
+
+
+def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
+    """Let seat 0's worker know the intervals, unless it does; `again`: it may have missed them."""
+    state = turn.state
+    worker = state.occupant(0)
+    if state.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
+        return
+    memory, disk = _intervals(state.schedule, state.policy)
+    if again or state.told != (worker.name, memory, disk):
+        state.told = (worker.name, memory, disk)
+        turn.send(worker, messages.SaveEvery(memory=memory, disk=disk))
+
+
+def _with(seen: RunMeasurements, body: messages.Checkpointed) -> RunMeasurements:
+    """A checkpoint is charged with its copy, also where that was due for memory's sake: without
+    that tier it would have to be made, and nobody shall think that it is free."""
+    step = seen.step.add(body.step_s) if body.step_s else seen.step
+    memory, disk = seen.memory, seen.disk
+    if body.tier == "memory" and body.blocking_s:
+        memory = memory.saved(blocking_s=body.blocking_s)
+    elif body.tier == "disk" and body.blocking_s:
+        disk = disk.saved(blocking_s=body.blocking_s, flush_s=body.flush_s, drag_s=body.drag_s)
+    return msgspec.structs.replace(seen, step=step, memory=memory, disk=disk)
+
+
+def _schedule(turn: ControllerTurn) -> None:
+    """Decide, once everything that is to be chosen has been measured; say what changes."""
+    state = turn.state
+    policy, seen = state.policy, state.measured
+    unknown = (policy.memory == AUTO and not seen.memory.measured) or (
+        policy.disk == AUTO and not seen.disk.measured
+    )
+    if unknown or not seen.step.values:
+        return
+    facts = _facts(state, turn.now_ns)
+    before, state.schedule = state.schedule, decide(facts, state.schedule)
+    state.scheduled_ns = turn.now_ns
+    memory, disk = _intervals(state.schedule, policy)
+    if before is None or _intervals(before, policy) != (memory, disk):
+        why = "\n".join([explain(state.schedule, facts), *_fixed(policy)])
+        turn.emit(events.Scheduled(t_ns=turn.now_ns, memory=memory, disk=disk, why=why))
+
+
+def _facts(state: ControllerState, now_ns: int) -> ScheduleInputs:
+    policy, seen = state.policy, state.measured
+    tiers: list[SaveTier] = []
+    if policy.memory:
+        tiers.append(_tier("memory", policy.memory, seen.memory, seen.from_memory))
+    if policy.disk:
+        # A checkpoint's own copy in memory counts as the checkpoint.
+        restored = seen.from_disk + (0 if policy.memory else seen.from_memory)
+        survives = 1.0 if policy.durable else None
+        tiers.append(_tier("local", policy.disk, seen.disk, restored, survives))
+    return ScheduleInputs(
+        step=seen.step,
+        devices=state.world,
+        failures=seen.failures,
+        exposure_device_s=state.world * max(1.0, (now_ns - seen.since_ns) / S_NS),
+        tiers=tuple(tiers),
+    )
+
+
+def _tier(
+    name: Name, every: int, costs: SaveCosts, restored: int, survives: float | None = None
+) -> SaveTier:
+    bounds = IntervalBounds(min_steps=every, max_steps=every, max_s=NEVER_S)
+    if every == AUTO:
+        bounds = IntervalBounds(min_s=DISK_MIN_S if name == "local" else 0.0)
+    return SaveTier(name=name, costs=costs, bounds=bounds, restored=restored, survives=survives)
+
+
+def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
+    """Steps between copies in memory and between checkpoints: what was asked for stays."""
+    chosen = {one.tier: one.every_steps for one in schedule.choices}
+    return (
+        chosen["memory"] if policy.memory == AUTO else policy.memory,
+        chosen["local"] if policy.disk == AUTO else policy.disk,
+    )
+
+
+def _fixed(policy: SavePolicy) -> list[str]:
+    """What is not the schedule's to choose."""
+    flags = (("--snapshot-every", policy.memory), ("--checkpoint-every", policy.disk))
+    return [f"as asked for: {flag} {steps}" for flag, steps in flags if steps != AUTO]

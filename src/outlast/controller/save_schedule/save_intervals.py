@@ -1,0 +1,217 @@
+"""Save intervals of each tier, from the costs of saves and the rates of failures.
+
+Pure and deterministic: one place decides (the controller), everybody receives the intervals. The
+formulas are those of `outlast.theory`; `schedule_explanation.py` explains the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from outlast.controller.save_schedule.save_tiers import (
+    STEPS_MAX,
+    Name,
+    SaveTier,
+    ScheduleInputs,
+    survival,
+)
+from outlast.theory.failures import Rate, job_mtbf_s, posterior
+from outlast.theory.intervals import POINT, efficiency, flat_zone
+from outlast.theory.levels import Level, pattern
+
+NEVER_S = 1e9  # 31 years: stands for an interval without end, which no wire format carries
+FIRST_S = 300.0  # until a tier's first save has been timed
+STAY_SHARE = 0.1  # of the least waste: a step count that costs at most this more is kept
+STAY_CHEAP = 1.5  # a tier that saves as often as it can goes on until it costs this much more
+
+Reason = Literal["optimum", "bounds", "flush", "cheap", "kept", "covered", "unmeasured"]
+
+
+class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier's interval, and what it follows from. Seconds; `NEVER_S` stands for no end.
+
+    `reason`: the optimum · the nearest to it that the bounds allow, or that leaves time to flush ·
+    as often as can be, since that is cheap · kept from before, since the optimum is hardly better ·
+    goes with the next deeper tier, which covers its failures · no save has been timed yet.
+    """
+
+    tier: Name
+    every_steps: int
+    reason: Reason
+    optimum_s: float  # of work between two saves, before bounds and rounding
+    flat_s: tuple[float, float]  # where waste is within one point of the optimum's
+    mtbf_s: float  # between failures that are restored from this tier
+    survives: float  # share of failures, by this tier or a shallower one
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """The intervals of all tiers, shallowest first."""
+
+    choices: tuple[IntervalChoice, ...]
+    rate: Rate
+    mtbf_s: float  # the job's
+    step_s: float
+
+    def due(self, step: int) -> tuple[Name, ...]:
+        """The tiers that save after committed step `step` (counted from 1), shallowest first."""
+        return tuple(one.tier for one in self.choices if step > 0 and step % one.every_steps == 0)
+
+
+def decide(facts: ScheduleInputs, before: Schedule | None = None) -> Schedule:
+    """The intervals for `facts`. Those of `before` are kept where changing them gains next to
+    nothing, so that noise in what is measured moves nothing.
+
+    A deeper tier's interval is a multiple of the shallower one's wherever bounds allow it, since
+    one copy then serves both. Raises UsageError and ConfigError for facts that cannot be.
+    """
+    facts.check()
+    rate = posterior(facts.prior, facts.failures, facts.exposure_device_s)
+    mtbf_s = job_mtbf_s(rate.mean, facts.devices)
+    step_s = facts.step.median_s
+    earlier = {one.tier: one.every_steps for one in before.choices} if before else {}
+    was_cheap = {one.tier: one.every_steps for one in (before.choices if before else ())
+                 if one.reason == "cheap"}  # fmt: skip
+    shares = survival(facts.tiers)
+    targets = _targets(facts, mtbf_s, shares)
+    reaches = _reaches(facts)
+    fits: dict[Name, _Fit] = {}
+    base = 1
+    for target, reach in zip(targets, reaches, strict=True):
+        name = target.tier.name
+        if _is_cheap(target.tier, reach, facts, was_cheap.get(name, 0)):
+            fits[name] = _Fit(reach.low, "cheap")
+        elif target.reason != "covered":
+            fits[name] = _fit(target, reach, base, step_s, earlier.get(name, 0))
+        base = fits[name].steps if name in fits else base
+    # What does not pay by itself goes with the next deeper tier, so far as its own bounds allow.
+    for target, reach in reversed(list(zip(targets, reaches, strict=True))):
+        along = _Fit(reach.nearest(base), "covered")
+        base = fits.setdefault(target.tier.name, along).steps
+    choices = tuple(
+        _choice(target, fits[target.tier.name], shares[target.tier.name]) for target in targets
+    )
+    return Schedule(choices=choices, rate=rate, mtbf_s=mtbf_s, step_s=step_s)
+
+
+class _Fit(NamedTuple):
+    steps: int
+    reason: Reason
+
+
+class _Target(NamedTuple):
+    """What a tier's interval should be, before steps and bounds."""
+
+    tier: SaveTier
+    reason: Reason
+    wanted_s: float = math.inf
+    mtbf_s: float = math.inf
+
+    def lost(self, interval_s: float) -> float:
+        """The share of time that this tier's saves and the failures it is restored after take.
+        Exact; restoring itself is left out, since no interval changes it."""
+        return 1 - efficiency(interval_s, self.tier.costs.cost_s, self.mtbf_s)
+
+
+class _Reach(NamedTuple):
+    """The step counts that bounds and flushes allow."""
+
+    low: int
+    high: int
+
+    def nearest(self, steps: int) -> int:
+        return min(max(steps, self.low), self.high)
+
+
+def _targets(facts: ScheduleInputs, mtbf_s: float, shares: dict[Name, float]) -> list[_Target]:
+    """The best intervals of the tiers that have been timed, and a first guess for the others."""
+    levels = [
+        Level(
+            tier.name,
+            cost_s=tier.costs.cost_s,
+            survives=shares[tier.name],
+            flush_s=tier.costs.flush.median_s,
+            restore_s=tier.costs.restore.median_s,
+        )
+        for tier in facts.tiers
+        if tier.costs.measured
+    ]
+    chosen = {one.level.name: one for one in pattern(levels, mtbf_s).chosen} if levels else {}
+
+    def of(tier: SaveTier) -> _Target:
+        if not tier.costs.measured:
+            return _Target(tier, "unmeasured", FIRST_S)
+        if tier.name not in chosen:
+            return _Target(tier, "covered")
+        one = chosen[tier.name]
+        flushing = 0 < one.interval_s <= one.level.flush_s
+        return _Target(tier, "flush" if flushing else "optimum", one.interval_s, one.mtbf_s)
+
+    return [of(tier) for tier in facts.tiers]
+
+
+def _reaches(facts: ScheduleInputs) -> list[_Reach]:
+    """Each tier's bounds in steps. A shallower tier is never saved more rarely than a deeper one
+    must be; a flush that takes longer than the maximum beats it."""
+    step_s, high = facts.step.median_s, STEPS_MAX
+    found: list[_Reach] = []
+    for tier in reversed(facts.tiers):
+        bounds = tier.bounds
+        high = min(high, bounds.max_steps, max(1, math.floor(_steps(bounds.max_s, step_s))))
+        low = min(high, max(bounds.min_steps, math.ceil(_steps(bounds.min_s, step_s))))
+        flush = math.ceil(_steps(tier.costs.flush.median_s, step_s))
+        found.append(_Reach(max(low, flush), max(high, flush)))
+    return found[::-1]
+
+
+def _is_cheap(tier: SaveTier, reach: _Reach, facts: ScheduleInputs, was_cheap: int) -> bool:
+    """Return whether saving as often as can be takes at most the share of training that is stated.
+    `was_cheap`: the interval that was chosen for that before, which is kept for longer."""
+    afford_s = facts.cheap_share * reach.low * facts.step.median_s
+    if was_cheap == reach.low:
+        afford_s *= STAY_CHEAP
+    return tier.name == "memory" and tier.costs.measured and tier.costs.cost_s <= afford_s
+
+
+def _fit(target: _Target, reach: _Reach, base: int, step_s: float, earlier: int) -> _Fit:
+    """The best step count within reach; a multiple of `base` where there is one."""
+    wanted = _steps(target.wanted_s, step_s)
+    below = max(base, math.floor(wanted) // base * base)
+    around = (below, below + base)
+    edges = (-(-reach.low // base) * base, reach.high // base * base)
+
+    def lost(steps: int) -> float:
+        return target.lost(steps * step_s)
+
+    best = min(
+        [steps for steps in (*around, *edges) if reach.low <= steps <= reach.high]
+        or [reach.nearest(round(wanted))],
+        key=lambda steps: (lost(steps), abs(steps - wanted)),
+    )
+    if target.reason == "unmeasured":
+        return _Fit(best, target.reason)
+    inside = reach.low <= earlier <= reach.high and earlier % base == 0 and earlier != best
+    if inside and lost(earlier) - lost(best) <= min(POINT, STAY_SHARE * lost(best)):
+        return _Fit(earlier, "kept")
+    return _Fit(best, target.reason if best in around else "bounds")
+
+
+def _choice(target: _Target, fit: _Fit, survives: float) -> IntervalChoice:
+    ends = 0 < target.wanted_s < NEVER_S and target.reason != "unmeasured"
+    optimum_s = min(target.wanted_s, NEVER_S)
+    flat = flat_zone(target.lost, target.wanted_s) if ends else (optimum_s, optimum_s)
+    return IntervalChoice(
+        tier=target.tier.name,
+        every_steps=fit.steps,
+        reason=fit.reason,
+        optimum_s=optimum_s,
+        flat_s=(flat[0], min(flat[1], NEVER_S)),
+        mtbf_s=min(target.mtbf_s, NEVER_S),
+        survives=survives,
+    )
+
+
+def _steps(seconds: float, step_s: float) -> float:
+    return min(seconds / step_s, STEPS_MAX)

@@ -1,0 +1,126 @@
+"""Inputs of the choice of save intervals: tiers, bounds and the owner's policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from outlast.config import AUTO
+from outlast.controller.save_schedule.save_costs import RunningMedian, SaveCosts
+from outlast.errors import ConfigError, UsageError
+from outlast.theory.checks import not_negative, positive, share
+from outlast.theory.failures import WEIGHT_FAILURES, Prior, preset
+
+Name = Literal["memory", "local", "durable"]
+ORDER: tuple[Name, ...] = ("memory", "local", "durable")  # shallowest first
+SURVIVES = {"memory": 0.9, "local": 0.95, "durable": 1.0}  # assumed, until failures say otherwise
+STEPS_MAX = 1_000_000_000
+
+
+class IntervalBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What an interval may be, whatever the formula says. Where they collide at the measured step
+    time, a maximum beats a minimum; and no save begins before the last one is whole."""
+
+    min_steps: int = 1
+    max_steps: int = STEPS_MAX
+    min_s: float = 0.0
+    max_s: float = 3600.0
+
+
+class SaveTier(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where checkpoints go. `survives`: the share of failures after which this tier or a
+    shallower one can be restored, as assumed beforehand; None: `SURVIVES`. `restored`: how many
+    failures so far were restored from it."""
+
+    name: Name
+    costs: SaveCosts = SaveCosts()
+    bounds: IntervalBounds = IntervalBounds()
+    survives: float | None = None
+    restored: int = 0
+
+    @property
+    def assumed(self) -> float:
+        return SURVIVES[self.name] if self.survives is None else self.survives
+
+
+class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a schedule follows from. `tiers`: shallowest first. `failures`: those after
+    which a checkpoint was needed (one that a replica healed in place costs no roll back and is not
+    counted) in `exposure_device_s`, devices times seconds of running, over this job's life."""
+
+    step: RunningMedian
+    devices: int
+    failures: int
+    exposure_device_s: float
+    tiers: tuple[SaveTier, ...]
+    prior: Prior = msgspec.field(default_factory=lambda: preset("llama3-405b"))
+    cheap_share: float = 0.01  # memory is saved as often as it can be where that costs at most this
+
+    def check(self) -> None:
+        """Raises UsageError for measurements that cannot be, ConfigError for settings that no
+        interval satisfies."""
+        positive("step time (the median of Facts.step)", self.step.median_s)
+        positive("devices", self.devices)
+        not_negative("failures", self.failures)
+        share("cheap_share", self.cheap_share)
+        names = [tier.name for tier in self.tiers]
+        if not names or names != [name for name in ORDER if name in names]:
+            raise UsageError(
+                f"tiers must be some of {', '.join(ORDER)}, each once and in this order, not"
+                f" {', '.join(names) or 'none'}"
+            )
+        restored = sum(tier.restored for tier in self.tiers)
+        if restored > self.failures:
+            raise UsageError(f"{restored} failures were restored of {self.failures} seen")
+        for tier in self.tiers:
+            _check(tier)
+        assumed = [tier.assumed for tier in self.tiers]
+        if assumed != sorted(assumed):
+            raise ConfigError(
+                f"survives must not fall from one tier to the next ({', '.join(names)}):"
+                f" {', '.join(f'{one:g}' for one in assumed)}"
+            )
+
+
+def survival(tiers: tuple[SaveTier, ...]) -> dict[Name, float]:
+    """The share of failures that each tier or a shallower one survives: what was assumed, weighing
+    as much as `WEIGHT_FAILURES` failures, and what was seen (the mean of a Beta posterior)."""
+    seen, total = 0, sum(tier.restored for tier in tiers)
+    shares: dict[Name, float] = {}
+    for tier in tiers:
+        seen += tier.restored
+        shares[tier.name] = (WEIGHT_FAILURES * tier.assumed + seen) / (WEIGHT_FAILURES + total)
+    return shares
+
+
+def _check(tier: SaveTier) -> None:
+    bounds = tier.bounds
+    share(f"{tier.name}: survives", tier.assumed)
+    not_negative(f"{tier.name}: restored", tier.restored)
+    not_negative(f"{tier.name}: min_s", bounds.min_s)
+    positive(f"{tier.name}: max_s", bounds.max_s)
+    if not 1 <= bounds.min_steps <= bounds.max_steps or bounds.min_s > bounds.max_s:
+        raise ConfigError(
+            f"{tier.name}: no interval lies within {bounds.min_steps} to {bounds.max_steps} steps"
+            f" (at least 1) and {bounds.min_s:g} to {bounds.max_s:g} s"
+        )
+
+
+class SavePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory`, `disk`: committed steps between copies in memory, and between checkpoints on disk;
+    0: none but those that somebody asks for; AUTO: as the schedule says.
+
+    `durable`: checkpoints go on to storage that outlives this host. `stop`: a save that fails ends
+    the run.
+    """
+
+    memory: int = 0
+    disk: int = 0
+    durable: bool = False
+    stop: bool = False
+
+    @property
+    def auto(self) -> bool:
+        """Whether any interval is the schedule's to choose."""
+        return AUTO in (self.memory, self.disk)

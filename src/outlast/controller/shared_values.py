@@ -1,0 +1,145 @@
+"""Values that pass through the controller: rendezvous, shared values, records, schemas."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast.controller.controller_state import (
+    S_NS,
+    ControllerTurn,
+    SharedValueInProgress,
+    WorkerRecord,
+)
+from outlast.controller.inputs import PutStored, RecordStored, SharedValueStored
+from outlast.controller.lifecycle import run_ending
+from outlast.controller.recovery import incident_response
+from outlast.transport import messages
+
+PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
+SHARED_MAX = 4096
+
+
+def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
+    """Forward a rendezvous value; keep it where it is for the job's life."""
+    state = turn.state
+    got = messages.RendezvousValue(generation=body.generation, key=body.key, value=body.value)
+    if body.generation == 0:
+        if body.key not in state.puts and len(state.puts) >= PUTS_MAX:
+            turn.note(f"more than {PUTS_MAX} values for the job's life; {body.key!r} is not kept")
+            return
+        state.puts[body.key] = body.value
+        turn.journal(PutStored(key=body.key, value=body.value))
+    for worker in state.members():
+        if worker.name != sender.name and not worker.killed_ns:
+            turn.send(worker, got)
+
+
+def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    for key, value in turn.state.puts.items():
+        turn.send(worker, messages.RendezvousValue(generation=0, key=key, value=value))
+
+
+def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) -> None:
+    """Answer with the value, with the wish to make it, or later."""
+    state = turn.state
+    if name in state.shared:
+        turn.send(sender, messages.SharedValueReply(name=name, value=state.shared[name]))
+        return
+    making = state.making.get(name)
+    if making is None:
+        if len(state.shared) + len(state.making) >= SHARED_MAX:
+            fault = turn.blame(
+                sender, "raised", f"more than {SHARED_MAX} shared values; {name!r} was refused"
+            )
+            run_ending.fail(turn, fault)
+            return
+        _let_make(turn, name, sender, ())
+    elif sender.name == making.maker:
+        turn.send(
+            sender, messages.SharedValueMake(name=name)
+        )  # it asks again: the first wish was lost
+    elif sender.name not in making.askers:
+        state.making[name] = SharedValueInProgress(
+            maker=making.maker, until_ns=making.until_ns, askers=(*making.askers, sender.name)
+        )
+
+
+def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> None:
+    """The first value wins; it is durable before anybody else sees it."""
+    state = turn.state
+    making = state.making.pop(body.name, None)
+    if body.name not in state.shared:
+        state.shared[body.name] = body.value
+        turn.journal(SharedValueStored(name=body.name, value=body.value))
+    waiting = (making.maker, *making.askers) if making else ()
+    for name in waiting:
+        worker = state.workers.get(name)
+        if worker is not None:
+            turn.send(
+                worker, messages.SharedValueReply(name=body.name, value=state.shared[body.name])
+            )
+
+
+def pass_on(turn: ControllerTurn, gone: str) -> None:
+    """A maker that is dead loses its turn to the next asker. One that lives keeps it, however long
+    it takes: what it makes may exist only once in the world."""
+    state = turn.state
+    for name, making in tuple(state.making.items()):
+        askers = tuple(asker for asker in making.askers if asker != gone)
+        if making.maker != gone:
+            state.making[name] = msgspec.structs.replace(making, askers=askers)
+            continue
+        del state.making[name]
+        for index, asker in enumerate(askers):
+            worker = state.workers.get(asker)
+            if worker is not None and not worker.killed_ns:
+                _let_make(turn, name, worker, askers[:index] + askers[index + 1 :])
+                break
+
+
+def give_up_late(turn: ControllerTurn) -> None:
+    """Whoever makes a value for longer than a set-up may take is hung."""
+    state = turn.state
+    for name, making in tuple(state.making.items()):
+        worker = state.workers.get(making.maker)
+        if worker is not None and not worker.killed_ns and making.until_ns <= turn.now_ns:
+            detail = (
+                f"{worker.name} has been making the shared value {name!r} for"
+                f" {state.limits.join_s:g} s (limit join_s)"
+            )
+            incident_response.give_up(turn, worker, turn.blame(worker, "hung", detail), "deadline")
+
+
+def _let_make(
+    turn: ControllerTurn, name: str, maker: WorkerRecord, askers: tuple[str, ...]
+) -> None:
+    until_ns = turn.now_ns + int(turn.state.limits.join_s * S_NS)
+    turn.state.making[name] = SharedValueInProgress(
+        maker=maker.name, until_ns=until_ns, askers=askers
+    )
+    turn.send(maker, messages.SharedValueMake(name=name))
+
+
+def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) -> None:
+    state = turn.state
+    if state.records.get(sender.seat) != body.record:
+        state.records[sender.seat] = body.record
+        turn.journal(RecordStored(seat=sender.seat, record=body.record))
+
+
+def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StateProtected) -> None:
+    """All ranks must protect the same things; a run that does not is stopped before it begins."""
+    state = turn.state
+    if state.schema is None:
+        state.schema = (sender.seat, body)
+        return
+    seat, known = state.schema
+    if known.schema != body.schema:
+        fault = turn.blame(
+            sender,
+            "mismatch",
+            f"rank {sender.seat} protects something else than rank {seat}: {body.summary!r}"
+            f" against {known.summary!r}; nothing was committed by it; make every rank build the"
+            " same model, optimizer and loader",
+        )
+        run_ending.stop(turn, "user_error", fault, fault.detail)

@@ -1,0 +1,312 @@
+"""The controller's state machine: one input changes the state and yields actions.
+
+`handle(state, event) -> (state, actions)` is the whole controller. `launch/controller_shell.py`
+feeds it real messages, `outlast.testing` feeds it millions of simulated ones. docs/protocol.md
+lists its invariants (a) to (g). Each module behind it has one task:
+
+=========================== ==================================================================
+membership                  agents and workers: leases, starts, losses
+recovery/                   a failure, its answers, the decision, the next generation
+lifecycle/                  start, resumption, restart and end of a run
+shared_values               rendezvous values, shared values, records, schemas
+save_requests               checkpoints on request
+save_schedule/              save intervals from measured costs and failures
+planned_migration           moves of ranks away from nodes with findings
+deadlines                   deadlines, and the time of the next wake-up
+=========================== ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.config import Limits
+from outlast.controller import (
+    deadlines,
+    membership,
+    planned_migration,
+    save_requests,
+    shared_values,
+)
+from outlast.controller.audit import audit_protocol as audit
+from outlast.controller.controller_state import (
+    AgentRecord,
+    ControllerState,
+    ControllerTurn,
+    MigrateOn,
+    WorkerRecord,
+)
+from outlast.controller.inputs import (
+    Action,
+    AgentLost,
+    AnyEntry,
+    AppendJournal,
+    BeginTerm,
+    CheckpointFound,
+    DecisionMade,
+    Emit,
+    EndRun,
+    Input,
+    JournalEntry,
+    LauncherStalled,
+    Opened,
+    PutStored,
+    RankMigrated,
+    Received,
+    RecordStored,
+    SaveRequested,
+    Send,
+    SharedValueStored,
+    StopRequested,
+    Tick,
+    Verify,
+    Wake,
+)
+from outlast.controller.lifecycle import restart, run_ending, run_start
+from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
+from outlast.controller.save_schedule import interval_updates
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.transport import messages
+
+__all__ = [
+    "Action",
+    "AgentLost",
+    "AnyEntry",
+    "AppendJournal",
+    "BeginTerm",
+    "CheckpointFound",
+    "ControllerState",
+    "DecisionMade",
+    "Emit",
+    "EndRun",
+    "Input",
+    "JournalEntry",
+    "LauncherStalled",
+    "Opened",
+    "PutStored",
+    "RankMigrated",
+    "Received",
+    "RecordStored",
+    "SavePolicy",
+    "SaveRequested",
+    "Send",
+    "SharedValueStored",
+    "StopRequested",
+    "Tick",
+    "Verify",
+    "Wake",
+    "handle",
+    "handle_all",
+    "initial",
+]  # fmt: skip
+
+
+def initial(
+    world: int,
+    spares: int,
+    limits: Limits,
+    run: str = "",
+    policy: SavePolicy | None = None,
+    migrate_on: MigrateOn = "",
+) -> ControllerState:
+    """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
+    policy = policy or SavePolicy()
+    return ControllerState(
+        world=world, spares=spares, limits=limits, run=run, policy=policy, migrate_on=migrate_on
+    )
+
+
+def handle(state: ControllerState, event: Input) -> tuple[ControllerState, list[Action]]:
+    """One turn: `state` stays as it was; actions are to be carried out in their order."""
+    return handle_all(state, (event,))
+
+
+def handle_all(
+    state: ControllerState, inputs: Sequence[Input]
+) -> tuple[ControllerState, list[Action]]:
+    """One turn for inputs that came together: what follows is decided when all have been heard. A
+    turn costs as much as there are workers, so that their answers cost N in one, and N^2 in N.
+    """
+    turn = ControllerTurn(state, state.now_ns)
+    runs = state.mode not in ("unborn", "ended")
+    for event in inputs:
+        turn.state.now_ns = turn.now_ns = max(event.t_ns, turn.now_ns)
+        _take(turn, event)
+    if runs:
+        deadlines.expire(turn)
+    _advance(turn)
+    deadlines.wake(turn)
+    return turn.state, turn.actions
+
+
+def _take(turn: ControllerTurn, event: Input) -> None:
+    if isinstance(event, BeginTerm):
+        run_start.begin_term(turn, event)
+    elif turn.state.mode not in ("unborn", "ended"):
+        if isinstance(event, Received):
+            _received(turn, event.envelope)
+        elif isinstance(event, AgentLost):
+            agent = turn.state.agents.get(event.agent)
+            if agent is not None and agent.incarnation == event.incarnation:
+                membership.on_agent_lost(turn, agent)
+        elif isinstance(event, StopRequested):
+            run_ending.stop_reason(turn, event.reason)
+        elif isinstance(event, SaveRequested):
+            save_requests.request_save(turn, event.reason)
+        elif isinstance(event, LauncherStalled):
+            deadlines.excuse(turn, event.gap_ns)
+        elif isinstance(event, CheckpointFound):
+            restart.on_checkpoint_found(turn, event)
+
+
+def _advance(turn: ControllerTurn) -> None:
+    """Follow every step that has become possible, until nothing moves."""
+    state = turn.state
+    before = None
+    while before != (state.mode, state.generation):
+        before = (state.mode, state.generation)
+        if state.mode == "awaiting":
+            run_start.decide_when_met(turn)
+        elif state.mode == "gathering":
+            reconfiguration.gather(turn)
+        elif state.mode == "connecting":
+            reconfiguration.open_when_joined(turn)
+        elif state.mode == "open":
+            run_ending.finish_when_finished(turn)
+            planned_migration.move_when_possible(turn)
+        elif state.mode == "closing":
+            recovery_decision.decide_when_answered(turn)
+        elif state.mode == "clearing":
+            restart.verify_when_clear(turn)
+        elif state.mode == "stopping":
+            run_ending.end_when_empty(turn)
+
+
+def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
+    """Drop what is late, repeated or nobody's; hand on the rest."""
+    state = turn.state
+    agent = state.agents.get(envelope.agent)
+    greeting = isinstance(envelope.body, messages.AgentHello)
+    if envelope.term < state.term:
+        turn.drop(envelope, f"of term {envelope.term}, now {state.term}")
+    elif agent is not None and envelope.incarnation < agent.incarnation:
+        turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
+    elif not greeting and (agent is None or envelope.incarnation > agent.incarnation):
+        turn.drop(envelope, "its agent has not offered itself")
+    elif not _in_order(turn, envelope, agent):
+        turn.drop(envelope, f"number {envelope.seq} was passed already")
+    elif envelope.worker:
+        worker = state.workers.get(envelope.worker)
+        if worker is None or worker.agent != envelope.agent:
+            turn.drop(envelope, "its worker is not of this run any more")
+        elif worker.killed_ns:
+            turn.drop(envelope, "its worker was given up")
+        else:
+            _from_worker(turn, envelope, worker)
+    elif greeting:
+        assert isinstance(envelope.body, messages.AgentHello)
+        for worker in membership.on_offered(turn, envelope, envelope.body):
+            reconfiguration.remind(turn, worker)
+    elif agent is not None and agent.lapsed:
+        turn.drop(envelope, "its agent's lease is out")
+    elif agent is not None:
+        _from_agent(turn, envelope, agent)
+
+
+def _in_order(
+    turn: ControllerTurn, envelope: messages.MessageEnvelope, agent: AgentRecord | None
+) -> bool:
+    sender = envelope.worker or f"agent {envelope.agent}"
+    seqs = turn.state.seqs
+    if agent is None or envelope.incarnation > agent.incarnation:
+        seqs.pop(sender, None)
+    if envelope.seq <= seqs.get(sender, 0):
+        return False
+    seqs[sender] = envelope.seq
+    return True
+
+
+def _from_agent(
+    turn: ControllerTurn, envelope: messages.MessageEnvelope, agent: AgentRecord
+) -> None:
+    body = envelope.body
+    state = turn.state
+    match body:
+        case messages.Renew():
+            membership.on_renewed(turn, agent, body)
+        case messages.Spawned():
+            membership.on_spawned(turn, agent, body)
+        case messages.WorkerLostReport():
+            worker = state.workers.get(body.worker)
+            if worker is not None and worker.agent == agent.name:
+                membership.on_worker_lost(turn, worker, body)
+            elif not run_start.left_behind(turn, body):
+                turn.drop(envelope, f"{body.worker} is not of this run any more")
+        case messages.Suspect():
+            worker = state.workers.get(body.worker)
+            if worker is not None:
+                incident_response.give_up(turn, worker, body.fault, "heartbeat")
+            elif not body.worker and state.mode == "open":
+                incident_response.notice(turn, body.fault, "heartbeat")
+            else:
+                turn.drop(envelope, f"{body.worker or 'nobody'} cannot be suspected now")
+        case messages.NodeChecked():
+            planned_migration.record_findings(turn, agent, body)
+        case _:
+            turn.drop(envelope, "not for an agent to say")
+
+
+def _from_worker(
+    turn: ControllerTurn, envelope: messages.MessageEnvelope, worker: WorkerRecord
+) -> None:
+    state = turn.state
+    body = envelope.body
+    match body:
+        case messages.WorkerHello():
+            membership.on_hello(turn, worker, body)
+        case messages.SharedValueRequest():
+            shared_values.request_shared_value(turn, worker, body.name)
+        case messages.SharedValueMade():
+            shared_values.shared_value_ready(turn, body)
+        case messages.Checkpointed():
+            membership.on_checkpointed(turn, body)
+            interval_updates.record_save(turn, body)
+        case messages.SaveFailed():
+            save_requests.on_save_failed(turn, body)
+        case _ if worker.member != state.generation or worker.seat < 0:
+            turn.drop(envelope, "its worker has no seat in this generation")
+        case messages.Put(generation=0):
+            shared_values.put(turn, worker, body)
+        case messages.Status(state="torn" | "broken"):
+            incident_response.on_answer(turn, worker, body)
+        case messages.Status() | messages.WorkerReady() | messages.Joined() | messages.Put() if (
+            body.generation != state.generation
+        ):
+            turn.drop(envelope, f"of generation {body.generation}, now {state.generation}")
+        case messages.Status():
+            incident_response.on_answer(turn, worker, body)
+        case messages.Audited() | messages.AuditNamed() if (
+            body.generation != state.generation or state.mode != "open"
+        ):
+            turn.drop(envelope, f"an audit of generation {body.generation}, out of turn")
+        case messages.Audited():
+            audit.on_report(turn, worker, body)
+        case messages.AuditNamed():
+            audit.on_named(turn, worker, body)
+        case messages.StateProtected():
+            shared_values.protected(turn, worker, body)
+        case messages.Recorded():
+            shared_values.record(turn, worker, body)
+        case messages.Finished():
+            state.reached = max(state.reached, (body.n, body.step))
+            turn.change(worker.name, finished=True)
+        case _ if state.mode == "closing":
+            turn.drop(envelope, f"generation {state.generation} is closed")
+        case messages.Put():
+            shared_values.put(turn, worker, body)
+        case messages.WorkerReady() if state.mode == "gathering":
+            reconfiguration.ready(turn, worker, body)
+        case messages.Joined() if state.mode == "connecting":
+            turn.change(worker.name, joined=body)
+        case _:
+            turn.drop(envelope, f"out of turn ({state.mode})")

@@ -1,1 +1,0 @@
-"""Pure decisions: no torch, socket, file, clock, thread or randomness inside."""

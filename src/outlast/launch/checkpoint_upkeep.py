@@ -1,0 +1,98 @@
+"""Checkpoints behind the run: old ones are deleted, new ones carried on to durable storage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from outlast import events
+from outlast.checkpoint.copying import Copied
+from outlast.checkpoint.durable import Target
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.record import Place
+from outlast.checkpoint.retention import Keep, Verdict
+from outlast.checkpoint.upkeep import threads
+from outlast.controller.inputs import EndRun
+from outlast.launch.run_display import DisplayRecord
+
+_SLACK_S = 1.0
+
+
+class CheckpointUpkeep:
+    """Threads of its own, nice to others, as long as one launcher lives. Nothing here ends a run:
+    what fails is told, and tried again after the next checkpoint."""
+
+    def __init__(
+        self, root: Path, keep: Keep, durable: Sequence[Target], record: DisplayRecord,
+        barred: Callable[[Place], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        self._local = Folder(root)
+        self._record = record
+        self._closed = False
+        self._threads = threads.Upkeep(self._local, keep, durable, self, barred)
+
+    def committed(self) -> None:
+        """There is a new checkpoint. Returns at once."""
+        self._threads.committed()
+
+    async def close(
+        self, timeout_s: float, give_up: asyncio.Future[EndRun], *, done: bool = False
+    ) -> None:
+        """Once nobody writes any more: a last look, then the end; at most so long, and not beyond
+        `give_up`. Where the run is `done`, its newest checkpoint goes everywhere. What did not
+        reach a target by then is said."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            self._threads.finish(timeout_s, newest=done)
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        threading.Thread(target=finish, name="upkeep", daemon=True).start()
+        await asyncio.wait(
+            {ended, give_up}, timeout=timeout_s + _SLACK_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        self._closed = True
+        for where in self._threads.behind:
+            self._record.note(
+                f"{where} does not have all that it should: the rest is in {self._local.where}; the"
+                " next launcher of this run, or `outlast ckpt copy`, brings it there"
+            )
+
+    # --- told by the threads ---
+
+    def deleted(self, verdict: Verdict) -> None:
+        if not self._closed:
+            text = f"checkpoint {verdict.place.directory} was deleted: {verdict.why}"
+            self._record.emit(
+                events.Note(t_ns=self._record.now_ns(), worker="", seat=-1, text=text, level="info")
+            )
+
+    def not_deleted(self, error: str) -> None:
+        if not self._closed:
+            self._record.note(f"old checkpoints could not be deleted: {error}")
+
+    def copied(self, copied: Copied, where: str) -> None:
+        if self._closed:
+            return
+        place = copied.place
+        self._record.emit(
+            events.Drained(
+                t_ns=self._record.now_ns(),
+                n=place.n,
+                step=place.step,
+                where=f"{where}/{place.directory}",
+                size_bytes=copied.sent_bytes + copied.present_bytes,
+                seconds=copied.seconds,
+            )
+        )
+
+    def not_copied(self, error: str, where: str) -> None:
+        if not self._closed:
+            self._record.emit(
+                events.DrainFailed(t_ns=self._record.now_ns(), where=where, error=error)
+            )

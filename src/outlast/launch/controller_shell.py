@@ -1,0 +1,303 @@
+"""Shell of the pure controller: sockets, the journal and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.checkpoint.record import Place
+from outlast.controller import inputs
+from outlast.controller.audit.audit_records import is_barred
+from outlast.controller.state_machine import SavePolicy, handle, initial
+from outlast.errors import GaveUpError, OutlastError, RunDirError
+from outlast.launch.decision_journal import read_journal
+from outlast.launch.newest_copy import CheckpointSearch, SearchResult, search
+from outlast.launch.run_directory import RunDir
+from outlast.launch.run_display import DisplayRecord
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.telemetry.segment_files import SegmentWriter
+from outlast.transport import messages
+from outlast.transport.channel import Channel
+
+STRANGERS_MAX = 16
+STRANGER_S = 5.0
+BEAT_S = 0.25
+STILL_S = 1.0  # a beat later than this: we did not run; not that all the others were silent
+_entry_encoder = msgspec.msgpack.Encoder()
+
+
+class ControllerPeer(NamedTuple):
+    """The connection that an agent speaks on now."""
+
+    channel: Channel
+    incarnation: int
+
+
+class ControllerShell:
+    """Feeds `handle` with frames, time and requests, and carries out what it answers."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        token: bytes,
+        record: DisplayRecord,
+        checkpoint: messages.Checkpointed | None,
+        origins: CheckpointSearch,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        job = run_dir.job
+        self.job = job
+        self._token = token
+        self._record = record
+        self._checkpoint = checkpoint
+        self._origins = origins
+        self._committed = committed  # hears of each checkpoint on the disk
+        self._journal_dir = run_dir.room("journal")
+        self.earlier = read_journal(self._journal_dir, record.note)
+        self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
+        policy = SavePolicy(
+            memory=plan.snapshot_every,
+            disk=plan.checkpoint_every,
+            durable=any(target.every is None for target in plan.durable),
+            stop=plan.on_save_failure == "stop",
+        )
+        self._state = initial(
+            plan.world, plan.spares, plan.limits, job.run, policy, plan.migrate_on
+        )
+        self._inputs: deque[inputs.Input] = deque()
+        self._turning = False
+        self._peers: dict[str, ControllerPeer] = {}
+        self._strangers: dict[Channel, asyncio.TimerHandle] = {}
+        self._seqs: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.TimerHandle | None = None
+        self._ran_ns = 0  # when this launcher was last seen to run
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def is_barred(self, place: Place) -> bool:
+        """Return whether an audit has put this checkpoint out of use. From any thread."""
+        return is_barred(self._state.audit.bars, place.n, place.directory)
+
+    def begin(self) -> None:
+        """Open the door and the run."""
+        self._loop.add_reader(self._listener, self._accept)
+        self._beat()
+        self._feed(
+            inputs.BeginTerm(
+                t_ns=self._record.now_ns(),
+                run=self.job.run,
+                term=self.job.term,
+                journal=self.earlier,
+                checkpoint=self._checkpoint,
+            )
+        )
+
+    def stop(self, reason: str) -> None:
+        """A person or the scheduler wants the run to end, resumable."""
+        self._feed(inputs.StopRequested(t_ns=self._record.now_ns(), reason=reason))
+
+    def save(self, reason: str) -> None:
+        """A person or a script wants a checkpoint at once."""
+        self._feed(inputs.SaveRequested(t_ns=self._record.now_ns(), reason=reason))
+
+    def close(self) -> None:
+        """Leave, whatever the run does."""
+        self._turning = True  # what still comes in is not for us any more
+        for timer in (self._timer, self._pulse):
+            if timer:
+                timer.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for channel in [*self._strangers, *(peer.channel for peer in self._peers.values())]:
+            channel.close("the controller ends")
+        self._journal.close()
+
+    # --- turns ----------------------------------------------------------------------------
+
+    def _feed(self, event: inputs.Input) -> None:
+        """One turn of the core after another: an action may bring the next input about."""
+        self._look_up()
+        self._inputs.append(event)
+        if self._turning:
+            return
+        self._turning = True
+        try:
+            while self._inputs and not self.ended.done():
+                self._state, actions = handle(self._state, self._inputs.popleft())
+                for action in actions:
+                    self._do(action)
+        except OutlastError as error:
+            self._broke(error)
+        except Exception as error:  # noqa: BLE001 - whoever awaits `ended` gets it, and stops all
+            self._broke(self._own_fault(error))
+        finally:
+            self._turning = False
+
+    def _do(self, action: inputs.Action) -> None:
+        if isinstance(action, inputs.Send):
+            self._send(action)
+        elif isinstance(action, inputs.AppendJournal):
+            self._append(action.entry)
+        elif isinstance(action, inputs.Emit):
+            self._record.emit(action.event)
+        elif isinstance(action, inputs.Wake):
+            self._arm(action.t_ns)
+        elif isinstance(action, inputs.Verify):
+            search(
+                self._origins, self._loop, lambda result: self._found(action, result), action.bars
+            )
+        elif not self.ended.done():
+            self.ended.set_result(action)
+
+    def _found(self, asked: inputs.Verify, result: SearchResult) -> None:
+        for damage in result.damaged:
+            self._record.note(damage)
+        if result.error:
+            self._broke(result.error)
+            return
+        self._feed(
+            inputs.CheckpointFound(
+                t_ns=self._record.now_ns(),
+                generation=asked.generation,
+                checkpoint=result.checkpoint,
+            )
+        )
+
+    def _broke(self, error: OutlastError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _own_fault(self, error: Exception) -> GaveUpError:
+        """A mistake in the controller itself: told in full where it can be read later."""
+        path = self._journal_dir.parent / f"controller-error-{self.job.term}.log"
+        text = "".join(traceback.format_exception(error))
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            sys.stderr.write(text)
+        return GaveUpError(
+            f"the controller itself failed ({type(error).__name__}: {error}); all workers were"
+            f" stopped, what was committed and checkpointed is kept; please report {path},"
+            f" and resume with: outlast run --run-dir {self._journal_dir.parent} ..."
+        )
+
+    def _append(self, entry: inputs.JournalEntry) -> None:
+        try:
+            self._journal.append(_entry_encoder.encode(entry))
+        except OSError as error:
+            raise RunDirError(
+                f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"
+                " decision can be made durable, so none is taken; everything decided before is"
+                " kept; make room and start again with the same --run-dir"
+            ) from error
+
+    def _send(self, action: inputs.Send) -> None:
+        peer = self._peers.get(action.agent)
+        if peer is None:
+            return  # the agent is gone; the core knows, and its lease decides
+        seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
+        peer.channel.send(
+            messages.MessageEnvelope(
+                run=self.job.run,
+                term=self.job.term,
+                agent=action.agent,
+                incarnation=peer.incarnation,
+                worker=action.worker,
+                seq=seq,
+                body=action.body,
+            )
+        )
+
+    # --- time -----------------------------------------------------------------------------
+
+    def _arm(self, due_ns: int) -> None:
+        if self._timer:
+            self._timer.cancel()
+        delay_s = max(0.0, (due_ns - self._record.now_ns()) / 1e9)
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._feed(inputs.Tick(t_ns=self._record.now_ns()))
+
+    def _beat(self) -> None:
+        """Run regularly, so that a time without it can be told from a time without frames."""
+        self._look_up()
+        self._pulse = self._loop.call_later(BEAT_S, self._beat)
+
+    def _look_up(self) -> None:
+        """Before any input: if this launcher stood still, the core hears it first."""
+        now_ns = self._record.now_ns()
+        gap_ns = now_ns - self._ran_ns if self._ran_ns else 0
+        self._ran_ns = now_ns
+        if gap_ns > (BEAT_S + STILL_S) * 1e9:
+            self._record.note(f"the launcher stood still for {gap_ns / 1e9:.1f} s; it goes on")
+            self._feed(inputs.LauncherStalled(t_ns=now_ns, gap_ns=gap_ns))
+
+    # --- connections ----------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # the caller hung up before we answered
+        if len(self._strangers) >= STRANGERS_MAX:
+            sock.close()
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(
+            sock,
+            self._token,
+            lambda frame: self._on_frame(channel, frame),
+            lambda reason: self._on_closed(channel, reason),
+            stranger=True,
+        )
+        self._strangers[channel] = self._loop.call_later(
+            STRANGER_S, channel.close, f"said nothing for {STRANGER_S:g} s"
+        )
+
+    def _on_frame(self, channel: Channel, frame: messages.MessageEnvelope) -> None:
+        if frame.run != self.job.run:
+            channel.close(f"it speaks of run {frame.run}, this is {self.job.run}")
+            return
+        if channel in self._strangers:
+            self._strangers.pop(channel).cancel()
+            old = self._peers.get(frame.agent)
+            self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
+            if old:
+                old.channel.close(f"agent {frame.agent} came back on another connection")
+        elif isinstance(frame.body, messages.AgentHello):
+            self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
+            self._seqs[frame.agent] = 0  # a new incarnation counts anew
+        if isinstance(frame.body, messages.Renew):
+            self._record.display.beats(frame.body.beats)
+        elif isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":
+            self._committed()
+        self._feed(inputs.Received(t_ns=self._record.now_ns(), envelope=frame))
+
+    def _on_closed(self, channel: Channel, reason: str) -> None:
+        timer = self._strangers.pop(channel, None)
+        if timer:
+            timer.cancel()
+            if not self._turning:
+                self._record.note(f"a connection to the controller was refused: {reason}")
+            return
+        for agent, peer in list(self._peers.items()):
+            if peer.channel is channel:
+                del self._peers[agent]
+                self._feed(
+                    inputs.AgentLost(
+                        t_ns=self._record.now_ns(), agent=agent, incarnation=peer.incarnation
+                    )
+                )

@@ -1,0 +1,1 @@
+"""Processes of one host: the agent, its workers, and the monitors of both."""

@@ -1,0 +1,377 @@
+"""The agent: starts, watches and kills this host's workers for the controller, under a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from outlast.controller.recovery.recovery_ladder import is_accident
+from outlast.errors import ConfigError
+from outlast.events import Fault
+from outlast.launch.host.agent_link import AgentLink
+from outlast.launch.host.check_runner import CheckRunner
+from outlast.launch.host.hang_monitor import HangMonitor
+from outlast.launch.host.trace_collection import TraceCollection
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
+from outlast.transport import messages
+
+RENEW_S = 0.5  # beats are shown to people: never rarer than this
+LEASE_USED = 0.75  # of the lease: workers are dead well before the controller counts on it
+LOST_KEPT = 64
+LOST_BYTES_MAX = 256 << 20
+BURIALS_MAX = 6
+BURIAL_PAUSE_S = 1.0
+HELD_S = 1.0  # several of the pulse's periods
+TEXT_BYTES_MAX = 1 << 20
+
+
+class Agent:
+    """One host's agent. `on_plain` is called, once, instead of reporting the first worker that
+    ends before any has reached `init()`: then this is no job of ours, and the agent steps back.
+    """
+
+    def __init__(
+        self,
+        crew: WorkerPool,
+        address: tuple[str, int],
+        token: bytes,
+        on_plain: Callable[[WorkerHandle], None],
+    ) -> None:
+        self._crew = crew
+        self._host = crew.host
+        self._link = AgentLink(address, token, self._on_frame, self._on_connected)
+        self._on_plain = on_plain
+        self._address = address
+        self._lease_s = crew.plan.limits.lease_s
+        self._incarnation = 1
+        self._seq = 0
+        self._heard_seq = 0
+        self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
+        self._lease_from_s = time.monotonic()
+        self._held: list[messages.Spawn] = []  # spares, until the script is known to be ours
+        self._killed_early: list[
+            WorkerHandle
+        ] = []  # before any Hello, in a script that may yet say it
+        self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watch = HangMonitor(crew, self._suspect)
+        self._traces = TraceCollection(crew, self._ask)
+        self._checks = CheckRunner(crew, self._say)
+        self._ours = asyncio.Event()  # the script has called `init()`
+        self._done = False
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises an ExceptionGroup of what broke the agent."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._break())
+            group.create_task(self._link.keep())
+            group.create_task(self._keep_lease())
+            group.create_task(self._watch_on())
+            if self._crew.plan.check_every_s:
+                group.create_task(self._check_on())
+
+    async def _break(self) -> None:
+        """Pass on what a burial could not answer for; nobody awaits those tasks."""
+        await self._broken
+
+    @property
+    def said_hello(self) -> bool:
+        """Whether any worker has reached `init()`."""
+        return self._ours.is_set()
+
+    def step_back(self) -> None:
+        """Say nothing more; the crew's workers are somebody else's."""
+        self._done = True
+
+    # --- frames ---------------------------------------------------------------------------
+
+    def _say(self, body: messages.AnyBody) -> None:
+        if not self._link.connected:
+            return  # `_on_connected` says afresh what still matters, in the right order
+        self._seq += 1
+        self._link.send(self._envelope("", self._seq, body))
+
+    def _envelope(self, worker: str, seq: int, body: messages.AnyBody) -> messages.MessageEnvelope:
+        job = self._crew.run_dir.job
+        return messages.MessageEnvelope(
+            run=job.run,
+            term=job.term,
+            agent=self._host,
+            incarnation=self._incarnation,
+            worker=worker,
+            seq=seq,
+            body=body,
+        )
+
+    def _on_connected(self) -> None:
+        self._renewals.clear()
+        self._renewals.append(time.monotonic())
+        plan = self._crew.plan
+        self._say(
+            messages.AgentHello(
+                host=self._host,
+                address=self._address[0],
+                capacity=plan.world + plan.spares,
+                lease_s=self._lease_s,
+                workers=tuple(self._crew.workers),
+            )
+        )
+        for lost in self._lost:  # the last connection may have swallowed them
+            self._say(lost)
+        self._checks.tell()
+
+    def _from_worker(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
+        if self._done or frame.run != self._crew.run_dir.job.run:
+            return
+        if isinstance(frame.body, messages.WorkerHello):
+            self._crew.devices = max(self._crew.devices, frame.body.devices)
+        if isinstance(frame.body, messages.WorkerHello) and not self.said_hello:
+            self._ours.set()
+            for spawn in self._held:
+                self._spawn(spawn)
+            self._held.clear()
+            killed, self._killed_early = self._killed_early, []
+            for one in killed:
+                self._exited(one)
+        if isinstance(frame.body, messages.Traced):
+            self._traces.answered(worker.name, frame.body)
+            return
+        # A worker speaks for itself only, whatever its envelope says.
+        self._link.send(self._envelope(worker.name, frame.seq, frame.body))
+
+    def _on_frame(self, frame: messages.MessageEnvelope) -> None:
+        job = self._crew.run_dir.job
+        if self._done or frame.run != job.run or frame.term < job.term:
+            return
+        if frame.incarnation != self._incarnation or frame.seq <= self._heard_seq:
+            return
+        self._heard_seq = frame.seq
+        body = frame.body
+        if isinstance(body, messages.Renewed):
+            if self._renewals:
+                self._lease_from_s = self._renewals.popleft()
+        elif isinstance(body, messages.Spawn):
+            if body.seat < 0 and not self.said_hello:
+                self._held.append(body)
+            else:
+                self._spawn(body)
+        elif isinstance(body, messages.Kill):
+            self._kill(body)
+        elif worker := self._crew.workers.get(frame.worker):
+            if isinstance(body, messages.Seat) and worker.seat < 0:
+                chosen = msgspec.structs.replace(body, local_rank=self._crew.device_for(worker))
+                frame = msgspec.structs.replace(frame, body=chosen)
+            worker.channel.send(frame)
+            if isinstance(body, messages.Seat):
+                self._seat(worker, body.seat)
+
+    def _ask(self, worker: WorkerHandle, body: messages.Trace) -> bool:
+        return worker.channel.send(self._envelope(worker.name, 0, body))
+
+    def _suspect(self, suspect: messages.Suspect) -> None:
+        """What follows is a kill, or at least a sever: whatever tells why must be asked for now."""
+        task = asyncio.create_task(self._trace(suspect, self._stands(suspect)))
+        self._tasks.add(task)
+        task.add_done_callback(self._buried)
+
+    async def _trace(self, suspect: messages.Suspect, stood: dict[str, object]) -> None:
+        told = await self._traces.told(suspect)
+        if self._stands(suspect) == stood:  # else a Close, or something else, has woken it
+            self._say(told)
+
+    def _stands(self, suspect: messages.Suspect) -> dict[str, object]:
+        """What the suspicion rests on, by worker: when it, or where nobody is blamed each one that
+        has a seat, moved last; of a stopped one, that it is; a broken contract stays broken."""
+        if suspect.fault.kind == "contract":
+            return {}
+        crew = self._crew.workers.values()
+        of = (one for one in crew if one.burial is None and suspect.worker in (one.name, ""))
+        if suspect.fault.kind == "stopped":
+            return {one.name: one.process.state in "Tt" for one in of}
+        return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}
+
+    # --- workers --------------------------------------------------------------------------
+
+    def _spawn(self, body: messages.Spawn) -> None:
+        post = WorkerPost(body.worker, body.seat, self._host, self._incarnation, 0)
+        try:
+            worker = self._crew.start(post)
+        except (OSError, ConfigError) as error:
+            fault = Fault(
+                kind="exited",
+                detail=f"could not be started on {self._host}: {error}",
+                worker=body.worker,
+                seat=body.seat,
+                host=self._host,
+                t_ns=self._crew.clock.now_ns(),
+            )
+            self._say_lost(
+                messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
+            )
+            return
+        worker.on_frame = self._from_worker
+        worker.on_exit = self._exited
+        self._say(messages.Spawned(worker=worker.name, pid=worker.process.pid))
+        self._checks.tell()  # it may sit on a device that is known not to be well
+
+    def _seat(self, worker: WorkerHandle, seat: int) -> None:
+        self._crew.keepers.start(seat)
+        was_spare, worker.seat = worker.seat < 0, seat
+        if was_spare:
+            try:
+                self._crew.run_dir.seat_log(seat, worker.name)
+            except OSError as error:
+                self._crew.note(
+                    f"the logs of {worker.name}, now rank {seat}, are found under logs/spare only:"
+                    f" {error}"
+                )
+
+    def _kill(self, body: messages.Kill) -> None:
+        if worker := self._crew.workers.get(body.worker):
+            self._crew.kill(worker, body.reason)
+            return
+        self._held = [spawn for spawn in self._held if spawn.worker != body.worker]
+        known = [lost for lost in self._lost if lost.worker == body.worker]
+        fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
+        gone = messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
+        self._say_lost(known[0] if known else gone)
+
+    def _exited(self, worker: WorkerHandle) -> None:
+        if not self.said_hello and not worker.kill_reason and not self._done:
+            worker.channel.read_rest()  # its Hello may be in there
+        if not self.said_hello and not worker.kill_reason and not self._done:
+            self._exited_before_hello(worker)
+            return
+        task = asyncio.create_task(self._bury(worker, self._crew.clock.now_ns()))
+        self._tasks.add(task)
+        task.add_done_callback(self._buried)
+
+    def _exited_before_hello(self, worker: WorkerHandle) -> None:
+        """A kill from outside says nothing about a script that names us: the others will say
+        Hello. Anything else makes this a job that is not ours."""
+        number = worker.process.killed_by
+        is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
+        early = [*self._killed_early, worker]
+        if is_killed and len(early) < len(self._crew.workers) and self._names_us():
+            self._killed_early = early
+            return
+        self._killed_early = []
+        for one in early:
+            self._on_plain(one)
+
+    def _names_us(self) -> bool:
+        """Return whether the script's own text has our name: another one need not be waited for."""
+        try:
+            return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
+        except OSError:
+            return False  # a module, or a program of its own
+
+    def _buried(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _bury(self, worker: WorkerHandle, t_ns: int) -> None:
+        for _ in range(BURIALS_MAX):
+            try:
+                remains = await self._crew.bury(worker)
+                break
+            except TimeoutError as error:
+                self._crew.note(f"{error}; the kernel does not let go of them")
+            except OSError as error:  # no descriptor is left to look at /proc with, perhaps
+                self._crew.note(f"worker {worker.name} cannot be buried yet: {error}")
+                await asyncio.sleep(BURIAL_PAUSE_S)
+        else:
+            return  # not dead is not lost: the controller's deadline ends the run
+        fault = worker_fault(worker, remains, self._host, t_ns)
+        beat = remains.beat
+        self._say_lost(
+            messages.WorkerLostReport(
+                worker=worker.name,
+                fault=fault,
+                n=beat.n if beat else -1,
+                step=beat.step if beat else 0,
+                state=beat.state if beat else "",
+                slots=remains.slots,
+            )
+        )
+
+    def _say_lost(self, lost: messages.WorkerLostReport) -> None:
+        self._lost.append(lost)
+        while sum(sum(map(len, kept.slots.values())) for kept in self._lost) > LOST_BYTES_MAX:
+            self._lost.popleft()
+        self._say(lost)
+
+    async def _watch_on(self) -> None:
+        """A script that has not called `init()` shows no sign of life, and need not."""
+        await self._ours.wait()
+        await self._watch.run()
+
+    async def _check_on(self) -> None:
+        await self._ours.wait()
+        await self._checks.run()
+
+    # --- lease ----------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        pause_s = min(self._lease_s / 3, RENEW_S)
+        usable_s = LEASE_USED * self._lease_s
+        woken_s = renewed_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            if now_s - woken_s > pause_s + self._lease_s / 3:
+                # We did not run ourselves (stopped, suspended): the controller is asked before
+                # the workers are judged, and has one pause to answer.
+                self._lease_from_s = max(self._lease_from_s, now_s - usable_s + pause_s)
+                renewed_s = now_s - pause_s
+            woken_s = now_s
+            if now_s >= self._lease_from_s + usable_s:
+                await self._lease_out()
+            elif now_s >= renewed_s + pause_s:
+                renewed_s = now_s
+                if self._link.connected and not self._done:
+                    self._renewals.append(now_s)
+                    self._say(messages.Renew(beats=self._beats(), held=self._held_interpreters()))
+            due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
+            await asyncio.sleep(max(0.001, due_s - time.monotonic()))
+
+    def _beats(self) -> dict[str, tuple[int, int, str, float]]:
+        beats = {}
+        for name, worker in self._crew.workers.items():
+            if worker.burial is None:
+                beat = worker.page.read()
+                beats[name] = (beat.n, beat.step, beat.state, beat.loss)
+        return beats
+
+    def _held_interpreters(self) -> tuple[str, ...]:
+        """Workers with a seat whose pulse stands still though the kernel has not stopped them: a C
+        extension holds the interpreter, and with it the thread that would answer."""
+        late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
+        return tuple(
+            name
+            for name, worker in self._crew.workers.items()
+            if worker.burial is None
+            and worker.seat >= 0
+            and 0 < worker.page.pulse().t_ns < late_ns
+            and worker.process.state not in "TtZX"
+        )
+
+    async def _lease_out(self) -> None:
+        """Nobody may count on these workers any more, and nobody will: they die here and now."""
+        self._crew.note(
+            f"agent {self._host} had no word of its controller for"
+            f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
+        )
+        await self._crew.kill_all("the agent's lease ran out")
+        self._incarnation += 1
+        self._seq = self._heard_seq = 0
+        self._lost.clear()
+        self._lease_from_s = time.monotonic()
+        if self._link.connected:
+            self._on_connected()

@@ -1,0 +1,83 @@
+"""The agent's connection to the controller: made again when it breaks, frames kept meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from outlast.transport import messages
+from outlast.transport.channel import Channel
+
+CONNECT_S = 2.0
+RETRY_S = 0.1
+WAITING_MAX = 10_000
+
+
+class AgentLink:
+    """`on_connected` is called on each new connection, before any frame that waited is sent.
+
+    What the kernel had taken when a connection broke may be lost: whoever sends must be ready to
+    say the important things again in `on_connected`.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        token: bytes,
+        on_frame: Callable[[messages.MessageEnvelope], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._on_frame = on_frame
+        self._on_connected = on_connected
+        self._channel: Channel | None = None
+        self._waiting: deque[messages.MessageEnvelope] = deque(maxlen=WAITING_MAX)
+
+    @property
+    def connected(self) -> bool:
+        return self._channel is not None
+
+    def send(self, envelope: messages.MessageEnvelope) -> None:
+        """Send now, or as soon as there is a connection; the oldest of WAITING_MAX give way."""
+        if self._channel is None or not self._channel.send(envelope):
+            self._waiting.append(envelope)
+
+    async def keep(self) -> None:
+        """Hold a connection until cancelled. The lease, not this loop, says when it is too late."""
+        while True:
+            try:
+                sock = await asyncio.wait_for(self._connect(), CONNECT_S)
+            except OSError:  # TimeoutError is one
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._speak(sock)
+            await asyncio.sleep(RETRY_S)
+
+    async def _speak(self, sock: socket.socket) -> None:
+        """Until the connection breaks."""
+        broken = asyncio.Event()
+        channel = Channel(sock, self._token, self._on_frame, lambda _reason: broken.set())
+        self._channel = channel
+        try:
+            self._on_connected()
+            while self._waiting and channel.send(self._waiting[0]):
+                self._waiting.popleft()
+            await broken.wait()
+        finally:
+            self._channel = None
+            channel.close()
+
+    async def _connect(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        sock = socket.socket(family)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(sock, self._address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock

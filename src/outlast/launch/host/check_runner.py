@@ -1,0 +1,175 @@
+"""Node checks beside a run: `outlast check` as a process, and its report as a message.
+
+Nothing here ends, slows or waits for the run; what goes wrong is a finding itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast import config
+from outlast.controller.inputs import AnyEntry, RankMigrated
+from outlast.events import Warned
+from outlast.launch.host.check_process import CheckFailedError, CheckProcess
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.log_records import SEVERITIES, Finding
+from outlast.symptoms.devices import device as device_of
+from outlast.transport import messages
+
+OWN = "outlast check"
+DEADLINE_S = 60.0  # its samples take 30 s at most
+FOUND_MAX = 256
+DETAIL_MAX = 500  # characters
+PAUSE_PART = 10  # of the interval: even a check that takes longer than that leaves the node alone
+GPUS = Path("/proc/driver/nvidia/gpus")
+_INDEX = re.compile(r"gpu[ :#]?\s*([0-9]{1,4})", re.IGNORECASE)
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What of `outlast check --json` is read here."""
+
+    version: int
+    findings: tuple[Finding, ...]
+
+
+class CheckedFindings(NamedTuple):
+    """`told`: checks that could tell everything."""
+
+    found: tuple[Warned, ...]
+    told: tuple[str, ...]
+
+
+class CheckRunner:
+    """Looks every `plan.check_every_s` seconds, one look at a time, and says what is found each
+    time; whoever hears it knows what is new."""
+
+    def __init__(
+        self,
+        crew: WorkerPool,
+        say: Callable[[messages.NodeChecked], None],
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._crew = crew
+        self._say = say
+        self._every_s = crew.plan.check_every_s
+        self._seen: CheckedFindings | None = None
+        state = crew.run_dir.path.absolute() / "health"
+        self._looking = CheckProcess(
+            command(crew.plan.check_settings, state), state, deadline_s, crew.leaders
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            try:
+                self._seen = read(await self._looking.look())
+            except CheckFailedError as error:
+                self._seen = failed(self._seen, str(error))
+            self.tell()
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(self._every_s - took_s, self._every_s / PAUSE_PART))
+
+    def tell(self) -> None:
+        """Say what was seen last, with those who have the devices now."""
+        if self._seen is None:
+            return
+        listed, visible = _listed(), config.visible_devices()
+        by_rank = {worker.local_rank: worker.name for worker in self._crew.workers.values()}
+        found, unwell = [], set[int]()
+        for one in self._seen.found:
+            rank = local_rank(one.device, listed, visible)
+            if rank is not None and one.severity in ("now", "drain"):
+                unwell.add(rank)
+            worker = by_rank.get(rank, "") if rank is not None else ""
+            found.append(msgspec.structs.replace(one, worker=worker))
+        if self._crew.plan.migrate_on:
+            self._crew.unwell = unwell
+        self._say(messages.NodeChecked(found=tuple(found), told=self._seen.told))
+
+
+def left(journal: Iterable[AnyEntry], host: str) -> set[int]:
+    """Local ranks whose device an earlier launcher moved a worker away from: until the first look
+    has said how it is now, nobody goes back to it who need not."""
+    listed, visible = _listed(), config.visible_devices()
+    found = [one.finding for one in journal if isinstance(one, RankMigrated)]
+    ranks = {local_rank(one.device, listed, visible) for one in found if one.host == host}
+    return {rank for rank in ranks if rank is not None}
+
+
+def command(settings: str, state: Path) -> list[str]:
+    """What is run."""
+    base = [sys.executable, "-m", "outlast", "check", "--profile", "periodic", "--json"]
+    base += ["--state", str(state)]
+    return [*base, "--settings", settings] if settings else base
+
+
+def read(text: bytes) -> CheckedFindings:
+    """A report. Raises FailedError where it is none, or says nothing."""
+    try:
+        report = msgspec.json.decode(text, type=CheckReport)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckFailedError(f"it answered what is no report ({error})") from error
+    if not report.findings:
+        raise CheckFailedError("its report has no finding: nothing was checked")
+    found = sorted(
+        (one for one in report.findings if one.severity != "healthy"),
+        key=lambda one: SEVERITIES.index(one.severity),
+    )
+    unknown = {one.check for one in found if one.severity == "unknown"}
+    told = {one.check for one in report.findings} - unknown
+    # What is left out here is not over.
+    told -= {one.check for one in found[FOUND_MAX:]}
+    return CheckedFindings(tuple(_warned(one) for one in found[:FOUND_MAX]), (*sorted(told), OWN))
+
+
+def failed(before: CheckedFindings | None, why: str) -> CheckedFindings:
+    """What was found before stays: nobody could tell that it is over."""
+    own = Warned(
+        t_ns=0, host="", check=OWN, symptom="other", severity="unknown", code="", device="",
+        detail=why[:DETAIL_MAX],
+    )  # fmt: skip
+    kept = tuple(one for one in before.found if one.check != OWN) if before else ()
+    return CheckedFindings((own, *kept), ())
+
+
+def _warned(one: Finding) -> Warned:
+    return Warned(
+        t_ns=one.t_ns, host=one.node, check=one.check[:80], symptom=one.symptom,
+        severity=one.severity, code=one.code[:80], device=one.device[:200],
+        detail=one.detail[:DETAIL_MAX],
+    )  # fmt: skip
+
+
+def _listed() -> list[str]:
+    """The PCI addresses of this host's GPUs, in order."""
+    try:
+        return sorted(device_of(each.name) for each in GPUS.iterdir())
+    except OSError:
+        return []
+
+
+def local_rank(device: str, listed: Sequence[str], visible: Iterable[str] | None) -> int | None:
+    """Which local rank has this GPU; None where that cannot be told. `listed`: PCI addresses of
+    the host's GPUs, in order; `visible`: those that workers see, None for all."""
+    index = _INDEX.fullmatch(device.strip())
+    if index:
+        number = int(index[1])
+    elif device_of(device) in listed:
+        number = listed.index(device_of(device))
+    else:
+        return None
+    if visible is None:
+        return number
+    seen = list(visible)
+    if not all(each.isdecimal() for each in seen):
+        return None
+    return seen.index(str(number)) if str(number) in seen else None

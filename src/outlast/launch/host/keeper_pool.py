@@ -1,0 +1,148 @@
+"""Keeper processes of one host: each holds and writes the saves of its rank.
+
+With copies, or parity, each is also sent what other ranks saved, so that it outlives their keepers,
+too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from outlast.checkpoint.keeper.protocol import Peer
+from outlast.checkpoint.keeper.starting import Served, address_of, open_door
+from outlast.controller.replica_placement import ReplicaSpot, group, place
+from outlast.errors import StorageError
+
+STARTS_MAX = 10  # of one seat's keeper, in a row, that died young
+YOUNG_S = 600.0
+REAP_S = 5.0
+
+
+class KeeperPool:
+    """Keepers by seat, started when their first worker comes. One that dies is started anew: its
+    worker lends it the same memory again. `spots`: where each seat is; `copies`: how many keepers
+    are to hold what a rank saved, its own the first; or `parity`: of how many ranks a group is.
+    `peer_rate_bytes_per_s`: what all of them send to others, together. `note` hears of what goes
+    wrong."""
+
+    def __init__(
+        self,
+        prefix: str,
+        token: str,
+        lock_fd: int,
+        leaders: set[int],
+        note: Callable[[str], None],
+        *,
+        spots: Sequence[ReplicaSpot],
+        copies: int,
+        parity: int,
+        peer_rate_bytes_per_s: int | None,
+    ) -> None:
+        self._prefix, self._token, self._lock_fd = prefix, token, lock_fd
+        self._leaders, self._note = leaders, note
+        self._served: dict[int, Served] = {}
+        self._pidfds: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._started_s: dict[int, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._doors: list[socket.socket] = []
+        self._rate_bytes_per_s = peer_rate_bytes_per_s and peer_rate_bytes_per_s // len(spots)
+        self._placed = group(spots, parity) if parity else place(spots, copies)
+        self._parity = parity > 0
+        if parity or copies > 1:
+            self._open_doors(len(spots))
+
+    def _open_doors(self, world: int) -> None:
+        """They belong to the launcher: a keeper that is started anew has its address back."""
+        try:
+            for _ in range(world):
+                self._doors.append(open_door())
+        except StorageError as error:
+            self._note(str(error))
+            self._close_doors()
+            return
+        for text in self._placed.notes:
+            self._note(text)
+
+    def _close_doors(self) -> None:
+        while self._doors:
+            self._doors.pop().close()
+
+    def _peers(self, seat: int) -> tuple[Peer, ...]:
+        return tuple(
+            Peer(name=f"the keeper of rank {peer}", address=address_of(self._doors[peer]))
+            for peer in self._placed.peers[seat]
+        )
+
+    def _group(self, seat: int) -> tuple[int, ...]:
+        return tuple(sorted((seat, *self._placed.peers[seat]))) if self._parity else ()
+
+    def addresses(self, world: int) -> list[str]:
+        """Of the keepers of seats 0 to `world`, exclusive, whether they are there or not."""
+        return [f"{self._prefix}{seat}" for seat in range(world)]
+
+    def start(self, seat: int) -> None:
+        """Have a keeper for this seat. A host that has none saves nothing, which is noted."""
+        if seat in self._served:
+            return
+        self._starts[seat] = self._starts.get(seat, 0) + 1
+        if self._starts[seat] > STARTS_MAX:
+            self._note(
+                f"rank {seat} has no keeper any more, and cannot be saved: {STARTS_MAX} died within"
+                f" {YOUNG_S:g} s of their start; older checkpoints are kept; see to the host, then"
+                " stop this run and resume it with: outlast run --run-dir RUN_DIR ..."
+            )
+            return
+        self._started_s[seat] = self._loop.time()
+        try:
+            # The run's lock goes along: nobody else may take the directory before it is written.
+            served = Served(
+                f"{self._prefix}{seat}",
+                self._token,
+                f"rank {seat}",
+                (self._lock_fd,),
+                door=self._doors[seat] if self._doors else None,
+                peers=self._peers(seat) if self._doors else (),
+                peers_bytes_per_s=self._rate_bytes_per_s,
+                rank=seat,
+                group=self._group(seat) if self._doors else (),
+            )
+        except (StorageError, OSError) as error:
+            self._note(f"rank {seat} has no keeper, and cannot be saved: {error}")
+            return
+        pid = served.process.pid
+        self._leaders.add(pid)
+        self._served[seat] = served
+        self._pidfds[seat] = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfds[seat], self._died, seat)
+
+    def _died(self, seat: int) -> None:
+        how = self._forget(seat).close(REAP_S)
+        self._note(f"the keeper of rank {seat} {how}")
+        if self._loop.time() - self._started_s[seat] >= YOUNG_S:
+            self._starts[seat] = 0
+        self.start(seat)
+
+    def _forget(self, seat: int) -> Served:
+        pidfd = self._pidfds.pop(seat)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        served = self._served.pop(seat)
+        self._leaders.discard(served.process.pid)
+        return served
+
+    async def close(self, timeout_s: float) -> None:
+        """Let all finish what they were given, side by side; who has not by then is killed."""
+        self._close_doors()
+        seats = sorted(self._served)
+        served = [self._forget(seat) for seat in seats]
+        pids = {each.process.pid for each in served}
+        self._leaders |= pids  # nobody else may reap them
+        ends = await asyncio.gather(*(asyncio.to_thread(each.close, timeout_s) for each in served))
+        self._leaders -= pids
+        for seat, how in zip(seats, ends, strict=True):
+            if how != "ended with code 0":
+                self._note(f"the keeper of rank {seat} {how}")

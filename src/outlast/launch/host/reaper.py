@@ -1,0 +1,126 @@
+"""Reaper of processes that a killed launcher leaves behind.
+
+The functions find and kill a worker's family: its session, its descendants, and whoever carries
+the family's mark in the environment (a daemon that left session and parent). As a script this is
+the warden: one small process that holds a pipe to the launcher and the lock of the run directory.
+While the launcher lives it only notes sessions ("+123", "-123"); at end of file it kills what is
+left of them and ends, and only then can another launcher take the run directory.
+
+Run as `python -I -S warden.py MARK`; standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+MARK_VARIABLE = "OUTLAST_FAMILY"
+SWEEP_S = 30.0  # a process in uninterruptible sleep may outlast it; nothing else does
+
+
+class ProcessStat(NamedTuple):
+    """One process as /proc showed it. `started` tells it from a later one with its number;
+    `spent_ticks` is its processor time and that of its reaped children."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    started: int
+    spent_ticks: int
+
+
+def read_process_stat(pid: int) -> ProcessStat | None:
+    """One process, or None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    spent_ticks = sum(int(field) for field in fields[11:15])
+    return ProcessStat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), spent_ticks)
+
+
+def all_processes() -> dict[int, ProcessStat]:
+    """All processes that this one can see, by number."""
+    found: dict[int, ProcessStat] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - thousands of Path objects for plain numbers
+        if entry.isdigit() and (seen := read_process_stat(int(entry))):
+            found[seen.pid] = seen
+    return found
+
+
+def descendants(roots: set[int], seen: dict[int, ProcessStat]) -> set[int]:
+    """`roots` and everybody below them."""
+    children: dict[int, list[int]] = {}
+    for process in seen.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, open_ends = set(roots), list(roots)
+    while open_ends:
+        for child in children.get(open_ends.pop(), ()):
+            if child not in found:
+                found.add(child)
+                open_ends.append(child)
+    return found
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """Whether the process was born with `mark` at the start of the family variable."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{MARK_VARIABLE}={mark}".encode() in environment
+
+
+def kill(process: ProcessStat) -> None:
+    """SIGKILL for exactly this process, never for a later one that got its number."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            now = read_process_stat(process.pid)
+            if now and now.started == process.started:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def orphaned_processes(sessions: set[int], mark: str) -> list[ProcessStat]:
+    """Whoever of these sessions, of their descendants, or of the mark's bearers still lives."""
+    seen = all_processes()
+    roots = {pid for pid, process in seen.items() if process.session in sessions}
+    roots |= {pid for pid in seen if pid not in roots and is_marked(pid, mark)}
+    roots.discard(os.getpid())
+    return [seen[pid] for pid in descendants(roots, seen) if seen[pid].state not in "ZX"]
+
+
+def sweep(sessions: set[int], mark: str) -> bool:
+    """Kill until nobody is left; False when somebody is after SWEEP_S."""
+    deadline = time.monotonic() + SWEEP_S
+    while alive := orphaned_processes(sessions, mark):
+        if time.monotonic() > deadline:
+            return False
+        for process in alive:
+            kill(process)
+        time.sleep(0.005)  # not our children: the kernel offers nothing else to wait for
+    return True
+
+
+def main(mark: str) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    sessions: set[int] = set()
+    for line in sys.stdin:
+        change, session = line[0], int(line[1:])
+        (sessions.add if change == "+" else sessions.discard)(session)
+    return 0 if sweep(sessions, mark) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

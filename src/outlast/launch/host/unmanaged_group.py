@@ -1,0 +1,279 @@
+"""Worker groups whose script does not call ``outlast.init()``, restarted together as by torchrun.
+
+Outlast knows no steps of such a script and keeps none of its state. What it can do: name the root
+cause, restart the group at most ``--max-restarts`` times where a restart can help, and report a
+group that stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from outlast import events
+from outlast.controller.inputs import EndRun
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR, ConfigError
+from outlast.launch.host.worker_environment import free_port
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
+from outlast.launch.run_display import DisplayRecord
+from outlast.transport import messages
+from outlast.transport.connection_errors import is_connection_failure
+
+ECHO_WAIT_S = 5.0  # after a failure that looks like an echo of another one
+_DONE = EndRun(outcome="done", exit_code=EXIT_DONE)
+# The last line of a process that fails in the same way whenever it is started on this host.
+_FAILS_AGAIN = re.compile(
+    r"^(?:\[rank\d+\]: *)?(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)"
+    r"(?::|$)"
+    r"|can't open file '.*': \[Errno 2\]"
+)
+
+
+class UnmanagedGroup:
+    """Takes over the workers of a crew of which none has called ``outlast.init()``.
+
+    The run is done when all exit with 0. When one fails, the others are asked to end (SIGTERM, and
+    SIGKILL after ``stop_s``), and all are started again: at most ``max_restarts`` times, and not
+    after an error that a restart would repeat (an import that fails, a syntax error). Each failure
+    is an incident in the events.
+    """
+
+    def __init__(self, crew: WorkerPool, record: DisplayRecord) -> None:
+        self._crew = crew
+        self._record = record
+        self._restarts = 0
+        self._stopping = False
+        self._exited: asyncio.Queue[WorkerHandle] = asyncio.Queue()
+        self._initialised: WorkerHandle | None = (
+            None  # called init() although another ended without
+        )
+        self._stop = asyncio.Event()
+        self._hang = ""  # why this start of the group was given up
+        record.emit(events.ScriptUnmanaged(t_ns=record.now_ns()))
+        for worker in crew.workers.values():
+            self._adopt(worker)
+
+    def exited(self, worker: WorkerHandle) -> None:
+        """Take note that a worker's main process has died."""
+        self._exited.put_nowait(worker)
+
+    def stop(self) -> None:
+        """End all workers; the script resumes as far as it can itself."""
+        self._stopping = True
+        self._stop.set()
+
+    async def run(self) -> EndRun:
+        """Return the end of the run; no worker is alive then."""
+        while True:
+            faults = await self._one_attempt()
+            cause = root_cause(faults)
+            if self._stopping:
+                return EndRun(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
+            if cause is None:
+                return self._mixed(self._initialised) if self._initialised else _DONE
+            if why := self._why_stop(cause):
+                self._decide("stop", why)
+                return EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=cause)
+            self._restarts += 1
+            self._hang = ""
+            why = f"restart {self._restarts} of {self._crew.plan.max_restarts}"
+            who = f" (rank {cause.seat})" if cause.seat >= 0 else ""
+            self._record.note(f"{why}: {cause.detail}{who}")
+            self._decide("relaunch", why)
+            if failed := self._start():
+                return EndRun(outcome="gave_up", exit_code=EXIT_USER_ERROR, cause=failed)
+            self._record.emit(
+                events.GenerationOpened(
+                    t_ns=self._record.now_ns(),
+                    incident=self._restarts,
+                    generation=self._restarts + 1,
+                    n=0,
+                )
+            )
+
+    def _adopt(self, worker: WorkerHandle) -> None:
+        worker.on_exit = self.exited
+        worker.on_frame = self._on_frame
+
+    def _on_frame(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
+        if isinstance(frame.body, messages.WorkerHello):
+            self._initialised = worker
+            self._stop.set()
+
+    def give_up(self, reason: str) -> bool:
+        """End this start of a group that stands still; False where no restart is left."""
+        if self._restarts >= self._crew.plan.max_restarts or not self._crew.workers:
+            return False
+        self._hang = reason
+        self._crew.kill(next(iter(self._crew.workers.values())), reason)
+        return True
+
+    def _why_stop(self, cause: events.Fault) -> str:
+        """Why the group is not started again; "" where it is."""
+        if self._initialised:
+            return "some ranks called outlast.init() and others ended without"
+        if _FAILS_AGAIN.search(_last_line(cause.traceback)):
+            left = self._crew.plan.max_restarts - self._restarts
+            unused = f" ({left} restart(s) left unused)" if left else ""
+            return f"a restart would fail in the same way{unused}"
+        if self._restarts >= self._crew.plan.max_restarts:
+            return f"no restart is left (--max-restarts {self._crew.plan.max_restarts})"
+        return ""
+
+    def _decide(self, rung: str, reason: str) -> None:
+        self._record.emit(
+            events.Decided(
+                t_ns=self._record.now_ns(),
+                incident=self._restarts + (rung == "stop"),
+                generation=self._restarts + (rung == "stop") + 1,
+                verdict="redo",
+                rung=rung,
+                n=0,
+                step=0,
+                replaced=(),
+                reason=reason,
+            )
+        )
+
+    async def _one_attempt(self) -> list[events.Fault]:
+        """Return the failures of one start of the group, first one first; all are dead then."""
+        while self._crew.workers:
+            worker = await self._next_exit()
+            if worker is None:
+                await self._end_all()
+                return []
+            if fault := await self._bury(worker):
+                return await self._failed(fault)
+        return []
+
+    async def _failed(self, fault: events.Fault) -> list[events.Fault]:
+        """End the group after its first failure; every failure that came by itself.
+
+        Where the first one to exit only reports a broken connection, the rank that broke it gets
+        a moment to exit by itself: interpreters take different times to end.
+        """
+        faults = [fault]
+        self._notice(fault)
+        deadline_s = time.monotonic() + ECHO_WAIT_S
+        while self._crew.workers and _is_echo(faults[-1]) and not self._stopping:
+            try:
+                left_s = deadline_s - time.monotonic()
+                worker = await asyncio.wait_for(self._exited.get(), max(0.0, left_s))
+            except TimeoutError:
+                break
+            if later := await self._bury(worker):
+                faults.append(later)
+                self._notice(later)
+        await self._end_all()
+        return faults
+
+    def _notice(self, fault: events.Fault) -> None:
+        incident = generation = self._restarts + 1
+        t_ns = self._record.now_ns()
+        how = "standstill" if fault.kind == "hung" else "pidfd"
+        self._record.emit(
+            events.Noticed(
+                t_ns=t_ns, incident=incident, generation=generation, how=how, fault=fault
+            )
+        )
+
+    async def _next_exit(self) -> WorkerHandle | None:
+        """Return the next worker that ended, or None when all are to stop.
+
+        A worker that had ended by then comes first: its failure may be why all stop.
+        """
+        stopped = asyncio.create_task(self._stop.wait())
+        exited = asyncio.create_task(self._exited.get())
+        try:
+            await asyncio.wait({stopped, exited}, return_when=asyncio.FIRST_COMPLETED)
+            return exited.result() if exited.done() else None
+        finally:
+            stopped.cancel()
+            exited.cancel()
+
+    async def _bury(self, worker: WorkerHandle) -> events.Fault | None:
+        remains = await self._crew.bury(worker)
+        fault = worker_fault(worker, remains, self._crew.host, self._record.now_ns())
+        if self._hang and worker.kill_reason == self._hang:
+            fault = structs.replace(fault, kind="hung", detail=self._hang, worker="", seat=-1)
+        self._record.emit(
+            events.WorkerLost(
+                t_ns=self._record.now_ns(), worker=worker.name, seat=worker.seat, fault=fault
+            )
+        )
+        return fault if remains.exit_code else None
+
+    async def _end_all(self) -> None:
+        """Send SIGTERM to all, as torchrun does, and SIGKILL to those alive after ``stop_s``."""
+        self._crew.ask_to_end()
+        deadline_s = time.monotonic() + self._crew.plan.limits.stop_s
+        while self._crew.workers:
+            left_s = deadline_s - time.monotonic()
+            try:
+                await self._bury(await asyncio.wait_for(self._exited.get(), max(0.0, left_s)))
+            except TimeoutError:
+                break
+        await self._crew.kill_all("it did not end when asked to")
+
+    def _start(self) -> events.Fault | None:
+        """Start all ranks again under a fresh port; the fault when the host cannot."""
+        self._crew.master_port = free_port(self._crew.plan.master_addr)
+        while not self._exited.empty():
+            self._exited.get_nowait()
+        for seat in range(self._crew.plan.world):
+            name = f"w{self._crew.run_dir.job.term}-{seat}-r{self._restarts}"
+            try:
+                worker = self._crew.start(
+                    WorkerPost(name, seat, self._crew.host, 1, self._restarts)
+                )
+            except (OSError, ConfigError) as error:
+                return events.Fault(
+                    kind="exited", detail=f"could not be started: {error}", seat=seat
+                )
+            self._adopt(worker)
+            self._record.emit(
+                events.WorkerSpawned(
+                    t_ns=self._record.now_ns(),
+                    worker=name,
+                    seat=seat,
+                    pid=worker.process.pid,
+                    host=self._crew.host,
+                )
+            )
+        return None
+
+    def _mixed(self, worker: WorkerHandle) -> EndRun:
+        fault = events.Fault(
+            kind="exited",
+            detail=(
+                f"rank {worker.seat} called outlast.init() after another rank had ended without:"
+                " all ranks must call it, or none; everything was stopped"
+            ),
+            worker=worker.name,
+            seat=worker.seat,
+            host=self._crew.host,
+            t_ns=self._record.now_ns(),
+        )
+        return EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
+
+
+def root_cause(faults: Sequence[events.Fault]) -> events.Fault | None:
+    """Return the failure that explains the others, or None where there is none.
+
+    A broken connection is an echo of another rank's end, wherever another failure is known. Among
+    the rest the first to exit is taken.
+    """
+    own = [fault for fault in faults if not _is_echo(fault)]
+    return next(iter(own or faults), None)
+
+
+def _is_echo(fault: events.Fault) -> bool:
+    return is_connection_failure(fault.traceback)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

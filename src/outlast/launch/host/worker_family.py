@@ -1,0 +1,295 @@
+"""One worker process and its descendants: started by the shim, watched by pidfd, killed whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from outlast.launch.host import reaper
+from outlast.transport.worker_page import Page
+
+_SHIM = Path(__file__).with_name("shim.py")
+_PR_SET_CHILD_SUBREAPER = 36
+KILL_S = 10.0  # SIGKILL -> the last of the family is a zombie; only a sick kernel needs longer
+WARDENS_MAX = 8  # replacements in a launcher's life
+TAIL_LINES = 40
+_TAIL_BYTES = 64 << 10
+
+
+class ProcessIdentity(NamedTuple):
+    """What a worker is started with, besides its command."""
+
+    name: str
+    mark: str  # of its family, unique to this worker
+    environment: Mapping[str, str]
+    log_dir: Path
+    control: socket.socket  # the worker's end; closed here once the worker has it
+    page: Page
+
+
+def become_subreaper() -> None:
+    """Orphans of our workers become our children, so that they can be found and reaped.
+
+    Raises OSError where the kernel refuses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class WorkerFamily:
+    """A started worker. `exit_code` is as in subprocess: negative for a signal, None while alive.
+
+    `on_exit` is called once in the event loop when the main process has died; it stays a zombie
+    (and its session's number taken) until `bury` has killed and reaped the whole family.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        born: ProcessIdentity,
+        leaders: set[int],
+        on_exit: Callable[[], None],
+    ) -> None:
+        self.name = born.name
+        self.mark = born.mark
+        self.log_dir = born.log_dir
+        self.page = born.page
+        shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *command]
+        with (
+            born.control,
+            (born.log_dir / "stdout.log").open("ab") as out,
+            (born.log_dir / "stderr.log").open("ab") as err,
+        ):
+            self._popen = subprocess.Popen(
+                shim,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=born.environment,
+                pass_fds=(born.control.fileno(), born.page.fd),
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # nobody could watch it: it must not live
+            self._popen.kill()
+            self._popen.wait(KILL_S)
+            raise
+        self._leaders = leaders  # whom their owners reap: main processes and the warden
+        leaders.add(self.pid)
+        self._exit_code: int | None = None  # once it is buried
+        # Who was seen to be of the family: on its way out a process loses its environment before
+        # it is a zombie, and must not be forgotten in between.
+        self._kin: set[tuple[int, int]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        self._loop.add_reader(self._pidfd, self._died)
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._on_exit()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the main process. SIGKILL ends stopped ones, too; `on_exit` follows."""
+        if self._exit_code is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    @property
+    def killed_by(self) -> int:
+        """The signal that ended the main process, while it is not buried; 0: none did."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return 0
+        ended = found is not None and found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        return found.si_status if found is not None and ended else 0
+
+    @property
+    def state(self) -> str:
+        """The kernel's state letter (R S D T t Z), "X" when it is gone."""
+        seen = reaper.read_process_stat(self.pid)
+        return seen.state if seen else "X"
+
+    async def bury(self) -> int:
+        """Kill and reap the whole family; the main process's exit code, again if asked again.
+
+        Raises TimeoutError when somebody survives SIGKILL for KILL_S seconds.
+        """
+        if self._exit_code is not None:
+            return self._exit_code
+        self.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + KILL_S
+        pause_s = 0.001
+        while alive := self._family():
+            if time.monotonic() > deadline:
+                left = ", ".join(f"{process.pid} ({process.state})" for process in alive)
+                raise TimeoutError(
+                    f"processes of worker {self.name} survive SIGKILL for {KILL_S:g} s: {left}"
+                )
+            for process in alive:
+                reaper.kill(process)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
+        try:
+            self._exit_code = self._popen.wait(timeout=KILL_S)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"worker {self.name} cannot be reaped: {error}") from error
+        self._leaders.discard(self.pid)
+        # Buried while it lived, it may be that its death was not looked at yet: the loop must not
+        # go on watching a number that the next file opened will have.
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        return self._exit_code
+
+    def _family(self) -> list[reaper.ProcessStat]:
+        """Who of this family is still there, besides the main process's zombie; orphans that have
+        become our zombies are reaped on the way."""
+        seen = reaper.all_processes()
+        us, our_session = os.getpid(), os.getsid(0)
+        for process in list(seen.values()):
+            # A zombie has no environment left, so that it cannot be told whose it was; but who
+            # is our child in another session, and no leader, can only be some worker's orphan.
+            is_ours = process.parent == us and process.session != our_session
+            if process.state in "ZX" and is_ours and process.pid not in self._leaders:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+                del seen[process.pid]
+        roots = {
+            pid
+            for pid in reaper.descendants({us}, seen)
+            if seen[pid].session == self.pid
+            or (pid, seen[pid].started) in self._kin
+            or reaper.is_marked(pid, self.mark)
+        }
+        family = [
+            seen[pid]
+            for pid in reaper.descendants(roots | {self.pid}, seen)
+            if pid != self.pid or seen[pid].state not in "ZX"
+        ]
+        self._kin |= {(process.pid, process.started) for process in family}
+        return family
+
+    def stderr_tail(self) -> str:
+        """The last TAIL_LINES lines that it wrote to stderr."""
+        return tail(self.log_dir / "stderr.log")
+
+
+def tail(path: Path) -> str:
+    """The last TAIL_LINES lines of a log, at most 64 KiB; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-TAIL_LINES:])
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL and the like; the real-time signals in between their two ends have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        after = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{after}" if after > 0 else f"signal {number}"
+
+
+class ReaperHandle:
+    """The launcher's end of the warden: told each session, it outlives a killed launcher. One that
+    dies itself is replaced; `note` hears of that. Raises OSError where the first cannot be started.
+    """
+
+    def __init__(
+        self, mark: str, lock_fd: int, leaders: set[int], note: Callable[[str], None]
+    ) -> None:
+        self._mark, self._lock_fd, self._leaders, self._note = mark, lock_fd, leaders, note
+        self._sessions: set[int] = set()
+        self._replacements = WARDENS_MAX
+        self._loop = asyncio.get_running_loop()
+        self._popen: subprocess.Popen[bytes] | None = None  # None: there is none any more
+        self._start()
+
+    def born(self, session: int) -> None:
+        self._sessions.add(session)
+        self._tell(f"+{session}\n")
+
+    def buried(self, session: int) -> None:
+        self._sessions.discard(session)
+        self._tell(f"-{session}\n")
+
+    def dismiss(self) -> None:
+        """End it: whatever is still there of our workers dies first, and who does not is noted."""
+        code = self._part(reaper.SWEEP_S + KILL_S)
+        if code == 0:
+            return
+        if code != 1:  # it was killed, or there was none: then nobody has swept
+            reaper.sweep(self._sessions, self._mark)
+        if left := reaper.orphaned_processes(self._sessions, self._mark):
+            pids = ", ".join(f"{process.pid} ({process.state})" for process in left)
+            self._note(f"processes of this run survive SIGKILL and are left behind: {pids}")
+
+    def _start(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(reaper.__file__)), self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._lock_fd,),
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._leaders.add(self._popen.pid)
+        assert self._popen.stdin is not None
+        self._stdin = self._popen.stdin
+        # The pipe breaks when it dies: no other descriptor is needed to see it.
+        self._loop.add_reader(self._stdin, self._died)
+        for session in self._sessions:
+            self._tell(f"+{session}\n")
+
+    def _tell(self, line: str) -> None:
+        if self._popen:
+            with contextlib.suppress(BrokenPipeError):  # then `_died` is next
+                self._stdin.write(line.encode())
+
+    def _died(self) -> None:
+        code = self._part(KILL_S)
+        how = signal_name(-code) if code and code < 0 else f"exit code {code}"
+        said = f"the warden, who cleans up behind a launcher that is killed, has died ({how})"
+        if not self._replacements:
+            self._note(f"{said} too often to be replaced: only the workers themselves would die")
+            return
+        self._replacements -= 1
+        try:
+            self._start()
+        except OSError as error:
+            self._note(f"{said}, and another one cannot be started: {error}")
+        else:
+            self._note(f"{said}; another one was started")
+
+    def _part(self, wait_s: float) -> int | None:
+        """Hang up, wait for its end at most `wait_s`, kill it then; its exit code."""
+        popen, self._popen = self._popen, None
+        if popen is None:
+            return None
+        self._loop.remove_reader(self._stdin)
+        self._stdin.close()
+        try:
+            popen.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait(KILL_S)
+        self._leaders.discard(popen.pid)
+        return popen.returncode

@@ -1,0 +1,307 @@
+"""Worker processes of one host: start, signals and reaping."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from outlast import config
+from outlast.controller.replica_placement import ReplicaSpot
+from outlast.events import Fault
+from outlast.launch.host import error_file
+from outlast.launch.host.keeper_pool import KeeperPool
+from outlast.launch.host.worker_environment import free_port, worker_environment
+from outlast.launch.host.worker_family import (
+    ProcessIdentity,
+    ReaperHandle,
+    WorkerFamily,
+    signal_name,
+)
+from outlast.launch.run_directory import RunDir
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.telemetry.event_store import EventClock
+from outlast.transport import messages
+from outlast.transport.channel import Channel
+from outlast.transport.worker_page import Beat, Page
+
+_STARTED_MAX = 4096
+Left = TypeVar("Left")
+
+
+class WorkerPost(NamedTuple):
+    """What a worker is started as."""
+
+    name: str
+    seat: int  # -1: a spare
+    agent: str
+    incarnation: int
+    restart_count: int
+
+
+class WorkerOutcome(NamedTuple):
+    """What a worker left: it and its whole session are dead and reaped."""
+
+    exit_code: int  # negative: the signal
+    beat: Beat | None  # None: its page cannot be read
+    slots: dict[str, bytes]
+    stderr_tail: str
+    error_file: error_file.ErrorFile | None = None
+
+
+class WorkerHandle:
+    """One living worker. `on_frame` and `on_exit` may be changed by whoever takes over command."""
+
+    def __init__(self, post: WorkerPost, local_rank: int) -> None:
+        self.name = post.name
+        self.seat = post.seat
+        self.local_rank = local_rank
+        self.started_ns = time.monotonic_ns()
+        self.kill_reason = ""
+        self.burial: asyncio.Task[WorkerOutcome] | None = None
+        self.page: Page
+        self.process: WorkerFamily
+        self.channel: Channel
+        self.on_frame: Callable[[WorkerHandle, messages.MessageEnvelope], None] = (
+            lambda _worker, _frame: None
+        )
+        self.on_exit: Callable[[WorkerHandle], None] = lambda _worker: None
+
+
+class WorkerPool:
+    """Starts workers and keeps account of them, by name, until they are buried."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        token: bytes,
+        host: str,
+        clock: EventClock,
+        note: Callable[[str], None],
+    ) -> None:
+        self.clock = clock  # of all processes of this host
+        self.note = note  # tells the owner
+        self.plan = plan
+        self.run_dir = run_dir
+        self.host = host
+        self.workers: dict[str, WorkerHandle] = {}
+        self.devices = 0  # GPUs that a worker sees, once one has said so
+        self.unwell: set[int] = set()  # local ranks whose device is to be left
+        self.started: deque[WorkerHandle] = deque(
+            maxlen=_STARTED_MAX
+        )  # for whoever follows their logs
+        self._token = token
+        self._mark = worker_mark(token)
+        self.master_port = plan.master_port or free_port(plan.master_addr)
+        self.leaders: set[int] = set()  # pids that their owners reap
+        self._warden = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
+        self._keepers_prefix = f"@outlast-{self._mark}-"
+        self.keepers = KeeperPool(
+            self._keepers_prefix,
+            token.hex(),
+            run_dir.lock_fd,
+            self.leaders,
+            note,
+            spots=[ReplicaSpot(host)] * plan.world,
+            copies=plan.copies,
+            parity=plan.parity,
+            peer_rate_bytes_per_s=plan.peer_rate_bytes_per_s,
+        )
+
+    def start(self, post: WorkerPost) -> WorkerHandle:
+        """Start one worker. Raises OSError or ConfigError when the host cannot."""
+        worker = WorkerHandle(post, self._free_local_rank(post.seat))
+        mark = f"{self._mark}:{post.name};"
+        page = Page.create()
+        ours, theirs = socket.socketpair()
+        try:
+            log_dir = self.run_dir.log_dir(post.seat, post.name)
+            settings = self._settings(post, theirs.fileno(), page.fd)
+            environment = worker_environment(
+                self.plan,
+                settings,
+                mark,
+                worker.local_rank,
+                self.master_port,
+                post.restart_count,
+                str(log_dir / error_file.NAME),
+            )
+            born = ProcessIdentity(post.name, mark, environment, log_dir, theirs, page)
+            process = WorkerFamily(
+                self.plan.command, born, self.leaders, lambda: worker.on_exit(worker)
+            )
+        except BaseException:
+            ours.close()
+            theirs.close()
+            page.close()
+            raise
+        self._warden.born(process.pid)
+        worker.page, worker.process = page, process
+        worker.channel = Channel(
+            ours, self._token, lambda frame: worker.on_frame(worker, frame), lambda _reason: None
+        )
+        self.workers[post.name] = worker
+        self.started.append(worker)
+        return worker
+
+    def _settings(self, post: WorkerPost, control_fd: int, page_fd: int) -> config.WorkerSettings:
+        job = self.run_dir.job
+        return config.WorkerSettings(
+            run=job.run,
+            token=self._token.hex(),
+            term=job.term,
+            agent=post.agent,
+            incarnation=post.incarnation,
+            worker=post.name,
+            seat=post.seat,
+            world=self.plan.world,
+            control_fd=control_fd,
+            page_fd=page_fd,
+            run_dir=str(self.run_dir.path.absolute()),
+            checkpoint_every=self.plan.checkpoint_every,
+            snapshot_every=self.plan.snapshot_every,
+            audit_every=self.plan.audit_every,
+            until_step=self.plan.until_step,
+            keepers=self._keepers_prefix,
+            on_unrepeatable=self.plan.on_unrepeatable,
+            faults=self.plan.faults,
+            fault_seed=self.plan.fault_seed,
+            clock_anchor_ns=self.clock.anchor_ns,
+            limits=self.plan.limits,
+        )
+
+    def _free_local_rank(self, seat: int) -> int:
+        """The device from birth, below world + spares: the seat's own number where it is free, else
+        the lowest; a spare leaves the seats' own numbers for the last, and all leave devices that
+        are not well. Shared when all are taken.
+        """
+        world, total = self.plan.world, self.plan.world + self.plan.spares
+        taken = {worker.local_rank for worker in self.workers.values()}
+        seated = [seat, *range(total)]
+        numbers = seated if seat >= 0 else [*range(world, total), *range(world)]
+        free = [number for number in numbers if number not in taken]
+        return next((number for number in free if number not in self.unwell), (free or numbers)[0])
+
+    def device_for(self, worker: WorkerHandle) -> int:
+        """The local rank of a spare that takes a seat. One born without a GPU of its own, since
+        the host has none left for spares, gets the one that the seat's last worker had."""
+        if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
+            taken = {other.local_rank for other in self.workers.values() if other is not worker}
+            free = [number for number in range(self.plan.world) if number not in taken]
+            well = [number for number in free if number not in self.unwell]
+            worker.local_rank = (well or free or [worker.local_rank])[0]
+        return worker.local_rank
+
+    def kill(self, worker: WorkerHandle, reason: str) -> None:
+        """SIGKILL; `on_exit` follows. The first reason is the one that is told."""
+        worker.kill_reason = worker.kill_reason or reason
+        worker.process.send_signal(signal.SIGKILL)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM for every main process, as torchrun does."""
+        for worker in self.workers.values():
+            worker.process.send_signal(signal.SIGTERM)
+
+    async def bury(self, worker: WorkerHandle) -> WorkerOutcome:
+        """Kill and reap the whole family, take in its last words, and forget it.
+
+        Raises TimeoutError when somebody survives SIGKILL; the worker is then still on the books,
+        and the next call tries again. What it left in a state that cannot be read is noted.
+        """
+        if worker.burial is None or (worker.burial.done() and worker.burial.exception()):
+            worker.burial = asyncio.create_task(self._bury(worker))
+        return await asyncio.shield(worker.burial)
+
+    async def _bury(self, worker: WorkerHandle) -> WorkerOutcome:
+        exit_code = await worker.process.bury()
+        self._try(worker, worker.channel.read_rest, None)
+        worker.channel.close()
+        remains = WorkerOutcome(
+            exit_code,
+            self._try(worker, worker.page.read, None),
+            self._try(worker, worker.page.slots, {}),
+            worker.process.stderr_tail(),
+            error_file.read(worker.process.log_dir / error_file.NAME),
+        )
+        worker.page.close()
+        self._warden.buried(worker.process.pid)
+        self.workers.pop(worker.name, None)
+        return remains
+
+    def _try(self, worker: WorkerHandle, read: Callable[[], Left], otherwise: Left) -> Left:
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - a damaged page must not hide its writer's death
+            self.note(
+                f"{read.__name__} of dead worker {worker.name} failed"
+                f" ({type(error).__name__}: {error}); its loss is reported without it"
+            )
+            return otherwise
+
+    async def kill_all(self, reason: str) -> None:
+        """End everybody, whatever they do. Raises TimeoutError as `bury`."""
+        workers = list(self.workers.values())
+        for worker in workers:
+            worker.on_exit = lambda _worker: None
+            self.kill(worker, reason)
+        burials = (self.bury(worker) for worker in workers)
+        for end in await asyncio.gather(*burials, return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end
+
+    async def close(self) -> None:
+        """Nobody is left when this returns, as far as SIGKILL reaches; who is left is noted."""
+        try:
+            await self.kill_all("the launcher ends")
+        except (TimeoutError, OSError) as error:
+            self.note(f"{error}; the warden tries once more, and waits longer")
+        await self.keepers.close(self.plan.limits.stop_s)
+        self._warden.dismiss()
+
+
+def worker_mark(token: bytes) -> str:
+    """The family mark of a run's processes: made from the token, but it does not tell it."""
+    return hashlib.blake2b(token, digest_size=8).hexdigest()
+
+
+def worker_fault(worker: WorkerHandle, remains: WorkerOutcome, host: str, t_ns: int) -> Fault:
+    """Return the fault that a worker's death is, as seen from outside.
+
+    An exception that the worker recorded in its error file (torch's ``@record``) comes before the
+    end of its stderr. A worker that had not called ``outlast.init()`` has no step.
+    """
+    code, beat = remains.exit_code, remains.beat
+    if worker.kill_reason:
+        kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
+    elif code < 0:
+        kind, detail = "killed", f"killed by {signal_name(-code)}"
+    else:
+        kind, detail = "exited", f"ended by itself with exit code {code}"
+    has_session = beat is not None and beat.state != "starting"
+    return Fault(
+        kind=kind,
+        detail=detail,
+        worker=worker.name,
+        seat=worker.seat,
+        host=host,
+        n=beat.n if beat else -1,
+        step=beat.step + 1 if beat and has_session and worker.seat >= 0 else -1,
+        state=beat.state if beat else "",
+        signal=max(0, -code),
+        exit_code=max(0, code),
+        traceback=_traceback(remains) if code > 0 else "",
+        t_ns=t_ns,
+    )
+
+
+def _traceback(remains: WorkerOutcome) -> str:
+    recorded = remains.error_file
+    if recorded is None:
+        return remains.stderr_tail
+    return recorded.traceback or recorded.message

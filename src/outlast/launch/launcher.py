@@ -1,0 +1,317 @@
+"""The launcher of one run: starts every part and ends every part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from outlast import events
+from outlast.checkpoint.durable import Target
+from outlast.checkpoint.record import Place
+from outlast.controller.inputs import EndRun
+from outlast.errors import (
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    OutlastError,
+    RunDirError,
+    StorageError,
+)
+from outlast.launch import plan_file, preflight, run_directory, save_signal, start_point
+from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
+from outlast.launch.controller_shell import ControllerShell
+from outlast.launch.decision_journal import bars_of
+from outlast.launch.host.agent import Agent
+from outlast.launch.host.check_runner import left
+from outlast.launch.host.standstill_monitor import StandstillMonitor
+from outlast.launch.host.unmanaged_group import UnmanagedGroup
+from outlast.launch.host.worker_family import become_subreaper
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
+from outlast.launch.newest_copy import CheckpointSearch
+from outlast.launch.run_directory import RunDir
+from outlast.launch.run_display import Display, DisplayRecord
+from outlast.launch.timed_faults import TimedFaults
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.launch.worker_console import Console
+from outlast.telemetry.event_store import EventClock, EventWriter
+from outlast.transport import messages
+
+GRACE_S = 15.0  # above `stop_s`: then the launcher ends without waiting for anybody's consent
+
+
+def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Path]:
+    """Run the plan to its end; the end and the run directory. `show` opens the view of a run
+    directory, once it is taken.
+
+    Raises ConfigError, RunDirError and StorageError before anything was started. What breaks the
+    launcher or its controller later is the cause of a run that gave up; nobody is left alive.
+    """
+    with save_signal.ignored():
+        return _launch(plan, show)
+
+
+def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Path]:
+    durable = preflight.check(plan)
+    run_dir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
+    try:
+        run_directory.place_logs(run_dir, plan.log_dir)
+        plan_file.keep(run_dir, plan)
+        clock = EventClock()
+        writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
+        record = DisplayRecord(writer, show(run_dir.path))
+        try:
+            end = asyncio.run(_Launcher(plan, run_dir, record, clock, durable).run())
+        finally:
+            record.close()
+    finally:
+        run_dir.release()
+    return end, run_dir.path
+
+
+class _Launcher:
+    """The parts of one launcher while it runs."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        record: DisplayRecord,
+        clock: EventClock,
+        durable: list[Target],
+    ) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._record, self._clock = record, clock
+        self._durable = durable
+        self._stops = 0
+        self._unmanaged: UnmanagedGroup | None = None
+        self._over: asyncio.Future[EndRun]
+        self._took_over: asyncio.Event
+        self._controller: ControllerShell
+        self._agent: Agent
+        self._crew: WorkerPool
+
+    async def run(self) -> EndRun:
+        """Once RunStarted is written, RunEnded follows, with the one cause of whatever end."""
+        stores = [target.store for target in self._durable]
+        try:
+            bars = bars_of(self._run_dir.path)
+        except RunDirError:
+            bars = ()  # the controller reads the same journal: its error is the cause of the end
+        checkpoint, notes = start_point.begin(self._run_dir, stores, self._show, bars)
+        self._begin(checkpoint, notes)
+        end = self._interrupted("the launcher was cancelled")
+        try:
+            end = await self._play(checkpoint)
+        except Exception as error:  # noqa: BLE001 - whatever broke the launcher is told as the end
+            end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
+        finally:
+            self._record.emit(
+                events.RunEnded(
+                    t_ns=self._record.now_ns(),
+                    outcome=end.outcome,
+                    exit_code=end.exit_code,
+                    n=end.n,
+                    step=end.step,
+                    cause=end.cause,
+                )
+            )
+        return end
+
+    def _show(self, text: str) -> None:
+        """To whoever looks, before this launcher has a first event."""
+        note = events.Note(t_ns=self._record.now_ns(), worker="", seat=-1, text=text)
+        self._record.display.event(note)
+
+    async def _play(self, checkpoint: messages.Checkpointed | None) -> EndRun:
+        """Whoever was started is dead when this returns or raises."""
+        plan, record = self._plan, self._record
+        token = secrets.token_bytes(32)
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._took_over = asyncio.Event()
+        self._crew = WorkerPool(
+            plan, self._run_dir, token, socket.gethostname(), self._clock, record.note
+        )
+        console = Console(self._crew, record.display)
+        strikes = TimedFaults(self._crew, record)
+        root = self._run_dir.room("checkpoints")
+        upkeep = CheckpointUpkeep(root, plan.keep, self._durable, record, self._is_barred)
+        done = False
+        standstill = StandstillMonitor(
+            self._crew, record.note, self._end_standstill, lambda: not self._agent.said_hello
+        )
+        parts = (console, strikes, standstill)
+        helpers = [asyncio.create_task(part.run()) for part in parts]
+        with self._signals(loop):
+            try:
+                origins = CheckpointSearch(
+                    root,
+                    self._run_dir.job.run,
+                    self._crew.keepers.addresses(plan.world),
+                    token.hex(),
+                    [target.store for target in self._durable],
+                )
+                self._controller = ControllerShell(
+                    plan, self._run_dir, token, record, checkpoint, origins, upkeep.committed
+                )
+                if plan.migrate_on:
+                    self._crew.unwell = left(self._controller.earlier, self._crew.host)
+                self._agent = Agent(self._crew, self._controller.address, token, self._take_over)
+                end = await self._lead()
+                done = end.outcome == "done"
+                return end
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await self._crew.close()
+                patience_s = plan.limits.save_s if done else plan.limits.stop_s
+                await upkeep.close(patience_s, self._over, done=done)
+                console.look()
+                strikes.tell_missed(plain=self._unmanaged is not None)
+
+    def _is_barred(self, place: Place) -> bool:
+        """Return whether an audit has put a checkpoint out of use; asked behind a save, so in a
+        term."""
+        return self._controller.is_barred(place)
+
+    def _own_fault(self, error: Exception) -> events.Fault:
+        """What broke the launcher itself."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        known = isinstance(error, OutlastError)
+        return events.Fault(
+            kind="storage" if isinstance(error, RunDirError | StorageError) else "internal",
+            detail=str(error)
+            if known
+            else f"the launcher itself failed ({type(error).__name__}: {error}); all workers were"
+            " stopped, what was committed and checkpointed is kept; please report this, and resume"
+            f" with: outlast run --run-dir {self._run_dir.path} ...",
+            traceback="" if known else "".join(traceback.format_exception(error)),
+            host=socket.gethostname(),
+            t_ns=self._record.now_ns(),
+        )
+
+    async def _lead(self) -> EndRun:
+        """The controller leads while the script may be one of ours; else the unmanaged group."""
+        self._controller.begin()
+        serving = asyncio.create_task(self._agent.run())
+        took_over = asyncio.create_task(self._took_over.wait())
+        waiting = {self._controller.ended, self._over, serving, took_over}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            took_over.cancel()
+            serving.cancel()
+            self._controller.close()
+        if self._over.done():
+            return self._over.result()
+        if self._unmanaged:
+            group = asyncio.create_task(self._unmanaged.run())
+            await asyncio.wait({group, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                group.cancel()
+                return self._over.result()
+            return group.result()
+        if serving.done() and not self._controller.ended.done():
+            serving.result()  # raises what broke the agent
+        return self._controller.ended.result()
+
+    def _begin(self, checkpoint: messages.Checkpointed | None, notes: list[str]) -> None:
+        """RunStarted is a launcher's first event: what comes before belongs to the last one."""
+        job, plan = self._run_dir.job, self._plan
+        self._record.emit(
+            events.RunStarted(
+                t_ns=self._record.now_ns(),
+                run=job.run,
+                term=job.term,
+                world=plan.world,
+                spares=plan.spares,
+                script=plan.script,
+                args=plan.args,
+                resumed_n=checkpoint.n if checkpoint else -1,
+                resumed_step=checkpoint.step if checkpoint else -1,
+            )
+        )
+        for note in (*notes, *self._run_dir.notes):
+            self._record.note(note)
+
+    def _take_over(self, exited: WorkerHandle | None = None) -> None:
+        if self._unmanaged is None:
+            self._agent.step_back()
+            self._unmanaged = UnmanagedGroup(self._crew, self._record)
+            self._took_over.set()
+        if exited:
+            self._unmanaged.exited(exited)
+
+    def _end_standstill(self, reason: str) -> bool:
+        if not self._plan.max_restarts:
+            return False
+        self._take_over()
+        return self._unmanaged is not None and self._unmanaged.give_up(reason)
+
+    # --- signals --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        numbers = [
+            number
+            for number in (signal.Signals[name] for name in self._plan.stop_signals)
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+        ]
+        for number in numbers:
+            loop.add_signal_handler(number, self._asked, number)
+        saves = save_signal.SIGNAL not in numbers  # torchrun's flags may want it for something else
+        if saves:
+            loop.add_signal_handler(save_signal.SIGNAL, self._asked_to_save)
+            self._run_dir.tell_saves(True)
+        try:
+            yield
+        finally:
+            self._run_dir.tell_saves(False)
+            for number in (*numbers, *([save_signal.SIGNAL] if saves else [])):
+                loop.remove_signal_handler(number)
+            if saves:
+                signal.signal(save_signal.SIGNAL, signal.SIG_IGN)  # as it was before the loop
+
+    def _asked_to_save(self) -> None:
+        """A scheduler gives notice, or `outlast ckpt now`: a checkpoint at once."""
+        if self._unmanaged is None and self._agent.said_hello:
+            self._controller.save("SIGUSR1 to the launcher")
+        else:
+            self._record.note(save_signal.REFUSED)
+
+    def _asked(self, number: signal.Signals) -> None:
+        """First: drain and end resumable. Second: end now. Third: without the controller."""
+        self._stops += 1
+        reason = f"{number.name} to the launcher"
+        if self._stops == 1:
+            self._record.note(f"{reason}: stopping; once more to stop at once")
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._plan.limits.stop_s + GRACE_S, self._give_in, reason)
+        else:
+            self._record.note(f"{reason}, again: everything is killed")
+        if not self._agent.said_hello:
+            self._take_over()
+        if self._unmanaged is None:
+            self._controller.stop(reason)
+            if self._stops > 2:
+                self._give_in(reason)
+        elif self._stops == 1:
+            self._unmanaged.stop()
+        else:
+            self._give_in(reason)
+
+    def _give_in(self, reason: str) -> None:
+        if not self._over.done():
+            self._over.set_result(self._interrupted(reason))
+
+    def _interrupted(self, reason: str) -> EndRun:
+        cause = events.Fault(kind="requested", detail=reason, t_ns=self._record.now_ns())
+        return EndRun(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)

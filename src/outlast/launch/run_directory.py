@@ -1,0 +1,311 @@
+"""The run directory: the files of one job, locked by one launcher at a time.
+
+run.json      which job this is, and how many launchers it has had (terms)
+plan.json     what the newest launcher was asked to do (launch/plan_file.py)
+lock          held by the launcher and its warden; says who, and whether SIGUSR1 asks for a save
+events/       what happened (telemetry/event_store.py)
+journal/      what the controller decided, durable before it was said
+logs/RANK/WORKER/{stdout,stderr}.log; a spare's are in logs/spare/WORKER
+checkpoints/  complete checkpoints
+faults/       which --fault has fired
+summary.json  written at the end of each launcher
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.errors import RunDirError
+from outlast.launch.host.reaper import SWEEP_S, read_process_stat
+
+VERSION = 1
+FREE_BYTES_MIN = 64 << 20
+_ROOMS = ("events", "journal", "logs", "checkpoints", "faults")
+LOCK_S = SWEEP_S + 5.0  # a warden that still kills what a dead launcher has left
+_POLL_S = 0.05
+_SAVES = "saves"
+
+
+class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json: the job's identity. A later launcher must bring the same script and world."""
+
+    version: int
+    run: str
+    script: str
+    args: tuple[str, ...]
+    world: int
+    created_ns: int
+    term: int
+
+
+class RunDir:
+    """A run directory that this process has taken. Not inherited by children unless passed."""
+
+    def __init__(self, path: Path, job: RunningJob, lock_fd: int, notes: tuple[str, ...]) -> None:
+        self.path = path
+        self.job = job
+        self.lock_fd = lock_fd
+        self.notes = notes  # what the owner should know about resuming here
+
+    @property
+    def resumed(self) -> bool:
+        return self.job.term > 1
+
+    def room(self, name: str) -> Path:
+        return self.path / name
+
+    def log_dir(self, seat: int, worker: str) -> Path:
+        """Where a worker's output goes; made on first use. `seat` -1: a spare."""
+        directory = self.path / "logs" / (str(seat) if seat >= 0 else "spare") / worker
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def seat_log(self, seat: int, worker: str) -> None:
+        """A spare took a seat: its logs are found under the rank, too."""
+        link = self.path / "logs" / str(seat) / worker
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(Path("..") / "spare" / worker)
+
+    def tell_saves(self, saves: bool) -> None:
+        """Say in the lock whether SIGUSR1 asks this launcher for a checkpoint from here on.
+
+        Where that cannot be written nobody asks, and nothing else is lost.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self.lock_fd, _said(saves), 0)
+
+    def adopt(self, run: str, term: int) -> None:
+        """Go on as the job `run`, which had another directory before, in this term or a later one.
+
+        Raises RunDirError where that cannot be written.
+        """
+        self.job = msgspec.structs.replace(self.job, run=run, term=max(term, self.job.term))
+        try:
+            write(self.path / "run.json", msgspec.json.format(msgspec.json.encode(self.job)))
+        except OSError as error:
+            raise RunDirError(
+                f"run directory {self.path} cannot be written: {error.strerror}; nothing was"
+                " started"
+            ) from error
+
+    def release(self) -> None:
+        os.close(self.lock_fd)
+
+
+class LockHolder(NamedTuple):
+    """The living launcher of a run, as its lock says. `started` tells it from a later process with
+    its number; `saves`: SIGUSR1 asks it for a checkpoint."""
+
+    pid: int
+    started: int
+    saves: bool
+
+
+def holder(path: Path) -> LockHolder | None:
+    """Whose run directory this is, where that process lives on this host. Touches nothing.
+
+    Raises RunDirError when `path` is none, or its lock cannot be read.
+    """
+    try:
+        words = (path / "lock").read_text(errors="replace").split()
+    except OSError as error:
+        raise RunDirError(
+            f"{path} is no run directory, or cannot be read ({error.strerror}); give the directory"
+            " that `outlast run` printed at its start"
+        ) from error
+    if len(words) < 2 or not words[1].isdigit() or not _is_alive(words):
+        return None
+    return LockHolder(int(words[0]), int(words[1]), _SAVES in words)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the run: a launcher, here or on a host that shares the file system and
+    its locks, or what a dead one has left that is still being ended. Touches nothing.
+
+    Raises RunDirError when its lock cannot be read; without one nobody does.
+    """
+    try:
+        lock_fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RunDirError(f"{path / 'lock'} cannot be read ({error.strerror})") from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return True
+    finally:
+        os.close(lock_fd)
+    return holder(path) is not None  # where the file system has no locks
+
+
+def take(
+    path: Path, script: str, args: tuple[str, ...], world: int, wait_s: float = LOCK_S
+) -> RunDir:
+    """Make or resume `path`. Waits up to `wait_s` for an earlier launcher's warden to finish.
+
+    Raises RunDirError when it is in use, belongs to another job, cannot be written, or its disk
+    is full; an earlier job's files are as they were then (`path` and its lock may be new).
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunDirError(
+            f"run directory {path} cannot be written: {error.strerror}; nothing was started;"
+            " choose another one with --run-dir"
+        ) from error
+    try:
+        _lock(path, lock_fd, wait_s)
+        free_bytes = shutil.disk_usage(path).free
+        if free_bytes < FREE_BYTES_MIN:
+            raise RunDirError(
+                f"only {free_bytes >> 20} MiB are free under {path}, below the"
+                f" {FREE_BYTES_MIN >> 20} MiB that events, journal and logs need; nothing was"
+                " started; make room or choose another --run-dir"
+            )
+        job, notes = _identify(path, script, args, world)
+        for room in _ROOMS:
+            (path / room).mkdir(exist_ok=True)
+        write(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
+    except OSError as error:
+        os.close(lock_fd)
+        raise RunDirError(f"run directory {path} cannot be written: {error.strerror}") from error
+    except RunDirError:
+        os.close(lock_fd)
+        raise
+    return RunDir(path, job, lock_fd, notes)
+
+
+def place_logs(run_dir: RunDir, elsewhere: str | None) -> None:
+    """Put logs/ under `elsewhere` (torchrun's --log-dir), a link in its place.
+
+    Raises RunDirError when that cannot be written.
+    """
+    logs = run_dir.path / "logs"
+    if elsewhere is None or logs.is_symlink():
+        return
+    target = Path(elsewhere).absolute() / f"{run_dir.path.name}_{run_dir.job.run}"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        logs.rmdir()  # fails, rightly, where an earlier term has left logs here
+        logs.symlink_to(target)
+    except OSError as error:
+        raise RunDirError(
+            f"--log-dir {elsewhere}: cannot keep this run's logs there ({error.strerror});"
+            " nothing was started; leave it out, or name another place for a fresh run"
+        ) from error
+
+
+def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        words = os.pread(lock_fd, 64, 0).decode(errors="replace").split()
+        # A living holder will not let go; a dead one's warden will, as soon as it has cleaned up.
+        if _is_alive(words):
+            raise RunDirError(
+                f"run directory {path} is in use by pid {words[0]}; nothing was started;"
+                " wait for it, stop it, or choose another --run-dir"
+            )
+        if time.monotonic() > deadline:
+            raise RunDirError(
+                f"run directory {path} is held, and its launcher (pid {' '.join(words[:1])}) is"
+                " not alive on this host: what it had started is still being killed, or it runs on"
+                " another host or in another container; nothing was started; try again when its"
+                " processes are gone, or choose another --run-dir"
+            )
+        time.sleep(_POLL_S)  # flock has no deadline of its own
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, _said(saves=False), 0)
+
+
+def _said(saves: bool) -> bytes:
+    """This launcher in its lock: always of one length, so that a reader sees one or the other."""
+    us = read_process_stat(os.getpid())
+    word = _SAVES if saves else ""
+    return f"{os.getpid()} {us.started if us else ''} {word:{len(_SAVES)}}\n".encode()
+
+
+def _is_alive(words: list[str]) -> bool:
+    """Whether the lock's words, pid and start time, are of a process that runs."""
+    if not words or not words[0].isdigit():
+        return False
+    seen = read_process_stat(int(words[0]))
+    return (
+        seen is not None
+        and seen.state not in "ZX"
+        and (len(words) < 2 or words[1] == str(seen.started))
+    )
+
+
+def _identify(
+    path: Path, script: str, args: tuple[str, ...], world: int
+) -> tuple[RunningJob, tuple[str, ...]]:
+    try:
+        old = msgspec.json.decode((path / "run.json").read_bytes(), type=RunningJob)
+    except FileNotFoundError:
+        job = RunningJob(
+            version=VERSION,
+            run=secrets.token_hex(8),
+            script=script,
+            args=args,
+            world=world,
+            created_ns=time.time_ns(),
+            term=1,
+        )
+        return job, ()
+    except msgspec.DecodeError as error:
+        raise RunDirError(
+            f"{path / 'run.json'} cannot be read ({error}); nothing was started or changed;"
+            " restore it or choose another --run-dir"
+        ) from error
+    for name, before, now in (
+        ("format version", old.version, VERSION),
+        ("script", old.script, script),
+        ("world size", old.world, world),
+    ):
+        if before != now:
+            raise RunDirError(
+                f"run directory {path} belongs to another job: its {name} is {before}, not {now};"
+                " nothing was changed; give that again, or choose another --run-dir"
+            )
+    notes: tuple[str, ...] = ()
+    if old.args != args:
+        notes = (
+            f"resuming {path} with other script arguments: {' '.join(args) or '(none)'}"
+            f" instead of {' '.join(old.args) or '(none)'}",
+        )
+    return msgspec.structs.replace(old, term=old.term + 1, args=args), notes
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file whole, durably: a reader sees the old one or the new one."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,94 @@
+"""Timed faults (`--fault ...,after=SECONDS`) that the launcher injects into any script."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+from outlast import events
+from outlast.controller.fault_spec import FaultSpec, parse
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
+from outlast.launch.run_display import DisplayRecord
+
+PERIOD_S = 0.1
+
+
+class TimedFaults:
+    """The faults of one launcher; each strikes once in the run's life, as those in workers do."""
+
+    def __init__(self, crew: WorkerPool, record: DisplayRecord) -> None:
+        self._crew, self._record = crew, record
+        self._specs = [parse(text) for text in crew.plan.faults]
+        self._markers = crew.run_dir.room("faults")
+        self._due = [spec for spec in self._specs if spec.after_s and not self._has_struck(spec)]
+        self._asleep: list[tuple[float, WorkerHandle]] = []  # to be woken then
+
+    async def run(self) -> None:
+        """Until all have struck, or cancelled. `after` counts from here."""
+        began_s = time.monotonic()
+        while self._due or self._asleep:
+            await asyncio.sleep(PERIOD_S)
+            self._look(began_s, time.monotonic())
+
+    def _look(self, began_s: float, now_s: float) -> None:
+        for spec in list(self._due):
+            worker = self._target(spec)
+            if worker and now_s - began_s >= spec.after_s:
+                self._due.remove(spec)
+                self._strike(spec, worker)
+                if spec.for_s:
+                    self._asleep.append((now_s + spec.for_s, worker))
+        for pair in list(self._asleep):
+            wake_s, worker = pair
+            if now_s >= wake_s:
+                self._asleep.remove(pair)
+                if self._is_alive(worker):
+                    worker.process.send_signal(signal.SIGCONT)
+
+    def _strike(self, spec: FaultSpec, worker: WorkerHandle) -> None:
+        try:
+            (self._markers / spec.marker(0)).touch(exist_ok=False)
+        except OSError as error:
+            self._record.note(f"--fault {spec.text} is left out, it cannot be noted: {error}")
+            return
+        beat = worker.page.read()
+        # A script that never calls init() says nothing of its place.
+        n, step = (beat.n, beat.step) if beat.t_ns else (-1, -1)
+        self._record.emit(
+            events.FaultInjected(
+                t_ns=self._record.now_ns(),
+                worker=worker.name,
+                seat=worker.seat,
+                spec=spec.text,
+                n=n,
+                step=step,
+            )
+        )
+        worker.process.send_signal(signal.SIGKILL if spec.kind == "kill" else signal.SIGSTOP)
+
+    def _target(self, spec: FaultSpec) -> WorkerHandle | None:
+        seated = [
+            worker
+            for worker in self._crew.workers.values()
+            if worker.seat >= 0 and spec.rank in (-1, worker.seat) and self._is_alive(worker)
+        ]
+        return min(seated, key=lambda worker: worker.seat, default=None)
+
+    def _is_alive(self, worker: WorkerHandle) -> bool:
+        return self._crew.workers.get(worker.name) is worker and worker.burial is None
+
+    def _has_struck(self, spec: FaultSpec) -> bool:
+        return (self._markers / spec.marker(0)).exists()
+
+    def tell_missed(self, *, plain: bool) -> None:
+        """A note on every fault that the run never came to; `plain`: the script is none of ours."""
+        for spec in self._specs:
+            if not self._has_struck(spec):
+                why = "the run never came to its place"
+                if plain and not spec.after_s:
+                    why = (
+                        "the script never calls outlast.init(), so that it has no steps and phases;"
+                        " after=SECONDS strikes any script"
+                    )
+                self._record.note(f"--fault {spec.text} did not strike: {why}")

@@ -1,0 +1,304 @@
+"""torchrun's command line, read by torch's own parser, plus our flags; the result is a RunPlan."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import re
+import shutil
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+
+from outlast import config
+from outlast.checkpoint.durable import Durable
+from outlast.checkpoint.retention import Keep
+from outlast.controller import fault_spec
+from outlast.controller.controller_state import MigrateOn
+from outlast.errors import ConfigError, UsageError
+from outlast.launch import outlast_flags
+
+# torchrun flags that a run of ours cannot honour, each with its value when it is not given.
+_REFUSED: dict[str, object] = {
+    "run_path": False,
+    "logs_specs": None,
+    "numa_binding": None,
+    "virtual_local_rank": False,
+    "duplicate_stdout_filters": [],
+    "duplicate_stderr_filters": [],
+}
+
+AUDIT_EVERY = 100
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `outlast run` was asked to do, checked."""
+
+    world: int
+    spares: int
+    run_dir: str
+    script: str
+    args: tuple[str, ...]
+    command: tuple[str, ...]  # of a worker
+    run_id: str  # TORCHELASTIC_RUN_ID
+    role: str
+    max_restarts: int  # for scripts that never call init()
+    master_addr: str
+    master_port: int | None  # None: a free one
+    log_dir: str | None
+    streams: dict[int, int]  # by seat: 1 stdout, 2 stderr, 3 both go to the console
+    stop_signals: tuple[str, ...]
+    checkpoint_every: int  # steps; config.AUTO: as the schedule says
+    snapshot_every: int  # the same, for copies in memory
+    copies: int  # keepers that hold what a rank saved
+    peer_rate_bytes_per_s: int | None = None  # what all keepers send to others, together
+    parity: int = 0  # or ranks of a group whose keepers hold parity
+    until_step: int = 0  # after it a checkpoint, and the run is done; 0: as far as the script goes
+    keep: Keep
+    durable: tuple[Durable, ...]
+    on_save_failure: Literal["warn", "stop"]
+    on_unrepeatable: Literal["stop", "warn"] = "stop"
+    check_every_s: float = 0.0  # between the beginnings of two checks; 0: none
+    check_settings: str = ""
+    migrate_on: MigrateOn = ""
+    audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
+    faults: tuple[str, ...]
+    fault_seed: int
+    limits: config.Limits
+    json: bool
+    plain: bool
+
+
+def parse(argv: list[str]) -> RunPlan:
+    """Read the command line (and torchrun's PET_* variables).
+
+    Raises UsageError or ConfigError saying what to change, in one line; `--help` exits.
+    """
+    config.check_torch()
+    try:
+        parser = _parser()
+    except ValueError as error:  # from one of torchrun's PET_* flags
+        raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
+    given = parser.parse_args(argv)
+    _refuse(given)
+    outlast_flags.refuse_check_flags(given)
+    world = _world(given.nproc_per_node)
+    for name in ("spares", "max_restarts"):
+        if getattr(given, name) < 0:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} must not be negative, not {getattr(given, name)}")
+    script = given.training_script
+    copies, parity = outlast_flags.copies(given.copies, world)
+    return RunPlan(
+        world=world,
+        spares=given.spares,
+        run_dir=given.run_dir or _fresh_run_dir(script),
+        script=f"-m {script}" if given.module else _absolute(script),
+        args=tuple(given.training_script_args),
+        command=_command(given),
+        run_id=given.rdzv_id,
+        role=given.role,
+        max_restarts=given.max_restarts,
+        master_addr=given.master_addr,
+        master_port=given.master_port,
+        log_dir=given.log_dir,
+        streams=_streams(given, world),
+        stop_signals=_signals(given.signals_to_handle),
+        checkpoint_every=given.checkpoint_every,
+        snapshot_every=given.snapshot_every,
+        copies=copies,
+        peer_rate_bytes_per_s=given.peer_rate,
+        parity=parity,
+        keep=given.keep,
+        durable=tuple(given.durable),
+        on_save_failure=given.on_save_failure,
+        on_unrepeatable=given.on_unrepeatable,
+        check_every_s=given.check_every,
+        check_settings=given.check_settings,
+        migrate_on=given.migrate_on,
+        audit_every=given.audit_every,
+        faults=_faults(given, world),
+        fault_seed=given.fault_seed,
+        limits=_limits(given),
+        json=given.json,
+        plain=given.plain,
+    )
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if "training_script" in message:
+            message = "no training script was given"
+        raise UsageError(f"{message}; try: outlast run --nproc-per-node 4 script.py (or --help)")
+
+
+def _parser() -> ArgumentParser:
+    from torch.distributed.run import get_args_parser
+
+    parser = _Parser(
+        prog="outlast run",
+        description="Launch as with torchrun; every flag of torchrun's is understood.",
+        parents=[get_args_parser()],
+        add_help=False,
+    )
+    ours = parser.add_argument_group("outlast")
+    add = ours.add_argument
+    add("--spares", type=int, default=0, help="Workers that wait without a seat.")
+    add("--run-dir", "--run_dir", help="Where the run lives; resumed when it is there already.")
+    outlast_flags.add_save_flags(add)
+    outlast_flags.add_check_flags(add)
+    add(
+        "--audit-every",
+        "--audit_every",
+        type=outlast_flags.steps,
+        default=AUDIT_EVERY,
+        metavar="STEPS",
+        help="Committed steps between two audits, in which ranks compare digests of one eighth of"
+        " their state in turn (default 100; 0: only after the start and after each recovery).",
+    )
+    add(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="Break something: kill:rank=2,step=10,phase=backward, or in any script"
+        " kill:rank=1,after=30 (repeatable).",
+    )
+    add("--fault-seed", "--fault_seed", type=int, default=0, help="For faults with random=.")
+    add(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="A deadline, budget or threshold: " + ", ".join(config.Limits.__struct_fields__),
+    )
+    add("--json", action="store_true", help="The summary as JSON on stdout.")
+    add("--plain", action="store_true", help="Progress lines, even on a terminal.")
+    return parser
+
+
+def _refuse(given: Namespace) -> None:
+    if not re.fullmatch(r"1(:1)?", given.nnodes):
+        raise UsageError(
+            f"--nnodes {given.nnodes}: this version runs on one node; nothing was started;"
+            " use --nnodes 1 (--standalone)"
+        )
+    if given.node_rank != 0:
+        raise UsageError(f"--node-rank {given.node_rank}: there is one node, and its rank is 0")
+    for name, default in _REFUSED.items():
+        if getattr(given, name) != default:
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} is torchrun's and not supported by outlast run; leave it out"
+            )
+
+
+def _world(nproc: str) -> int:
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        world = determine_local_world_size(nproc)
+    except ValueError as error:
+        raise UsageError(
+            f"--nproc-per-node {nproc}: {error}; give a number, auto, cpu or gpu"
+        ) from error
+    if world < 1:
+        raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
+    return world
+
+
+def _command(given: Namespace) -> tuple[str, ...]:
+    script, args = given.training_script, given.training_script_args
+    if given.no_python:
+        if given.module:
+            raise UsageError("--no-python and --module exclude each other; leave one out")
+        if shutil.which(script) is None:
+            raise UsageError(f"cannot execute {script}: no such program; check its path")
+        return (script, *args)
+    python = config.python_executable()
+    if given.module:
+        top = script.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+            raise UsageError(f"cannot find module {script}; check its name and PYTHONPATH")
+        return (python, "-u", "-m", script, *args)
+    if not Path(script).is_file():
+        raise UsageError(f"cannot find training script {script}; check its path")
+    return (python, "-u", script, *args)
+
+
+def _absolute(script: str) -> str:
+    path = Path(script)
+    return str(path.absolute()) if path.exists() else script
+
+
+def _fresh_run_dir(script: str) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = config.run_dir_default() / f"{Path(script).stem}-{stamp}"
+    candidate, count = base, 1
+    while candidate.exists():
+        count += 1
+        candidate = base.with_name(f"{base.name}-{count}")
+    return str(candidate)
+
+
+def _streams(given: Namespace, world: int) -> dict[int, int]:
+    from torch.distributed.elastic.multiprocessing.api import Std, to_map
+
+    try:
+        redirects = to_map(Std.from_str(given.redirects), world)
+        tees = to_map(Std.from_str(given.tee), world)
+        shown = set(range(world))
+        if given.local_ranks_filter:
+            shown = {int(rank) for rank in given.local_ranks_filter.split(",")}
+    except ValueError as error:
+        raise UsageError(
+            f"--redirects, --tee or --local-ranks-filter: {error};"
+            " give 0 to 3, or RANK:0-3 pairs, and ranks as 0,1,2"
+        ) from error
+    both = int(Std.ALL)
+    return {
+        seat: (both & ~int(redirects[seat])) | int(tees[seat]) if seat in shown else 0
+        for seat in range(world)
+    }
+
+
+def _signals(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
+            raise UsageError(f"--signals-to-handle: {name} is no signal that can be handled")
+    return names
+
+
+def _faults(given: Namespace, world: int) -> tuple[str, ...]:
+    """Every fault, those of random= drawn; the workers get them as text."""
+    found: list[str] = []
+    for text in given.fault:
+        specs = fault_spec.expand(fault_spec.parse(text), world, given.spares, given.fault_seed)
+        found += [spec.text for spec in specs]
+    if twice := [text for text in dict.fromkeys(found) if found.count(text) > 1]:
+        raise ConfigError(
+            f"--fault {twice[0]!r} is asked for twice, and a fault strikes once; give times=2, or"
+            " another place (or another --fault-seed)"
+        )
+    return tuple(found)
+
+
+def _limits(given: Namespace) -> config.Limits:
+    values: dict[str, str] = {}
+    if given.shutdown_timeout is not None:
+        values["stop_s"] = str(given.shutdown_timeout)
+    for text in given.limit:
+        name, found, value = text.partition("=")
+        if not found:
+            raise UsageError(f"--limit {text!r} is not NAME=VALUE")
+        values[name] = value
+    try:
+        return msgspec.convert(values, config.Limits, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(config.Limits.__struct_fields__)
+        raise ConfigError(f"--limit: {error}; known limits: {known}") from error

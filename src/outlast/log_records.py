@@ -1,0 +1,177 @@
+"""Typed records of a cluster's logs: jobs, findings, outages, repairs, nodes.
+
+Every source (a scheduler's accounting, health checks, kernel logs, tickets, the events of a run)
+is read into these, and everything that is computed of a fleet is computed from them. Times are
+Unix nanoseconds in UTC (`t_ns` is the one that puts an event on a day). An empty string is what a
+source does not say; so is None, where a number would be one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from outlast.events import Event
+
+JobState = Literal[
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REQUEUED",
+    "REVOKED",
+    "RUNNING",
+    "SUSPENDED",
+    "TIMEOUT",
+]
+JOB_STATES: tuple[JobState, ...] = get_args(JobState)
+
+Symptom = Literal[
+    "oom",
+    "gpu-unavailable",
+    "gpu-memory",
+    "gpu-driver",
+    "nvlink",
+    "ib-link",
+    "filesystem",
+    "main-memory",
+    "ethlink",
+    "pcie",
+    "nccl-timeout",
+    "services",
+    "thermal",
+    "disk",
+    "cpu",
+    "clock",
+    "other",
+]
+SYMPTOMS: tuple[Symptom, ...] = get_args(Symptom)
+
+Severity = Literal[
+    "now",  # the job on the node loses it
+    "drain",  # the node leaves when its job has ended
+    "warn",  # somebody should look
+    "unknown",  # the check could not tell, which is never healthy
+    "healthy",
+]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # worst first
+
+
+CostName = Literal["detect", "pause", "restore", "restart", "cost", "flush", "step"]
+COST_NAMES: tuple[CostName, ...] = get_args(CostName)
+
+
+class JobEnded(Event, frozen=True, tag="job"):
+    """One attempt of a job: a record of a scheduler that begins a job anew under the same name has
+    one for each time that it held nodes. `t_ns`: its end; for one in state RUNNING, when the
+    source was last known to be whole."""
+
+    cluster: str
+    job: str  # as the scheduler shows it: 123, 123_7 of an array, 123+1 of a heterogeneous job
+    attempt: int  # from 0 on, by start, among the records of the job that are known
+    name: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: JobState
+    exit_code: int
+    signal: int
+    submit_ns: int | None
+    eligible_ns: int | None
+    start_ns: int | None  # None: it never held a node
+    nodes: int
+    gpus: int
+    hosts: str  # a host list, as in node[01-04,07]
+    excluded: str  # a host list of those that it asked not to get
+    failed_node: str
+    priority: int
+    restarts: int
+
+
+class Finding(Event, frozen=True, tag="finding"):
+    """What one check, log line or sensor said of a node at one time."""
+
+    cluster: str
+    node: str
+    check: str  # who said so
+    symptom: Symptom
+    severity: Severity
+    code: str  # XID 79, SXID 20034; "" where it has none
+    device: str  # which of the node's: a PCI address, a port, a mount point
+    detail: str
+
+
+class Outage(Event, frozen=True, tag="outage"):
+    """From `t_ns` on, until `until_ns` (None: it lasts), no job could have the node."""
+
+    cluster: str
+    node: str
+    until_ns: int | None
+    symptom: Symptom
+    detail: str
+
+
+class Repair(Event, frozen=True, tag="repair"):
+    """Somebody was asked to mend a node (`ticket`), or a part of it was exchanged (`swap`)."""
+
+    cluster: str
+    node: str
+    kind: Literal["ticket", "swap"]
+    part: str
+    detail: str
+
+
+class NodeSeen(Event, frozen=True, tag="node"):
+    """From `t_ns` on the cluster has this node."""
+
+    cluster: str
+    node: str
+    kind: str  # nodes of one kind are compared with each other
+    gpus: int
+    rack: str
+    pod: str
+
+
+class CheckAdded(Event, frozen=True, tag="check"):
+    """From `t_ns` on this check ran: what it finds was not found before."""
+
+    cluster: str
+    check: str
+    symptom: Symptom
+
+
+class Interruption(Event, frozen=True, tag="interruption"):
+    """A failure that an attempt of a job survived: the attempt went on, and its end does not tell
+    of it."""
+
+    cluster: str
+    job: str
+    attempt: int
+    node: str
+    cause: str  # a kind of fault
+    rung: str  # of the recovery ladder
+    gpus: int  # of the job
+    took_node: int  # 1: its host was gone; 0: the host went on
+    length_ns: int  # until every rank had committed the interrupted phase
+
+
+class Cost(Event, frozen=True, tag="cost"):
+    """A duration that a job measured: a recovery, a save, a flush, a step. `what` is the field of a
+    scenario of `outlast plan` that it is for, `t_ns` the start of the job."""
+
+    cluster: str
+    job: str
+    attempt: int
+    what: CostName
+    length_ns: int
+    many: int  # durations of which this is the mean
+
+
+Record = JobEnded | Finding | Outage | Repair | NodeSeen | CheckAdded | Interruption | Cost
+KINDS: tuple[type[Record], ...] = (
+    JobEnded, Finding, Outage, Repair, NodeSeen, CheckAdded, Interruption, Cost,
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""What happened to a run: the event store, incidents, time accounting, and how they are shown."""

@@ -1,0 +1,124 @@
+"""Random generators: their states, read and put back exactly, as data that can be encoded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+GENERATOR_TYPES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def snapshot() -> dict[str, Any]:
+    """The states of `random`, NumPy's and torch's CPU generators of this process."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def of_process() -> dict[str, Any]:
+    """`snapshot`, and that of the CUDA device that this process computes on, once it is in use."""
+    states = snapshot()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        # Its own device's only: who puts it back may compute on another one.
+        states["cuda"] = torch.cuda.get_rng_state(torch.cuda.current_device())
+    return states
+
+
+def restore(states: Mapping[str, Any]) -> None:
+    """Put back what `states` holds; others stay."""
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], torch.cuda.current_device())
+
+
+def moved(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `before`, the states that are no longer the present ones."""
+    now = snapshot()
+    return {name: state for name, state in before.items() if not same(state, now[name])}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two states, or other plain values, are equal bit for bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and len(one) < 4:  # never the numbers of a state
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """This process's generators are afterwards as they were before."""
+    before = snapshot()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def states(generators: Mapping[str, Generator]) -> dict[str, Any]:
+    """The state of each, as plain data."""
+    return {path: _state(generator) for path, generator in generators.items()}
+
+
+def restore_state(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -> None:
+    """Give each the state that was saved under its path; one that had none stays."""
+    for path, generator in generators.items():
+        if path in saved:
+            _set_state(generator, saved[path])
+
+
+def make_generator(state: Any) -> Generator:
+    """Return a new generator in a state that `states` has given."""
+    if isinstance(state, torch.Tensor):
+        generator: Generator = torch.Generator()
+    elif isinstance(state, tuple):
+        generator = random.Random()
+    elif "has_gauss" in state:
+        generator = np.random.RandomState()
+    else:
+        generator = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    _set_state(generator, state)
+    return generator
+
+
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.bit_generator.state
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state

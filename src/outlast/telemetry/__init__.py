@@ -1,0 +1,1 @@
+"""Record of a run: event store, incidents, time accounting, and their views."""

@@ -1,0 +1,212 @@
+"""The event store: writers, and readers of live and finished runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from outlast.errors import RunDirError
+from outlast.events import AnyEvent, Note, decoder, encoder
+from outlast.telemetry.segment_files import (
+    SegmentDamage,
+    SegmentReader,
+    SegmentWriter,
+    segment_paths,
+)
+
+DIRECTORY = "events"
+BACKLOG_BYTES = 8 << 20
+RETRY_S = 1.0
+POLL_S = 0.2
+
+
+class EventClock:
+    """Unix nanoseconds that never go backwards: anchored once, then monotonic. `anchor_ns` of
+    another process on this host makes both agree, whatever was done to the host's time meanwhile.
+    """
+
+    def __init__(self, anchor_ns: int | None = None) -> None:
+        self.anchor_ns = self._anchor() if anchor_ns is None else anchor_ns
+
+    @staticmethod
+    def _anchor() -> int:
+        readings = []
+        for _ in range(5):
+            before_ns = time.monotonic_ns()
+            unix_ns = time.time_ns()
+            gap_ns = time.monotonic_ns() - before_ns
+            readings.append((gap_ns, unix_ns - before_ns - gap_ns // 2))
+        return min(readings)[1]
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() + self.anchor_ns
+
+
+class EventWriter:
+    """Writes one process's events to `directory`, from any of its threads; never raises OSError.
+
+    A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`,
+    the oldest are dropped and counted, stderr hears of it once, and the disk is tried again every
+    `RETRY_S` seconds. Raises RunDirError at construction when the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path, writer: str, clock: EventClock | None = None) -> None:
+        self._segments = SegmentWriter(directory, writer)
+        self._clock = clock or EventClock()
+        self._lock = threading.Lock()
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._retry_at_ns = 0
+        self._said = False
+        self.dropped = 0
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def emit(self, event: AnyEvent) -> None:
+        payload = encoder.encode(event)
+        with self._lock:
+            if self._backlog and time.monotonic_ns() >= self._retry_at_ns:
+                self._drain()
+            if not self._backlog:
+                try:
+                    self._segments.append(payload)
+                except OSError as error:
+                    self._refused(error)
+                else:
+                    return
+            self._keep(payload)
+
+    def close(self) -> None:
+        """Write what still waits, if the disk lets us, and end the segment."""
+        with self._lock:
+            if self._backlog:
+                self._drain()
+            self._segments.close()
+            if self._backlog:
+                count, self._backlog_bytes = len(self._backlog), 0
+                self._backlog.clear()
+                self._say(f"the last {count} events were never written")
+
+    def _keep(self, payload: bytes) -> None:
+        self._backlog.append(payload)
+        self._backlog_bytes += len(payload)
+        while self._backlog_bytes > BACKLOG_BYTES:
+            self._backlog_bytes -= len(self._backlog.popleft())
+            self.dropped += 1
+
+    def _drain(self) -> None:
+        try:
+            while self._backlog:
+                self._segments.append(self._backlog[0])
+                self._backlog_bytes -= len(self._backlog.popleft())
+            if self.dropped:
+                text = f"{self.dropped} events were dropped while the disk refused them"
+                note = Note(t_ns=self.now_ns(), worker="", seat=-1, text=text)
+                self._segments.append(encoder.encode(note))
+                self.dropped = 0
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        self._retry_at_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
+        if not self._said:
+            self._said = True
+            self._say(
+                f"cannot write events ({error.strerror or error}); the run goes on, the newest"
+                f" {BACKLOG_BYTES >> 20} MiB of events are kept in memory and tried again"
+            )
+
+    def _say(self, text: str) -> None:
+        line = f"outlast: {self._segments.directory}: {text}\n"
+        try:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            pass  # stderr is often a log file on the same full disk: nobody is left to tell
+
+
+class EventReader:
+    """All events of a run that appeared since the last look, by time, over all writers."""
+
+    def __init__(
+        self, run_dir: Path, damaged: Callable[[SegmentDamage], None] | None = None
+    ) -> None:
+        self.directory = run_dir / DIRECTORY
+        self._damaged = damaged or _warn
+        self._readers: dict[Path, SegmentReader] = {}
+
+    def poll(self, *, last: bool = False) -> list[AnyEvent]:
+        """New events. `last`: nobody writes any more (see SegmentReader.read)."""
+        if not self.directory.is_dir():
+            return []
+        found: list[AnyEvent] = []
+        for path in segment_paths(self.directory):
+            reader = self._readers.setdefault(path, SegmentReader(path))
+            for record in reader.read(self._damaged, last=last):
+                try:
+                    found.append(decoder.decode(record.payload))
+                except msgspec.DecodeError as error:
+                    size = len(record.payload)
+                    self._damaged(
+                        SegmentDamage(path, record.offset, size, f"no known event: {error}")
+                    )
+        found.sort(key=_time)
+        return found
+
+
+def read_events(
+    run_dir: Path, damaged: Callable[[SegmentDamage], None] | None = None
+) -> list[AnyEvent]:
+    """Every event of a run by time, over all writers; the run may be alive or dead.
+
+    Damage is handed to `damaged` (default: a RuntimeWarning) and skipped. Raises RunDirError when
+    `run_dir` holds no events at all.
+    """
+    events = EventReader(run_dir, damaged).poll(last=True)
+    if not events:
+        raise RunDirError(
+            f"{run_dir} holds no events of a run ({run_dir / DIRECTORY} is missing or empty);"
+            " give the directory that `outlast run` printed at its start"
+        )
+    return events
+
+
+def follow(
+    run_dir: Path,
+    stop: threading.Event,
+    *,
+    poll_s: float = POLL_S,
+    damaged: Callable[[SegmentDamage], None] | None = None,
+    idle: Callable[[], None] = lambda: None,
+) -> Iterator[AnyEvent]:
+    """Events as they come, until `stop` is set; what is there by then is still delivered. `idle`
+    is called after each look that found nothing new, and may set `stop`.
+
+    Events of one look (`poll_s` seconds) are sorted by time; a slow writer's may come a look later.
+    """
+    reader = EventReader(run_dir, damaged)
+    while True:
+        stopping = stop.is_set()
+        found = reader.poll(last=stopping)
+        yield from found
+        if stopping and stop.is_set():  # whoever reads may have thought better of it
+            return
+        if not found:
+            idle()
+        stop.wait(poll_s)
+
+
+def _time(event: AnyEvent) -> int:
+    return event.t_ns
+
+
+def _warn(damage: SegmentDamage) -> None:
+    warnings.warn(str(damage), RuntimeWarning, stacklevel=2)

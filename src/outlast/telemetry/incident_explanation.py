@@ -1,0 +1,302 @@
+"""Explanation of an incident for the engineer on call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.events import AnyEvent, Fault, Scheduled, Warned
+from outlast.telemetry.incidents import PHASES, Incident, Phase
+from outlast.telemetry.launcher_liveness import Life
+from outlast.text_formatting import (
+    duration,
+    error_name,
+    fault_text,
+    intervals,
+    percent_beyond,
+    plural,
+    rank_and_host,
+    short_error,
+    size,
+    warning,
+)
+
+BAR_CELLS = 30
+SHOWN_MS_MIN = 0.05
+LONG_MS = 10_000  # from here on milliseconds say nothing
+_NOTICED = {
+    "pidfd": "the agent's pidfd said that the process had ended",
+    "peer": "a peer's connection broke and it reported so",
+    "heartbeat": "its heartbeat stood still for longer than this run's steps allow",
+    "lease": "its host's agent no longer renewed its lease",
+    "report": "the worker reported it itself",
+    "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
+    "audit": "an audit: ranks that must hold the same bytes compared digests of them",
+    "check": "a node check found its device unwell, and it was retired before that failed",
+}
+_RUNG = {
+    "retry": "retry: every worker kept its seat, the groups were connected anew",
+    "migrate": "migrate: a warm spare took the seat in time, its state came from a replica",
+    "replace": "replace: another worker took the seat, its state came from a replica",
+    "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
+    "rollback": "roll back: every worker began again from the newest copy in memory",
+    "shrink": "shrink: the replica group left, the others went on",
+    "relaunch": "restart of the group: all ranks were ended and started again, as torchrun does",
+    "restart": "restart: every worker began again from the newest complete checkpoint",
+    "stop": "stop: no rung of the ladder could help",
+}
+_MEANS: dict[Phase, str] = {
+    "notice": "the fault, until it was noticed",
+    "report": "groups severed, every worker answered",
+    "decide": "decision made and durable",
+    "join": "new workers started, models built",
+    "connect": "groups of the new generation built",
+    "transfer": "state copied, digests checked",
+    "redo": "dry steps of joiners, then the step, until every rank had it",
+}
+_MEANS_UNMANAGED: dict[Phase, str] = {
+    "notice": "the failure, until it was noticed",
+    "decide": "the other ranks ended",
+    "join": "the run ended",
+    "connect": "all ranks started",
+}
+_MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
+    "connect": "models built, state read, groups of the new generation built",
+    "redo": "lost steps made again, then the one that broke, until every rank had it",
+}
+
+
+def explain(found: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
+    """Print each incident in a frame; a traceback that came before is only pointed at. `life`: of
+    the run, should an incident be open."""
+    shown: dict[str, int] = {}
+    for one in found:
+        console.print(panel(one, shown, life))
+
+
+def saves(said: Scheduled) -> RenderableType:
+    """When the run saves, as last decided, and why."""
+    title = Text.assemble(("saves", "bold"), f", {_when(said.t_ns)}")
+    body = Text.assemble((intervals(said), "bold"), f"\n{said.why}")
+    return Panel(body, title=title, title_align="left", border_style="blue", box=box.ROUNDED)
+
+
+def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
+    """One incident. `shown`: tracebacks printed already, and by which incident; added to."""
+    cause = one.cause
+    said = "raised " + error_name(cause) if cause.kind == "raised" else fault_text(cause)
+    title = Text.assemble((f"incident {one.number}", "bold"), f", {_when(one.t_ns)}: ")
+    title.append(f"{rank_and_host(cause)} {said}")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for head, text in _story(one, life):
+        grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
+    parts: list[RenderableType] = [grid, Text(""), _cost(one)]
+    for fault in one.faults:
+        parts += _traceback(fault, one.number, shown)
+    border = "green" if one.state == "recovered" or one.is_request else "red"
+    return Panel(
+        Group(*parts), title=title, title_align="left", border_style=border, box=box.ROUNDED
+    )
+
+
+def _when(t_ns: int) -> str:
+    """With its date: a run may take weeks, and be read weeks later."""
+    return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
+    if one.is_request:
+        return _request(one, life)
+    rows = [("what", _broke(one.cause))]
+    rows += [("and", _broke(fault)) for fault in one.others]
+    if one.echoes:
+        seen = ", ".join(dict.fromkeys(rank_and_host(fault) for fault in one.echoes))
+        rows.append(("seen by", f"{seen}: the connection to a peer broke"))
+    generation = f", generation {one.generation_from}" if one.is_managed else ""
+    rows.append(("where", one.where + generation))
+    how = dict.fromkeys(one.how)
+    rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))
+    if one.rung:
+        stop = "stop: the ranks were not started again"
+        told = _RUNG.get(one.rung, one.rung)
+        rows.append(("decided", stop if one.rung == "stop" and not one.is_managed else told))
+        rows.append(("why", one.reason))
+    rows += [
+        ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}") for each in one.replaced
+    ]
+    rows.append(("kept", _kept(one)))
+    rows.append(("now", _now(one, life)))
+    return rows
+
+
+def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
+    """Nothing broke: no failure is told, and nothing is called a retry."""
+    wish = "end" if one.is_drain else "save"
+    rows = [("what", f"the run was asked to {wish}: {one.cause.detail}")]
+    rows.append(("where", f"{one.where}, generation {one.generation_from}"))
+    if one.rung:
+        then = "leave" if one.is_drain else "go on"
+        what = "drain" if one.is_drain else "save"
+        rows.append(
+            ("decided", f"{what}: all ranks stop at one place, checkpoint there and {then}")
+        )
+    rows.append(("kept", "every committed step"))
+    if one.state == "recovered":
+        rows.append(("now", f"all ranks stood at one place after {duration(one.total_ms / 1e3)}"))
+    else:
+        rows.append(("now", _now(one, life)))
+    return rows
+
+
+def _broke(fault: Fault) -> str:
+    place = ", ".join(filter(None, (fault.worker, fault.host)))
+    said = f"{rank_and_host(fault)} {fault_text(fault)}" + (f" ({place})" if place else "")
+    detail = short_error(percent_beyond(fault))
+    return f"{said}: {detail}" if detail else said
+
+
+def _kept(one: Incident) -> str:
+    if not one.is_managed:
+        return "what the script itself saved; Outlast does not know its steps"
+    if not one.rung:
+        done = f"what was committed before: all up to phase {one.n}" if one.n > 0 else "nothing yet"
+        ended = "the run ended" if one.state == "stopped" else "the events end"
+        return f"{done} ({ended} before anything was decided)"
+    if one.committed_steps_lost:
+        lost = plural(one.committed_steps_lost, "committed step")
+        left = _committed(one) - one.committed_steps_lost
+        kept = f"all up to step {left}" if left else "nothing"
+        return f"{kept}; {lost} had to be redone"
+    if one.rung == "stop":
+        return _kept_by_stop(one)
+    kept = "every committed step" + _of_the_interrupted(one)
+    for copy in one.copies:
+        rate = copy.size_bytes / copy.seconds if copy.seconds else 0.0
+        kept += (
+            f"\nrank {copy.joiner} got {size(copy.size_bytes)} from rank {copy.donor}"
+            f" in {duration(copy.seconds)}" + (f" ({size(int(rate))}/s)" if rate else "")
+        )
+    return kept
+
+
+def _kept_by_stop(one: Incident) -> str:
+    """Nothing was put back or redone; what a later start finds is what was checkpointed."""
+    place = f"step {one.checkpoint_step}, the newest checkpoint"
+    origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
+    done = _committed(one)
+    said = f"{plural(done, 'step')} had been committed" if done else "no step had been committed"
+    return f"{said}; the run resumes from {origin} (outlast run --run-dir RUN_DIR ...)"
+
+
+def _committed(one: Incident) -> int:
+    """Steps that every rank had when it broke."""
+    return one.step - 1 if one.redone and one.kind in ("", "step") else one.step
+
+
+def _of_the_interrupted(one: Incident) -> str:
+    if one.verdict == "commit":
+        return ", the interrupted one too: some rank had applied it, so all did"
+    if one.rung in FROM_A_COPY:
+        return f": all began again from step {_committed(one)}" if one.n else ""
+    if not one.redone:
+        return ", the interrupted one too: every survivor had it" if one.kind == "step" else ""
+    if one.kind in ("", "step"):
+        return "; the interrupted one was put back and redone with the same batch"
+    return {
+        "eval": "; the evaluation was run again",
+        "checkpoint": "; the checkpoint was written again",
+    }.get(one.kind, "; what the ranks were agreeing on was asked again")
+
+
+def _now(one: Incident, life: Life) -> str:
+    if one.state == "recovered" and not one.is_managed:
+        return f"all ranks were started again after {duration(one.total_ms / 1e3)}"
+    if one.state == "recovered":
+        return f"recovered in generation {one.generation_to}, {duration(one.total_ms / 1e3)} in all"
+    if one.state == "stopped":
+        return "the run ended with it"
+    if one.state == "died" or life == "died":
+        resumed = "; a later one took the run up" if one.state == "died" else ""
+        return f"open: its launcher died here{resumed}"
+    if life == "running":
+        return "open: the run is in the middle of it"
+    return "open: the run is in the middle of it, or its launcher died here"
+
+
+def _cost(one: Incident) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    means = {**_MEANS, **_MEANS_AGAIN} if one.rung in FROM_A_COPY else _MEANS
+    means = means if one.is_managed else _MEANS | _MEANS_UNMANAGED
+    longest_ms = max(one.phases_ms.values(), default=0.0)
+    for phase in PHASES:
+        ms = one.phases_ms.get(phase, 0.0)
+        if ms < SHOWN_MS_MIN:
+            continue
+        cells = round(BAR_CELLS * ms / longest_ms) if longest_ms else 0
+        strip = Text("\u2588" * cells or "\u258f", style="yellow")
+        table.add_row(phase, _long(ms), strip, means[phase])
+    table.add_row("total", _long(one.total_ms), "", "")
+    return table
+
+
+def _long(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < LONG_MS else duration(ms / 1e3)
+
+
+def _traceback(fault: Fault, number: int, shown: dict[str, int]) -> list[RenderableType]:
+    text = fault.traceback.strip()
+    if not text:
+        return []
+    earlier = shown.setdefault(text, number)
+    if earlier != number:
+        return [Text(f"\nThe traceback is the same as in incident {earlier}.", style="dim")]
+    body = Syntax(text, "pytb", background_color="default", word_wrap=True)
+    return [Text(f"\n{rank_and_host(fault)} said:", style="bold"), body]
+
+
+BEFORE_S = 600.0
+LINES_MAX = 5
+
+
+def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
+    """Warnings of the minutes before an incident on its worker's host, and those that were said
+    earlier and not over; of all hosts, where nobody knows which it was."""
+    open_ones: dict[tuple[str, ...], Warned] = {}
+    recent: list[Warned] = []
+    for event in events:
+        if event.t_ns > one.t_ns:
+            break
+        if not isinstance(event, Warned) or one.cause.host not in ("", event.host):
+            continue
+        key = (event.host, event.check, event.symptom, event.code, event.device)
+        if event.severity == "healthy":
+            open_ones.pop(key, None)
+            recent.append(event)
+        else:
+            open_ones[key] = event
+    since_ns = one.t_ns - int(BEFORE_S * 1e9)
+    over = [event for event in recent if event.t_ns >= since_ns]
+    return sorted([*open_ones.values(), *over], key=lambda event: event.t_ns)
+
+
+def finding_lines(found: Iterable[Incident], events: Sequence[AnyEvent]) -> Iterator[str]:
+    """`incident 1: 3 min 04 s before: now: gpu: XID 79 on GPU 2 (node-7): fell off the bus`."""
+    for one in found:
+        told = findings_before(one, events)
+        for event in told[-LINES_MAX:]:
+            ago = duration((one.t_ns - event.t_ns) / 1e9)
+            yield f"incident {one.number}: {ago} before: {warning(event)}"

@@ -1,0 +1,398 @@
+"""Incidents: cause, detection, decision, reason and cost.
+
+An incident begins when a failure is noticed and ends when every seat has committed the phase that
+was interrupted. Failures that come before the next generation opens belong to the same incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Literal, get_args
+
+import msgspec
+
+from outlast.controller.recovery.recovery_ladder import FROM_A_COPY, most_telling
+from outlast.events import (
+    AnyEvent,
+    CheckpointSaved,
+    Connected,
+    Decided,
+    Fault,
+    FaultInjected,
+    GenerationClosed,
+    GenerationOpened,
+    JoinerReady,
+    Noticed,
+    PhaseDone,
+    Reported,
+    RunEnded,
+    RunStarted,
+    ScriptUnmanaged,
+    Transferred,
+    WorkerLost,
+    WorkerSeated,
+)
+from outlast.telemetry.job_progress import CommittedProgress, ProgressTrail
+
+Phase = Literal[
+    "notice",  # the fault itself, where its time is known, until it is noticed
+    "report",  # until the last worker of the generation has severed its groups and answered
+    "decide",  # until the decision is durable
+    "join",  # until the last new worker is started, seated, and has built its model
+    "connect",  # until all groups of the new generation stand
+    "transfer",  # until the state has moved and the generation opens
+    "redo",  # until every seat has committed the interrupted phase
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+# What was under way when a recovery was broken off by the next failure.
+_UNDER_WAY: dict[type, Phase] = {
+    Noticed: "report",
+    GenerationClosed: "report",
+    Reported: "report",
+    Decided: "join",
+    WorkerSeated: "join",
+    JoinerReady: "join",
+    Connected: "transfer",
+}
+_ENDS: dict[type, Phase] = {
+    Reported: "report",
+    WorkerSeated: "join",
+    JoinerReady: "join",
+    Connected: "connect",
+}
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sat in a seat and who sits there now."""
+
+    seat: int
+    old: str
+    new: str
+
+
+class CopyAvailable(msgspec.Struct, frozen=True, kw_only=True):
+    """State that moved from seat to seat."""
+
+    donor: int
+    joiner: int
+    size_bytes: int
+    seconds: float
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One interruption of the job, whole. Numbers count from 1 over the run's life.
+
+    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | died (a
+    later launcher took the run up: this one's died in the middle of it) | open (no event says how
+    it ended: the run is alive in the middle of it, or its launcher died).
+    """
+
+    number: int
+    t_ns: int  # when it began: the fault, where known, else its being noticed
+    faults: tuple[Fault, ...]
+    how: tuple[str, ...]  # how each was noticed
+    state: str
+    verdict: str = ""
+    rung: str = ""
+    reason: str = ""
+    generation_from: int = 0
+    generation_to: int = 0
+    n: int = -1
+    step: int = -1  # the step that was interrupted, or the one behind which something else was
+    where: str = ""  # where the cause's worker was, in words
+    kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where nobody told
+    is_managed: bool = True  # False: the script had no session, its steps are not known
+    redone: bool = True  # the interrupted phase was put back; else every survivor had done it
+    checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
+    committed_steps_lost: int = 0
+    replaced: tuple[Replacement, ...] = ()
+    copies: tuple[CopyAvailable, ...] = ()
+    phases_ms: dict[Phase, float] = {}
+    total_ms: float = 0.0
+
+    @property
+    def cause(self) -> Fault:
+        """The fault that explains the others, chosen as the controller chose it."""
+        return most_telling(self.faults) or self.faults[0]
+
+    @property
+    def is_drain(self) -> bool:
+        """Nothing broke: somebody asked the run to end, and it drained."""
+        return self.is_request and any(fault.kind == "requested" for fault in self.faults)
+
+    @property
+    def is_request(self) -> bool:
+        """Nothing broke: somebody asked for a drain, or for a checkpoint."""
+        return all(fault.is_wish for fault in self.faults)
+
+    @property
+    def echoes(self) -> tuple[Fault, ...]:
+        """Broken connections that only say that a peer was gone, where it is known why."""
+        if all(fault.kind == "transport" for fault in self.faults):
+            return ()
+        return tuple(fault for fault in self.faults if fault.kind == "transport")
+
+    @property
+    def others(self) -> tuple[Fault, ...]:
+        """Faults besides the cause that are no echoes of it."""
+        known = (self.cause, *self.echoes)
+        return tuple(fault for fault in self.faults if not any(fault is one for one in known))
+
+
+class _Course:
+    """An incident while its events go by."""
+
+    def __init__(self, number: int, noticed: Noticed, seen: _Seen) -> None:
+        self.number = number
+        self.faults: list[Fault] = []
+        self.how: list[str] = []
+        self.generation_from = noticed.generation
+        self.reached = deepcopy(seen.reached)
+        self.trail = seen.trail.copy()
+        self.checkpoint_step = seen.checkpoint_step
+        self.world = seen.world
+        self.is_managed = seen.is_managed
+        self.after_the_last = False
+        self.regained: set[int] = set()  # seats that have again what all had before
+        self.regained_ns = 0
+        self.decided: Decided | None = None
+        self.opened: GenerationOpened | None = None
+        self.copies: list[Transferred] = []
+        self.replaced: dict[int, Replacement] = {}
+        self.state = "open"
+        self.ns: dict[Phase, int] = dict.fromkeys(PHASES, 0)
+        self.t_begin_ns = seen.broke_ns(noticed)
+        self.at_ns = noticed.t_ns
+        self.ns["notice"] = noticed.t_ns - self.t_begin_ns
+        self.last: type = Noticed
+        self.waiting: set[int] = set()
+
+    def take(self, event: AnyEvent) -> None:
+        if self.opened is None or self.decided is None or self.decided.rung not in FROM_A_COPY:
+            self.trail.take(event)  # after a restart, the same numbers are other phases
+        if isinstance(event, Noticed):
+            self.faults.append(event.fault)
+            self.how.append(event.how)
+        if isinstance(event, Noticed | GenerationClosed):
+            self._pass(_UNDER_WAY[self.last], event)
+        elif isinstance(event, Reported | JoinerReady | Connected):
+            self._pass(_ENDS[type(event)], event)
+        elif isinstance(event, WorkerSeated):
+            if _UNDER_WAY.get(self.last) == "join":
+                self._pass("join", event)
+        elif isinstance(event, Decided):
+            self._pass("decide", event)
+            self._decide(event)
+        elif isinstance(event, Transferred):
+            self.copies.append(event)
+        elif isinstance(event, GenerationOpened):
+            self._pass("transfer" if self.last is Connected else "connect", event)
+            self.opened = event
+            self.waiting = set(range(self.world))
+            if not self.is_managed or self.target <= event.n:
+                self._finish()
+        elif isinstance(event, PhaseDone):
+            self._done(event)
+
+    @property
+    def target(self) -> int:
+        """The interrupted phase: it is committed when the incident is over."""
+        assert self.decided is not None and self.opened is not None
+        if self.decided.verdict == "commit":
+            return self.decided.n
+        return max(self.decided.n, self.reached.n) + 1
+
+    def stop(self, ended: RunEnded) -> None:
+        if self.opened is not None and ended.outcome == "done":
+            # It broke behind the last phase, and was over when the generation opened, or, where
+            # phases were rolled back, when all had the last one again.
+            self.after_the_last = True
+            self.ns["redo"] += max(0, self.regained_ns - self.at_ns)
+            self._finish()
+            return
+        self._pass(_UNDER_WAY.get(self.last, "redo"), ended)
+        self.state = "stopped"
+
+    def _pass(self, phase: Phase, event: AnyEvent) -> None:
+        """The time since the last mark belongs to `phase`."""
+        self.ns[phase] += max(0, event.t_ns - self.at_ns)
+        self.at_ns = max(self.at_ns, event.t_ns)
+        self.last = type(event)
+
+    def _decide(self, event: Decided) -> None:
+        self.decided = event
+        for seat, old, new in event.replaced:
+            if not new:
+                continue  # nobody took the seat: the run stops, or all begin again
+            first = self.replaced[seat].old if seat in self.replaced else old
+            self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
+
+    def _done(self, event: PhaseDone) -> None:
+        if self.opened is None:
+            self.reached.take(event)
+            return
+        if event.n >= self.reached.n and not self.regained_ns:
+            self.regained.add(event.seat)
+            if len(self.regained) == self.world:
+                self.regained_ns = event.t_ns
+        if event.n < self.target or event.seat not in self.waiting:
+            return
+        self.waiting.discard(event.seat)
+        self._pass("redo", event)
+        if not self.waiting:
+            self._finish()
+
+    def break_off(self, noticed: Noticed) -> None:
+        """The generation stood, but the next incident came before the phase was redone."""
+        self._pass("redo", noticed)
+        self._finish()
+
+    def _finish(self) -> None:
+        self.state = "recovered"
+        self.waiting = set()
+
+    def result(self) -> Incident:
+        decided, opened = self.decided, self.opened
+        spent_ns = self._spent_ns()
+        went_on = decided if decided and decided.rung != "stop" else None
+        n, step, redone = self._interrupted(went_on) if self.is_managed else (-1, -1, False)
+        return Incident(
+            number=self.number,
+            t_ns=self.t_begin_ns,
+            faults=tuple(self.faults),
+            how=tuple(self.how),
+            state=self.state,
+            verdict=decided.verdict if decided else "",
+            rung=decided.rung if decided else "",
+            reason=decided.reason if decided else "",
+            generation_from=self.generation_from,
+            generation_to=opened.generation if opened else 0,
+            n=n if not self.is_managed else went_on.n if went_on else self.reached.n,
+            step=step,
+            where=self._where(step),
+            kind=self.trail.kind(n),
+            is_managed=self.is_managed,
+            redone=redone,
+            checkpoint_step=self.checkpoint_step,
+            committed_steps_lost=max(0, self.reached.step - went_on.step) if went_on else 0,
+            replaced=tuple(self.replaced[seat] for seat in sorted(self.replaced)),
+            copies=msgspec.convert(self.copies, tuple[CopyAvailable, ...], from_attributes=True),
+            phases_ms={phase: spent_ns[phase] / 1e6 for phase in PHASES},
+            total_ms=sum(spent_ns.values()) / 1e6,
+        )
+
+    def _cause(self) -> Fault:
+        return most_telling(tuple(self.faults)) or self.faults[0]
+
+    def _where(self, step: int) -> str:
+        if not self.is_managed:
+            return "in the script (no session)"
+        if self.after_the_last:
+            return "after the last step"
+        if all(fault.is_wish for fault in self.faults):
+            return f"after step {self.reached.step}"
+        return self.trail.where(self._cause(), step)
+
+    def _interrupted(self, decided: Decided | None) -> tuple[int, int, bool]:
+        """The phase that the fault broke, the step it made or stood behind, and whether it was put
+        back."""
+        n, step = self.reached.place
+        if decided is not None:
+            n, step = max(n, decided.n), max(step, decided.step)
+        committed = decided is not None and decided.verdict == "commit"
+        if self.after_the_last or committed or self._cause().n == n - 1 >= 0:
+            return n, step, False
+        return n + 1, step + (self.trail.kind(n + 1) in ("", "step")), True
+
+    def _spent_ns(self) -> dict[Phase, int]:
+        """Workers connect and copy in one go and report both together: the slowest copy's own
+        time is what the transfer took, the rest was connecting."""
+        both_ns = self.ns["connect"] + self.ns["transfer"]
+        slowest_s = max((copy.seconds for copy in self.copies), default=0.0)
+        transfer_ns = min(both_ns, int(slowest_s * 1e9))
+        return {**self.ns, "transfer": transfer_ns, "connect": both_ns - transfer_ns}
+
+
+class _Seen:
+    """What is known of the run when an incident begins."""
+
+    def __init__(self) -> None:
+        self.world = 0
+        self.reached = CommittedProgress()
+        self.trail = ProgressTrail()
+        self.checkpoint_step = -1
+        self.is_managed = True
+        self._injected: dict[str, int] = {}
+
+    def take(self, event: AnyEvent) -> None:
+        self.reached.take(event)
+        self.trail.take(event)
+        if isinstance(event, RunStarted):
+            self.world = event.world
+            self.checkpoint_step = event.resumed_step
+            self.is_managed = True
+        elif isinstance(event, ScriptUnmanaged):
+            self.is_managed = False
+        elif isinstance(event, CheckpointSaved):
+            self.checkpoint_step = event.step
+        elif isinstance(event, PhaseDone):
+            self._injected.pop(event.worker, None)  # it went on: the fault did not break it
+        elif isinstance(event, WorkerLost) and event.seat < 0:
+            self._injected.pop(event.worker, None)  # a spare: it interrupted nobody
+        elif isinstance(event, FaultInjected):
+            self._injected[event.worker] = event.t_ns
+
+    def broke_ns(self, noticed: Noticed) -> int:
+        """When the fault happened, as far back as somebody knows."""
+        newest_ns = max(self._injected.values(), default=0)
+        injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
+        self._injected.clear()
+        known = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
+        return min(known, default=noticed.t_ns)
+
+
+class Tracker:
+    """Incidents while events go by, in the order of `read_events` or, live, about so."""
+
+    def __init__(self) -> None:
+        self._courses: list[_Course] = []
+        self._current: _Course | None = None
+        self._seen = _Seen()
+
+    def take(self, event: AnyEvent) -> None:
+        current = self._current
+        if isinstance(event, RunStarted):
+            if current is not None and current.state == "open":
+                current.state = "died"
+            current = None
+        elif isinstance(event, Noticed) and (current is None or current.opened is not None):
+            if current is not None and current.state == "open":
+                current.break_off(event)
+            current = _Course(len(self._courses) + 1, event, self._seen)
+            self._courses.append(current)
+        elif isinstance(event, RunEnded) and current is not None:
+            if current.state == "open":
+                current.stop(event)
+            current = None
+        if current is not None and current.state == "open":
+            current.take(event)
+        self._current = current
+        self._seen.take(event)
+
+    def found(self, newest: int | None = None) -> list[Incident]:
+        """The incidents so far, or the `newest` few of them."""
+        chosen = self._courses if newest is None else self._courses[-newest:]
+        return [course.result() for course in chosen]
+
+    @property
+    def count(self) -> int:
+        return len(self._courses)
+
+
+def incidents(events: Iterable[AnyEvent]) -> list[Incident]:
+    """All incidents of a run, in order. `events` by time, as `read_events` gives them."""
+    tracker = Tracker()
+    for event in events:
+        tracker.take(event)
+    return tracker.found()

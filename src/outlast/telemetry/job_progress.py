@@ -1,0 +1,131 @@
+"""Progress of a job, and the place in its script where a worker failed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outlast.events import (
+    AnyEvent,
+    AttemptRefused,
+    Decided,
+    Fault,
+    GenerationOpened,
+    PhaseDone,
+    RunStarted,
+)
+
+
+class LoopPlace(NamedTuple):
+    """Phases completed, steps committed."""
+
+    n: int = 0
+    step: int = 0
+
+
+class CommittedProgress:
+    """The place that every seat has reached, while events go by (by time)."""
+
+    def __init__(self) -> None:
+        self._seats: dict[int, LoopPlace] = {}
+        self._decided = LoopPlace()
+
+    @property
+    def place(self) -> LoopPlace:
+        return min(self._seats.values(), default=LoopPlace())
+
+    @property
+    def n(self) -> int:
+        return self.place.n
+
+    @property
+    def step(self) -> int:
+        return self.place.step
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, RunStarted):
+            self._decided = LoopPlace(max(0, event.resumed_n), max(0, event.resumed_step))
+            self._seats = dict.fromkeys(range(event.world), self._decided)
+        elif isinstance(event, PhaseDone):
+            if event.seat in self._seats:
+                place = LoopPlace(event.n, event.step)
+                self._seats[event.seat] = max(self._seats[event.seat], place)
+        elif isinstance(event, Decided):
+            if event.rung != "stop":  # who stops goes nowhere: with no survivor it would say 0
+                self._decided = LoopPlace(event.n, event.step)
+        elif isinstance(event, GenerationOpened):
+            step = self._decided.step if self._decided.n == event.n else self.step
+            self._seats = dict.fromkeys(self._seats, LoopPlace(event.n, step))
+
+
+REMEMBERED = 16  # phases: a fault lies at most one behind, and one ahead of, what all have done
+_DOING = {"voting": "in the vote of", "applying": "while applying"}
+_OURS = {
+    "eval": "in the evaluation",
+    "checkpoint": "while the checkpoint was written,",
+    "epoch": "while the ranks agreed on an epoch's length,",
+    "draw": "while the ranks agreed on the next batch,",
+}
+_OUTSIDE = {
+    "starting": "before outlast.init()",
+    "waiting": "in outlast.init(), without a seat",
+    "setup": "in set-up, before its first phase",
+}
+_BETWEEN = {
+    "idle": "between phases,",
+    "healing": "while a new generation was formed,",
+    "dry": "in a dry step,",
+    "checkpoint": "while the checkpoint was written,",
+    "finished": "at the script's end,",
+}
+
+
+class VisitedPlace(NamedTuple):
+    """What a phase was, and the committed steps when it was done."""
+
+    kind: str
+    step: int
+
+
+class ProgressTrail:
+    """The newest phases that some rank has done or tried, by number."""
+
+    def __init__(self, known: dict[int, VisitedPlace] | None = None) -> None:
+        self._phases = known or {}
+
+    def copy(self) -> ProgressTrail:
+        return ProgressTrail(dict(self._phases))
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, PhaseDone | AttemptRefused):
+            self._phases.pop(event.n, None)
+            self._phases[event.n] = VisitedPlace(event.kind, event.step)
+            if len(self._phases) > REMEMBERED:
+                del self._phases[next(iter(self._phases))]
+
+    def kind(self, n: int) -> str:
+        """Of phase n; "" where nobody has told."""
+        return self._phases[n].kind if n in self._phases else ""
+
+    def step(self, n: int) -> int | None:
+        """Committed steps when n phases were done; None where nobody has told."""
+        if n in self._phases:
+            return self._phases[n].step
+        after = self._phases.get(n + 1)
+        return after.step - (after.kind == "step") if after else None
+
+    def where(self, fault: Fault, step: int) -> str:
+        """`step`: what is said where nothing is known of the worker's own place."""
+        if fault.state in _OUTSIDE:
+            return _OUTSIDE[fault.state]
+        done = self.step(fault.n) if fault.n >= 0 else None
+        if done is None and fault.step > 0:
+            done = fault.step - 1
+        if done is None:
+            return f"at step {step}"
+        after = f"after step {done}" if done else "before step 1"
+        if fault.state in _BETWEEN:
+            return f"{_BETWEEN[fault.state]} {after}"
+        kind = self.kind(fault.n + 1)
+        if kind == "step" or (not kind and fault.state in _DOING):
+            return f"{_DOING.get(fault.state, 'in')} step {done + 1}"
+        return f"{_OURS[kind]} {after}" if kind in _OURS else f"at step {step}"

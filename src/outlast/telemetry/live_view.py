@@ -1,0 +1,295 @@
+"""The view of a living run: tables on a terminal, lines elsewhere; both are Displays."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from outlast.events import (
+    AnyEvent,
+    AttemptRefused,
+    DrainFailed,
+    FaultInjected,
+    LoopBegun,
+    Metrics,
+    Note,
+    Noticed,
+    PhaseDone,
+    RunEnded,
+    RunStarted,
+    Warned,
+)
+from outlast.telemetry.event_store import EventClock, EventReader
+from outlast.telemetry.run_board import Beats, RunBoard, WorkerRow, headline, milestone, progress
+from outlast.text_formatting import duration, plural
+
+REFRESH_PER_S = 4
+POLL_S = 1.0
+PROGRESS_S = 5.0
+SEATS_MAX = 16
+INCIDENTS_MAX = 5
+NOTES_MAX = 3
+_STATE_STYLE = {
+    "running": "green",
+    "voting": "green",
+    "applying": "green",
+    "idle": "green",
+    "checkpoint": "magenta",
+    "healing": "yellow",
+    "dry": "yellow",
+    "setup": "blue",
+    "starting": "blue",
+    "waiting": "blue",
+    "finished": "bright_black",
+}
+
+
+class LiveFeed:
+    """A board that is kept up to date: by the launcher directly, and with what workers write
+    themselves (their phases) by a look into the store every `POLL_S` seconds."""
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self.board = RunBoard()
+        self.lock = threading.RLock()
+        self._clock = EventClock()
+        self._reader = EventReader(run_dir, lambda _damage: None) if run_dir else None
+        self._polled_ns = 0
+        self._held: list[AnyEvent] = []  # read already, and not yet their turn
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def take(self, event: AnyEvent) -> None:
+        with self.lock:
+            if isinstance(event, RunStarted):
+                self._look_back(event)
+            if isinstance(event, Noticed | RunEnded):
+                self.poll(until_ns=event.t_ns)  # what workers committed before belongs before it
+            self.board.take(event)
+
+    def beat(self, beats: Beats) -> None:
+        with self.lock:
+            self.board.beat(beats, self.now_ns())
+
+    def _look_back(self, started: RunStarted) -> None:
+        """Incidents keep the numbers that they have in the whole run's story."""
+        found = self._new()
+        self._held = [event for event in found if event.t_ns >= started.t_ns]
+        for event in found[: len(found) - len(self._held)]:
+            self.board.tracker.take(event)
+
+    def _new(self) -> list[AnyEvent]:
+        held, self._held = self._held, []
+        try:
+            return held + (self._reader.poll() if self._reader else [])
+        except OSError:
+            return held  # the view is a convenience: what cannot be read now is read later
+
+    def poll(self, *, until_ns: int = 0) -> None:
+        """What workers have written, if a look is due, or at once what they had by `until_ns`."""
+        now_ns = self.now_ns()
+        due = until_ns or now_ns - self._polled_ns >= POLL_S * 1e9
+        if self._reader is None or not due or not self.board.begin_ns:
+            return
+        self._polled_ns = now_ns
+        for event in self._new():
+            of_worker = isinstance(
+                event, PhaseDone | AttemptRefused | Metrics | FaultInjected | LoopBegun
+            )
+            if of_worker and until_ns and event.t_ns > until_ns:
+                self._held.append(event)
+            elif of_worker and event.t_ns >= self.board.begin_ns:  # older: an earlier term's
+                self.board.take(event)
+
+
+class LiveDisplay:
+    """Tables that redraw themselves on a terminal. `close` removes them."""
+
+    def __init__(
+        self,
+        run_dir: Path | None = None,
+        *,
+        console: Console | None = None,
+        lines: TextIO | None = None,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._lines = lines or sys.stdout
+        self._shared = self._lines.isatty()  # workers' lines and the view meet on one screen
+        self._feed = LiveFeed(run_dir)
+        self._notes: list[str] = []
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._console,
+            refresh_per_second=REFRESH_PER_S,
+            transient=True,
+            redirect_stdout=self._shared,
+        )
+        self._live.start()
+
+    def event(self, event: AnyEvent) -> None:
+        self._feed.take(event)
+        text = event.text if isinstance(event, Note) and event.level == "warning" else ""
+        if isinstance(event, DrainFailed | Warned):
+            text = milestone(event)
+        if text:
+            self._notes = [*self._notes, text][-NOTES_MAX:]
+
+    def beats(self, beats: Beats) -> None:
+        self._feed.beat(beats)
+
+    def line(self, rank: int, text: str) -> None:
+        if self._shared:
+            said = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
+            self._console.print(said, soft_wrap=True)
+        else:
+            _write(self._lines, f"[{rank}]: {text}\n")
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        with self._feed.lock:
+            self._feed.poll()
+            return view(self._feed.board, self._feed.now_ns(), self._notes)
+
+
+class LineDisplay:
+    """Progress as plain lines, for logs and pipes: milestones and incidents at once, where the run
+    is every `PROGRESS_S` seconds."""
+
+    def __init__(
+        self,
+        run_dir: Path | None = None,
+        *,
+        lines: TextIO | None = None,
+        said: TextIO | None = None,
+    ) -> None:
+        self._lines = lines or sys.stdout
+        self._said = said or sys.stderr
+        self._feed = LiveFeed(run_dir)
+        self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
+        self._told = 0
+
+    def event(self, event: AnyEvent) -> None:
+        self._feed.take(event)
+        tracker = self._feed.board.tracker
+        if isinstance(event, RunStarted):
+            self._told = tracker.count
+        text = event.text if isinstance(event, Note) else milestone(event, tracker.count)
+        if text:
+            self._say(text)
+        if isinstance(event, Noticed):
+            self._say(headline(tracker.found(1)[0]))
+        elif isinstance(event, RunEnded):
+            self._tell_recovered()
+
+    def beats(self, beats: Beats) -> None:
+        self._feed.beat(beats)
+        self._feed.poll()
+        self._tell_recovered()
+        now_ns = self._feed.now_ns()
+        if now_ns >= self._next_ns and self._feed.board.step:
+            self._next_ns = now_ns + round(PROGRESS_S * 1e9)
+            self._say(progress(self._feed.board, now_ns))
+
+    def line(self, rank: int, text: str) -> None:
+        _write(self._lines, f"[{rank}]: {text}\n")
+
+    def close(self) -> None:
+        self._tell_recovered()
+
+    def _tell_recovered(self) -> None:
+        """Each incident once more when it is over, with what it cost."""
+        tracker = self._feed.board.tracker
+        for one in tracker.found(tracker.count - self._told) if tracker.count > self._told else []:
+            if one.state == "open":
+                break
+            self._told = one.number
+            self._say(headline(one))
+
+    def _say(self, text: str) -> None:
+        _write(self._said, f"outlast: {text}\n")
+
+
+def display(
+    run_dir: Path, *, plain: bool = False, lines: TextIO | None = None
+) -> LiveDisplay | LineDisplay:
+    """The view that stderr can show: tables on a terminal, lines elsewhere or when `plain`.
+
+    Workers' own lines go to `lines` (default: stdout).
+    """
+    console = Console(stderr=True)
+    lines = lines or sys.stdout
+    if plain or not console.is_terminal or console.is_dumb_terminal:
+        return LineDisplay(run_dir, lines=lines)
+    return LiveDisplay(run_dir, console=console, lines=lines)
+
+
+def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
+    """The board as one panel."""
+    parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
+    shown = min(INCIDENTS_MAX, board.incidents)
+    for one in board.tracker.found(shown) if shown else []:
+        style = {"recovered": "green", "stopped": "red"}.get(one.state, "yellow")
+        parts.append(Text(headline(one, brief=True), style=style))
+    parts += [Text(f"note: {note}", style="yellow") for note in notes]
+    up = duration((now_ns - board.begin_ns) / 1e9) if board.begin_ns else "starting"
+    title = Text.assemble("outlast: ", (board.script or "...", "bold"))
+    border = "yellow" if board.recovering else "green" if board.generation else "blue"
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=Text(up, style="dim"),
+        subtitle_align="right",
+        border_style=border,
+        box=box.ROUNDED,
+    )
+
+
+def _ranks(board: RunBoard) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for head in ("rank", "worker", "generation", "step", "loss"):
+        table.add_column(head, justify="left" if head == "worker" else "right")
+    table.add_column("state")
+    seats = board.seats
+    # The slowest first where not all fit: the others wait for them.
+    shown = seats if len(seats) <= SEATS_MAX else sorted(seats, key=_behind)[:SEATS_MAX]
+    for row in shown:
+        table.add_row(
+            str(row.seat), row.worker, str(row.generation), str(row.step), _loss(row), _state(row)
+        )
+    if len(seats) > len(shown):
+        table.add_row("...", plural(len(seats) - len(shown), "more rank"), "", "", "", Text(""))
+    for row in board.spares:
+        table.add_row("spare", row.worker, "", "", "", _state(row))
+    return table
+
+
+def _behind(row: WorkerRow) -> tuple[int, int]:
+    return row.n, row.seat
+
+
+def _loss(row: WorkerRow) -> str:
+    return "-" if row.loss is None else f"{row.loss:.4f}"
+
+
+def _state(row: WorkerRow) -> Text:
+    return Text(row.state, style=_STATE_STYLE.get(row.state, "red"))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):  # ValueError: the stream is closed
+        pass  # a terminal that went away must not end the run; the log files have it all

@@ -1,0 +1,271 @@
+"""Present state of a running job, built from events and heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outlast.events import (
+    AnyEvent,
+    AttemptRefused,
+    CheckpointFailed,
+    CheckpointSaved,
+    Decided,
+    Drained,
+    DrainFailed,
+    GenerationClosed,
+    GenerationOpened,
+    LoopBegun,
+    Metrics,
+    PhaseDone,
+    RunEnded,
+    RunStarted,
+    Scheduled,
+    Warned,
+    WorkerLost,
+    WorkerSeated,
+    WorkerSpawned,
+    WorkerWarm,
+)
+from outlast.telemetry.incidents import Incident, Tracker
+from outlast.telemetry.time_accounting import REHEARSAL
+from outlast.text_formatting import (
+    duration,
+    fault_text,
+    intervals,
+    plural,
+    rank_and_host,
+    size,
+    warning,
+)
+
+Beats = dict[str, tuple[int, int, str, float]]
+RATE_WINDOW_S = 15.0
+
+
+@dataclass
+class WorkerRow:
+    """One worker as its page and its events last showed it. `loss` is None until one is known."""
+
+    worker: str
+    seat: int = -1
+    generation: int = 0
+    n: int = 0
+    step: int = 0
+    state: str = "starting"
+    loss: float | None = None
+
+
+@dataclass
+class RunBoard:
+    """The state of a view. Feed it events (the launcher's at once, the workers' whenever they are
+    read) and beats; it never looks at a clock, a file or a terminal itself."""
+
+    run: str = ""
+    script: str = ""
+    world: int = 0
+    term: int = 0
+    generation: int = 0
+    begin_ns: int = 0
+    outcome: str = ""
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    tracker: Tracker = field(default_factory=Tracker)
+    incidents_before: int = 0  # in earlier launchers' lives
+    steps_total: int | None = None
+    _step: int = 0
+    _loss: float | None = None
+    _step_ns: int = 0
+    _refused_ns: int = 0
+    _recovered_ns: int = 0
+    _closed_ns: int = 0
+    _opened_ns: int = 0
+    _rate: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, event: AnyEvent) -> None:
+        self.tracker.take(event)
+        if isinstance(event, RunStarted):
+            self.run, self.script, self.world = event.run, event.script, event.world
+            self.term, self.begin_ns = event.term, event.t_ns
+            self.incidents_before = self.tracker.count
+        elif isinstance(event, WorkerSpawned | WorkerWarm | WorkerSeated | WorkerLost):
+            self._staff(event)
+        elif isinstance(event, GenerationClosed):
+            self._closed_ns = self._closed_ns or event.t_ns
+        elif isinstance(event, GenerationOpened):
+            self._opened(event)
+        elif isinstance(event, PhaseDone):
+            if event.kind == "step":
+                self._step_ns += event.t_ns - max(event.t_begin_ns, self._since_open_ns(event))
+        elif isinstance(event, AttemptRefused):
+            if event.reason != REHEARSAL:
+                self._refused_ns += event.t_ns - event.t_begin_ns
+        elif isinstance(event, LoopBegun):
+            self.steps_total = event.steps
+        elif isinstance(event, Metrics):
+            if event.worker in self.workers and "loss" in event.values:
+                self.workers[event.worker].loss = event.values["loss"]
+        elif isinstance(event, RunEnded):
+            self.outcome = event.outcome
+
+    def beat(self, beats: Beats, now_ns: int) -> None:
+        for worker, (n, step, state, loss) in beats.items():
+            row = self.workers.get(worker)
+            if row is None:
+                continue  # the beat of a worker that was lost meanwhile
+            row.n, row.step, row.state = n, step, state
+            # A page begins with 0 and a worker with NaN: neither is a loss until one is reported.
+            if state != "starting" and (loss == loss or row.loss is not None):
+                row.loss = loss
+        seats = self.seats
+        if len(seats) == self.world and seats:
+            self._step, self._loss = min(row.step for row in seats), seats[0].loss
+        self._rate.append((now_ns, self.step))
+        oldest_ns = now_ns - round(RATE_WINDOW_S * 1e9)
+        while len(self._rate) > 2 and self._rate[0][0] < oldest_ns:
+            del self._rate[0]
+
+    @property
+    def seats(self) -> list[WorkerRow]:
+        return sorted(
+            (row for row in self.workers.values() if row.seat >= 0), key=lambda row: row.seat
+        )
+
+    @property
+    def spares(self) -> list[WorkerRow]:
+        return [row for row in self.workers.values() if row.seat < 0]
+
+    @property
+    def step(self) -> int:
+        """Committed steps: what every seat had when last all of them were seen."""
+        return self._step
+
+    @property
+    def loss(self) -> float | None:
+        """What the first rank reported last; None where none did."""
+        return self._loss
+
+    @property
+    def incidents(self) -> int:
+        """In this launcher's life."""
+        return self.tracker.count - self.incidents_before
+
+    @property
+    def recovering(self) -> bool:
+        return self._closed_ns > 0
+
+    def steps_per_s(self) -> float:
+        """Over the last beats; 0 where nothing is known yet."""
+        if len(self._rate) < 2:
+            return 0.0
+        (first_ns, first), (last_ns, last) = self._rate[0], self._rate[-1]
+        return max(0, last - first) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else 0.0
+
+    def lost_s(self, now_ns: int) -> float:
+        """Wall seconds of the whole job that failures have cost: attempts thrown away and
+        recoveries, averaged over the seats."""
+        open_ns = now_ns - self._closed_ns if self._closed_ns else 0
+        refused_ns = self._refused_ns / self.world if self.world else 0
+        return (self._recovered_ns + max(0, open_ns) + refused_ns) / 1e9
+
+    def goodput(self, now_ns: int) -> float | None:
+        """Step time over wall x seats; None until a step is known."""
+        wall_ns = (now_ns - self.begin_ns) * self.world
+        return min(1.0, self._step_ns / wall_ns) if self._step_ns and wall_ns > 0 else None
+
+    def _opened(self, event: GenerationOpened) -> None:
+        if self._closed_ns:
+            self._recovered_ns += max(0, event.t_ns - self._closed_ns)
+        self._closed_ns, self._opened_ns, self.generation = 0, event.t_ns, event.generation
+        for row in self.seats:
+            row.generation = event.generation
+
+    def _since_open_ns(self, event: PhaseDone) -> int:
+        return self._opened_ns if event.generation == self.generation else event.t_begin_ns
+
+    def _staff(self, event: WorkerSpawned | WorkerWarm | WorkerSeated | WorkerLost) -> None:
+        if isinstance(event, WorkerLost):
+            self.workers.pop(event.worker, None)
+            return
+        row = self._row(event.worker)
+        if isinstance(event, WorkerWarm):
+            row.state = "waiting"
+            return
+        if isinstance(event, WorkerSeated):
+            row.generation = event.generation
+            for other in [row for row in self.seats if row.seat == event.seat]:
+                del self.workers[other.worker]
+            self.workers[event.worker] = row
+        row.seat = event.seat
+
+    def _row(self, worker: str) -> WorkerRow:
+        return self.workers.setdefault(worker, WorkerRow(worker))
+
+
+def headline(one: Incident, *, brief: bool = False) -> str:
+    """An incident on one line, as far as it has come; `brief`: with its longest phase only."""
+    said = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
+    if one.is_request:
+        return said
+    if one.others:
+        said += f" and {plural(len(one.others), 'fault')} more"
+    said += f" {one.where}"
+    for each in one.replaced:
+        said += f", {each.new} took rank {each.seat}"
+    if one.state == "recovered":
+        phases = [item for item in one.phases_ms.items() if item[1] >= 0.1]
+        phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
+        spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
+        return f"{said}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
+    ended = {"stopped": "the run ended", "died": "its launcher died"}.get(one.state)
+    return f"{said}: {ended}" if ended else f"{said} ..."
+
+
+def progress(board: RunBoard, now_ns: int) -> str:
+    """Where the run is, on one line."""
+    rate, total = board.steps_per_s(), board.steps_total
+    parts = [f"step {board.step}"]
+    if total:
+        parts[0] += f" of {total} ({100 * board.step // total} %)"
+        if rate and board.step < total:
+            parts.append(f"{duration((total - board.step) / rate)} left")
+    if board.loss is not None:
+        parts.append(f"loss {board.loss:.4f}")
+    if rate:
+        parts.append(f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step")
+    parts.append(f"generation {board.generation}")
+    goodput = board.goodput(now_ns)
+    if goodput is not None:
+        since = " of this launch" if board.term > 1 else ""  # the summary knows them all
+        parts.append(f"goodput {100 * goodput:.0f} %{since}")
+    if board.incidents:
+        lost = duration(board.lost_s(now_ns))
+        parts.append(f"{plural(board.incidents, 'incident')}, {lost} lost")
+    return ", ".join(parts)
+
+
+def milestone(event: AnyEvent, incident: int = 0) -> str:
+    """What of an event is worth a line of its own, if anything. `incident`: the newest one's
+    number over the run's life, as `outlast explain` counts."""
+    if isinstance(event, RunStarted):
+        spares = f" and {plural(event.spares, 'spare')}" if event.spares else ""
+        again = f", resumed at step {event.resumed_step}" if event.resumed_step >= 0 else ""
+        return f"{event.script}: {plural(event.world, 'rank')}{spares}, term {event.term}{again}"
+    if isinstance(event, Decided):
+        number = incident or event.incident
+        if event.rung == "stop":
+            return f"incident {number}: stop: {event.reason}"
+        lost = "" if event.verdict == "redo" else ", the step is committed"
+        return f"incident {number}: {event.rung} from step {event.step}{lost}: {event.reason}"
+    if isinstance(event, CheckpointSaved):
+        return f"checkpoint of step {event.step}: {event.path}"
+    if isinstance(event, CheckpointFailed):
+        return f"checkpoint of step {event.step} failed: {event.error} ({event.path})"
+    if isinstance(event, Drained):
+        took = f"{size(event.size_bytes)} in {duration(event.seconds)}"
+        return f"checkpoint of step {event.step} is in durable storage: {event.where} ({took})"
+    if isinstance(event, DrainFailed):
+        return f"durable storage {event.where} is behind, and tried again: {event.error}"
+    if isinstance(event, Warned):
+        return f"node check: {warning(event)}"
+    if isinstance(event, Scheduled):
+        return f"{intervals(event)}; `outlast explain` says why"
+    return ""

@@ -1,0 +1,135 @@
+"""The durations that one run measured: recoveries by rung, saves, flushes and steps.
+
+`outlast plan` has a field for each; `outlast fleet fit` and `outlast plan compare --run` take them
+from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from outlast.events import AnyEvent, CheckpointSaved, GenerationOpened, PhaseDone
+from outlast.log_records import COST_NAMES, CostName
+from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.time_accounting import split_terms
+
+# From where a rung takes the state: live ranks, memory of nodes, storage.
+OF_RUNG: Mapping[str, CostName] = {
+    "retry": "pause",
+    "migrate": "pause",
+    "replace": "pause",
+    "respawn": "pause",
+    "rollback": "restore",
+    "restart": "restart",
+}
+DEVIATES = 1.6448536269514722  # standard deviations at 95 % of a normal distribution
+# Student's t at 95 %, for 1 to 10 degrees of freedom; above, its expansion is right to 0.1 %.
+_T = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946, 1.8595, 1.8331, 1.8125)
+
+
+class MeasuredCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean of `count` durations in seconds; `low` to `high`: its 90 % interval (Student's t), None
+    of a single duration."""
+
+    mean_s: float
+    low_s: float | None
+    high_s: float | None
+    count: int
+
+
+class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """`survived`: incidents after which the run went on, requests not among them. `seconds`: every
+    duration, by the field of a scenario that it is for."""
+
+    survived: tuple[Incident, ...]
+    seconds: Mapping[CostName, Sequence[float]]
+
+    @property
+    def transient(self) -> int:
+        """Return how many of `survived` lost no host, and went on from live ranks or memory."""
+        return sum(one.rung != "restart" and not is_host_lost(one) for one in self.survived)
+
+    @property
+    def fatal(self) -> int:
+        """Return how many of `survived` went on from storage."""
+        return sum(one.rung == "restart" for one in self.survived)
+
+    def measured(self) -> dict[CostName, MeasuredCost]:
+        """Return the mean of each cost that was measured at least once."""
+        return {name: mean_of(each) for name in COST_NAMES if (each := self.seconds[name])}
+
+
+def is_host_lost(incident: Incident) -> bool:
+    """Return whether a failure took a host, and not only processes on it."""
+    return any(fault.kind == "agent_lost" for fault in incident.faults)
+
+
+def mean_of(seconds: Sequence[float]) -> MeasuredCost:
+    """Return the mean of durations, with its interval."""
+    count, mean_s = len(seconds), math.fsum(seconds) / len(seconds)
+    if count < 2:
+        return MeasuredCost(mean_s=mean_s, low_s=None, high_s=None, count=count)
+    squares = math.fsum((one - mean_s) ** 2 for one in seconds)
+    reach_s = _student(count - 1) * math.sqrt(squares / (count - 1) / count)
+    return MeasuredCost(
+        mean_s=mean_s, low_s=max(0.0, mean_s - reach_s), high_s=mean_s + reach_s, count=count
+    )
+
+
+def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
+    """Collect the durations of a run from its events.
+
+    `detect`: from a fault until it is noticed. `pause`, `restore`, `restart`: from there until the
+    generation opens that goes on from live ranks, from memory, from storage; a later launcher's
+    start until its first generation opens is a `restart`, too. `cost`: what a checkpoint blocks
+    the slowest rank; `flush`: from its end until the checkpoint is complete. `step`: of the slowest
+    rank. Raises RunDirError where no start of a run is among the events.
+    """
+    seconds: dict[CostName, list[float]] = {name: [] for name in COST_NAMES}
+    survived = tuple(
+        one for one in incidents(events) if one.state == "recovered" and not one.is_request
+    )
+    for one in survived:
+        seconds["detect"].append(one.phases_ms["notice"] / 1e3)
+        again_ms = one.total_ms - one.phases_ms["notice"] - one.phases_ms["redo"]
+        if name := OF_RUNG.get(one.rung):
+            seconds[name].append(again_ms / 1e3)
+    for term in split_terms(events)[1:]:
+        opened = next((one for one in term.events if isinstance(one, GenerationOpened)), None)
+        if opened:
+            seconds["restart"].append((opened.t_ns - term.started.t_ns) / 1e9)
+    phases = [one for one in events if isinstance(one, PhaseDone)]
+    seconds["step"] = [
+        length_s for length_s, many in _slowest(phases, "step").values() for _ in range(many)
+    ]
+    saves = _slowest(phases, "checkpoint")
+    seconds["cost"] = [length_s for length_s, _ in saves.values()]
+    ended_ns = {one.step: one.t_ns for one in phases if one.kind == "checkpoint"}
+    seconds["flush"] = [
+        max(0.0, (one.t_ns - ended_ns[one.step]) / 1e9)
+        for one in events
+        if isinstance(one, CheckpointSaved) and one.step in ended_ns
+    ]
+    return RunCosts(survived=survived, seconds=seconds)
+
+
+def _slowest(phases: Iterable[PhaseDone], kind: str) -> dict[tuple[int, int], tuple[float, int]]:
+    """By generation and phase: how long a step of it took the slowest rank, and how many there
+    are."""
+    found: dict[tuple[int, int], tuple[float, int]] = {}
+    for one in phases:
+        if one.kind == kind:
+            key = (one.generation, one.n)
+            length_s = (one.t_ns - one.t_begin_ns) / 1e9 / one.steps
+            found[key] = max(found.get(key, (0.0, one.steps)), (length_s, one.steps))
+    return found
+
+
+def _student(degrees: int) -> float:
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z = DEVIATES
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

@@ -1,0 +1,346 @@
+"""Summary of a run, for people, programs and the fleet's tables."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import msgspec
+
+from outlast.events import (
+    RECORDED,
+    AnyEvent,
+    CheckpointFailed,
+    CheckpointSaved,
+    Drained,
+    DrainFailed,
+    Fault,
+    GenerationOpened,
+    LoopBegun,
+    Metrics,
+    Note,
+    Noticed,
+    PhaseDone,
+    ScriptUnmanaged,
+    Warned,
+    WorkerLost,
+    WorkerSeated,
+    WorkerSpawned,
+    WorkerWarm,
+)
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
+from outlast.telemetry.job_progress import CommittedProgress
+from outlast.telemetry.launcher_liveness import Life, life_of
+from outlast.telemetry.replica_agreement import ReplicaAgreement, replica_agreement
+from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.time_accounting import LauncherTerm, account, split_terms
+from outlast.telemetry.time_spans import Bucket
+from outlast.text_formatting import duration, fault_text, plural, rank_and_host
+
+NOTES_MAX = 20
+RESTART_ONLY = (
+    "restart only: the script never called outlast.init(), so it ran as under torchrun; a failure"
+    " starts it again from its own checkpoint"
+)
+NO_HELLO = "no worker reached outlast.init()"
+
+
+class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident in short. Times are milliseconds."""
+
+    number: int
+    cause: str  # a FaultKind
+    said: str
+    where: str
+    faults: int
+    step: int
+    drain: bool  # nothing broke: the run was asked to end
+    rung: str
+    state: str
+    committed_steps_lost: int
+    phases_ms: dict[Phase, float]
+    total_ms: float
+
+
+class IncidentCause(msgspec.Struct, frozen=True, kw_only=True):
+    """All incidents of one kind of fault."""
+
+    count: int
+    total_s: float
+    worst_s: float
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, over all its terms. `outcome`: done | user_error | gave_up | interrupted |
+    running | died (no end was recorded, and nobody holds the run directory) | unfinished (no end
+    was recorded, and this host cannot tell).
+
+    `buckets_s` are seat-seconds and add up to `wall_s` x `world`. Where no worker called
+    `outlast.init()`, nothing is known of steps: `steps`, `committed_steps_lost`, `goodput` and
+    `ettr` are None.
+    """
+
+    version: int = 1
+    run: str
+    run_dir: str
+    script: str
+    outcome: str
+    exit_code: int | None
+    cause: Fault | None
+    restart_only: bool
+    world: int
+    terms: int
+    generations: int
+    steps: int | None
+    steps_total: int | None  # where the script said so
+    phases: int
+    committed_steps_lost: int | None
+    step_s: float  # median over seats and steps
+    loss: float | None  # what rank 0 reported last
+    wall_s: float
+    goodput: float | None
+    ettr: float | None
+    buckets_s: dict[Bucket, float]
+    incidents: tuple[IncidentLine, ...]
+    causes: dict[str, IncidentCause]
+    spares: int
+    spares_used: int
+    respawns: int  # workers started for a seat, since no spare was waiting
+    spares_refilled: int  # spares started in place of earlier ones
+    checkpoints: int
+    durable: dict[str, int]  # checkpoints that reached durable storage, by target
+    replicas: ReplicaAgreement = ReplicaAgreement()
+    notes: tuple[str, ...]
+
+
+def summarise(run_dir: Path) -> RunSummary:
+    """Read a run and sum it up; it may be done, alive or dead.
+
+    Raises RunDirError when `run_dir` holds no run, CorruptionError when the times do not add up.
+    """
+    damages: list[SegmentDamage] = []
+    events = read_events(run_dir, damages.append)
+    return summarise_events(events, run_dir, damages, life=life_of(run_dir, events))
+
+
+def summarise_events(
+    events: Sequence[AnyEvent],
+    run_dir: Path,
+    damages: Sequence[SegmentDamage] = (),
+    *,
+    life: Life = "unknown",
+) -> RunSummary:
+    """As `summarise`, of events (by time) that were read already. `life`: of a run without end."""
+    terms = split_terms(events)
+    times = account(events, running=life == "running")
+    found = incidents(events)
+    workers = _Workers(events, terms)
+    progress = _Progress(terms)
+    last = terms[-1]
+    measured = workers.said_hello
+    lost = progress.lost + sum(one.committed_steps_lost for one in found)
+    unfinished = "unfinished" if life == "unknown" else life
+    return RunSummary(
+        run=last.started.run,
+        run_dir=str(run_dir),
+        script=last.started.script,
+        outcome=last.ended.outcome if last.ended else unfinished,
+        exit_code=last.ended.exit_code if last.ended else None,
+        cause=last.ended.cause if last.ended else None,
+        restart_only=workers.restart_only,
+        world=last.started.world,
+        terms=len(terms),
+        generations=progress.generation,
+        steps=progress.step if measured else None,
+        steps_total=_steps_total(events),
+        phases=progress.n,
+        committed_steps_lost=lost if measured else None,
+        step_s=progress.step_s(),
+        loss=_last_loss(events),
+        wall_s=times.wall_ns / 1e9,
+        goodput=times.goodput if measured else None,
+        ettr=times.ettr if measured else None,
+        buckets_s={bucket: ns / 1e9 for bucket, ns in times.totals_ns.items()},
+        incidents=tuple(_line(one) for one in found),
+        causes=_causes(found),
+        spares=last.started.spares,
+        spares_used=workers.spares_used,
+        respawns=workers.respawns,
+        spares_refilled=workers.spares_refilled,
+        checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
+        durable=_durable(events),
+        replicas=replica_agreement(events),
+        notes=_notes(events, terms, damages, workers.lesson(run_dir), run_dir),
+    )
+
+
+def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
+    """By target; one that was carried there twice, after a roll back, counts once."""
+    reached = {event.where for event in events if isinstance(event, Drained)}
+    return dict(sorted(Counter(where.rpartition("/")[0] for where in reached).items()))
+
+
+class _Progress:
+    """How far the job came, and what it lost when a new launcher took it up again."""
+
+    def __init__(self, terms: Sequence[LauncherTerm]) -> None:
+        self.n = self.step = self.generation = self.lost = 0
+        self._steps: list[PhaseDone] = []
+        self._reached = CommittedProgress()
+        for index, term in enumerate(terms):
+            if index:
+                self.lost += max(0, self.step - max(0, term.started.resumed_step))
+            for event in term.events:
+                self._take(event)
+            self.n, self.step = self._reached.place
+            if term.ended:
+                self.n, self.step = max(self.n, term.ended.n), max(self.step, term.ended.step)
+
+    def _take(self, event: AnyEvent) -> None:
+        self._reached.take(event)
+        if isinstance(event, PhaseDone):
+            if event.kind == "step":
+                self._steps.append(event)
+        elif isinstance(event, GenerationOpened):
+            self.generation = max(self.generation, event.generation)
+
+    def step_s(self) -> float:
+        """The median of single steps, of which an event may stand for many."""
+        if not self._steps:
+            return 0.0
+        ordered = sorted(self._steps, key=_step_ns)
+        ends = list(accumulate(event.steps for event in ordered))
+        middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+        return sum(_step_ns(ordered[bisect_right(ends, index)]) for index in middle) / 2e9
+
+
+def _step_ns(event: PhaseDone) -> float:
+    return (event.t_ns - event.t_begin_ns) / event.steps
+
+
+class _Workers:
+    """Who was started, and who took a seat later."""
+
+    def __init__(self, events: Sequence[AnyEvent], terms: Sequence[LauncherTerm]) -> None:
+        spawned = [event for event in events if isinstance(event, WorkerSpawned)]
+        spares = {event.worker for event in spawned if event.seat < 0}
+        seated = {event.worker for event in events if isinstance(event, WorkerSeated)}
+        managed = [
+            event
+            for term in terms
+            if not any(isinstance(event, ScriptUnmanaged) for event in term.events)
+            for event in term.events
+        ]
+        self.said_hello = not spawned or any(
+            isinstance(event, WorkerWarm | WorkerSeated | GenerationOpened) for event in managed
+        )
+        ranks_at_first = sum(term.started.world for term in terms)
+        spares_at_first = sum(term.started.spares for term in terms)
+        self.spares_used = len(spares & seated)
+        self.spares_refilled = max(0, len(spares) - spares_at_first)
+        self.respawns = max(0, len(spawned) - len(spares) - ranks_at_first)
+        ended_well = any(
+            isinstance(event, WorkerLost)
+            and (event.fault.kind, event.fault.exit_code) == ("exited", 0)
+            for event in events
+        )
+        done = any(term.ended and term.ended.outcome == "done" for term in terms)
+        self.restart_only = not self.said_hello and (ended_well or done)
+
+    def lesson(self, run_dir: Path) -> str:
+        """What its owner should know where no worker said Hello; "" elsewhere."""
+        if self.restart_only:
+            return RESTART_ONLY
+        return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
+
+
+def _line(one: Incident) -> IncidentLine:
+    return IncidentLine(
+        number=one.number,
+        cause=one.cause.kind,
+        said=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
+        where=one.where,
+        faults=1 + len(one.others),
+        step=one.step,
+        drain=one.is_drain,
+        rung=one.rung,
+        state=one.state,
+        committed_steps_lost=one.committed_steps_lost,
+        phases_ms={phase: one.phases_ms[phase] for phase in PHASES},
+        total_ms=one.total_ms,
+    )
+
+
+def _causes(found: Sequence[Incident]) -> dict[str, IncidentCause]:
+    times_s: dict[str, list[float]] = {}
+    for one in found:
+        if one.is_request:
+            continue
+        times_s.setdefault(one.cause.kind, []).append(one.total_ms / 1e3)
+    return {
+        kind: IncidentCause(count=len(each), total_s=sum(each), worst_s=max(each))
+        for kind, each in times_s.items()
+    }
+
+
+def _steps_total(events: Sequence[AnyEvent]) -> int | None:
+    for event in reversed(events):
+        if isinstance(event, LoopBegun):
+            return event.steps
+    return None
+
+
+def _last_loss(events: Sequence[AnyEvent]) -> float | None:
+    for event in reversed(events):
+        if isinstance(event, Metrics) and event.seat == 0 and "loss" in event.values:
+            return event.values["loss"]
+    return None
+
+
+def _notes(
+    events: Sequence[AnyEvent],
+    terms: Sequence[LauncherTerm],
+    damages: Sequence[SegmentDamage],
+    lesson: str,
+    run_dir: Path,
+) -> tuple[str, ...]:
+    """What the owner should know: ours first, then what the run said itself, each text once."""
+    notes = [lesson] if lesson else []
+    for before, after in pairwise(terms):
+        how = before.ended.outcome if before.ended else "ended without a word"
+        away = duration((after.started.t_ns - before.end_ns) / 1e9)
+        step = max(0, after.started.resumed_step)
+        notes.append(f"the launcher {how}; after {away} the run was resumed at step {step}")
+    notes += [str(damage) for damage in damages]
+    if any(RECORDED in event.fault.detail for event in events if isinstance(event, Noticed)):
+        notes.append(f"ranks hung: `outlast explain {run_dir}` says who held the others up")
+    failed = [event for event in events if isinstance(event, CheckpointFailed)]
+    notes += [
+        f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed
+    ]
+    said = Counter(
+        f"rank {event.seat}: {event.text}" if event.seat >= 0 else event.text
+        for event in events
+        if isinstance(event, Note)
+        and event.level == "warning"
+        and not any(one.error in event.text for one in failed)  # the launcher's word on the same
+    )
+    said.update(
+        f"durable storage {event.where}: {event.error}"
+        for event in events
+        if isinstance(event, DrainFailed)
+    )
+    said.update(
+        f"node check: {event.said} ({event.host}, {event.severity})"
+        for event in events
+        if isinstance(event, Warned) and event.severity != "healthy"
+    )
+    notes += [f"{text} ({count} times)" if count > 1 else text for text, count in said.items()]
+    if len(notes) > NOTES_MAX:
+        more = plural(len(notes) - NOTES_MAX, "more note")
+        notes = [*notes[:NOTES_MAX], f"... and {more}: `outlast events` has them all"]
+    return tuple(notes)

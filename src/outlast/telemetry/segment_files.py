@@ -1,0 +1,279 @@
+"""Append-only segment files: the truth on disk. `docs/format.md` is the specification.
+
+A segment is `OLSG | u32 version` and then records of `u32 length | u64 xxh3_64(payload) | payload`,
+all little endian. Each file has one writer and is never opened for writing again, so that readers
+need no lock and a writer killed in the middle of a record leaves a torn tail and nothing worse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from outlast.errors import RunDirError, UsageError
+
+MAGIC = b"OLSG"
+VERSION = 1
+HEADER = struct.Struct("<4sI")
+RECORD = struct.Struct("<IQ")
+SEGMENT_BYTES = 64 << 20
+RECORD_BYTES_MAX = 128 << 20
+SUFFIX = ".seg"
+_WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_NAME = re.compile(rf"(?P<writer>.+)\.(?P<index>\d{{6,}})\{SUFFIX}")
+_NAMES_TRIED_MAX = 100
+_SEARCH_BYTES_MAX = 4 << 20  # how far behind damage a whole record is looked for
+_DIGEST_BYTES_MAX = 1 << 30  # what such a search may spend on false lengths
+
+
+class SegmentRecord(NamedTuple):
+    """One whole record and where it lies. `offset` is that of its length field."""
+
+    writer: str
+    path: Path
+    offset: int
+    payload: bytes
+
+
+class SegmentDamage(NamedTuple):
+    """Bytes of a segment that are no records: `skipped_bytes` from `offset` on were left out."""
+
+    path: Path
+    offset: int
+    skipped_bytes: int
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is damaged at byte {self.offset}: {self.what};"
+            f" {self.skipped_bytes} bytes were skipped, everything else was read"
+        )
+
+
+class SegmentWriter:
+    """Appends records to `directory/WRITER.INDEX.seg`; one process writes under one name.
+
+    `append` is atomic for readers: they see a record whole or not at all. With `durable` it returns
+    only when the record is on the disk (file and, after a rotation, directory synced). It raises
+    OSError when the disk refuses; then nothing of the record is kept and the call may be repeated.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        writer: str,
+        durable: bool = False,
+        *,
+        rotate_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        if not _WRITER.fullmatch(writer):
+            raise UsageError(f"{writer!r} cannot name a segment writer: use letters, digits, . _ -")
+        self.directory = directory
+        self.writer = writer
+        self.durable = durable
+        self.rotate_bytes = rotate_bytes
+        self._fd = -1
+        self._size_bytes = 0
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(
+                f"cannot make {directory}: {error.strerror}; nothing was written there;"
+                " choose another run directory"
+            ) from error
+
+    def append(self, payload: bytes) -> None:
+        if not 0 < len(payload) <= RECORD_BYTES_MAX:
+            raise UsageError(
+                f"a record holds 1 to {RECORD_BYTES_MAX} bytes, not {len(payload)}; not written"
+            )
+        if self._fd < 0 or self._size_bytes >= self.rotate_bytes:
+            self._rotate()
+        self._write(RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload)
+        if self.durable:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """End the segment. A second call does nothing; a later append starts a new one."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _rotate(self) -> None:
+        self.close()
+        indices = [index for writer, index, _ in _listing(self.directory) if writer == self.writer]
+        path = self._create(max(indices, default=-1) + 1)
+        self._size_bytes = 0
+        try:
+            self._write(HEADER.pack(MAGIC, VERSION))
+            if self.durable:
+                _sync_directory(self.directory)
+        except OSError:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _create(self, first: int) -> Path:
+        """A file of our own: whoever else writes under this name keeps what it has."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        for index in range(first, first + _NAMES_TRIED_MAX):
+            path = self.directory / f"{self.writer}.{index:06d}{SUFFIX}"
+            try:
+                self._fd = os.open(path, flags, 0o644)
+            except FileExistsError:
+                continue  # another process took this index since we looked
+            return path
+        raise FileExistsError(f"{self.directory}: no free segment name for {self.writer!r}")
+
+    def _write(self, data: bytes) -> None:
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            self._take_back()
+            raise
+        self._size_bytes += len(data)
+
+    def _take_back(self) -> None:
+        """Cut off half a record; where even that fails, leave the segment and its torn tail."""
+        try:
+            os.ftruncate(self._fd, self._size_bytes)
+        except OSError:
+            self.close()
+
+
+class SegmentReader:
+    """Reads one segment from where it stopped last, while it is being written or long after."""
+
+    def __init__(self, path: Path) -> None:
+        name = _NAME.fullmatch(path.name)
+        self.path = path
+        self.writer = name["writer"] if name else path.stem
+        self.offset = 0
+        self._seen_bytes = -1
+
+    def read(
+        self, damaged: Callable[[SegmentDamage], None], *, last: bool
+    ) -> Iterator[SegmentRecord]:
+        """Whole records since the previous call.
+
+        A torn tail ends it silently: the next call tries again. `last` says that no more will be
+        written, so that a complete record with a wrong digest at the very end counts as damage.
+        """
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == self._seen_bytes and not last:
+                return
+            self._seen_bytes = size
+            file.seek(self.offset)
+            data = file.read()
+        if self.offset == 0 and not self._open(data, damaged):
+            return
+        base = self.offset
+        at = HEADER.size if base == 0 else 0
+        while len(data) - at >= RECORD.size:
+            end = _record_end(data, at)
+            if end:
+                self.offset = base + end
+                yield SegmentRecord(self.writer, self.path, base + at, data[at + RECORD.size : end])
+            else:
+                end = _next_whole(data, at)
+                length = RECORD.unpack_from(data, at)[0]
+                complete = at + RECORD.size + length <= len(data)
+                if not end and not (last and complete):
+                    return
+                end = end or len(data)
+                self.offset = base + end
+                damaged(SegmentDamage(self.path, base + at, end - at, "a record's digest is wrong"))
+            at = end
+
+    def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
+        """Whether records of our version follow. A header that is not whole yet may still come."""
+        if len(data) < HEADER.size:
+            return False
+        magic, version = HEADER.unpack_from(data)
+        if magic == MAGIC and version == VERSION:
+            return True
+        what = (
+            f"version {version}, this Outlast reads {VERSION}" if magic == MAGIC else "no segment"
+        )
+        damaged(SegmentDamage(self.path, 0, len(data), what))
+        self.offset = len(data)
+        return False
+
+
+def read_records(
+    where: Path, damaged: Callable[[SegmentDamage], None] | None = None
+) -> Iterator[SegmentRecord]:
+    """Every whole record of a segment file or of a directory's, by writer and then in order.
+
+    Damage is handed to `damaged` (default: a RuntimeWarning each) and skipped; an exception raised
+    there ends the reading. A directory that does not exist holds no records. Raises OSError when
+    the disk cannot be read.
+    """
+    for path in segment_paths(where) if where.is_dir() else [where] if where.exists() else []:
+        yield from SegmentReader(path).read(damaged or _warn, last=True)
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """The segments of a directory, by writer and then by age."""
+    return [path for _, _, path in sorted(_listing(directory))]
+
+
+def _listing(directory: Path) -> Iterator[tuple[str, int, Path]]:
+    for path in directory.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name:
+            yield name["writer"], int(name["index"]), path
+
+
+def _warn(damage: SegmentDamage) -> None:
+    warnings.warn(str(damage), RuntimeWarning, stacklevel=3)
+
+
+def _record_end(data: bytes, at: int) -> int:
+    """Where the whole record at `at` ends, or 0 when there is none."""
+    length, digest = RECORD.unpack_from(data, at)
+    end = at + RECORD.size + length
+    if not 0 < length <= RECORD_BYTES_MAX or end > len(data):
+        return 0
+    body = memoryview(data)[at + RECORD.size : end]
+    return end if xxhash.xxh3_64_intdigest(body) == digest else 0
+
+
+def _next_whole(data: bytes, damaged_at: int) -> int:
+    """Where the next whole record behind damage begins, or 0.
+
+    The damaged record's own length is tried first; a damaged length makes a search necessary,
+    which is bounded in both the bytes that it walks and the bytes that it digests.
+    """
+    final = len(data) - RECORD.size
+    stated = damaged_at + RECORD.size + RECORD.unpack_from(data, damaged_at)[0]
+    if stated <= final and _record_end(data, stated):
+        return stated
+    budget_bytes = _DIGEST_BYTES_MAX
+    for at in range(damaged_at + 1, min(final, damaged_at + _SEARCH_BYTES_MAX) + 1):
+        length = RECORD.unpack_from(data, at)[0]
+        if 0 < length <= len(data) - at - RECORD.size:
+            budget_bytes -= length
+            if budget_bytes < 0:
+                break
+            if _record_end(data, at):
+                return at
+    return 0
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,286 @@
+"""Time accounting: every nanosecond of every rank, in exactly one bucket.
+
+    goodput = step / (wall x ranks): the share of all ranks' time that moved the model.
+    ETTR = (step + eval + script) / (wall x ranks): effective training time ratio, the share that
+    the job would have needed without failures, checkpoints, starts and stops.
+
+`docs/format.md` has the exact bounds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outlast.errors import CorruptionError, RunDirError
+from outlast.events import (
+    AnyEvent,
+    AttemptRefused,
+    GenerationClosed,
+    GenerationOpened,
+    Note,
+    PhaseDone,
+    PhaseKind,
+    RunEnded,
+    RunStarted,
+)
+from outlast.telemetry.time_spans import BUCKETS, Bucket, Span, Window, carve, merge
+
+TOLERANCE_NS = 1_000
+REHEARSAL = "rehearsal"  # the reason of attempts that are refused on purpose, before the first step
+BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
+    "step": "step",
+    "eval": "eval",
+    "checkpoint": "checkpoint",
+    "epoch": "script",  # what a loader would agree on by itself
+    "draw": "script",
+}
+_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may know more
+_PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
+
+
+class RankLane(NamedTuple):
+    """One seat's whole time: spans that touch each other, in order."""
+
+    seat: int
+    spans: tuple[Span, ...]
+
+
+class TimeAccount(NamedTuple):
+    """Where a run's time went. `totals_ns` are sums over seats and add up to wall x seats."""
+
+    begin_ns: int
+    end_ns: int
+    lanes: tuple[RankLane, ...]
+    totals_ns: dict[Bucket, int]
+
+    @property
+    def wall_ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+    @property
+    def capacity_ns(self) -> int:
+        return self.wall_ns * len(self.lanes)
+
+    @property
+    def goodput(self) -> float:
+        return self.totals_ns["step"] / self.capacity_ns if self.capacity_ns else 0.0
+
+    @property
+    def ettr(self) -> float:
+        productive_ns = sum(self.totals_ns[bucket] for bucket in _PRODUCTIVE)
+        return productive_ns / self.capacity_ns if self.capacity_ns else 0.0
+
+
+class LauncherTerm(NamedTuple):
+    """One launcher's life. `ended`: it said so itself, else it ends at its last event, or while
+    it runs where the last phase or attempt of the slowest seat did."""
+
+    started: RunStarted
+    end_ns: int
+    ended: RunEnded | None
+    events: Sequence[AnyEvent]
+
+    @property
+    def window(self) -> Window:
+        return Window(self.started.t_ns, self.end_ns)
+
+
+class _Act(NamedTuple):
+    """A phase or an attempt on one seat: what the seat's time is known from."""
+
+    begin_ns: int
+    end_ns: int
+    worker: str
+    bucket: Bucket
+    refused: bool
+
+
+def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount:
+    """Divide a run's time; it may be done, alive (`running`) or dead, in one term or several.
+
+    Of a term without an end, what followed a seat's last commit is lost; of one that is `running`
+    nothing is known of it yet, so that the books end before it. Raises RunDirError when no
+    RunStarted is there and CorruptionError when the sums differ from wall x seats by more than a
+    microsecond a seat.
+    """
+    terms = split_terms(events, running=running)
+    seats = max(term.started.world for term in terms)
+    rolled_back = _rolled_back(terms)
+    spans: list[list[Span]] = [[] for _ in range(seats)]
+    for index, term in enumerate(terms):
+        if index:
+            down = Span(terms[index - 1].end_ns, term.started.t_ns, "down")
+            for lane in spans:
+                lane.append(down)
+        acts = _acts(term, seats, rolled_back)
+        recoveries = _recoveries(term)
+        for seat in range(seats):
+            spans[seat] += _divide(term, acts[seat], recoveries)
+    lanes = tuple(
+        RankLane(seat, tuple(merge(span for span in lane if span.begin_ns < span.end_ns)))
+        for seat, lane in enumerate(spans)
+    )
+    result = TimeAccount(terms[0].started.t_ns, terms[-1].end_ns, lanes, _totals(lanes))
+    _check(result)
+    return result
+
+
+def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[LauncherTerm]:
+    """The launchers' lives in order; the last one still `running`, perhaps. Events before the
+    first RunStarted belong to none."""
+    ordered = sorted(events, key=lambda event: event.t_ns)
+    starts = [index for index, event in enumerate(ordered) if isinstance(event, RunStarted)]
+    if not starts:
+        raise RunDirError(
+            "the events hold no start of a run: the launcher's own segment is missing or damaged;"
+            " nothing can be accounted"
+        )
+    terms: list[LauncherTerm] = []
+    for index, following in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        started = ordered[index]
+        assert isinstance(started, RunStarted)
+        own = ordered[index:following]
+        ended = next((event for event in reversed(own) if isinstance(event, RunEnded)), None)
+        alive = running and following == len(ordered)
+        end_ns = ended.t_ns if ended else _known_until_ns(own) if alive else _last_ns(own)
+        terms.append(LauncherTerm(started, end_ns, ended, own))
+    return terms
+
+
+def _last_ns(own: Sequence[AnyEvent]) -> int:
+    """A launcher's notes do not date its death: the next one's may come before its RunStarted."""
+    return next(e.t_ns for e in reversed(own) if not (isinstance(e, Note) and not e.worker))
+
+
+def _known_until_ns(own: Sequence[AnyEvent]) -> int:
+    """Up to where it is known of every seat what became of its time."""
+    ends_ns: dict[int, int] = {}
+    opened_ns: int | None = None
+    for event in own:
+        if isinstance(event, PhaseDone | AttemptRefused):
+            ends_ns[event.seat] = event.t_ns
+        elif isinstance(event, GenerationOpened):
+            opened_ns = event.t_ns
+        elif isinstance(event, GenerationClosed):
+            opened_ns = None
+    if opened_ns is None:  # starting, or in a recovery: each moment of which is known
+        return _last_ns(own)
+    seats = range(own[0].world) if isinstance(own[0], RunStarted) else ends_ns
+    return max(opened_ns, min(ends_ns.get(seat, opened_ns) for seat in seats))
+
+
+def _rolled_back(terms: list[LauncherTerm]) -> set[int]:
+    """Phases (by id) that were committed and then thrown away, because the job went on from an
+    earlier one: a generation that opens at n undoes every later phase done before."""
+    done: dict[int, list[PhaseDone]] = {}
+    undone: set[int] = set()
+    for term in terms:
+        for event in term.events:
+            if isinstance(event, PhaseDone):
+                done.setdefault(event.seat, []).append(event)
+            elif isinstance(event, GenerationOpened):
+                for stack in done.values():
+                    while stack and stack[-1].n > event.n:
+                        undone.add(id(stack.pop()))
+    return undone
+
+
+def _acts(term: LauncherTerm, seats: int, rolled_back: set[int]) -> list[list[_Act]]:
+    """Phases and attempts by seat, by time. Rehearsals are part of the start."""
+    acts: list[list[_Act]] = [[] for _ in range(seats)]
+    for event in term.events:
+        if not isinstance(event, PhaseDone | AttemptRefused):
+            continue
+        if not 0 <= event.seat < seats:
+            continue
+        refused = isinstance(event, AttemptRefused)
+        reason = event.reason if isinstance(event, AttemptRefused) else ""
+        if reason == REHEARSAL:
+            refused, bucket = False, "start"
+        elif refused or id(event) in rolled_back:
+            bucket = "lost"
+        else:
+            bucket = _OF_KIND.get(event.kind, "script")
+        acts[event.seat].append(_Act(event.t_begin_ns, event.t_ns, event.worker, bucket, refused))
+    for seat_acts in acts:
+        seat_acts.sort()
+    return acts
+
+
+def _recoveries(term: LauncherTerm) -> list[Window]:
+    """From a generation's end to the next one's beginning, or to the term's end."""
+    windows: list[Window] = []
+    closed_ns: int | None = None
+    for event in term.events:
+        if isinstance(event, GenerationClosed):
+            closed_ns = event.t_ns if closed_ns is None else closed_ns
+        elif isinstance(event, GenerationOpened) and closed_ns is not None:
+            windows.append(Window(closed_ns, event.t_ns))
+            closed_ns = None
+    if closed_ns is not None:
+        windows.append(Window(closed_ns, max(closed_ns, term.end_ns)))
+    return windows
+
+
+def _divide(term: LauncherTerm, acts: list[_Act], recoveries: list[Window]) -> list[Span]:
+    """One seat's term. Attempts thrown away come first, then recoveries, then what was done;
+    what nobody claims is explained by its neighbours."""
+    free = [term.window] if term.started.t_ns < term.end_ns else []
+    claims = [Span(act.begin_ns, act.end_ns, "lost") for act in acts if act.refused]
+    lost, free = carve(free, claims)
+    recovery, free = carve(free, (Span(*window, "recovery") for window in recoveries))
+    claims = [Span(act.begin_ns, act.end_ns, act.bucket) for act in acts if not act.refused]
+    done, free = carve(free, claims)
+    begins = [act.begin_ns for act in acts]
+    closed = {window.begin_ns for window in recoveries}
+    first_closed_ns = min(closed, default=term.end_ns)
+    gaps: list[Span] = []
+    for gap in free:
+        index = bisect_left(begins, gap.end_ns)
+        before = acts[index - 1] if index else None
+        after = acts[index] if index < len(acts) else None
+        if before is None:
+            bucket: Bucket = "start" if gap.begin_ns < first_closed_ns else "recovery"
+        elif after is None:
+            bucket = "stop" if term.ended and gap.end_ns not in closed else "lost"
+        elif before.worker == after.worker:
+            bucket = "script"
+        else:
+            # The seat changed hands: up to the failure its old worker was in an attempt of which
+            # nobody reported; from there on its new one is getting ready.
+            bucket = "lost" if gap.end_ns in closed else "recovery"
+        gaps.append(Span(*gap, bucket))
+    return lost + recovery + done + gaps
+
+
+def _totals(lanes: Sequence[RankLane]) -> dict[Bucket, int]:
+    totals: dict[Bucket, int] = dict.fromkeys(BUCKETS, 0)
+    for lane in lanes:
+        for span in lane.spans:
+            totals[span.bucket] += span.end_ns - span.begin_ns
+    return totals
+
+
+def _check(result: TimeAccount) -> None:
+    """Spans of a lane touch each other from begin to end, and the totals are their sum."""
+    for lane in result.lanes:
+        at_ns = result.begin_ns
+        for span in lane.spans:
+            if span.begin_ns != at_ns or span.end_ns <= at_ns:
+                raise CorruptionError(
+                    f"seat {lane.seat} is accounted twice or not at all at {at_ns} ns"
+                    f" (next span: {span}); the sums would be wrong and are not shown"
+                )
+            at_ns = span.end_ns
+        if at_ns != result.end_ns:
+            raise CorruptionError(
+                f"seat {lane.seat} is accounted up to {at_ns} ns of {result.end_ns} ns;"
+                " the sums would be wrong and are not shown"
+            )
+    differ_ns = abs(sum(result.totals_ns.values()) - result.capacity_ns)
+    if differ_ns > TOLERANCE_NS * len(result.lanes):
+        raise CorruptionError(
+            f"the buckets differ from wall x seats by {differ_ns} ns; they are not shown"
+        )

@@ -1,0 +1,149 @@
+"""Text for faults, durations and sizes, the same in every view."""
+
+from __future__ import annotations
+
+import signal
+
+from outlast.events import Fault, Scheduled, Warned
+
+SHORT_MAX = 120
+_SAID = {
+    "hung": "hung",
+    "stopped": "was stopped by the kernel (SIGSTOP or a debugger)",
+    "transport": "lost its connection to a peer",
+    "unsettled": "met a function that steps for the first time since it joined",
+    "torn": "was left half-way: it could neither finish its phase nor put it back",
+    "diverged": "did not hold what its replicas hold",
+    "unknown": "needed a result that was lost with its worker",
+    "mismatch": "does not fit the job",
+    "transfer": "got a state copy late or damaged",
+    "storage": "could not write to its disk",
+    "internal": "was let down by Outlast itself",
+    "agent_lost": "was on a host whose agent went silent",
+    "requested": "was asked to end",
+    "save": "was asked to save",
+}
+
+
+def duration(seconds: float) -> str:
+    """Two to three digits that matter: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(size_bytes: int) -> str:
+    """Powers of 1024, as `ls -h` says them: `104 MiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def percentage(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def intervals(said: Scheduled) -> str:
+    """When a run saves: `copies in memory every step, checkpoints every 240 steps`."""
+    parts = [
+        f"{what} every {plural(steps, 'step') if steps > 1 else 'step'}"
+        for what, steps in (("copies in memory", said.memory), ("checkpoints", said.disk))
+        if steps
+    ]
+    return ", ".join(parts)
+
+
+def warning(one: Warned) -> str:
+    """What a node check says: `drain: gpu: gpu-memory on GPU 2 (node-7): 3 rows remapped`."""
+    return f"{one.severity}: {one.said} ({one.host}): {short_error(one.detail)}"
+
+
+def rank_and_host(fault: Fault) -> str:
+    """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
+    if fault.seat >= 0:
+        return f"rank {fault.seat}"
+    return f"spare {fault.worker}" if fault.worker else "the run"
+
+
+def fault_text(fault: Fault) -> str:
+    """What befell it, to follow `who`."""
+    if fault.kind == "killed":
+        return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
+    if fault.kind == "exited":
+        why = f": {error_line(fault)}" if fault.traceback.strip() else ""
+        return f"exited with code {fault.exit_code} before the run was over{why}"
+    if fault.kind in ("raised", "contract"):
+        return f"raised {error_line(fault)}"
+    if fault.kind == "requested" and fault.seat >= 0:
+        return "was retired on purpose"
+    return _SAID.get(fault.kind, fault.kind)
+
+
+def percent_beyond(fault: Fault) -> str:
+    """What `detail` adds to `what`, on one line; "" where that says it already."""
+    detail = " ".join(fault.detail.split())
+    known = (
+        f"ended by itself with exit code {fault.exit_code}",
+        f"killed by {signal_name(fault.signal)}",
+    )
+    return "" if detail in known or detail in fault_text(fault) else detail
+
+
+def error_line(fault: Fault) -> str:
+    """The line that names the exception: a traceback's last one, else what was said."""
+    lines = [line.strip() for line in fault.traceback.splitlines() if line.strip()]
+    return short_error(lines[-1] if lines else fault.detail or "an exception")
+
+
+def error_name(fault: Fault) -> str:
+    """The exception's class, without its module and its words."""
+    name = error_line(fault).partition(":")[0].rpartition(".")[2].strip()
+    return name if name.isidentifier() else "an exception"
+
+
+def short_error(text: str) -> str:
+    """One line of at most SHORT_MAX characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT_MAX else line[: SHORT_MAX - 3] + "..."
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def resume_hint(run_dir: str) -> str:
+    """Return what to type to resume a run: without `--run-dir` a new run would begin."""
+    return f"resume with: outlast run --run-dir {run_dir} ... (the flags and script as before)"
+
+
+def frame_cause(outcome: str, fault: Fault | None) -> str:
+    """Return the root cause of a run's end, framed for a terminal; "" for a run that is done."""
+    if outcome == "done" or fault is None:
+        return ""
+    where = [f"rank {fault.seat}"] if fault.seat >= 0 else []
+    where += [f"worker {fault.worker}"] if fault.worker else []
+    where += [f"host {fault.host}"] if fault.host else []
+    where += [f"step {fault.step}"] if fault.step >= 0 else []
+    lines = [f"{outcome.replace('_', ' ')}: {fault.kind}: {fault.detail}", ", ".join(where)]
+    lines += fault.traceback.rstrip().splitlines()
+    rule = "-" * 72
+    return "\n".join([rule, *filter(None, lines), rule])

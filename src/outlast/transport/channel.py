@@ -1,0 +1,133 @@
+"""One stream of authenticated frames over a connected socket, driven by the event loop.
+
+The same code serves an agent's TCP connection, at both ends, and a worker's socket pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from outlast.errors import WireError
+from outlast.transport import framing, messages
+
+_READ_BYTES = 256 << 10
+_READS_MAX = 16  # a turn: one talker must not starve the others
+PENDING_BYTES_MAX = 512 << 20
+STRANGER_BYTES_MAX = 64 << 10
+
+
+class Channel:
+    """Frames in and out. `on_frame` gets every authentic envelope; `on_closed` is called once,
+    with the reason, when the stream has ended or turned out to be worthless.
+
+    A `stranger` is a peer that has not shown the token yet: it may send one small frame at most.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        token: bytes,
+        on_frame: Callable[[messages.MessageEnvelope], None],
+        on_closed: Callable[[str], None],
+        *,
+        stranger: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._token = token
+        self._decoder = framing.Decoder(token)
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._stranger = stranger
+        self._stranger_bytes = 0
+        self._pending: deque[memoryview] = deque()
+        self._pending_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self.closed = False
+        self._loop.add_reader(sock, self._readable)
+
+    def send(self, envelope: messages.MessageEnvelope) -> bool:
+        """Queue one frame; False when the stream is closed, or by this frame: a peer that lets
+        PENDING_BYTES_MAX pile up is not reading. Raises WireError above the frame's limit."""
+        if self.closed:
+            return False
+        frame = memoryview(framing.encode(envelope, self._token))
+        if self._pending_bytes + len(frame) > PENDING_BYTES_MAX:
+            self.close(f"the peer left {self._pending_bytes} bytes unread")
+            return False
+        self._pending.append(frame)
+        self._pending_bytes += len(frame)
+        if len(self._pending) == 1:
+            self._writable()
+        return not self.closed
+
+    def read_rest(self) -> None:
+        """Take in what a dead peer had still written."""
+        while not self.closed and self._read_once():
+            pass
+
+    def close(self, reason: str = "closed here") -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._on_closed(reason)
+
+    def _readable(self) -> None:
+        for _ in range(_READS_MAX):
+            if self.closed or not self._read_once():
+                return
+
+    def _read_once(self) -> bool:
+        """Read one piece; False when there is none (now, or ever again)."""
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.close(f"the connection broke: {error.strerror}")
+            return False
+        if not data:
+            self.close("the peer closed the connection")
+            return False
+        if self._stranger:
+            self._stranger_bytes += len(data)
+            if self._stranger_bytes > STRANGER_BYTES_MAX:
+                self.close(f"no authentic frame within {STRANGER_BYTES_MAX} bytes")
+                return False
+        try:
+            for envelope in self._decoder.feed(data):
+                self._stranger = False
+                self._on_frame(envelope)
+                if self.closed:
+                    return False
+        except WireError as error:
+            self.close(str(error))
+            return False
+        return True
+
+    def _writable(self) -> None:
+        try:
+            while self._pending:
+                sent = self._sock.send(self._pending[0])
+                self._pending_bytes -= sent
+                if sent < len(self._pending[0]):
+                    self._pending[0] = self._pending[0][sent:]
+                else:
+                    self._pending.popleft()
+        except BlockingIOError:
+            self._loop.add_writer(self._sock, self._writable)
+            return
+        except OSError as error:
+            self.close(f"the connection broke: {error.strerror}")
+            return
+        with contextlib.suppress(ValueError):
+            self._loop.remove_writer(self._sock)

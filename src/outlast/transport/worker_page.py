@@ -1,0 +1,243 @@
+"""The worker's page: memory that a worker shares with its agent and that outlives the worker.
+
+It holds the heartbeat (what the main thread does, overwritten in place, no system call) and a
+few slots (the rank-specific state before and after a phase, invariant (d) of the protocol).
+A worker killed in the middle of a write leaves the older slots whole: a slot counts only when its
+digest is right. The memory is a memfd: it has no name that could be left behind. Of each slot the
+first 256 KiB are reserved at creation, so that their lack is an error at start; a larger state
+takes what it needs when it is first written.
+
+Heartbeat layout (little endian): `<qqqqqqdq`: n, step, state, collectives, t_ns, t_state_ns, loss,
+key of the newest phase. At byte 64 the pulse, `<qqqq`: t_ns when it was written, t_ns of the
+heartbeat that it is about, 1 where the main thread then waited for other ranks, and t_ns when such
+a wait was last seen to have ended. From byte 128 on, for each of at most KEYS kinds of phases,
+`<qqq`: key, phases completed, slowest_ns (what the hang watch may expect of this process).
+Slot layout: `<qqQQQ`: kind, n, count, length, xxh3_64(kind|n|count|payload), then the payload.
+`count` rises with every write: of two slots of one key, the one with the higher count is newer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import Literal, NamedTuple, get_args
+
+import xxhash
+
+from outlast.errors import ConfigError, ProtectError
+
+_BEAT = struct.Struct("<qqqqqqdq")
+_PULSE = struct.Struct("<qqqq")
+_PULSE_AT = 64
+_PACE = struct.Struct("<qqq")
+_PACES_AT = 128
+KEYS = 64  # a run has a handful: its step, its evaluations, and ours
+_SLOT = struct.Struct("<qqQQQ")
+_BEAT_BYTES = 4096
+SLOTS = 6  # before(n), after(n+1), result(n+1), before(n+1), after(n+2), and one being written
+SLOT_BYTES = 16 << 20
+_RESERVED_BYTES = 256 << 10
+
+State = Literal[
+    "starting",  # before init()
+    "waiting",  # a spare in init(), without a seat
+    "setup",  # between init() and the first phase
+    "idle",  # between phases: the script's own code
+    "running",  # inside an attempt
+    "voting",  # voted yes, waiting for the answer
+    "applying",  # the vote is won, the phase is being completed
+    "healing",  # waiting for a decision, connecting, moving state
+    "dry",  # a rehearsal or a dry step
+    "checkpoint",  # writing a checkpoint
+    "finished",  # the script has ended
+]
+STATES: tuple[State, ...] = get_args(State)
+Kind = Literal["before", "after", "result"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Beat(NamedTuple):
+    """One reading of the heartbeat. Times are CLOCK_MONOTONIC nanoseconds of the host."""
+
+    n: int
+    step: int
+    state: State
+    collectives: int
+    t_ns: int
+    t_state_ns: int
+    loss: float
+    key: int = 0  # of the phase under way, or of the newest one
+
+
+class Pulse(NamedTuple):
+    """One reading of what a thread of its own says of a worker's main thread."""
+
+    t_ns: int  # when it was written; 0: never
+    beat_ns: int  # `t_ns` of the heartbeat that it is about
+    is_waiting: bool  # the main thread waited for other ranks
+    released_ns: int  # when it was last seen to wait no longer
+
+
+class PhasePace(NamedTuple):
+    """How fast one kind of phase goes in one process."""
+
+    seen: int  # completed
+    slowest_ns: int  # of the newer ones; 0: none was measured
+
+
+class Page:
+    """One worker's page. Writers: the worker's main thread, but of the pulse, which has a thread
+    of its own. Readers: anybody with the fd."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.slot_bytes = (os.fstat(fd).st_size - _BEAT_BYTES) // SLOTS - _SLOT.size
+        self._map = mmap.mmap(fd, 0)
+        found = map(self._slot, range(SLOTS))
+        self._held = [slot[:3] if slot else None for slot in found]  # count, kind, n
+        self._count = max((held[0] for held in self._held if held), default=0)
+
+    @classmethod
+    def create(cls, slot_bytes: int = SLOT_BYTES) -> Page:
+        """A fresh page in anonymous memory. Raises ConfigError where the memory is not there."""
+        fd = os.memfd_create("outlast-page", os.MFD_CLOEXEC)
+        size = _BEAT_BYTES + SLOTS * (slot_bytes + _SLOT.size)
+        try:
+            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, _BEAT_BYTES)
+            for index in range(SLOTS):
+                start = _BEAT_BYTES + index * (slot_bytes + _SLOT.size)
+                os.posix_fallocate(fd, start, min(_RESERVED_BYTES, slot_bytes))
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(
+                f"no shared memory for a worker's page ({size} bytes): {error.strerror};"
+                " nothing was started; free memory or raise the container's limit"
+            ) from error
+        return cls(fd)
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self.fd)
+
+    def beat(
+        self,
+        n: int,
+        step: int,
+        state: State,
+        collectives: int,
+        t_ns: int,
+        t_state_ns: int,
+        loss: float,
+        key: int = 0,
+    ) -> None:
+        _BEAT.pack_into(
+            self._map, 0, n, step, STATES.index(state), collectives, t_ns, t_state_ns, loss, key
+        )
+
+    def read(self) -> Beat:
+        n, step, state, *numbers = _BEAT.unpack_from(self._map, 0)
+        return Beat(n, step, STATES[state], *numbers)
+
+    def put_pulse(self, pulse: Pulse) -> None:
+        """Write down whether the main thread, unmoved since `beat_ns`, waits for other ranks."""
+        _PULSE.pack_into(self._map, _PULSE_AT, *pulse)
+
+    def pulse(self) -> Pulse:
+        t_ns, beat_ns, is_waiting, released_ns = _PULSE.unpack_from(self._map, _PULSE_AT)
+        return Pulse(t_ns, beat_ns, bool(is_waiting), released_ns)
+
+    def put_pace(self, index: int, key: int, pace: PhasePace) -> None:
+        """Say how fast the `index`-th kind of phase (below KEYS) goes."""
+        _PACE.pack_into(self._map, _PACES_AT + index * _PACE.size, key, *pace)
+
+    def paces(self) -> dict[int, PhasePace]:
+        """Of every kind of phase that this process has completed, by key."""
+        found: dict[int, PhasePace] = {}
+        for index in range(KEYS):
+            key, *pace = _PACE.unpack_from(self._map, _PACES_AT + index * _PACE.size)
+            if not key:
+                break
+            found[key] = PhasePace(*pace)
+        return found
+
+    def put(self, kind: Kind, n: int, payload: bytes) -> None:
+        """Write a slot, never over the newest copy of its own key; the oldest of other keys gives
+        way. Raises ProtectError above the slot's size."""
+        if len(payload) > self.slot_bytes:
+            raise ProtectError(
+                f"this rank's own state (random generators, data position, small protected objects)"
+                f" takes {len(payload)} bytes, above the slot of {self.slot_bytes}; protect large"
+                " tensors inside a module or wrap the object in outlast.Replicated"
+            )
+        code = KINDS.index(kind)
+        index = self._least_needed()
+        at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+        _SLOT.pack_into(self._map, at, 0, 0, 0, 0, 0)
+        body = at + _SLOT.size
+        self._map[body : body + len(payload)] = payload
+        self._count += 1
+        digest = _digest(code, n, self._count, payload)
+        _SLOT.pack_into(self._map, at, code, n, self._count, len(payload), digest)
+        self._held[index] = (self._count, code, n)
+
+    def drop(self, kind: Kind, n: int) -> None:
+        """Take every copy of a slot away: what was written there will not come true."""
+        code = KINDS.index(kind)
+        for index, held in enumerate(self._held):
+            if held is not None and held[1:] == (code, n):
+                at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+                _SLOT.pack_into(self._map, at, 0, 0, 0, 0, 0)
+                self._held[index] = None
+
+    def _least_needed(self) -> int:
+        """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
+        else the oldest."""
+        newest = {held[1:]: held for held in sorted(held for held in self._held if held)}
+        return min(
+            range(SLOTS),
+            key=lambda index: (
+                (held := self._held[index]) is not None and newest[held[1:]] == held,
+                held or (0, 0, 0),
+            ),
+        )
+
+    def slots(self) -> dict[str, bytes]:
+        """The newest whole copy of every slot, keyed "kind:n"."""
+        found = sorted(filter(None, map(self._slot, range(SLOTS))))
+        return {f"{KINDS[code]}:{n}": payload for _, code, n, payload in found}
+
+    def _slot(self, index: int) -> tuple[int, int, int, bytes] | None:
+        """Count, kind, n and payload; None where nothing whole is."""
+        at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
+        code, n, count, length, digest = _SLOT.unpack_from(self._map, at)
+        if not (0 <= code < len(KINDS) and 0 < length <= self.slot_bytes):
+            return None
+        body = at + _SLOT.size
+        payload = bytes(self._map[body : body + length])
+        return (count, code, n, payload) if _digest(code, n, count, payload) == digest else None
+
+
+def _digest(code: int, n: int, count: int, payload: bytes) -> int:
+    head = struct.pack("<qqQ", code, n, count)
+    return xxhash.xxh3_64_intdigest(payload, seed=xxhash.xxh32_intdigest(head))
+
+
+WARM_PHASES = 2  # kernels, allocators and compilers: they say nothing about those to come
+_FADES = 16  # a slow one is forgotten by a sixteenth with each phase that is faster
+_KEY_BITS = 63
+
+UNSEEN = PhasePace(0, 0)
+
+
+def phase_key(name: str) -> int:
+    """The number, never 0, that stands for phases of this name."""
+    return (xxhash.xxh3_64_intdigest(name.encode()) & ((1 << _KEY_BITS) - 1)) or 1
+
+
+def updated_pace(pace: PhasePace, took_ns: int) -> PhasePace:
+    """The pace once another phase has taken `took_ns`."""
+    if pace.seen < WARM_PHASES:
+        return PhasePace(pace.seen + 1, 0)
+    return PhasePace(pace.seen + 1, max(took_ns, pace.slowest_ns - pace.slowest_ns // _FADES, 1))

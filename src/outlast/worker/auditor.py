@@ -1,0 +1,158 @@
+"""Audit reports of this rank, and the votes that wait for the answer.
+
+After the first step of every generation all of the state is digested, and no phase is voted on
+before the controller has answered: gradients of a rank whose state is wrong are never applied.
+Every `every` steps one of PARTS parts is digested, and nothing waits. At the loop's end all is
+digested once more, and the process waits before it ends; so it is behind the first phase of a
+generation that is opened later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from outlast.controller.fault_spec import Where
+from outlast.errors import GroupError
+from outlast.transport import messages
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.state.audited_state import (
+    WHOLE,
+    AuditedPart,
+    collect,
+    digest_kinds,
+    digest_names,
+    flip_bit,
+    replica_set,
+)
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_status import WorkerStatus
+
+PARTS = 8
+AGAIN_S = 2.0  # a report or its answer may be lost with a connection
+_KEPT = 2  # audits whose names can still be asked for
+
+
+class Auditor:
+    """One worker's. `every`: committed steps between audits of a part; 0: none of those."""
+
+    def __init__(
+        self, moment: WorkerStatus, groups: GroupRegistry, protected: Callable[[], ProtectedState],
+        send: Callable[[messages.WorkerBody], None], trouble: Callable[[BaseException], None],
+        watch: Callable[[Where], None], tell: Callable[[str], None],
+        *, every: int, patience_s: float,
+    ) -> None:  # fmt: skip
+        self._moment, self._groups, self._protected = moment, groups, protected
+        self._send, self._trouble, self._watch, self._tell = send, trouble, watch, tell
+        self._every, self._patience_s = every, patience_s
+        self._generation = 0  # whose first step has been audited
+        self._whole_n = -1  # the newest phase after which all of the state was reported
+        self._is_behind_loop = False
+        self._set = b""
+        self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
+        self._pending: messages.Audited | None = None  # its answer is waited for
+        self._answered = threading.Event()
+
+    @property
+    def hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
+        """Calls that a phase makes before its vote, and when it is complete."""
+        return self.before_vote, self.completed
+
+    def flip(self, pattern: str) -> None:
+        """Flip a bit of the first tensor whose name matches (`--fault flip`)."""
+        flip_bit(self._protected(), pattern)
+
+    def completed(self, kind: str) -> None:
+        """A phase is complete on this rank; report digests where they are due."""
+        moment = self._moment
+        self._pending = None
+        if kind == "step":
+            self._watch("committed")
+        if self._groups.world < 2 or not moment.is_open:
+            return
+        if kind == "eval" and self._is_behind_loop and self._generation != moment.opened:
+            self._generation = moment.opened
+            self._report(WHOLE)
+        if kind != "step":
+            return
+        if self._generation != moment.opened:
+            self._generation = moment.opened
+            self._report(WHOLE)
+        elif self._every and moment.step % self._every == 0:
+            self._report(AuditedPart(moment.step // self._every % PARTS, PARTS))
+
+    def loop_ended(self, stands: bool) -> None:
+        """Report what the loop's last step left, unless that has been reported.
+
+        Nothing where this rank walks by and does not stand there: then the step is not known to be
+        complete on all ranks.
+        """
+        moment, self._is_behind_loop = self._moment, True
+        if (
+            not stands
+            or self._groups.world < 2
+            or not moment.is_open
+            or self._generation != moment.opened
+        ):
+            return
+        if self._whole_n != moment.n:
+            self._report(WHOLE)
+
+    def finish(self) -> None:
+        """Wait for the answer to what the loop's end has reported, at most so long."""
+        if report := self._overdue():
+            self._tell(f"no answer to the audit of step {report.step}, the last one")
+
+    def before_vote(self) -> None:
+        """Return once the state that the phase began with is known to be its replicas'."""
+        if report := self._overdue():
+            detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
+            self._trouble(GroupError(detail))
+
+    def _overdue(self) -> messages.Audited | None:
+        """Wait for an answer, and return the report that has none in time."""
+        report = self._pending
+        if report is None or report.generation != self._moment.opened:
+            return None
+        until_s = time.monotonic() + self._patience_s
+        while not self._answered.wait(AGAIN_S):
+            if not self._moment.is_open:
+                return None  # the vote will be refused
+            if time.monotonic() > until_s:
+                return report
+            self._send(report)
+        self._pending = None
+        return None
+
+    # --- the reader thread ---
+
+    def hear(self, body: messages.AuditRequest | messages.AuditAgreed) -> None:
+        """Take the controller's question or answer."""
+        if isinstance(body, messages.AuditRequest):
+            names = self._names.get(body.n, {})
+            asked = {kind: names.get(kind, {}) for kind in body.kinds}
+            self._send(messages.AuditNamed(generation=body.generation, n=body.n, names=asked))
+        elif self._pending is not None and body.n == self._pending.n:
+            self._answered.set()
+
+    def wake(self) -> None:
+        """The generation has closed: nothing is waited for any more."""
+        self._answered.set()
+
+    def _report(self, part: AuditedPart) -> None:
+        moment, protected = self._moment, self._protected()
+        self._set = self._set or replica_set(protected)
+        mine = self._set if protected.local.has_replicas else f"rank {self._groups.seat}".encode()
+        names = digest_names(collect(protected), part)
+        self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
+        self._names[moment.n] = names
+        report = messages.Audited(
+            generation=moment.opened, n=moment.n, step=moment.step, replica_set=mine,
+            kinds=digest_kinds(names), part=part.number, parts=part.parts,
+        )  # fmt: skip
+        if part == WHOLE:
+            self._whole_n = moment.n
+            self._answered.clear()
+            self._pending = report
+        self._send(report)

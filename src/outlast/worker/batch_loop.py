@@ -1,0 +1,162 @@
+"""`Session.batches`: the script's loop, with a data position that another process can take over.
+
+A batch is a step. Before each draw the place is written down (the source's position and the state
+of the generators that the draw may use), so that a joiner draws the very same batch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outlast.checkpoint import tree
+from outlast.data.codec import Codec
+from outlast.data.source import Source, open_source
+from outlast.errors import UsageError
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.script_progress import ScriptProgress
+from outlast.worker.state import protected_state
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
+
+
+class BatchLoop:
+    """One training loop: epochs over a source until `until` steps or `epochs` epochs are done."""
+
+    def __init__(
+        self,
+        *,
+        phases: PhaseRunner,
+        place: ScriptProgress,
+        moment: WorkerStatus,
+        groups: GroupRegistry,
+        timeline: WorkerEvents,
+        boundary: Callable[[bytes], None],
+        at_top: Callable[[], None],
+        at_end: Callable[[bool], None],
+    ) -> None:
+        self._phases, self._place, self._moment = phases, place, moment
+        self._joining = phases.joining
+        self._groups, self._timeline, self._boundary = groups, timeline, boundary
+        self._at_top, self._at_end = at_top, at_end
+        self.pending = False  # a batch is drawn whose phase is not complete
+        self._started = False
+
+    def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
+        if self._started:
+            raise UsageError(
+                "session.batches() was called twice: a run has one training loop (loop over other"
+                " loaders inside a function that you give to session.run)"
+            )
+        if until is None and epochs is None:
+            raise UsageError("session.batches(loader) needs until=STEPS or epochs=EPOCHS")
+        if loader is None and until is None:
+            raise UsageError("session.batches(None) counts for ever: it needs until=STEPS")
+        self._started = True
+        source = open_source(loader, Codec(tree.encode, tree.decode))
+        if source.note:
+            self._timeline.note(source.note)
+        self._timeline.loop(until, epochs, source.length)
+        try:
+            yield from self._epochs(source, until, epochs)
+        except GeneratorExit:  # the script has left the loop by itself
+            self._leave()
+            raise
+        else:
+            self._leave()
+        finally:
+            source.close()
+
+    def _leave(self) -> None:
+        self._joining.leave_loop()
+        self._at_end(not self.pending and self._joining.walk is None)
+
+    def _epochs(self, source: Source, until: int | None, epochs: int | None) -> Iterator[Any]:
+        epoch, resumed, again = 0, False, False
+        length: int | None = None
+        walk = self._joining.walk
+        if walk is not None and walk.slot.batch:
+            walk.in_loop = True
+            batch = tree.decode(walk.slot.batch)
+            self._place.prelude[:] = walk.slot.prelude
+            self._joining.stand()
+            if until is not None and batch["step"] >= until:
+                return
+            epoch, resumed, again = batch["epoch"], True, True
+            source.start_epoch(epoch, batch["length"])
+            source.seek(batch["position"])
+            self._moment.step = batch["step"]
+            length = batch["length"]
+            if walk.slot.at_draw:
+                self._joining.restore_walked()
+            else:
+                self._joining.restore_drawn(batch["own"])
+                protected_state.restore(batch["random"], self._phases.generators())
+        while epochs is None or epoch < epochs:
+            if not resumed:
+                if until is not None and self._moment.step >= until:
+                    return
+                length = self._agree_on_length(source, epoch)
+                source.start_epoch(epoch, length)
+            resumed = False
+            yield from self._batches(source, epoch, length, until, again)
+            again = False
+            if until is not None and self._moment.step >= until:
+                return
+            epoch += 1
+
+    def _batches(
+        self, source: Source, epoch: int, length: int | None, until: int | None, again: bool
+    ) -> Iterator[Any]:
+        """One epoch's batches. `again`: the first one is drawn a second time, by a joiner."""
+        while again or until is None or self._moment.step < until:
+            place = self._describe(source, epoch, length)
+            if not again:
+                self._boundary(place)
+            again = False
+            self._place.draw(place)
+            try:
+                batch = (source.next(),)
+            except StopIteration:
+                batch = ()
+            if length is None and not self._all_have(bool(batch)):
+                batch = ()
+            if not batch:
+                return
+            self.pending = True
+            self._at_top()
+            yield batch[0]
+
+    def _describe(self, source: Source, epoch: int, length: int | None) -> bytes:
+        """How to draw the next batch once more, in a process that has drawn nothing."""
+        return tree.encode(
+            {
+                "epoch": epoch,
+                "length": length,
+                "step": self._moment.step,
+                "position": source.position(),
+                "random": protected_state.capture(self._phases.generators()),
+                "own": self._joining.at_draw(),
+            }
+        )
+
+    def _agree_on_length(self, source: Source, epoch: int) -> int | None:
+        source_length = source.length
+
+        def agree() -> int | None:
+            lengths = [int(x) for x in self._groups.gather_bytes(str(source_length or -1).encode())]
+            return min(lengths) if min(lengths) >= 0 else None
+
+        if self._groups.world == 1:
+            return source_length
+        return self._phases.run(agree, key=f"outlast.epoch.{epoch}", kind="epoch")
+
+    def _all_have(self, mine: bool) -> bool:
+        if self._groups.world == 1:
+            return mine
+
+        def agree() -> bool:
+            return all(x == b"1" for x in self._groups.gather_bytes(b"1" if mine else b"0"))
+
+        return self._phases.run(agree, key="outlast.draw", kind="draw")

@@ -1,0 +1,94 @@
+"""Devices, software and settings of a worker, and the author record of its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outlast import __version__
+from outlast.checkpoint.record import digest_of
+
+
+def fingerprint(device: torch.device) -> dict[str, str]:
+    """Names and values that a joiner must share with the others (see docs/architecture.md)."""
+    return {**settings_of(device), "arithmetic": _arithmetic(device)}
+
+
+def settings_of(device: torch.device) -> dict[str, str]:
+    """The same as far as it can be told without computing anything."""
+    facts = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "tf32": _tf32(),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+        "hash": str(hash("outlast")),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = str(torch.version.cuda)
+    return facts
+
+
+def _tf32() -> str:
+    """However the script has set it: `allow_tf32` raises where the newer way was used."""
+    backends: Any = torch.backends  # its stubs do not know the newer way
+    return f"{backends.cuda.matmul.fp32_precision} {backends.cudnn.conv.fp32_precision}"
+
+
+def _arithmetic(device: torch.device) -> str:
+    """Digest of one small forward and backward, with a generator of its own."""
+    generator = torch.Generator("cpu").manual_seed(20260)
+    plain: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    weight = torch.randn(48, 48, **plain).to(device).requires_grad_()
+    x = torch.randn(32, 48, **plain).to(device)
+    with torch.enable_grad():
+        y = torch.nn.functional.layer_norm(torch.tanh(x @ weight).exp(), (48,))
+        loss = torch.nn.functional.cross_entropy(y @ weight.t(), torch.arange(32, device=device))
+        (gradient,) = torch.autograd.grad(loss, weight)
+    raw = torch.cat([loss.detach().reshape(1), gradient.flatten()]).cpu().numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def device_count() -> int:
+    """Return how many GPUs this process sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_of(index: int) -> torch.device:
+    """This process's GPU by its local index, else the CPU."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(index % torch.cuda.device_count())
+        return torch.device("cuda", index % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def author() -> dict[str, str]:
+    """Names and values, as they are in this process now. `script_digest` is of the script's own
+    file, not of what it imports; "" where there is none (`python -c`)."""
+    named = getattr(sys.modules["__main__"], "__file__", None)
+    script = Path(named).absolute() if named else None
+    try:
+        digest = digest_of(script.read_bytes()) if script else ""
+    except OSError:  # removed since it was started
+        digest = ""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return {
+        "outlast": __version__,
+        "host": socket.gethostname(),
+        "script": str(script) if script else "",
+        "script_digest": digest,
+        **settings_of(device),
+    }

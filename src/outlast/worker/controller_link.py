@@ -1,0 +1,97 @@
+"""The worker's end of the control channel: one socket to its agent, one reader thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+from outlast.config import WorkerSettings
+from outlast.errors import WireError
+from outlast.transport import framing, messages
+
+_SEND_TIMEOUT_S = 30
+
+
+class ControllerLink:
+    """Sends bodies to the controller and hands received ones to `on_body`, on the reader thread.
+
+    When the agent is gone the worker has no run any more: `on_gone` is called once.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        on_body: Callable[[messages.AnyBody], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._token = bytes.fromhex(settings.token)
+        self._on_body, self._on_gone = on_body, on_gone
+        self._socket = socket.socket(fileno=os.dup(settings.control_fd))
+        # Only sends have a time-out: the reader waits as long as the run lasts.
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0)
+        )
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._read, name="outlast-link", daemon=True)
+        self._thread.start()
+
+    def send(self, body: messages.WorkerBody) -> None:
+        """Queue a frame in the socket. Raises WireError when the agent does not take it."""
+        with self._lock:
+            self._seq += 1
+            frame = framing.encode(
+                messages.MessageEnvelope(
+                    run=self._settings.run,
+                    term=self._settings.term,
+                    agent=self._settings.agent,
+                    incarnation=self._settings.incarnation,
+                    worker=self._settings.worker,
+                    seq=self._seq,
+                    body=body,
+                ),
+                self._token,
+            )
+            try:
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise WireError(f"the agent of worker {self._settings.worker} is gone") from error
+
+    def try_send(self, body: messages.WorkerBody) -> None:
+        """Like `send`, for last words: a missing agent is no error any more."""
+        with contextlib.suppress(WireError):
+            self.send(body)
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_SEND_TIMEOUT_S)
+        self._socket.close()
+
+    def _read(self) -> None:
+        decoder = framing.Decoder(self._token)
+        reason = "the agent closed the control channel"
+        try:
+            while data := self._socket.recv(1 << 16):
+                for envelope in decoder.feed(data):
+                    if envelope.run == self._settings.run and envelope.term >= self._settings.term:
+                        self._on_body(envelope.body)
+        except (OSError, WireError) as error:
+            reason = str(error)
+        if not self._closed:
+            self._on_gone(reason)
+
+
+def end_process(reason: str) -> None:
+    """End this worker at once: without its agent it must not touch anything any more."""
+    sys.stderr.write(f"outlast: {reason}; this worker ends\n")
+    os._exit(1)

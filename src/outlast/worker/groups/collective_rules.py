@@ -1,0 +1,51 @@
+"""Rules for collectives of scripts: inside a phase, and not after its vote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outlast.errors import PhaseError
+
+
+class CollectiveRules:
+    """The state of the phase that this process is in. Read by every collective."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._inside = False
+        self._sealed = False
+
+    def start(self) -> None:
+        """From now on collectives belong into phases."""
+        self._started = True
+
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        if self._inside:
+            raise PhaseError("a phase was begun inside a phase; session.run does not nest")
+        self._inside, self._sealed = True, False
+        try:
+            yield
+        finally:
+            self._inside = self._sealed = False
+
+    def seal(self) -> None:
+        self._sealed = self._inside
+
+    def check(self, op: str) -> None:
+        """Raises PhaseError where `op` must not be."""
+        if self._sealed:
+            raise PhaseError(
+                f"{op} after the vote of this phase (after optimizer.step): a rank that is lost now"
+                " would leave the others waiting in it; move it before the step or into the next"
+                " session.run. Where two optimizers step in turn, with a backward between them (a"
+                " GAN), each is a phase: session.run(train_discriminator, batch), then"
+                " session.run(train_generator, batch), or both are one, by"
+                " session.run_with_undo(train_step, batch), which copies the state first"
+            )
+        if self._started and not self._inside:
+            raise PhaseError(
+                f"{op} outside a phase: only what runs inside session.run can be redone when a"
+                " worker is lost; call it through session.run(...)"
+            )

@@ -1,0 +1,131 @@
+"""The control group: votes, state copies and small gathers among the ranks, unseen by scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import xxhash
+from torch import distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+
+from outlast.errors import GroupError
+from outlast.worker.groups.inner_group import InnerGroup
+from outlast.worker.groups.transport_errors import is_transport_error
+
+GATHER_BYTES_MAX = 16 << 20
+_BALLOTS = 1 << 44  # the sum of half a million fits into an int64
+_LOOK_UP = timedelta(seconds=0.25)
+
+
+class ControlGroup:
+    """Blocking operations on one generation's control group. All raise GroupError when the
+    generation is severed, a peer is gone, or the operation's deadline has passed."""
+
+    def __init__(
+        self,
+        inner: InnerGroup,
+        generation: int,
+        world: int,
+        is_live: Callable[[], bool],
+        copy_s: float,
+    ) -> None:
+        """`copy_s` bounds each `send` and `recv`, the group's own time-out everything else."""
+        self._inner: InnerGroup | None = inner
+        self._is_live = is_live
+        self._generation = generation
+        self._world = world
+        self._copy_s = timedelta(seconds=copy_s)
+        self._busy = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is under way in some thread."""
+        return self._busy > 0
+
+    def let_go(self) -> None:
+        """Nothing more will be done; whoever still holds this holds no inner group."""
+        self._inner = None
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        """No frame keeps it by a name: an error that is held would hold it, too, and whoever lets
+        go of that error last would wait in gloo's destructor."""
+        assert self._inner is not None
+        return self._inner.group
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        self._busy += 1
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_transport_error(error):
+                raise
+            raise GroupError(
+                f"{what} of generation {self._generation} did not end: {error}"
+            ) from error.with_traceback(None)
+        finally:
+            self._busy -= 1
+
+    def _wait(self, work: dist.Work) -> None:
+        """gloo sometimes forgets to wake a sender whose connection broke while its event loop was
+        writing: the wait looks up now and then, and leaves a severed operation behind."""
+        while True:
+            live = self._is_live()
+            try:
+                work.wait(_LOOK_UP)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # it ended while the look-up did; a real error is raised again
+                    return
+                if not live:
+                    raise GroupError(
+                        f"an operation of generation {self._generation} was cut and gloo did not"
+                        " let go of it"
+                    ) from None
+            else:
+                return
+
+    def vote(self, place: str) -> bool:
+        """Whether every rank votes yes on the same `place`.
+
+        One number, a digest, because gloo's ring splits an all-reduce by elements: five of them
+        take five times the messages.
+        """
+        ballot = xxhash.xxh3_64_intdigest(f"{self._generation} {place}".encode()) % _BALLOTS + 1
+        total = torch.tensor([ballot], dtype=torch.int64, device="cpu")
+        with self._doing("the vote"):
+            self._wait(self._group.allreduce([total], AllreduceOptions()))
+        return int(total) == self._world * ballot
+
+    def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        with self._doing(f"the copy to seat {seat}"):
+            self._group.send([tensor], seat, tag).wait(self._copy_s)
+
+    def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        with self._doing(f"the copy from seat {seat}"):
+            self._group.recv([tensor], seat, tag).wait(self._copy_s)
+
+    def gather_bytes(self, value: bytes) -> list[bytes]:
+        if len(value) > GATHER_BYTES_MAX:
+            raise GroupError(
+                f"{len(value)} bytes are too many to gather from every rank (at most"
+                f" {GATHER_BYTES_MAX}); nothing was sent"
+            )
+        size = torch.tensor([len(value)], dtype=torch.int64, device="cpu")
+        sizes = [torch.zeros_like(size) for _ in range(self._world)]
+        with self._doing("a gather of sizes"):
+            self._wait(self._group.allgather([sizes], [size], AllgatherOptions()))
+        lengths = [int(found) for found in sizes]
+        mine = torch.zeros(max(1, *lengths), dtype=torch.uint8, device="cpu")
+        if value:
+            mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        parts = [torch.zeros_like(mine) for _ in lengths]
+        with self._doing("a gather"):
+            self._wait(self._group.allgather([parts], [mine], AllgatherOptions()))
+        return [
+            part[:length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)
+        ]

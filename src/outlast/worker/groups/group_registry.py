@@ -1,0 +1,393 @@
+"""Registry of all groups of one process: seats, generations, connections."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+
+from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
+from outlast.worker.groups.build_guard import BuildGuard
+from outlast.worker.groups.collective_rules import CollectiveRules
+from outlast.worker.groups.control_group import ControlGroup
+from outlast.worker.groups.gloo_device import GlooDevice
+from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl
+from outlast.worker.groups.pending_works import PendingWorks, trackable
+from outlast.worker.groups.rendezvous import JobStore, Mailbox
+from outlast.worker.groups.setup_record import SetupRecord
+from outlast.worker.groups.severed_groups import SeveredGroups
+from outlast.worker.groups.stable_group import BACKEND, StableGroup
+from outlast.worker.groups.transport_errors import is_transport_error
+
+State = Literal["waiting", "dry", "connecting", "live", "closed"]
+
+
+class GroupRegistry:
+    """One per process. Collectives run on any thread; `deliver` and `sever` come from the control
+    thread; everything else from the main thread."""
+
+    def __init__(
+        self,
+        *,
+        publish: Callable[[int, str, bytes], None],
+        on_trouble: Callable[[BaseException], None],
+        on_collective: Callable[[str], None],
+        timeout_s: float,
+        copy_s: float,
+        interface: str = "",
+    ) -> None:
+        """`publish(generation, key, value)` sends a rendezvous value to every rank; `on_trouble`
+        hears of the first transport error of a generation, on any thread; `on_collective` is
+        called with its name before every collective of the script, and may raise. `timeout_s`
+        bounds each operation, `copy_s` each `send` and `recv` of state. Raises ConfigError when
+        gloo cannot listen on `interface`."""
+        self._on_trouble = on_trouble
+        self._on_collective = on_collective
+        self._timeout_s, self._copy_s = timeout_s, copy_s
+        self._device = GlooDevice(interface)
+        self._mailbox = Mailbox(publish)
+        self._store = JobStore()
+        self._contract = CollectiveRules()
+        self._graveyard = SeveredGroups()
+        self._lock = threading.RLock()
+        self._state: State = "waiting"
+        self._generation = 0
+        self._closed_to = 0
+        self._dry_depth = 0
+        self._connect_s = timeout_s
+        self._peers: frozenset[str] = frozenset()
+        self._stable: list[StableGroup] = []
+        self._control: ControlGroup | None = None
+        self._inners: list[InnerGroup] = []
+        self._guard: BuildGuard | None = None
+        self._works = PendingWorks(self.failed)
+        self.live = False  # connected, and not inside dry(): collectives are real
+        self.record = SetupRecord()
+        self.seat, self.world = -1, 0
+        atexit.register(self.shutdown)
+
+    # --- seats and generations ---
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of this process's gloo listener."""
+        return self._device.address
+
+    def job_store(self) -> Store:
+        """What to give to `init_process_group`."""
+        return self._store
+
+    def take_seat(self, seat: int, world: int, *, dry: bool) -> None:
+        """`dry`: until the first connect, groups answer by themselves."""
+        if self._state not in ("waiting", "dry"):
+            raise UsageError(f"seat {seat} was taken after a generation had been connected")
+        self.seat, self.world = seat, world
+        self._state = "dry" if dry else "waiting"
+
+    def deliver(self, generation: int, key: str, value: bytes) -> None:
+        """A rendezvous value from another rank."""
+        self._mailbox.deliver(generation, key, value)
+
+    def connect(self, generation: int, addresses: Sequence[str], timeout_s: float) -> None:
+        """Build the control group and the inner groups of all stable groups, in the order of their
+        creation. `addresses` are the listeners by seat. Raises GroupError when the generation is
+        closed meanwhile, a peer is gone, or `timeout_s` has passed; it is then closed here."""
+        with self._lock:
+            if generation <= max(self._closed_to, self._generation):
+                raise GroupError(f"generation {generation} was closed before it was connected")
+            self._bury()
+            self._generation, self._state = generation, "connecting"
+            self._works = PendingWorks(self.failed)
+            self._peers = frozenset(addresses) - {self.address}
+            self._connect_s = timeout_s
+            self._mailbox.open(generation)
+        try:
+            with self._building(timeout_s) as guard:
+                control = self._build("control", tuple(range(self.world)), guard)
+                self._control = ControlGroup(
+                    control, generation, self.world, lambda: self._state == "live", self._copy_s
+                )
+                for group in self._stable:
+                    group.inner = self._build(group.meeting, group.ranks, guard)
+        except BaseException:
+            self._close(generation)
+            raise
+        with self._lock:
+            if self._closed_to >= generation:
+                raise GroupError(f"generation {generation} was closed while it was connected")
+            self._state = "live"
+            self._refresh()
+
+    def sever(self, generation: int) -> None:
+        """This generation is over: wake every operation of ours and of our peers, and let none
+        begin. Any thread; the second call and other generations change nothing."""
+        with self._lock:
+            if generation <= self._closed_to or generation < self._generation:
+                return
+            self._closed_to = generation
+            if generation > self._generation:
+                self._mailbox.close(generation)  # not connected yet: connect() will refuse
+                return
+        self._close(generation)
+        if (guard := self._guard) is not None:
+            guard.stir()
+        self._device.cut(self._peers)
+        self._works.give_up()
+        for inner in list(self._inners):
+            inner.abort()
+
+    def cut(self) -> None:
+        """Break this process's own connections, as a failing network would (fault injection)."""
+        self._device.cut(self._peers)
+        self._works.give_up()
+
+    def reap(self) -> int:
+        """Drop what severed generations have left. Answers how many generations could not be
+        dropped within a second because an operation still runs on them."""
+        with self._lock:
+            if self._state == "closed":
+                self._bury()
+        return self._graveyard.reap()
+
+    def stuck(self, generation: int) -> int:
+        """Operations of a severed generation that gloo has not let go of; 0 once another one is
+        connected. Any thread."""
+        with self._lock:
+            if generation != self._generation or self._state != "closed":
+                return 0
+            works, control = self._works, self._control
+        return works.stuck() + (control is not None and control.busy)
+
+    def is_waiting(self) -> bool:
+        """Return whether an operation of the connected generation has begun that needs other ranks
+        to end. An operation that only its owner's `wait` can end counts while that wait lasts. Any
+        thread."""
+        with self._lock:
+            works, control = self._works, self._control
+        return bool(works.stuck()) or (control is not None and control.busy)
+
+    def shutdown(self) -> None:
+        """Leave in order: cut what still runs, drop all inner groups while Python lives."""
+        with self._lock:
+            generation, busy = self._generation, self._busy()
+        if busy:
+            self.sever(generation)
+        self._close(generation)
+        with self._lock:
+            self._bury()
+        self._graveyard.reap()
+        atexit.unregister(self.shutdown)
+
+    # --- phases ---
+
+    def start_phases(self) -> None:
+        """From now on collectives outside a phase raise PhaseError."""
+        self._contract.start()
+
+    def phase(self) -> AbstractContextManager[None]:
+        """Inside, collectives are allowed."""
+        self._works.forget_failures()
+        return self._contract.phase()
+
+    def seal(self) -> None:
+        """The vote is over: any further collective in this phase raises PhaseError."""
+        self._contract.seal()
+
+    def unfinished(self) -> int:
+        """Works handed out that have not completed, or that ended in an error."""
+        return self._works.unfinished()
+
+    @contextmanager
+    def dry(self) -> Iterator[None]:
+        """Inside, all groups answer by themselves, connected or not."""
+        self._dry_depth += 1
+        self._refresh()
+        try:
+            yield
+        finally:
+            self._dry_depth -= 1
+            self._refresh()
+
+    # --- the control group ---
+
+    def vote(self, place: str) -> bool:
+        """Whether every rank votes yes on `place`. Raises GroupError when severed."""
+        return self._controls().vote(place)
+
+    def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Blocks until a CPU tensor is on its way to `seat`. Raises GroupError."""
+        self._controls().send(tensor, seat, tag)
+
+    def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Blocks until a CPU tensor from `seat` is here. Raises GroupError."""
+        self._controls().recv(tensor, seat, tag)
+
+    def gather_bytes(self, value: bytes) -> list[bytes]:
+        """Every rank's bytes, by seat; for small values. Raises GroupError."""
+        return self._controls().gather_bytes(value)
+
+    # --- what stable groups ask ---
+
+    def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
+        """A new stable group; connected at once while a generation is live. Raises GroupError."""
+        ranks = ranks or tuple(range(size))
+        again = sum((known.group_name, known.ranks) == (name, ranks) for known in self._stable)
+        group = StableGroup(self, name, ranks, rank, again)
+        if self.live:
+            try:
+                with self._building(self._connect_s) as guard:
+                    group.inner = self._build(group.meeting, ranks, guard)
+            except GroupError as error:
+                self.failed(error)
+                raise
+        self._stable.append(group)
+        return group
+
+    def entering(self, op: str, args: tuple[Any, ...]) -> None:
+        """Before every collective: may it be here at all?"""
+        if not self._dry_depth:
+            self._contract.check(op)
+        self._on_collective(op)
+        if self.live:
+            self._works.prune()
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and args:
+            raise UnsupportedError(
+                f"{op} inside a CUDA graph: a captured collective belongs to one generation only;"
+                " capture the computation without its collectives"
+            )
+
+    def admit(self, op: str, group: str) -> bool:
+        """A collective that no inner group will carry: True for a dry answer, False for defined
+        bytes. Raises StepRefused when the generation is closed, outside backward."""
+        if self._dry_depth or self._state == "dry":
+            return True
+        if self._state != "closed":
+            raise GroupError(
+                f"{op} on group {group!r}, which no generation has connected (it is"
+                f" {self._state}); make groups before the first phase"
+            )
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to know
+            raise StepRefused(f"{op}: generation {self._generation} is closed")
+        return False
+
+    def failed(self, error: BaseException) -> bool:
+        """Whether `error` says that the generation's connections are gone; the first time in a
+        generation it is closed here and reported."""
+        if not is_transport_error(error):
+            return False
+        with self._lock:
+            first = self._state == "live"
+            if first:
+                self._state = "closed"
+                self._refresh()
+        if first:
+            self._on_trouble(error)
+        return True
+
+    def aborted(self, group: str) -> None:
+        """The script aborted a group, and with it this generation."""
+        self.failed(GroupError(f"the script aborted group {group!r}"))
+        self.sever(self._generation)
+
+    def handed_out(
+        self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
+    ) -> dist.Work | None:
+        """What to hand to the caller for the inner group's `work`: itself, wherever possible.
+        (None from NCCL means that the call has synchronised already.)"""
+        record = self.record
+        entry = record.note(group, op, outputs) if record.recording else None
+        on_cpu = outputs[0].is_cpu if outputs else not has_nccl()
+        if not on_cpu:
+            self._works.on_device()
+        if work is None:
+            if entry is not None:
+                record.capture(entry, outputs)
+            return None
+        ended = None
+        if entry is not None and op != "send":
+            ended = partial(record.capture, entry, outputs)
+        given = trackable(op, work, on_cpu=on_cpu, ended=ended)
+        self._works.add(op, given, on_cpu=on_cpu)
+        return given
+
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of this generation's groups, as torch's recorder calls them."""
+        groups = {"control": tuple(range(self.world))}
+        groups.update((group.meeting, group.ranks) for group in self._stable)
+        return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
+
+    # --- inside ---
+
+    @contextmanager
+    def _building(self, timeout_s: float) -> Iterator[BuildGuard]:
+        with BuildGuard(self._device, time.monotonic() + timeout_s) as guard:
+            self._guard = guard
+            try:
+                yield guard
+            finally:
+                self._guard = None
+
+    def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
+        inner = InnerGroup(
+            name,
+            ranks.index(self.seat),
+            len(ranks),
+            generation=self._generation,
+            mailbox=self._mailbox,
+            device=self._device,
+            guard=guard,
+            timeout_s=self._timeout_s,
+        )
+        self._inners.append(inner)
+        return inner
+
+    def _controls(self) -> ControlGroup:
+        control = self._control
+        if control is None or self._state != "live":
+            raise GroupError(f"the control group of generation {self._generation} is {self._state}")
+        return control
+
+    def _close(self, generation: int) -> None:
+        with self._lock:
+            if generation == self._generation and self._state in ("connecting", "live"):
+                self._state = "closed"
+            self._mailbox.close(generation)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self.live = self._state == "live" and self._dry_depth == 0
+
+    def _busy(self) -> bool:
+        return bool(self._works.running()) or (self._control is not None and self._control.busy)
+
+    def _bury(self) -> None:
+        for group in self._stable:
+            group.inner = None
+        if self._inners:
+            self._graveyard.bury(self._inners, self._works, self._control)
+        self._inners, self._control = [], None
+
+
+def register(groups: GroupRegistry) -> None:
+    """Make "outlast" a torch.distributed backend, served by `groups`. Once a process: torch keeps
+    its backends for ever. Raises UsageError the second time."""
+    if BACKEND in dist.Backend.backend_list:
+        raise UsageError("the backend 'outlast' is registered already; a process has one seat")
+
+    def create(options: Any, _: Any) -> StableGroup:
+        return groups.adopt(
+            str(options.group_id),
+            tuple(options.global_ranks_in_group),
+            options.group_rank,
+            options.group_size,
+        )
+
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])

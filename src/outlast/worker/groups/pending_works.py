@@ -1,0 +1,167 @@
+"""Pending works of one generation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from outlast.errors import PhaseError
+from outlast.worker.groups.work_handles import AnySourceWork, WaitedWork
+
+PENDING_MAX = 65_536
+# gloo's works of these complete only through their owner's wait, which also raises their errors;
+# a second wait on a receive would block for another message.
+OWNED = frozenset(
+    {"send", "recv", "recv_anysource"}
+    | {"reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"}
+)
+
+
+def trackable(
+    op: str, work: dist.Work, *, on_cpu: bool, ended: Callable[[], None] | None
+) -> dist.Work:
+    """The work to hand out: itself wherever its end can be seen and nobody asks to hear of it."""
+    if on_cpu and op == "recv_anysource":
+        return AnySourceWork(work, ended)
+    if ended is not None or (on_cpu and op in OWNED):
+        return WaitedWork(work, ended)
+    return work
+
+
+class _Pending(NamedTuple):
+    op: str
+    work: dist.Work
+    on_cpu: bool
+
+    @property
+    def owned(self) -> bool:
+        return self.on_cpu and self.op in OWNED
+
+    def ended(self) -> bool:
+        if self.work.is_completed() or self.owned or not self.on_cpu:
+            return self.work.is_completed()
+        # gloo completes a work's future a moment before the work says so; DDP waits for the
+        # future. (NCCL completes it inside the call, and means only that the call is queued.)
+        return self.work.get_future().done()
+
+    def stuck(self) -> bool:
+        """Whether somebody waits in it, or will never see its end. An owned work whose owner has
+        not come to its wait yet cannot end, and holds nobody up."""
+        if self.owned:
+            return isinstance(self.work, WaitedWork) and self.work.waiting
+        return not self.ended()
+
+
+class PendingWorks:
+    """Bounded; completed works are let go at the next collective, so that they keep no memory."""
+
+    def __init__(self, on_failure: Callable[[BaseException], object]) -> None:
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._pending: deque[_Pending] = deque()
+        self._failed = 0
+        self._on_device = False
+
+    def prune(self) -> None:
+        """Before the next collective: let go of what has ended, report what has failed."""
+        with self._lock:
+            errors = self._prune_head()
+        self._report(errors)
+
+    def add(self, op: str, work: dist.Work, *, on_cpu: bool) -> None:
+        """Raises PhaseError when absurdly many operations are in flight."""
+        with self._lock:
+            if len(self._pending) < PENDING_MAX:
+                self._pending.append(_Pending(op, work, on_cpu))
+                return
+        raise PhaseError(
+            f"{PENDING_MAX} collectives of one phase are in flight; wait for the works that"
+            " async_op=True, isend and irecv return"
+        )
+
+    def on_device(self) -> None:
+        """An operation was queued on the CUDA device, which the host runs ahead of."""
+        self._on_device = True
+
+    def give_up(self) -> None:
+        """The connections are cut: end the waits that this does not end."""
+        for pending in list(self._pending):
+            if isinstance(pending.work, AnySourceWork):
+                pending.work.give_up()
+
+    def forget_failures(self) -> None:
+        """A new phase begins."""
+        with self._lock:
+            self._failed = 0
+
+    def unfinished(self) -> int:
+        """Works that have not completed, or that ended in an error. Waits for the CUDA device
+        first: until then nothing that was queued on it is known to have ended well."""
+        if self._on_device:
+            self._on_device = False
+            torch.cuda.synchronize()
+        return self._count()
+
+    def running(self) -> int:
+        """Works that have not ended; nothing is waited for, reported or let go."""
+        with self._lock:
+            return sum(not pending.ended() for pending in self._pending)
+
+    def stuck(self) -> int:
+        """Works that other ranks or the network must end; after the connections are cut: works
+        that should have ended by then, and have not."""
+        with self._lock:
+            return sum(pending.stuck() for pending in self._pending)
+
+    def settle(self, deadline_s: float) -> int:
+        """After the connections are cut: let each pending work end, until `deadline_s` on the
+        monotonic clock. Answers how many still run; those were never cut."""
+        for pending in list(self._pending):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or pending.work.is_completed():
+                continue
+            try:
+                pending.work.wait(timedelta(seconds=left_s))
+            except RuntimeError:
+                # Ended in an error, as cut operations do. Owned works say so only by raising; a
+                # collective that merely timed out is still counted below.
+                if pending.owned:
+                    with self._lock:
+                        self._pending = deque(p for p in self._pending if p is not pending)
+        return sum(not pending.work.is_completed() for pending in list(self._pending))
+
+    def _count(self) -> int:
+        errors: list[BaseException] = []
+        with self._lock:
+            for _ in range(len(self._pending)):
+                errors += self._prune_head()
+                self._pending.rotate(-1)
+            count = len(self._pending) + self._failed
+        self._report(errors)
+        return count
+
+    def _prune_head(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+        while self._pending and self._pending[0].ended():
+            pending = self._pending.popleft()
+            # The owner of an owned work has waited, and heard of any error. A wait for NCCL's
+            # would hold back the stream, and says nothing: who is severed is not asked to vote.
+            if pending.owned or not pending.on_cpu:
+                continue
+            try:
+                pending.work.wait()
+            except RuntimeError as error:
+                self._failed += 1
+                errors.append(error)
+        return errors
+
+    def _report(self, errors: list[BaseException]) -> None:
+        for error in errors:
+            self._on_failure(error)

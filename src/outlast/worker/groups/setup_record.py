@@ -1,0 +1,131 @@
+"""Results of the set-up collectives of generation 1, kept for joiners.
+
+By group and position: the op, what it wrote, and, for small integer results, the bytes. A joiner
+runs the same script, so the same position asks the same question; where it does not, replay ends
+for that group and dry answers go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from outlast.errors import CorruptionError
+
+RESULT_BYTES_MAX = 64 << 10
+TOTAL_BYTES_MAX = 8 << 20
+ENTRIES_MAX = 200_000  # of all groups; later ones are answered dry
+_KEPT = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.uint16, torch.uint32, torch.uint64}
+)
+
+
+class SetupEntry(msgspec.Struct, array_like=True):
+    """One collective: `shape` lists every written tensor as "dtype[size,size]"."""
+
+    op: str
+    shape: tuple[str, ...]
+    value: bytes | None = None
+
+
+class SetupRecord:
+    """Records while `recording`; replays after `decode`. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.recording = True
+        self._lock = threading.Lock()
+        self._groups: dict[str, list[SetupEntry]] = {}
+        self._kept_bytes = 0
+        self._entries = 0
+        self._position: dict[str, int] = {}
+        self._ended: set[str] = set()
+
+    def stop(self) -> None:
+        """Set-up is over: what follows is not recorded."""
+        self.recording = False
+
+    def encode(self) -> bytes:
+        with self._lock:
+            return msgspec.msgpack.encode(self._groups)
+
+    @classmethod
+    def decode(cls, data: bytes) -> SetupRecord:
+        """A record to replay from. Raises CorruptionError when `data` is not one."""
+        record = cls()
+        record.recording = False
+        if data:
+            try:
+                record._groups = msgspec.msgpack.decode(data, type=dict[str, list[SetupEntry]])
+            except msgspec.DecodeError as error:
+                raise CorruptionError(
+                    f"the record of set-up results ({len(data)} bytes) cannot be read: {error};"
+                    " this joiner cannot take its seat; the controller starts another"
+                ) from error
+        return record
+
+    def note(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> SetupEntry | None:
+        """Write down that `op` was begun. The entry takes its bytes from `capture`, later."""
+        entry = SetupEntry(op, _shape(tensors))
+        with self._lock:
+            if self._entries >= ENTRIES_MAX:
+                return None
+            self._entries += 1
+            self._groups.setdefault(group, []).append(entry)
+        return entry
+
+    def capture(self, entry: SetupEntry, tensors: Sequence[torch.Tensor]) -> None:
+        """The op of `entry` has ended well: keep its result when it is small and of integers."""
+        if not tensors or any(tensor.dtype not in _KEPT for tensor in tensors):
+            return
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        with self._lock:
+            if entry.value is not None or size > RESULT_BYTES_MAX:
+                return
+            if self._kept_bytes + size > TOTAL_BYTES_MAX:
+                return
+            self._kept_bytes += size
+        entry.value = b"".join(_bytes(tensor) for tensor in tensors)
+
+    def replay(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> bool:
+        """Answer the next collective of `group` as generation 1 was answered. False: nothing is
+        known about it (then a dry answer stands)."""
+        with self._lock:
+            entries = self._groups.get(group)
+            if self.recording or entries is None or group in self._ended:
+                return False
+            position = self._position.get(group, 0)
+            if position >= len(entries):
+                return False
+            entry = entries[position]
+            self._position[group] = position + 1
+            if entry.op != op or entry.shape != _shape(tensors):
+                self._ended.add(group)
+                return False
+        if entry.value is None:
+            return False
+        _restore(entry.value, tensors)
+        return True
+
+
+def _shape(tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(f"{t.dtype}{list(t.shape)}".removeprefix("torch.") for t in tensors)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _restore(value: bytes, tensors: Sequence[torch.Tensor]) -> None:
+    start = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            end = start + tensor.numel() * tensor.element_size()
+            if end > start:
+                flat = torch.frombuffer(bytearray(value[start:end]), dtype=tensor.dtype)
+                tensor.copy_(flat.view(tensor.shape))
+            start = end

@@ -1,0 +1,312 @@
+"""The process group that torch, DDP and the script hold for the whole run.
+
+Three answers to every collective. Live: the inner group's own C++ work, handed out as it is. Closed
+(the generation is over): StepRefused, or inside backward, where an exception would leave autograd's
+users half-way, a finished work with defined bytes. Dry (nobody else is there): the recorded result
+of generation 1, else a definite one.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+
+from outlast.errors import UnsupportedError, UsageError
+from outlast.worker.groups import closed_answers
+from outlast.worker.groups.dynamo_opaque import opaque_class
+from outlast.worker.groups.inner_group import InnerGroup, has_nccl
+from outlast.worker.groups.work_handles import FinishedWork
+
+if TYPE_CHECKING:
+    from outlast.worker.groups.group_registry import GroupRegistry
+
+
+class BackendView:
+    """Stands for the backend of one device. Nothing runs through it."""
+
+    supports_splitting = False
+    supports_shrinking = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, group: StableGroup, device: torch.device) -> None:
+        self._group = group
+        self.device = torch.device(device)
+        self.supports_coalescing = self.device.type == "cuda"
+
+    def name(self) -> str:
+        return self._group.name()
+
+    def rank(self) -> int:
+        return self._group.place.rank
+
+    def size(self) -> int:
+        return self._group.place.size
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+
+BACKEND = "outlast"
+# torch 2.11 knows these collectives under their older names only.
+_OLDER = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+_METHODS = {
+    op: op if hasattr(dist.ProcessGroup, op) else _OLDER.get(op, op) for op in closed_answers.OPS
+}
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs name other parameters than its C++ does
+
+
+@opaque_class
+class StableGroup(_ProcessGroup):
+    """One process group of the job on this seat, in every generation."""
+
+    def __init__(
+        self, groups: GroupRegistry, name: str, ranks: tuple[int, ...], rank: int, again: int = 0
+    ) -> None:
+        """`again`: how many groups of this name and these ranks were there before."""
+        super().__init__(rank, len(ranks))
+        self._groups = groups
+        self._name = name
+        self._desc = "outlast"
+        self._count = 0
+        self.place = closed_answers.RankPlace(rank, len(ranks))
+        self.ranks = ranks
+        self.inner: InnerGroup | None = None
+        # torch numbers its groups anew once all are destroyed; where ranks meet must stay unique.
+        self.meeting = f"group {name}" + (f" {ranks} {again}" if again else "")
+        self._destroyed = False
+
+    # --- the one way through ---
+
+    def _carry(self, op: str, *args: Any, **named: Any) -> Any:
+        groups = self._groups
+        self._must_exist(op)
+        groups.entering(op, args)
+        self._count += 1
+        inner = self.inner
+        if inner is None or not groups.live:
+            return self._answer(op, (*args, *named.values()))
+        try:
+            work = getattr(inner.group, _METHODS[op])(*args, **named)
+        except RuntimeError as error:
+            if not groups.failed(error):
+                raise
+            return self._answer(op, (*args, *named.values()))
+        return groups.handed_out(self._name, op, closed_answers.outputs_of(op, args), work)
+
+    def _must_exist(self, op: str) -> None:
+        if self._destroyed:
+            raise UsageError(
+                f"{op} on group {self._name!r}, which this script has destroyed; nothing was sent;"
+                " call destroy_process_group() after the last collective"
+            )
+
+    def _answer(self, op: str, args: tuple[Any, ...]) -> FinishedWork:
+        dry = self._groups.admit(op, self._name)
+        outputs = closed_answers.answer(op, self.place, args)
+        if dry:
+            self._groups.record.replay(self._name, op, closed_answers.outputs_of(op, args))
+        source = (
+            closed_answers.any_source(self.place) if op == "recv_anysource" else self.place.rank
+        )
+        return FinishedWork(outputs, source)
+
+    # --- collectives ---
+
+    def allreduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("allreduce", tensors, *rest, **named)
+
+    def allreduce_coalesced(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("allreduce_coalesced", tensors, *rest, **named)
+
+    def broadcast(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("broadcast", tensors, *rest, **named)
+
+    def reduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("reduce", tensors, *rest, **named)
+
+    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("allgather", outputs, inputs, *rest, **named)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("allgather_coalesced", outputs, inputs, *rest, **named)
+
+    def all_gather_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("all_gather_single", output, given, *rest, **named)
+
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+    ) -> Any:
+        return self._carry("all_gather_single_coalesced", outputs, inputs, *rest, **named)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("reduce_scatter", outputs, inputs, *rest, **named)
+
+    def reduce_scatter_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("reduce_scatter_single", output, given, *rest, **named)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+    ) -> Any:
+        return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *rest, **named)
+
+    def gather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("gather", outputs, inputs, *rest, **named)
+
+    def scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("scatter", outputs, inputs, *rest, **named)
+
+    def alltoall(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("alltoall", outputs, inputs, *rest, **named)
+
+    def all_to_all_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("all_to_all_single", output, given, *rest, **named)
+
+    def barrier(self, *rest: Any, **named: Any) -> Any:
+        return self._carry("barrier", *rest, **named)
+
+    def send(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("send", tensors, *rest, **named)
+
+    def recv(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("recv", tensors, *rest, **named)
+
+    def recv_anysource(self, tensors: Any, *rest: Any, **named: Any) -> Any:
+        return self._carry("recv_anysource", tensors, *rest, **named)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- coalescing ---
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._must_exist("coalescing")
+        self._groups.entering("coalescing", ())
+        if self.inner is not None and self._groups.live:
+            self.inner.group._start_coalescing(device)  # noqa: SLF001 - torch's own name for it
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if self.inner is None or not self._groups.live:
+            self._groups.admit("coalescing", self._name)
+            return FinishedWork([])
+        work = self.inner.group._end_coalescing(device)  # noqa: SLF001
+        return self._groups.handed_out(self._name, "coalescing", [], work)
+
+    # --- what torch asks about a group ---
+
+    def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
+        return BACKEND
+
+    def name(self) -> str:
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802 - the same
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - the same
+        self._set_group_name(name)
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        assert name == self._name, f"torch renames group {self._name!r} to {name!r}"
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802 - the same
+        self._desc = desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        kinds = ["cpu", "cuda"] if has_nccl() else ["cpu"]
+        return [torch.device(kind) for kind in kinds]
+
+    def _get_backend(self, device: torch.device) -> BackendView:
+        return BackendView(self, device)
+
+    def _get_backend_name(self) -> str:
+        return BACKEND
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Counted from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._count
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For this generation; the next one starts with the job's own again."""
+        if self.inner is not None:
+            self.inner.set_timeout(timeout)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """There are no hooks to wait for."""
+
+    def get_group_store(self) -> Store:
+        return self._groups.job_store()
+
+    # --- the end ---
+
+    def abort(self) -> None:
+        """The script gives up on this generation: every rank leaves it and the job heals."""
+        self._groups.aborted(self._name)
+
+    def shutdown(self) -> None:
+        """`destroy_process_group`: the script is done with this group. Later generations connect
+        it all the same: a joiner that has not come that far builds it, and waits for all others.
+        """
+        self._destroyed = True
+
+    # --- what cannot survive ---
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
+        raise _unsupported("monitored_barrier", "use barrier(); a rank that hangs is found anyway")
+
+    def split_group(self, *_: Any, **__: Any) -> NoReturn:
+        raise _unsupported("split_group", "use new_group() with the same ranks")
+
+    splitGroup = split_group  # noqa: N815 - the name that torch's C++ looks up
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> NoReturn:
+        raise _unsupported("merge_remote_group", "the world of a run stays as it was launched")
+
+    mergeRemoteGroup = merge_remote_group  # noqa: N815 - the same
+
+    def _register_on_completion_hook(self, hook: object) -> NoReturn:  # noqa: ARG002
+        raise _unsupported("a completion hook", "wait for the work that the collective returns")
+
+
+def _unsupported(what: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} cannot be carried across generations; {instead}")

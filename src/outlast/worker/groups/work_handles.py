@@ -1,0 +1,159 @@
+"""Work handles that record the wait of their owner, and handles that are complete from the start.
+
+Handed out where that moment matters: while set-up is recorded (results are captured then, so that
+no order of operations changes), and for those of gloo's operations that end in their owner's
+`wait` and never before it: sends, receives, reduce-scatters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.futures import Future
+
+from outlast.errors import GroupError
+from outlast.worker.groups.dynamo_opaque import opaque_class
+
+
+@opaque_class
+class WaitedWork(dist.Work):
+    """Passes everything on to `work`; calls `ended` once the first wait has ended well."""
+
+    def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._work = work
+        self._ended = ended
+        self._waited = False
+        self.waiting = False  # its owner is inside `wait`
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.waiting = True
+        try:
+            done = self._work.wait(timeout) if timeout else self._work.wait()
+        finally:
+            self._waited, self.waiting = True, False
+        if self._ended is not None:
+            self._ended()
+            self._ended = None
+        return done
+
+    def is_completed(self) -> bool:
+        return self._waited or self._work.is_completed()
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def block_current_stream(self) -> None:
+        self._work.block_current_stream()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    def _source_rank(self) -> int:
+        return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
+
+
+@opaque_class
+class AnySourceWork(WaitedWork):
+    """gloo's receive from anybody, which no cut connection wakes: the wait is left to a thread, so
+    that `give_up` can end it. The thread itself ends with the operation's time-out; nothing can
+    arrive in its buffer any more, since the connections are cut."""
+
+    def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
+        super().__init__(work, ended)
+        self._settled = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._waited:
+            self._waited = True
+            threading.Thread(target=self._wait, name="outlast-any-source", daemon=True).start()
+        self.waiting = True
+        try:
+            settled = self._settled.wait(timeout.total_seconds() if timeout else None)
+        finally:
+            self.waiting = False
+        if not settled:
+            raise GroupError(f"nobody has sent anything within {timeout}")
+        if self._error is not None:
+            raise self._error
+        if self._ended is not None:
+            self._ended()
+            self._ended = None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._settled.is_set()
+
+    def give_up(self) -> None:
+        """The generation is severed."""
+        if not self._settled.is_set():
+            self._error = GroupError("the generation was severed during a receive from anybody")
+            self._settled.set()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = self._error or error
+        self._settled.set()
+
+
+@opaque_class
+class FinishedWork(dist.Work):
+    """A collective that has been answered already; its result lies in the caller's tensors."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor], source: int = -1) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def get_future(self) -> Any:
+        devices: list[Any] = sorted({str(t.device) for t in self._outputs if t.is_cuda})
+        future: Future[list[torch.Tensor]] = Future(devices=devices) if devices else Future()
+        future.set_result(self._outputs)
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Any:
+        return None
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def block_current_stream(self) -> None:
+        """Nothing runs."""
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source

@@ -1,0 +1,144 @@
+"""Injection of `--fault` specifications into this worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from outlast import events
+from outlast.controller.fault_spec import FaultSpec, Where
+from outlast.worker.groups.dynamo_opaque import opaque
+from outlast.worker.worker_events import WorkerEvents
+
+# Places that belong to the step committed last, and not to the one being made.
+_BEHIND_THE_STEP: tuple[Where, ...] = ("committed", "between", "eval", "checkpoint")
+
+
+class InjectedError(RuntimeError):
+    """What `raise:...` raises."""
+
+
+class InjectedFaults:
+    """The faults of this run, and whether each has fired already, in any worker of its life."""
+
+    def __init__(
+        self,
+        specs: list[FaultSpec],
+        markers: Path,
+        timeline: WorkerEvents,
+        place: Callable[[], tuple[int, int]],
+        reset: Callable[[], None],
+        is_real: Callable[[], bool],
+        flip: Callable[[str], None],
+    ) -> None:
+        """`flip`: flips one bit of the first replicated tensor whose name matches."""
+        self._flip = flip
+        self._specs, self._markers, self._timeline = specs, markers, timeline
+        self._place, self._reset, self._is_real = place, reset, is_real
+        self._wakers: list[threading.Thread] = []
+        self.seat = -1
+
+    def __bool__(self) -> bool:
+        return bool(self._specs)
+
+    def reach(self, where: Where) -> None:
+        """The worker is at `where`: fire what is due there."""
+        if not self._specs or not self._is_real():
+            return
+        n, step = self._place()
+        step += where not in _BEHIND_THE_STEP
+        for spec in self._specs:
+            if (
+                spec.where == where
+                and spec.spare < 0
+                and not spec.after_s  # the launcher's
+                and spec.rank in (-1, self.seat)
+                and (spec.step in (-1, step) or (spec.kind == "full" and spec.step < step))
+                and self._claim(spec)
+            ):
+                self._fire(spec, n, step)
+
+    def warm(self, spare: int) -> None:
+        """The spare of this number has become warm."""
+        for spec in self._specs:
+            if spec.spare == spare >= 0 and self._claim(spec):
+                self._fire(spec, -1, -1)
+
+    def watch_model(self, model: nn.Module, is_step: Callable[[], bool]) -> None:
+        """Reach "forward" and "backward" (or "eval") where this module does."""
+
+        def before(*_: object) -> None:
+            if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - not under recomputation
+                self.reach("forward" if is_step() else "eval")
+
+        def after(_module: object, _inputs: object, output: object) -> None:
+            for tensor in output if isinstance(output, (tuple, list)) else [output]:
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(lambda _gradient: self.reach("backward"))
+                    return
+
+        model.register_forward_pre_hook(opaque(before))
+        model.register_forward_hook(opaque(after))
+
+    def _claim(self, spec: FaultSpec) -> bool:
+        """True once a firing in the run's life, however many workers come by."""
+        for count in range(spec.times):
+            path = self._markers / spec.marker(count)
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            except FileExistsError:
+                continue
+            return True
+        return False
+
+    def _fire(self, spec: FaultSpec, n: int, step: int) -> None:
+        self._timeline.emit(
+            events.FaultInjected(
+                t_ns=self._timeline.now_ns(), worker=self._timeline.worker, seat=self.seat,
+                spec=spec.text, n=n, step=step,
+            )
+        )  # fmt: skip
+        match spec.kind:
+            case "kill":
+                self._kill(spec)
+            case "stop":
+                if spec.for_s:
+                    self._wake_later(spec.for_s)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise InjectedError(f"injected by --fault {spec.text}")
+            case "reset":
+                self._reset()
+            case "hang":
+                threading.Event().wait()  # for ever: that is what is being tested
+            case "slow":
+                time.sleep(spec.for_s or 1.0)  # house rule: being slow is the point
+            case "flip":
+                self._flip(spec.tensor)
+            case "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"--fault {spec.text}")
+
+    def _kill(self, spec: FaultSpec) -> None:
+        if spec.where != "vote":
+            os.kill(os.getpid(), signal.SIGKILL)
+        # The yes leaves with the collective that follows this call: die while it is on its way.
+        late = threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGKILL))
+        late.daemon = True
+        late.start()
+
+    def _wake_later(self, seconds: float) -> None:
+        # A stopped process cannot wake itself; a child in its session can.
+        pid = os.getpid()
+        child = os.fork()
+        if child == 0:
+            time.sleep(seconds)  # house rule: in a child that does nothing else
+            os.kill(pid, signal.SIGCONT)
+            os._exit(0)

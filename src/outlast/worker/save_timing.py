@@ -1,0 +1,118 @@
+"""Times of saves: at the intervals that all ranks share, and on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outlast.checkpoint.garbage import collector_paused
+from outlast.config import AUTO, WorkerSettings
+from outlast.controller.fault_spec import Where
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.script_progress import Intervals, ScriptProgress
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_status import WorkerStatus
+
+if TYPE_CHECKING:
+    from outlast.worker.worker_checkpointing import RunCheckpointer
+
+TRIED_EVERY = 4
+
+
+class SaveTimer:
+    """Saves are phases of their own. `checkpointer` is there once this worker has its seat."""
+
+    def __init__(
+        self,
+        phases: PhaseRunner,
+        place: ScriptProgress,
+        moment: WorkerStatus,
+        watch: Callable[[Where], None],
+        *,
+        until_step: int,
+        need: Callable[[], ProtectedState],
+    ) -> None:
+        self._phases, self._place, self._moment = phases, place, moment
+        self._until_step, self._watch, self._need = until_step, watch, need
+        self.checkpointer: RunCheckpointer | None = None
+        self.proposal: Intervals | None = None  # the controller's, for the next save
+
+    def boundary(self, next_batch: bytes) -> None:
+        """Between two steps; `next_batch` says how to draw the batch that comes. A run that goes
+        to a step only ends there, with a checkpoint."""
+        self._watch("between")
+        checkpointer = self.checkpointer
+        if checkpointer is not None:
+            checkpointer.rhythm.end(time.monotonic(), writing=checkpointer.flushing)
+            checkpointer.poll()
+        step = self._moment.step
+        ends = 0 < step == self._until_step
+        due = "disk" if ends else self._place.every.due(step) if step else ""
+        if due and step != self._place.saved_step:
+            self._place.every = self._save(next_batch, to_disk=due == "disk")
+            self._place.saved_step = step
+        elif (
+            checkpointer is not None
+            and step
+            and (self._place.every.memory or self._place.every.disk)
+        ):
+            checkpointer.reserve(self._need())  # the optimizer has made its state by now
+        if ends:
+            raise SystemExit(EXIT_DONE)
+        if checkpointer is not None:
+            checkpointer.rhythm.begin(time.monotonic())
+
+    def as_asked(self) -> None:
+        """A checkpoint where the script stands; after a drain's the script ends."""
+        asked = self._moment.ask
+        self._phases.aside = True
+        try:
+            self._save()
+        finally:
+            self._phases.aside = False
+        self._moment.ask = ""
+        if asked == "drain":
+            raise SystemExit(EXIT_INTERRUPTED)
+
+    def settle(self, timeout_s: float) -> None:
+        """Let what is being written become durable, and tell of it."""
+        if self.checkpointer is not None:
+            self._moment.enter("checkpoint")
+            self.checkpointer.settle(timeout_s)
+
+    def _save(self, next_batch: bytes = b"", *, to_disk: bool = True) -> Intervals:
+        """Save what a fresh start needs to stand here: with `next_batch` at the top of the next
+        step, else where the script is. Returns when to save from here on: the same on all ranks.
+        """
+        protected, checkpointer = self._need(), self.checkpointer
+        assert checkpointer is not None
+
+        def save() -> tuple[int, int]:
+            own = protected.own_state(protected.own_choices())
+            slot = self._place.slot(self._moment.n, self._moment.step, own)
+            slot = msgspec.structs.replace(slot, saved_step=self._moment.step)
+            if next_batch:
+                slot = msgspec.structs.replace(
+                    slot, batch=next_batch, done=(), between=(), at_draw=True
+                )
+            with collector_paused():
+                every = checkpointer.save(
+                    protected, slot, to_disk=to_disk, propose=self.proposal or slot.every
+                )
+            return every.memory, every.disk
+
+        every = self._phases.run(save, key="outlast.checkpoint", kind="checkpoint")
+        checkpointer.complete()
+        return Intervals(*every)
+
+
+def first_intervals(settings: WorkerSettings) -> Intervals:
+    """When to save until the run knows better: what costs nobody knows is tried early."""
+    memory, disk = settings.snapshot_every, settings.checkpoint_every
+    return Intervals(
+        TRIED_EVERY if memory == AUTO else memory, TRIED_EVERY if disk == AUTO else disk
+    )

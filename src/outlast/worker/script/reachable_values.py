@@ -1,0 +1,333 @@
+"""Values that code can reach, and a fingerprint of each."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from outlast.checkpoint import tree
+from outlast.errors import CodecError
+from outlast.random_state import GENERATOR_TYPES
+from outlast.worker.script.bytecode import CodeNames, names_of, nested
+from outlast.worker.script.script_frames import is_own_class, is_own_file
+from outlast.worker.script.value_paths import Path, outward, unwrapped
+
+VALUE_BYTES_MAX = 1 << 20
+_VALUES_MAX = 20_000  # visited in one walk
+_ITEMS_MAX = 256  # of one container that cannot be written down
+_NODES_MAX = 20_000  # of one container that can
+_CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
+_OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
+_OPAQUE = (enumerate, zip, map, filter)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class ValueSpot(NamedTuple):
+    """A value at a path. Holds it, so that its identity stays its own."""
+
+    value: Any
+    saved: bytes | None  # the value, written down; None where it is too large or of another type
+    look: Any  # equal as long as the value seems unchanged
+
+    @property
+    def is_plain(self) -> bool:
+        return self.saved is not None
+
+
+class ReachableCode(NamedTuple):
+    """Code of the script that may run, and whose globals it sees."""
+
+    code: types.CodeType
+    names: CodeNames
+    space: dict[str, Any]
+
+
+class ReachableValues:
+    """Values that a set of functions and names may touch.
+
+    `skip`: ids of what is protected, of which only plain attributes of modules are looked at;
+    `without`: paths that are bound anew before they are read.
+    """
+
+    def __init__(self, skip: set[int], without: frozenset[Path] = frozenset()) -> None:
+        self._skip, self._without = skip, without
+        self.codes: list[ReachableCode] = []
+        self._seen_code: set[int] = set()
+        self._modules: list[types.ModuleType] = []
+        self._seen: set[int] = set()
+        self._todo: deque[tuple[Path, Any]] = deque()
+        self.spots: dict[Path, ValueSpot] = {}
+
+    def add_code(
+        self, code: types.CodeType, space: dict[str, Any],
+        offsets: frozenset[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Count in code that may run (its instructions at `offsets`), and what it names."""
+        self._add_one(code, space, names_of(code, offsets))
+        for inner in nested(code, offsets):
+            if id(inner) not in self._seen_code:
+                self._add_one(inner, space, names_of(inner))
+
+    def add(self, path: Path, value: Any) -> None:
+        """Count in a value."""
+        if path not in self._without:
+            self._todo.append((path, value))
+
+    def walk(self) -> None:
+        """Visit everything, breadth first."""
+        while self._todo and len(self.spots) < _VALUES_MAX:
+            path, value = self._todo.popleft()
+            if path not in self.spots:
+                self._visit(path, value)
+
+    # --- code ---
+
+    def _add_one(self, code: types.CodeType, space: dict[str, Any], names: CodeNames) -> None:
+        self._seen_code.add(id(code))
+        self.codes.append(ReachableCode(code, names, space))
+        self._add_globals(space, names.outer | names.stored_globals)
+        for module in self._modules:
+            self._add_globals(vars(module), names.attributes | names.stored_attributes)
+
+    def _add_module(self, module: types.ModuleType) -> None:
+        if is_own_file(getattr(module, "__file__", None) or "<frozen") and module not in (
+            self._modules
+        ):
+            self._modules.append(module)
+            for each in self.codes:
+                names = each.names.attributes | each.names.stored_attributes
+                self._add_globals(vars(module), names)
+
+    def _add_globals(self, space: dict[str, Any], names: Iterable[str]) -> None:
+        module = space.get("__name__", "")
+        for name in sorted(names):
+            if name in space and not name.startswith("__"):
+                self.add((("module", module), ("name", name)), space[name])
+
+    def _add_function(self, path: Path, function: types.FunctionType) -> None:
+        if not is_own_file(function.__code__.co_filename):
+            return
+        if id(function.__code__) not in self._seen_code:
+            self.add_code(function.__code__, function.__globals__)
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=False
+        ):
+            try:
+                self.add((*path, ("cell", name)), cell.cell_contents)
+            except ValueError:  # not bound yet
+                continue
+        for index, value in enumerate(function.__defaults__ or ()):
+            self.add((*path, ("default", index)), value)
+        for name, value in vars(function).items():
+            if name != "__wrapped__":
+                self.add((*path, ("attr", name)), value)
+
+    def _add_class(self, path: Path, kind: type) -> None:
+        for base in kind.__mro__:
+            if not is_own_class(base):
+                continue
+            for name, member in vars(base).items():
+                function = getattr(member, "__func__", getattr(member, "fget", member))
+                function = unwrapped(function)
+                if isinstance(function, types.FunctionType) and name != "__init__":
+                    self._add_function((*path, ("attr", name)), function)
+
+    def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
+        """Count in what one of the script's own keeps beside its groups and state."""
+        if id(optimizer) in self._seen:
+            return
+        self._seen.add(id(optimizer))
+        self._add_class(path, type(optimizer))
+        for name, value in vars(optimizer).items():
+            if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
+                self.add((*path, ("attr", name)), value)
+
+    # --- values ---
+
+    def _visit(self, path: Path, value: Any) -> None:
+        protected = id(value) in self._skip
+        if isinstance(value, types.ModuleType) or (protected and not isinstance(value, nn.Module)):
+            self.spots[path] = ValueSpot(value, None, ("protected", id(value)))
+            if isinstance(value, types.ModuleType):
+                self._add_module(value)
+            elif isinstance(value, torch.optim.Optimizer) and is_own_class(type(value)):
+                self._add_optimizer(path, value)
+            return
+        saved = written(value)
+        if saved is not None:
+            self.spots[path] = ValueSpot(value, saved, saved)
+            return
+        self.spots[path] = ValueSpot(value, None, _look(value))
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        for step, inner in self._inside(path, value):
+            self.add((*path, step), inner)
+
+    def _inside(self, path: Path, value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+        if isinstance(value, _CONTAINERS):
+            yield from _items(value)
+        elif isinstance(value, types.MethodType):
+            self._add_bound(path, value)
+        elif isinstance(value, types.FunctionType):
+            wrapped = unwrapped(value)
+            self._add_function(path, value)
+            if wrapped is not value and isinstance(wrapped, types.FunctionType):
+                self._add_function((*path, ("attr", "__wrapped__")), wrapped)
+        elif isinstance(value, type):
+            if is_own_class(value):
+                self._add_class(path, value)
+                yield from _class_values(value)
+        elif isinstance(value, nn.Module):
+            yield from self._inside_module(path, value)
+        elif is_own_class(type(value)):
+            self._add_class(path, type(value))
+            yield ("attr", "__class__"), type(value)
+            for name, inner in getattr(value, "__dict__", {}).items():
+                yield ("attr", name), inner
+        elif isinstance(value, partial):
+            for name in ("func", "args", "keywords"):
+                yield ("attr", name), getattr(value, name)
+
+    def _add_bound(self, path: Path, method: types.MethodType) -> None:
+        self.add((*path, ("attr", "__self__")), method.__self__)
+        if isinstance(method.__func__, types.FunctionType):
+            self._add_function(path, method.__func__)
+
+    def _inside_module(
+        self, path: Path, module: nn.Module
+    ) -> Iterator[tuple[tuple[str, Any], Any]]:
+        if is_own_class(type(module)):
+            self._add_class(path, type(module))
+            yield ("attr", "__class__"), type(module)
+            for name, inner in vars(module).items():
+                if not name.startswith("_") and name != "training":  # its mode: see Modules
+                    yield ("attr", name), inner
+        for name, child in module.named_children():
+            yield ("attr", name), child
+        if id(module) not in self._skip:
+            yield from (
+                (("attr", name), tensor)
+                for name, tensor in [
+                    *module.named_parameters(recurse=False),
+                    *module.named_buffers(recurse=False),
+                ]
+            )
+
+
+def written(value: Any) -> bytes | None:
+    """The value without pickle, or None where it is too large or cannot be."""
+    if isinstance(value, (type, types.FunctionType, nn.Module, torch.device)):
+        return None
+    if type(value) not in _PLAIN and not _fits(value):
+        return None
+    try:
+        return tree.encode(outward(value))
+    except CodecError:
+        return None
+
+
+def _fits(value: Any) -> bool:
+    """Return whether it is small, by a look at its size that itself is small."""
+    room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
+    while todo:
+        each = todo.pop()
+        nodes -= 1
+        if isinstance(each, torch.Tensor):
+            if each.requires_grad:
+                return False
+            room -= each.numel() * each.element_size()
+        elif isinstance(each, np.ndarray):
+            room -= each.nbytes
+        elif isinstance(each, (str, bytes)):
+            room -= len(each)
+        elif isinstance(each, _CONTAINERS):
+            if len(each) > nodes:
+                return False
+            todo += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+        elif not isinstance(each, (*_PLAIN, *GENERATOR_TYPES, np.generic, torch.Size, torch.dtype)):
+            return False
+        if room < 0 or nodes < 0:
+            return False
+    return True
+
+
+def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Values in the body of a class of the script's, those of its bases too: counters, lists."""
+    for base in kind.__mro__:
+        for name, value in vars(base).items() if is_own_class(base) else ():
+            if not name.startswith("__") and not hasattr(type(value), "__get__"):
+                yield ("attr", name), value
+
+
+def _items(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    if len(value) > _ITEMS_MAX:
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(key, (str, int)):
+                yield ("key", key), inner
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield ("key", index), inner
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return "tensor", id(value), value.data_ptr() if _has_memory(value) else 0, value._version  # noqa: SLF001 - torch's own counter of changes
+    if isinstance(value, types.GeneratorType):
+        return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
+    if isinstance(value, (list, dict, set, deque)):
+        return "container", id(value), len(value)
+    if _is_library_iterator(value):
+        return "iterator", id(value), _position(value)
+    if not is_own_class(type(value)) and not isinstance(value, nn.Module):
+        return "object", type(value).__qualname__, id(value), _state(value)
+    return "object", type(value).__qualname__, id(value)
+
+
+def _state(value: Any) -> bytes | None:
+    """Return what a scheduler or a GradScaler that nobody protects holds."""
+    if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
+        return written(value.state_dict())
+    return None
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and value.device.type != "meta"
+
+
+def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
+    frame = value.gi_frame
+    if frame is None:
+        return None
+    return tuple(
+        (name, written(inner) if isinstance(inner, _PLAIN) else id(inner))
+        for name, inner in frame.f_locals.items()
+    )
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether it is an iterator whose position cannot be seen."""
+    return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
+
+
+def _is_library_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__") and not is_own_class(type(value))
+
+
+def _position(value: Any) -> Any:
+    counted = getattr(value, "_num_yielded", None)  # torch's loaders count
+    hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
+    try:
+        return counted, hint() if hint is not None else None
+    except TypeError:
+        return counted, None

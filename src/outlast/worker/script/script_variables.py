@@ -1,0 +1,281 @@
+"""Variables of the script during one worker's life: carried or refused."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from outlast.errors import PhaseError
+from outlast.worker.script.bytecode import reads_gradients
+from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
+from outlast.worker.script.persistent_loaders import LastingLoaders
+from outlast.worker.script.reachable_values import ReachableValues, ValueSpot, is_opaque
+from outlast.worker.script.repetitions import RepetitionDifference
+from outlast.worker.script.script_frames import own_frames
+from outlast.worker.script.training_loop import TrainingLoop
+from outlast.worker.script.value_paths import Path, PathRoots, text, unwrapped
+from outlast.worker.state.optimizer_state import GROUPS
+
+if TYPE_CHECKING:
+    from outlast.worker.state.protected_state import ProtectedState
+
+Unrepeatable = Literal["stop", "warn", ""]  # "": a worker without a launcher, and without redos
+LISTED_MAX = 20
+LOOKS_AT_LOOP = 3  # boundaries between steps at which everything is compared
+MUTATED_BYTES_MAX = 16 << 10  # of what is carried for the mere chance that it changes
+_CHANGED_TWICE = 2
+
+
+def identities(protected: ProtectedState) -> set[int]:
+    """The ids of everything that was protected, and of the parts of it."""
+    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
+    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
+    todo: list[Any] = [
+        *protected.modules.values(), *protected.optimizers.values(), *protected.objects.values(),
+        *protected.generators.values(), *protected.loaders, *protected.own.values(),
+    ]  # fmt: skip
+    while todo:
+        value = todo.pop()
+        found.add(id(value))
+        if isinstance(value, (dict, list)):
+            inner = value.values() if isinstance(value, dict) else value
+            todo += [each for each in inner if isinstance(each, (dict, list))]
+    return found
+
+
+class ScriptVariables:
+    """Finds what phases and the code between them change without having protected it.
+
+    Plain values are carried: put back by a redo, and given to a successor with the rank's own
+    state. What cannot be carried exactly is refused by name, or told (`on_unrepeatable`).
+    """
+
+    def __init__(
+        self, protected: Callable[[], set[int]], on_unrepeatable: Unrepeatable,
+        note: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self._protected, self._stop = protected, on_unrepeatable == "stop"
+        self._note, self._alone = note, not on_unrepeatable
+        self._roots = PathRoots()
+        self.carried = CarriedVariables(self._roots)
+        self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: what was there before it
+        self._changed: dict[str, dict[Path, int]] = {}  # ... and how often it was left changed
+        self._loops: list[TrainingLoop] | None = None
+        self._told: set[str] = set()
+        self._has_listed = False
+        self._lasting = LastingLoaders(self.refuse)
+
+    # --- phases ---
+
+    def meet(self, key: str, function: Callable[..., Any]) -> None:
+        """A phase of `function` begins."""
+        if not self._alone:
+            self._lasting.check("the script, between phases,")
+        known = key in self._roots.functions
+        self._roots.functions[key] = function
+        if known or self._alone:
+            return
+        reach = self._reach_of(key)
+        for path, in_place in _candidates(reach):
+            self.carried.add(path, in_place=in_place)
+        self._phases[key], self._changed[key] = reach.spots, {}
+        self.carried.learned(key)
+
+    def completed(self, key: str) -> None:
+        """A phase of `key` has ended for good. Raises PhaseError for processes that it left."""
+        if not self._alone:
+            self._lasting.check(key.partition(":")[0])
+
+    def rehearsed(self, key: str) -> bool:
+        """An attempt was refused and put back: what is not as before is unprotected. Returns
+        whether more is carried since. Raises PhaseError for what cannot be carried and was changed
+        again."""
+        before = self._phases.get(key)
+        if before is None:
+            return False
+        now, more = self._reach_of(key).spots, False
+        for path, old in before.items():
+            new = now.get(path)
+            if new is None or new.look == old.look or path in self.carried:
+                continue
+            if old.is_plain and new.is_plain:
+                self.carried.add(path, in_place=old.value is new.value)
+                self.carried.put(path, old.saved)
+                now[path], more = old, True
+                continue
+            count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
+            if count == _CHANGED_TWICE:
+                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old)}")
+        for path in [path for path in now if _is_first_bound(path, before, now)]:
+            if path not in self.carried:
+                self.carried.add(path, in_place=False)
+                self.carried.unbind(path)
+                del now[path]
+                more = True
+        self._check_opaque(now, f"{key.partition(':')[0]} can take values from")
+        self._phases[key] = now
+        return more
+
+    def _reach_of(self, key: str) -> ReachableValues:
+        reach = ReachableValues(self._protected())
+        reach.add((("phase", key),), self._roots.functions[key])
+        reach.walk()
+        return reach
+
+    def _check_opaque(self, spots: dict[Path, ValueSpot], what: str) -> None:
+        for path, spot in spots.items():
+            if is_opaque(spot.value) and len(path) > 1:
+                self.refuse(
+                    f"{what} {text(path)}, a {type(spot.value).__name__} whose position cannot be"
+                    " read (an index kept beside it can)"
+                )
+
+    # --- the loop ---
+
+    def at_top(self) -> None:
+        """The loop's body is about to begin, with a new batch."""
+        if self._alone:
+            return
+        if self._loops is None:
+            self._lasting.accept()
+            self._loops = [TrainingLoop(frame) for frame in own_frames()]
+            if self._loops and self._loops[0].counts:
+                self.refuse(
+                    f"the loop over session.batches counts with {self._loops[0].counts}(...), which"
+                    " begins anew in a worker that joins later (session.step_index does not)"
+                )
+        for loop in self._loops:
+            if loop.looks < LOOKS_AT_LOOP:
+                self._look_at(loop)
+        if self._loops and self._loops[0].looks == LOOKS_AT_LOOP and not self._has_listed:
+            self._has_listed = True
+            if names := sorted(text(path) for path in self.carried.paths):
+                listed = ", ".join(names[:LISTED_MAX]) + (", ..." if names[LISTED_MAX:] else "")
+                self._note(f"variables of the script that travel with the rank: {listed}",
+                           warning=False)  # fmt: skip
+
+    def _look_at(self, loop: TrainingLoop) -> None:
+        reach = loop.reach(self._protected())
+        for path, in_place in [*_candidates(reach), *loop.rebound(reach)]:
+            if loop.is_generator and path[0] == loop.root:
+                self.refuse(f"the generator around session.batches keeps {text(path)}")
+            else:
+                self.carried.add(path, in_place=in_place)
+        if any("add_param_group" in each.names.attributes for each in reach.codes):
+            self._tell_once(
+                f"the training loop can call add_param_group, and the run will end there: {GROUPS}"
+            )
+        for path, old, new in loop.changes(reach.spots):
+            if path in self.carried:
+                continue
+            if old.is_plain and new.is_plain:
+                self.carried.add(path, in_place=old.value is new.value)
+            elif loop.count(path) == _CHANGED_TWICE:
+                self.refuse(f"the training loop changes {_described(path, old)}")
+        self._check_opaque(reach.spots, "the training loop can take values from")
+        is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
+        if is_last and (name := loop.reads_gradients(self._phase_codes())):
+            self.refuse(
+                f"between phases {name} reads .grad, which a worker that takes a rank over does"
+                " not have",
+                "read gradients in the phase that computes them, and return or report the result",
+            )
+
+    def _phase_codes(self) -> set[types.CodeType]:
+        functions = map(unwrapped, self._roots.functions.values())
+        return {each.__code__ for each in functions if isinstance(each, types.FunctionType)}
+
+    def reads_gradients(self, key: str) -> bool:
+        """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
+        return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
+
+    # --- what differs ---
+
+    def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
+        """Two attempts at a step did not compute the same, from the same state but for gradients
+        that were there before, where these were `zeroed` for the second one."""
+        name = key.partition(":")[0]
+        if found.is_rounding:
+            self._tell_once(
+                f"{name} {found.what} in a second attempt from the same state, within rounding: its"
+                " kernels are not deterministic, and no run has the bits of another"
+                " (torch.use_deterministic_algorithms(True) names them)"
+            )
+            return
+        if zeroed:
+            self.refuse(
+                f"{name} {found.what} when the gradients that an earlier phase had left were"
+                " zeroes, as they are in a second attempt",
+                "keep what a later phase needs of them in session.state or in a buffer, and clear"
+                " gradients before the function computes others (optimizer.zero_grad())",
+            )
+            return
+        self.refuse(
+            f"{name} {found.what} in a second attempt from the same state, on this rank or on one"
+            " that it reduces with: it reads or writes what nobody protects (a clock, a file, a"
+            " generator of its own), or an operation is not deterministic"
+            " (torch.use_deterministic_algorithms(True) names it)",
+            "give the step all that it reads through session.protect(...), session.state or its"
+            " arguments",
+        )
+
+    def refuse(self, what: str, advice: str = ADVICE) -> None:
+        """Raise PhaseError, or tell it once where the run was asked to go on."""
+        said = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
+        if self._stop:
+            raise PhaseError(f"{said}; or go on without it: --on-unrepeatable warn")
+        self._tell_once(said)
+
+    def _tell_once(self, said: str) -> None:
+        if said not in self._told:
+            self._told.add(said)
+            self._note(said)
+
+
+def _candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
+    """Plain values that some reached code binds, or changes in place, and whether in place."""
+    names = [each.names for each in reach.codes]
+    globals_ = {
+        (each.space.get("__name__"), name)
+        for each in reach.codes
+        for name in each.names.stored_globals
+    }
+    cells = frozenset[str]().union(*(n.stored_cells for n in names))
+    attributes = frozenset[str]().union(*(n.stored_attributes for n in names))
+    mutated = frozenset[str]().union(*(n.read for n in names if n.mutates))
+    for path, spot in reach.spots.items():
+        if spot.saved is None or len(path) == 1:
+            continue
+        kind, name = path[-1]
+        if (
+            (kind == "name" and (path[0][1], name) in globals_)
+            or (kind == "cell" and name in cells)
+            or (kind == "attr" and name in attributes)
+        ):
+            yield path, False
+        elif name in mutated and _is_mutable(spot.value) and len(spot.saved) <= MUTATED_BYTES_MAX:
+            yield path, True
+
+
+def _is_first_bound(
+    path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
+) -> bool:
+    """Return whether a phase has given an object or a module a plain value of a name that it did
+    not have: `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
+        return False
+    if len(path) == 2:
+        return path[0][0] == "module"
+    owner, same = before.get(path[:-1]), now.get(path[:-1])
+    return owner is not None and same is not None and owner.value is same.value
+
+
+def _is_mutable(value: Any) -> bool:
+    return not isinstance(
+        value, (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+    )
+
+
+def _described(path: Path, spot: ValueSpot) -> str:
+    return f"{text(path)} ({type(spot.value).__name__}), which nobody protects"

@@ -1,0 +1,250 @@
+"""Places of values in a running script: named, read and written.
+
+A path begins at a root, which another process that runs the same script has as well, and goes on in
+steps. Both are pairs of a kind and a name:
+
+| root | names |
+|---|---|
+| `module` | a module of the script |
+| `frame` | the function that holds the loop, by its qualified name; it is on the stack |
+| `phase` | a function given to `session.run`, by its key |
+
+| step | goes to |
+|---|---|
+| `name` | a global of the module, a local of the frame |
+| `attr` | an attribute |
+| `key` | an item of a dict, list or tuple |
+| `cell` | a variable of an enclosing function |
+| `default` | the default value of a parameter, by position |
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from outlast import random_state
+from outlast.random_state import GENERATOR_TYPES
+from outlast.worker.script.script_frames import bind_local, own_frames
+
+Step = tuple[str, Any]
+Path = tuple[Step, ...]
+
+
+class PathGone(LookupError):  # noqa: N818 - control flow: there is nothing at a path
+    """Nothing is at this path now."""
+
+
+class PathRoots:
+    """Roots of paths in this process."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}  # by a phase's key
+
+    def read(self, path: Path, spaces: dict[Step, Any] | None = None) -> Any:
+        """Return the value at `path`. Raises Gone. `spaces` keeps roots between several calls."""
+        root = path[0]
+        if spaces is None or len(path) == 1:
+            value = self._root(root)
+        elif root in spaces:
+            value = spaces[root]
+        else:
+            value = self._root(root)
+            value = value.f_locals if isinstance(value, types.FrameType) else value
+            spaces[root] = value
+        for step in path[1:]:
+            value = _follow(value, step)
+        return value
+
+    def write(self, path: Path, value: Any) -> None:
+        """Bind what `path` leads to. Raises Gone where its owner is not there."""
+        owner, (kind, name) = self.read(path[:-1]), path[-1]
+        if kind == "name" and isinstance(owner, types.FrameType):
+            bind_local(owner, name, value)
+        elif kind == "name":
+            owner.__dict__[name] = value
+        elif kind == "attr":
+            setattr(owner, name, value)
+        elif kind == "key":
+            owner[name] = value
+        elif kind == "cell":
+            _cell(owner, name).cell_contents = value
+        else:
+            raise PathGone(text(path))
+
+    def is_unbound(self, path: Path) -> bool:
+        """Return whether the owner that `path` names has nothing of that name. Of an object only
+        what it has itself counts, and not what its class has."""
+        try:
+            names = self._names_of_owner(path)
+        except PathGone:
+            return False
+        return names is not None and path[-1][1] not in names
+
+    def unbind(self, path: Path) -> None:
+        """Take away what the owner at `path` has itself. Raises Gone where there is no owner."""
+        names = self._names_of_owner(path)
+        if names is not None:
+            names.pop(path[-1][1], None)
+
+    def _names_of_owner(self, path: Path) -> dict[str, Any] | None:
+        """The names that an object or a module binds; None for other owners."""
+        kind, owner = path[-1][0], self.read(path[:-1])
+        is_one = isinstance(owner, types.ModuleType) if kind == "name" else kind == "attr"
+        names = getattr(owner, "__dict__", None)
+        return names if is_one and isinstance(names, dict) else None
+
+    def place(self, path: Path) -> tuple[Any, ...] | None:
+        """Return where the value at `path` is bound, the same for all paths that lead there; None
+        where there is nothing."""
+        try:
+            owner, (kind, name) = self.read(path[:-1]), path[-1]
+            if kind == "name" and isinstance(owner, types.FrameType):
+                return "cell", f"{owner.f_code.co_qualname}.<locals>", name
+            if kind == "cell":
+                function = unwrapped(owner)
+                return "cell", _definer(function, name), name
+            return id(owner), kind, name
+        except (PathGone, AttributeError):
+            return None
+
+    def _root(self, root: Step) -> Any:
+        kind, name = root
+        if kind == "module" and name in sys.modules:
+            return sys.modules[name]
+        if kind == "phase" and name in self.functions:
+            return self.functions[name]
+        if kind == "frame":
+            for frame in own_frames():
+                if frame.f_code.co_qualname == name:
+                    return frame
+        raise PathGone(f"{kind} {name}")
+
+
+def root_of(frame: types.FrameType) -> Step:
+    """The root of the names that code in `frame` binds."""
+    if frame.f_code.co_name == "<module>":
+        return "module", frame.f_globals["__name__"]
+    return "frame", frame.f_code.co_qualname
+
+
+def text(path: Path) -> str:
+    """The path as a programmer writes it: `meter.total`, `best (of main())`."""
+    (kind, root), *steps = path
+    parts = []
+    for step, name in steps:
+        if step in ("name", "cell"):
+            parts.append(str(name))
+        elif step == "default":
+            parts.append(f"<default {name}>")
+        else:
+            parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
+    said = "".join(parts).removeprefix(".")
+    if kind == "frame":
+        return f"{said} (of {root}())"
+    if kind == "phase":
+        return f"{said} (of {root.partition(':')[0]})"
+    return said if root == "__main__" else f"{root}.{said}"
+
+
+def unwrapped(function: Any) -> Any:
+    """The Python function behind partials, wrappers and bound methods."""
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        elif isinstance(function, types.FunctionType) and "__wrapped__" in vars(function):
+            function = vars(function)["__wrapped__"]
+        else:
+            return function
+
+
+def _follow(value: Any, step: Step) -> Any:
+    kind, name = step
+    try:
+        if kind == "name":
+            if isinstance(value, types.FrameType):
+                return value.f_locals[name]
+            return (value.__dict__ if isinstance(value, types.ModuleType) else value)[name]
+        if kind == "attr":
+            return getattr(value, name)
+        if kind == "key":
+            return value[name]
+        if kind == "cell":
+            return _cell(value, name).cell_contents
+        if kind == "default":
+            return value.__defaults__[name]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise PathGone(f"{kind} {name}") from error
+    raise PathGone(f"{kind} {name}")
+
+
+def _definer(function: Any, name: str) -> str:
+    """The function whose variable `name` the closure has, or the cell's own identity."""
+    for frame in own_frames():
+        scope = f"{frame.f_code.co_qualname}.<locals>"
+        if name in frame.f_code.co_cellvars and function.__qualname__.startswith(f"{scope}."):
+            return scope
+    return str(id(_cell(function, name)))
+
+
+def _cell(function: Any, name: str) -> types.CellType:
+    function = unwrapped(function)
+    try:
+        return function.__closure__[function.__code__.co_freevars.index(name)]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PathGone(f"cell {name}") from error
+
+
+# --- values, as they are written down ---
+
+_GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
+
+
+def outward(value: Any) -> Any:
+    """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
+    if isinstance(value, GENERATOR_TYPES):
+        return {_GENERATOR: random_state.states({"it": value})}
+    if type(value) is deque:
+        return {_DEQUE: list(value)}
+    return value
+
+
+def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
+    """`saved` in the container or generator `live`, where the types agree. Returns the value and
+    whether it is `live` itself. `in_place`: also in the memory of a tensor or an array, which
+    otherwise may be somebody else's."""
+    if isinstance(live, GENERATOR_TYPES):
+        if isinstance(saved, dict) and _GENERATOR in saved:
+            random_state.restore_state({"it": live}, saved[_GENERATOR])
+            return live, True
+        raise PathGone("a generator")
+    new: Any = saved
+    if isinstance(saved, dict) and _DEQUE in saved:
+        new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
+    if type(live) is not type(new):
+        return new, False
+    if isinstance(live, list):
+        live[:] = new
+    elif isinstance(live, (dict, set)):
+        live.clear()
+        live.update(new)
+    elif type(live) is deque:
+        live.clear()
+        live.extend(new)
+    elif isinstance(live, torch.Tensor) and in_place and live.shape == new.shape:
+        with torch.no_grad():
+            live.copy_(new)
+    elif isinstance(live, np.ndarray) and in_place and live.shape == new.shape:
+        live[...] = new
+    else:
+        return new, False
+    return live, True

@@ -1,0 +1,1 @@
+"""Protected state of a worker: parameters, buffers, optimizers, buckets, and their digests."""

@@ -1,0 +1,102 @@
+"""Optimizers as values that a joiner can adopt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from outlast.checkpoint.content import unowned
+from outlast.checkpoint.inplace import put_in_group
+from outlast.errors import ProtectError, UnsupportedError
+
+GROUPS = (
+    "give every group to the optimizer before protect(); parameters that are frozen meanwhile"
+    " (requires_grad_(False), after protect()) have no gradients, and it leaves them alone"
+)
+
+
+def strangers(held: Mapping[str, Any]) -> str:
+    """Name, in words, what steps like an optimizer and is none of torch's; "" if nothing does."""
+    return "".join(
+        f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
+        " for the vote: derive its class from that one"
+        for name, each in held.items()
+        if callable(getattr(each, "step", None)) and callable(getattr(each, "zero_grad", None))
+    )
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each group without its parameters."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "groups": hyperparameters(optimizer),
+        # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
+        "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
+        "unowned": unowned(optimizer),
+    }
+
+
+def must_be_whole(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedError for an optimizer that talks to other ranks while it steps."""
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise UnsupportedError(
+            f"optimizer {name!r} is a ZeroRedundancyOptimizer: its step() broadcasts parameters"
+            " after it has begun to change them, and each rank alone holds its part of the moments,"
+            " so that a rank that is lost could be neither put back nor replaced; nothing was"
+            " protected; use FSDP2 (fully_shard) with the inner optimizer, or DDP with it unsharded"
+        )
+
+
+def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises ProtectError where another optimizer was saved."""
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    there, here = (len(saved["groups"]), len(saved["state"])), (len(optimizer.param_groups), count)
+    if there != here:
+        raise ProtectError(
+            f"optimizer {name!r} was saved with {there[0]} groups of {there[1]} parameters in all,"
+            f" the script has {here[0]} of {here[1]}; nothing was taken over"
+        )
+
+
+def put_in_groups(
+    optimizer: torch.optim.Optimizer, hyperparameters: Iterable[Mapping[str, Any]]
+) -> None:
+    """Be as `hyperparameters` say, by group: what else the groups hold came later, and goes."""
+    for group, values in zip(optimizer.param_groups, hyperparameters, strict=True):
+        put_in_group(group, values)
+        for key in group.keys() - values.keys() - {"params"}:
+            del group[key]
+
+
+def optimizer_adopt(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], *, rates: bool = True
+) -> None:
+    """Be as `saved` says, with its hyperparameters where `rates`; `saved` stays as it is, also when
+    the optimizer goes on."""
+    if rates:
+        put_in_groups(optimizer, saved["groups"])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for parameter, values in zip(parameters, saved["state"], strict=True):
+        if values is not None:
+            optimizer.state[parameter] = {k: _on(parameter, v) for k, v in values.items()}
+    for key, value in saved.get("unowned", {}).items():
+        optimizer.state[key] = _on(parameters[0], value)
+
+
+def _on(parameter: torch.Tensor, value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _on(parameter, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on(parameter, item) for item in value)
+    # 0-dim step counters stay on the CPU, where the optimizer made them unless it is capturable.
+    if isinstance(value, torch.Tensor):
+        return value.to(parameter.device if value.dim() else value.device, copy=True)
+    return copy.deepcopy(value)

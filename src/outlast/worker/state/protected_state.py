@@ -1,0 +1,353 @@
+"""Protected state: the three kinds that `Session.protect` takes, and how each is kept.
+
+- *replicated*: modules, optimizers, schedulers, GradScaler, `Replicated(...)`. Equal on all ranks
+  of a replica; a joiner gets it from a donor that has finished its phase.
+- *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
+- *attempt-local*: what a refused attempt may have touched before the vote; see undo.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from outlast import random_state
+from outlast.checkpoint import inplace, tree
+from outlast.checkpoint.state import State, Stateful
+from outlast.errors import CodecError, ProtectError
+from outlast.random_state import GENERATOR_TYPES, Generator
+from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.state import optimizer_state
+from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
+from outlast.worker.state.module_buffers import ModuleBuffers
+from outlast.worker.state.optimizer_state import (
+    must_be_whole,
+    must_fit,
+    optimizer_adopt,
+    optimizer_tree,
+)
+from outlast.worker.state.protected_modules import ProtectedModules
+from outlast.worker.state.rank_local_state import RankLocalState
+
+
+def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
+    """The state of all generators, as plain data that `checkpoint.tree` can encode."""
+    state = random_state.of_process()
+    if named:
+        state["named"] = random_state.states(named)
+    return state
+
+
+def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
+    """Put `capture`'s answer back. Raises ProtectError when the named generators differ."""
+    saved = state.get("named", {})
+    if saved.keys() != named.keys():
+        raise ProtectError(
+            f"the saved generators are {sorted(saved)}, the script protects {sorted(named)}:"
+            " every worker must protect the same names"
+        )
+    random_state.restore(state)
+    random_state.restore_state(named, saved)
+
+
+class Replicated:
+    """Marks an object whose state is equal on all ranks (an EMA of the weights, say), so that it
+    travels with the model and not in this rank's slot. It must change only after `optimizer.step`
+    or between phases."""
+
+    def __init__(self, target: Stateful) -> None:
+        if not isinstance(target, Stateful):
+            raise ProtectError(
+                f"Replicated({type(target).__name__}) needs state_dict and load_state_dict"
+            )
+        self.target = target
+
+
+class ProtectedState:
+    """The script's state by name. Raises ProtectError for what cannot be kept."""
+
+    def __init__(self, named: Mapping[str, Any], state: dict[str, Any]) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
+        self.copies: dict[str, Stateful] = {}  # what was marked Replicated
+        self.generators: dict[str, Generator] = {}
+        self.loaders: list[Any] = []
+        self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
+        for name, value in named.items():
+            self._place(name, value)
+        held = {id(p) for module in self.modules.values() for p in module.parameters()}
+        for name, optimizer in self.optimizers.items():
+            if any(id(p) not in held for g in optimizer.param_groups for p in g["params"]):
+                raise ProtectError(
+                    f"optimizer {name!r} updates a parameter that no protected module holds:"
+                    " protect that module too, or a replacement worker would not get it"
+                )
+        self._shape = self._count()
+        self.tree = ProtectedModules(self.modules)
+        refuse_hidden(part for module in self.modules.values() for part in module.modules())
+        self.reducers = DDPBuckets(lambda: self.tree.reducers)
+        self._identity = [id(p) for p in self.tree.parameters()]
+        self.buffers = ModuleBuffers(self.tree)
+        self.local = RankLocalState(self)
+        self.script: CarriedVariables | None = None  # variables of the script that nobody named
+        self._known: set[str] = set()
+        self._looked = 0
+        self._check_movable()
+
+    def _place(self, name: str, value: Any) -> None:
+        if name == "state":
+            raise ProtectError("the name 'state' is taken by session.state")
+        if isinstance(value, nn.Module):
+            self.modules[name] = value
+        elif isinstance(value, torch.optim.Optimizer):
+            must_be_whole(name, value)
+            self.optimizers[name] = value
+        elif isinstance(value, Replicated):
+            self.copies[name] = value.target
+        elif isinstance(value, (LRScheduler, torch.amp.GradScaler)):
+            self.schedules[name] = value
+        elif isinstance(value, GENERATOR_TYPES):
+            self.generators[name] = value
+        elif isinstance(value, torch.utils.data.DataLoader):
+            self.loaders.append(value)  # its position is kept by `batches`
+        elif isinstance(value, (Stateful, dict, list)):
+            self.own[name] = value
+        else:
+            raise ProtectError(
+                f"cannot protect {name!r} ({type(value).__name__}): it has no state_dict and"
+                " load_state_dict, and is neither a generator, a dict, nor a list"
+            )
+
+    def _count(self) -> tuple[int, ...]:
+        return tuple(
+            len(group["params"]) for o in self.optimizers.values() for group in o.param_groups
+        )
+
+    @property
+    def objects(self) -> dict[str, Stateful]:
+        """The replicated ones that are neither modules nor optimizers."""
+        return {**self.schedules, **self.copies}
+
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Those that may skip an optimizer's step on their own; a disabled one never does."""
+        return [
+            o
+            for o in self.schedules.values()
+            if isinstance(o, torch.amp.GradScaler) and o.is_enabled()
+        ]
+
+    def check_unchanged(self) -> None:
+        """Raises ProtectError when a module or an optimizer was changed after `protect`."""
+        self.tree.refresh()
+        if [id(p) for p in self.tree.parameters()] != self._identity:
+            raise ProtectError(
+                "a protected module has other parameters than at protect(): build, convert and"
+                " wrap everything first, then protect; nothing was applied"
+            )
+        self._check_hooks()
+        if self._count() != self._shape:
+            raise ProtectError(
+                f"an optimizer had {self._shape} parameters by group at protect() and now has"
+                f" {self._count()}: {optimizer_state.GROUPS}; nothing was applied"
+            )
+        if len(self._known) > self._looked:  # what a first step makes (moments, averages) is new
+            self._looked = len(self._known)
+            self._check_movable()
+
+    def _check_movable(self) -> None:
+        """Raises ProtectError naming what could not reach a replacement worker: found now, and not
+        by the donors of the first failure, one after the other."""
+        try:
+            tree.flatten(self.replicated())
+            self.own_choices()
+        except CodecError as error:
+            raise ProtectError(f"no other worker could take over {error}") from error
+
+    def knows(self, key: str) -> bool:
+        """Whether a phase of this function has been completed here: what it changes is known."""
+        return key in self._known or key.startswith("outlast.")
+
+    def completed(self, key: str) -> None:
+        """A phase of this function is complete."""
+        self.buffers.mark_end()
+        if not self.knows(key):
+            self._known.add(key)
+
+    def _check_hooks(self) -> None:
+        held = {id(o) for o in (*self.objects.values(), *self.own.values())}
+        for part in self.tree.reducers:
+            must_not_join(part)
+            hooks = getattr(part, "_comm_hooks", ())  # not where all reductions are delayed
+            for hook, state in hooks:
+                if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in held):
+                    raise ProtectError(
+                        f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
+                        f" state ({type(state).__name__}) that is not protected: a redo and a"
+                        " replacement worker would go on without it; protect that object (it needs"
+                        " state_dict and load_state_dict), or leave the hook out"
+                    )
+
+    def schema(self) -> tuple[str, str]:
+        """(digest, summary) of names, shapes and dtypes; equal on all ranks or the run stops."""
+        lines = [
+            f"{name}.{key} {tuple(t.shape)} {t.dtype}"
+            for name, module in self.modules.items()
+            for key, t in [*module.named_parameters(), *module.named_buffers()]
+        ]
+        lines += [f"{n}: {type(o).__name__} {[len(g['params']) for g in o.param_groups]}"
+                  for n, o in self.optimizers.items()]  # fmt: skip
+        lines += sorted([*self.objects, *self.generators, *self.own])
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        numbers = sum(p.numel() for m in self.modules.values() for p in m.parameters())
+        return digest, f"{len(lines)} entries, {numbers} parameters, {lines[:1]} ..."
+
+    # --- rank-specific ---
+
+    def own_state(self, choices: bytes, *, whole: bool = True) -> bytes:
+        """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes, and what may
+        be (see RankLocal); `whole` where the phase is complete that the state is for."""
+        return tree.encode(
+            {
+                "buffers": self.buffers.own(),
+                "choices": choices,
+                "modes": self.tree.modes(),
+                "gradients": self.tree.gradients(),
+                "local": self.local.encode(whole=whole),
+            }
+        )
+
+    def own_choices(self) -> bytes:
+        """The part that the script itself may change: drawn numbers, own objects."""
+        choices = {
+            "random": capture(self.generators),
+            "objects": {
+                name: value if isinstance(value, (dict, list)) else value.state_dict()
+                for name, value in self.own.items()
+            },
+            "script": self.script.state() if self.script is not None else {},
+        }
+        try:
+            return tree.encode(choices)
+        except CodecError:
+            if self.script is None:
+                raise
+            self.script.check()  # raises where a variable of the script is the cause
+            return tree.encode({**choices, "script": self.script.state()})
+
+    def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
+        """Put back what `own_state` said, into the objects that the script holds. `keep`: see
+        `RankLocal.restore`; None where this worker has the rank already."""
+        state = tree.decode(own)
+        if keep is not None and "local" in state:
+            self.local.restore(state["local"], keep=keep)
+        saved = tree.decode(state["choices"])
+        restore(saved["random"], self.generators)
+        self.buffers.restore_own(state["buffers"])
+        self.tree.set_modes(state.get("modes", b""))
+        self.tree.set_gradients(state.get("gradients", b""))
+        self.restore_choices(saved)
+
+    def restore_choices(self, saved: Mapping[str, Any]) -> None:
+        """Put back the script's own objects and variables; generators are another's task."""
+        objects = saved["objects"]
+        if objects.keys() != self.own.keys():
+            raise ProtectError(
+                f"the saved objects are {sorted(objects)}, the script protects {sorted(self.own)}"
+            )
+        if self.script is not None:
+            self.script.restore(saved.get("script", {}))
+        for name, value in self.own.items():
+            plain = isinstance(value, (dict, list))
+            if inplace.same(value if plain else value.state_dict(), objects[name]):
+                continue
+            if plain:
+                inplace.settle(value, objects[name])
+            else:
+                value.load_state_dict(objects[name])
+
+    # --- replicated ---
+
+    def content(self) -> State:
+        """The same, as a checkpoint holds it: under names that do not depend on the wrapping."""
+        return State({**self.modules, **self.optimizers, **self.objects})
+
+    def replicated(self) -> dict[str, Any]:
+        """Everything a joiner needs from a donor: tensors by reference, nothing copied."""
+        return {
+            "modules": {
+                name: {
+                    "parameters": {k: p.detach() for k, p in module.named_parameters()},
+                    "buffers": {k: b.detach() for k, b in module.named_buffers()},
+                }
+                for name, module in self.modules.items()
+            },
+            "optimizers": {name: optimizer_tree(o) for name, o in self.optimizers.items()},
+            "objects": {name: o.state_dict() for name, o in self.objects.items()},
+            "ddp": msgspec.to_builtins(self.reducers.states()),
+            "gradients": self.tree.gradients(),
+        }
+
+    @torch.no_grad()
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Take over a copy of a donor's `replicated()`, but for what came with the rank's slot.
+        Raises ProtectError when the shapes do not fit; then nothing was changed."""
+        for what, live in (
+            ("modules", self.modules), ("optimizers", self.optimizers), ("objects", self.objects),
+        ):  # fmt: skip
+            if state[what].keys() != live.keys():
+                raise ProtectError(
+                    f"the saved {what} are {sorted(state[what])}, the script protects"
+                    f" {sorted(live)}; nothing was taken over"
+                )
+        for name, optimizer in self.optimizers.items():
+            must_fit(name, optimizer, state["optimizers"][name])
+        reducers = msgspec.convert(state["ddp"], list[BucketState])
+        own, local = {*self.buffers.own(), *self.local.kept_buffers()}, self.local
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, module in self.modules.items():
+            for kind, live in (
+                ("parameters", dict(module.named_parameters())),
+                ("buffers", dict(module.named_buffers())),
+            ):
+                saved = state["modules"][name][kind]
+                _must_match(f"{name} {kind}", saved, live)
+                pairs += [
+                    (tensor, saved[key])
+                    for key, tensor in live.items()
+                    if kind == "parameters" or f"{name}.{key}" not in own
+                ]
+        for target, source in pairs if local.takes_weights else ():
+            target.copy_(source)
+        for name, optimizer in self.optimizers.items() if local.takes_weights else ():
+            optimizer_adopt(optimizer, state["optimizers"][name], rates=local.takes_rates)
+        for name, value in self.objects.items():
+            if local.takes_object(name):
+                value.load_state_dict(copy.deepcopy(state["objects"][name]))
+        self.reducers.adopt(reducers)
+        self.tree.set_gradients(state["gradients"])
+        self.buffers.look_away()
+
+
+def _must_match(
+    what: str, saved: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor]
+) -> None:
+    wrong = [
+        key
+        for key in {*saved, *live}
+        if key not in saved or key not in live or saved[key].shape != live[key].shape
+    ]
+    if wrong:
+        raise ProtectError(
+            f"{what}: {len(wrong)} entries differ from what the donor sent, first {min(wrong)!r};"
+            " this worker's script built another model; nothing was taken over"
+        )

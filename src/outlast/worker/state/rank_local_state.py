@@ -1,0 +1,261 @@
+"""State that a script changes after the vote: equal on all ranks, or local to each.
+
+An EMA of BatchNorm's statistics, or a scheduler that steps on a rank's own loss, differs by rank,
+and nothing says so in advance. Each rank carries such state in its slot, and votes compare it:
+
+    part         contents                                    where ranks differ
+    buffers      small buffers that change behind the vote   each rank keeps its own
+    schedulers   states of schedulers                        each rank keeps its own
+    rates        hyperparameters and GradScalers             each keeps its own, and, because the
+                                                             weights will differ, all of its state
+
+A part that is equal on all ranks comes from a donor, who knows it at the end of its phase. Where
+ranks differ, and in the first phase of a function, which nobody has compared, a rank writes its
+slot at the end of the phase and not before the vote: a rank that is lost in between leaves nothing,
+and everybody begins again from the newest copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import xxhash
+
+from outlast.checkpoint import tree
+from outlast.errors import PhaseError
+from outlast.transport.worker_page import SLOT_BYTES
+from outlast.worker.state.optimizer_state import (
+    hyperparameters,
+    optimizer_adopt,
+    optimizer_tree,
+    put_in_groups,
+)
+
+if TYPE_CHECKING:
+    from outlast.worker.state.protected_state import ProtectedState
+
+BUFFERS, SCHEDULERS, RATES = PARTS = ("buffers", "schedulers", "rates")
+EVERYTHING = "everything"
+EVERYTHING_BYTES_MAX = SLOT_BYTES - (1 << 20)  # a slot also has generators and a data position
+
+
+class StateStanding(msgspec.Struct, frozen=True, array_like=True):
+    """Knowledge of one rank when a vote shows that ranks differ."""
+
+    place: str
+    replica_set: bytes
+    differing: tuple[str, ...]
+    compared: tuple[str, ...]
+    digests: dict[str, bytes]
+
+
+class RankLocalState:
+    """One rank's. `differing`: the parts that ranks hold differently; `compared`: the functions
+    behind whose phases the ranks have compared them; `kept`: what came with a slot and is not to be
+    taken from a donor."""
+
+    def __init__(self, protected: ProtectedState) -> None:
+        self._held = protected
+        self.differing: set[str] = set()
+        self.compared: set[str] = set()
+        self.kept: frozenset[str] = frozenset()
+        self._completed: set[str] = set()  # functions since the last comparison
+        self._looks: dict[str, tuple[bytes, bytes]] = {}
+        self._digests: dict[str, bytes] = {}
+        self._is_mixed = False  # pipeline stages: ranks that are no replicas hold other things
+
+    # --- the slot ---
+
+    def encode(self, *, whole: bool) -> dict[str, Any]:
+        """The rank's slot's share. `whole`: nothing of it can change until the place that the slot
+        is for; else a donor knows better."""
+        parts = {part: self._packed(part, value) for part, value in self._values().items()}
+        if whole and RATES in self.differing:
+            parts[EVERYTHING] = tree.encode(self._everything())
+        return {
+            "parts": parts,
+            "differing": sorted(self.differing),
+            "compared": sorted(self.compared),
+            "whole": whole,
+        }
+
+    def _packed(self, part: str, value: Any) -> bytes:
+        """The value as a blob, made anew where it has changed."""
+        try:
+            look = msgspec.msgpack.encode(value)
+        except (TypeError, OverflowError):  # a tensor, say, or a long integer
+            look = b""
+        before, data = self._looks.get(part, (b"", b""))
+        if not look or look != before:
+            data = tree.encode(value)
+            self._looks[part] = look, data
+            self._digests[part] = xxhash.xxh3_64_digest(data)
+        return data
+
+    def _values(self) -> dict[str, Any]:
+        held = self._held
+        groups = {name: hyperparameters(o) for name, o in held.optimizers.items()}
+        states: dict[str, dict[str, Any]] = {SCHEDULERS: {}, RATES: {}}
+        for name, value in held.schedules.items():
+            states[part_of(value)][name] = value.state_dict()
+        rates = {"groups": groups, "scalers": states[RATES]}
+        return {BUFFERS: held.buffers.late(), SCHEDULERS: states[SCHEDULERS], RATES: rates}
+
+    def _everything(self) -> dict[str, Any]:
+        held = self._held
+        return {
+            "tensors": {
+                f"{name}.{key}": tensor.detach()
+                for name, module in held.modules.items()
+                for key, tensor in [*module.named_parameters(), *module.named_buffers()]
+            },
+            "optimizers": {name: optimizer_tree(o) for name, o in held.optimizers.items()},
+        }
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Any], *, keep: bool) -> None:
+        """Be what the rank's last worker was, and `keep` that until the walk is over; else a donor
+        knows better."""
+        held = self._held
+        self.differing.update(saved["differing"])
+        self.compared.update(saved["compared"])
+        if not (saved["whole"] and (keep or self.differing)):
+            return
+        values = {part: tree.decode(data) for part, data in saved["parts"].items()}
+        if EVERYTHING in values:
+            live = self._everything()["tensors"]
+            for name, tensor in values[EVERYTHING]["tensors"].items():
+                live[name].copy_(tensor)
+            for name, optimizer in held.optimizers.items():
+                optimizer_adopt(optimizer, values[EVERYTHING]["optimizers"][name])
+        for name, groups in values[RATES]["groups"].items():
+            put_in_groups(held.optimizers[name], groups)
+        for name, state in (values[SCHEDULERS] | values[RATES]["scalers"]).items():
+            held.schedules[name].load_state_dict(state)
+        held.buffers.restore_late(values[BUFFERS])
+        self.kept = frozenset(values)
+
+    # --- what a donor gives ---
+
+    @property
+    def takes_weights(self) -> bool:
+        """Return whether a donor's modules and moments are to be taken over, and not this rank's
+        kept."""
+        return EVERYTHING not in self.kept
+
+    @property
+    def takes_rates(self) -> bool:
+        """Return whether a donor's hyperparameters are."""
+        return RATES not in self.kept
+
+    def takes_object(self, name: str) -> bool:
+        """Return whether a donor's state of this object is."""
+        if name not in self._held.schedules:
+            return True
+        return part_of(self._held.schedules[name]) not in self.kept
+
+    def kept_buffers(self) -> Collection[str]:
+        """The buffers that are not."""
+        return self._held.buffers.late().keys() if BUFFERS in self.kept else ()
+
+    def is_audited(self, part: str) -> bool:
+        """Return whether audits compare this part, because votes do not."""
+        return self._is_mixed and part not in self.differing
+
+    @property
+    def has_replicas(self) -> bool:
+        """Return whether another rank may hold this one's weights."""
+        return RATES not in self.differing
+
+    # --- votes ---
+
+    def must_wait(self, key: str) -> bool:
+        """Return whether a phase's slot can be written only when the phase is complete."""
+        return bool(self.differing) or key not in self.compared
+
+    def ballot(self) -> str:
+        """Return what the ranks' ballots must have in common beside their place."""
+        parts = () if self._is_mixed else PARTS
+        compared = [self._digests[part].hex() for part in parts if part not in self.differing]
+        return " ".join([*sorted(self.differing), *compared])
+
+    def completed(self, key: str, *, has_changed_buffers: bool) -> None:
+        """A phase of function `key` is complete; `has_changed_buffers`: behind its vote, too."""
+        self._completed.add(key)
+        if has_changed_buffers:
+            self.differing.add(BUFFERS)
+
+    def won(self) -> None:
+        """All ballots were the same."""
+        self.compared |= self._completed
+        self._completed = set()
+
+    def dispute(
+        self, place: str, replica_set: bytes, exchange: Callable[[bytes], list[bytes]],
+        tell: Callable[[str], None],
+    ) -> bool:  # fmt: skip
+        """Find out why the ballots of a vote were not the same. Returns False where the ranks do
+        not stand at the same place; else all know by now what differs by rank. Raises PhaseError
+        where that is too large to be carried."""
+        mine = StateStanding(
+            place, replica_set, tuple(sorted(self.differing)), tuple(sorted(self.compared)),
+            self._digests,
+        )  # fmt: skip
+        answers = exchange(msgspec.msgpack.encode(mine))
+        said = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
+        if any(each.place != place for each in said):
+            return False
+        if news := self._settle(said):
+            tell(
+                f"{news} differ by rank: they are the rank's own from here on, as under torchrun; a"
+                " rank that is lost while it steps brings all ranks back to the newest copy"
+            )
+        return True
+
+    def _settle(self, said: Sequence[StateStanding]) -> str:
+        before = set(self.differing)
+        self.differing.update(*(each.differing for each in said))
+        self.compared.update(*(each.compared for each in said))
+        sets: dict[bytes, list[dict[str, bytes]]] = {}
+        for each in said:
+            sets.setdefault(each.replica_set, []).append(each.digests)
+        news = {
+            part
+            for digests in sets.values()
+            for part in PARTS
+            if len({each[part] for each in digests}) > 1
+        } - self.differing
+        self.differing |= news
+        found = self.differing - before
+        for part in PARTS:
+            if part not in self.differing and len({each.digests[part] for each in said}) > 1:
+                self._is_mixed = True
+        if RATES in found:
+            self._must_fit()
+        return ", ".join(_TOLD[part] for part in PARTS if part in found)
+
+    def _must_fit(self) -> None:
+        size = len(tree.encode(self._everything()))
+        if size > EVERYTHING_BYTES_MAX:
+            raise PhaseError(
+                "hyperparameters of optimizers (learning rates), or the scale of a GradScaler,"
+                " differ by rank: weights that they change would differ, too, so that no rank"
+                f" could replace another, and a rank's state of {size} bytes does not fit its slot"
+                f" of {EVERYTHING_BYTES_MAX}; nothing was applied; step the scheduler on a loss"
+                " that is equal on all ranks (dist.all_reduce), or set equal rates"
+            )
+
+
+_TOLD = {
+    BUFFERS: "buffers that change after optimizer.step",
+    SCHEDULERS: "states of schedulers",
+    RATES: "hyperparameters, and so all weights",
+}
+
+
+def part_of(value: Any) -> str:
+    """The part that the state of a scheduler or of a GradScaler belongs to."""
+    return RATES if isinstance(value, torch.amp.GradScaler) else SCHEDULERS

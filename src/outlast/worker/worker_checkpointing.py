@@ -1,0 +1,395 @@
+"""Checkpoints of a whole job between steps: copied in a phase, written by keepers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from outlast import events
+from outlast.checkpoint import agreement, tree
+from outlast.checkpoint.catalog import lineage_of, open_checkpoint
+from outlast.checkpoint.content import Content, flatten
+from outlast.checkpoint.copies import Copies
+from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.fill import fill
+from outlast.checkpoint.fitting import Fitting, Saved
+from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.keeper.faults import Fault as DiskFault
+from outlast.checkpoint.keeper.protocol import Outcome
+from outlast.checkpoint.lineage import Lineage
+from outlast.checkpoint.own import buffers
+from outlast.checkpoint.reader import Reader
+from outlast.checkpoint.record import Place
+from outlast.config import WorkerSettings
+from outlast.controller.fault_spec import Where
+from outlast.errors import CorruptionError, MismatchError, OutlastError, StorageError, UsageError
+from outlast.transport import messages
+from outlast.worker.compute_environment import author
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.script_progress import Intervals, ProgressSlot
+from outlast.worker.rank_part import RankPart
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.step_rhythm import StepRhythm
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
+
+NEWS_S = 1.0
+OWN_BYTES = 64 << 10  # about what a seat's part takes at first
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    """Message of a rank before a save: why it cannot, whether it has room to copy at once, when it
+    would save next, and where this save stands. Of the last two rank 0's word counts."""
+
+    failure: str
+    ready: bool
+    every: Intervals
+    place: Place
+    parent: str
+    base: str
+
+
+class _Copied(NamedTuple):
+    place: Place
+    begin_s: float
+    prepared: bool  # something was made or compared as well, which no later save does
+
+
+class RunCheckpointer:
+    """One rank's saves: all ranks copy in one phase, and each one's keeper writes on its own."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        seat: int,
+        groups: GroupRegistry,
+        moment: WorkerStatus,
+        timeline: WorkerEvents,
+        send: Callable[[messages.WorkerBody], None],
+        watch: Callable[[Where], None],
+        shared: Mapping[str, bytes],
+        stays: Callable[[Place | None], bool],
+        origin: Place | None = None,
+    ) -> None:
+        """`stays`: which versions of this seat's workers before this one are of use, until a save
+        of this one's is complete. `origin`: what this worker began again from, if anything."""
+        self._shared, self._stays, self._origin = shared, stays, origin
+        self._lineage: Lineage | None = None
+        self._settings, self._seat = settings, seat
+        self._root = Path(settings.run_dir) / "checkpoints"
+        self._groups, self._moment, self._timeline = groups, moment, timeline
+        self._send, self._watch = send, watch
+        self._engine: Engine | None = None
+        self._reserved = False
+        self._author: dict[str, str] = {}
+        self._generation = 0  # in which the ranks last compared what they hold
+        self._copied: _Copied | None = None
+        self._pending: set[int] = set()
+        self._void: set[Place] = set()
+        self._telling = threading.Lock()
+        self._flushing: dict[Place, float] = {}  # those on their way to the disk: what they blocked
+        self._fewer = False  # peers held the last version than were asked to
+        self.rhythm = StepRhythm()
+
+    def save(
+        self, protected: ProtectedState, slot: ProgressSlot, *, to_disk: bool, propose: Intervals
+    ) -> Intervals:
+        """Inside a phase. A disk that fails costs this checkpoint and nothing else: it is said,
+        older checkpoints stay, and training goes on. A copy in memory is left out where a rank has
+        no room for it yet. Returns when to save from here on, as rank 0 proposes."""
+        moment = self._moment
+        if self._copied:  # that attempt was refused: nobody waits for what becomes of it
+            self._void.add(self._copied.place)
+            self._flushing.pop(self._copied.place, None)
+        self._copied = None
+        place = Place(moment.step, moment.n, f"t{self._settings.term}g{moment.generation}")
+        parent = base = ""
+        begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
+        state = protected.content()
+        content = flatten(state)
+        # What is a rank's own is in its slot: small buffers, or all where weights differ by rank.
+        apart = buffers(state) if protected.local.has_replicas else content.tensors
+        prepared = True
+        try:
+            prepared = self._prepare(content, apart)
+            if self._seat == 0:
+                place, parent, base = self._next(place)
+        except (CorruptionError, StorageError, UsageError) as error:
+            failure = str(error)
+        ready = self._engine is not None and self._engine.ready
+        said = self._agree(_Said(failure, ready, propose, place, parent, base))
+        place = said[0].place
+        failures = [
+            f"rank {rank}: {each.failure}" for rank, each in enumerate(said) if each.failure
+        ]
+        every = said[0].every
+        # All compare again once one could not prepare: it would else wait for them alone.
+        self._generation = 0 if failures else moment.generation
+        if failures:
+            self._failed(place, "; ".join(failures))
+        elif to_disk or all(each.ready for each in said):
+            assert self._engine is not None
+            part = RankPart(
+                msgspec.structs.replace(slot, every=every).pack(), protected.reducers.states(),
+                dict(self._shared),
+            )  # fmt: skip
+            if to_disk:
+                self._flushing[place] = 0.0  # before it can be told that this has ended
+            save = self._engine.save(
+                place, content.tensors, shared=content.shared, own=part.pack(), origin=self._author,
+                parent=parent, base=base, apart=apart, to_disk=to_disk, faults=faults,
+            )  # fmt: skip
+            self._pending.add(save)
+            self._copied = _Copied(place, begin_s, prepared)
+        return every
+
+    def reserve(self, protected: ProtectedState) -> None:
+        """Have the memory for saves made beside the steps before the first one. Nothing is said to
+        other ranks; what fails here is tried again, and told, at the first save."""
+        if self._engine or self._reserved:
+            return
+        self._reserved = True
+        with suppress(OutlastError):
+            self._start().reserve(_tensors(protected), 2 * OWN_BYTES, range(self._settings.world))
+
+    def _disk_faults(self, to_disk: bool) -> tuple[DiskFault, ...]:
+        try:
+            if to_disk:
+                self._watch("checkpoint")
+        except OSError:  # `--fault full`: it is the keeper's disk that is to be full
+            return (DiskFault("ENOSPC", step="write"),)
+        return ()
+
+    def _prepare(self, content: Content, apart: Collection[str]) -> bool:
+        """Everything that can fail on one rank alone, before the ranks agree to copy; whether
+        there was more to do than usual."""
+        anew = self._moment.generation != self._generation
+        try:
+            first = not self._author
+            engine = self._engine or self._start()
+            if first:
+                self._author = author()  # the script has set by now what it sets
+        except StorageError as error:
+            agreement.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
+            raise
+        if anew:
+            engine.compare_again()  # somebody may be new, and has not compared anything yet
+        engine.prepare(content.tensors, len(content.shared) + OWN_BYTES, apart)
+        return anew
+
+    def _next(self, place: Place) -> tuple[Place, str, str]:
+        """Return this save's place among those of the directory, its parent and its base."""
+        if self._lineage is None:
+            self._lineage = lineage_of(Folder(self._root), self._origin)
+        return self._lineage.go_on(place.step, place.n, place.attempt)
+
+    def _agree(self, mine: _Said) -> list[_Said]:
+        said = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(each, type=_Said) for each in said]
+
+    def complete(self) -> None:
+        """The phase is complete: every rank has copied its part."""
+        copied, self._copied = self._copied, None
+        if copied and self._engine:
+            self._engine.complete()
+        if copied and self._seat == 0:
+            blocked_s = 0.0 if copied.prepared else time.monotonic() - copied.begin_s
+            place = copied.place
+            with self._telling:
+                if place in self._flushing:
+                    self._flushing[place] = blocked_s
+            self._send(
+                messages.Checkpointed(
+                    n=place.n, step=place.step, path=place.directory, tier="memory",
+                    blocking_s=blocked_s, step_s=self.rhythm.step_s,
+                )
+            )  # fmt: skip
+
+    @property
+    def flushing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk, as far as this rank has heard."""
+        return bool(self._flushing)
+
+    def poll(self) -> None:
+        """Tell what has become of saves."""
+        with self._telling:
+            for outcome in self._engine.outcomes() if self._engine else ():
+                if outcome.kind == "copied":
+                    self._copied_to_peers(outcome)
+                    continue
+                if outcome.kind == "written" and outcome.error:
+                    self._timeline.note(outcome.error)
+                if outcome.kind == "written" and self._seat == 0:
+                    continue  # its commit is still to come
+                self._pending.discard(outcome.save)
+                if self._seat != 0:
+                    self._flushing.pop(outcome.place, None)
+                if outcome.kind == "committed":
+                    self._saved(outcome.place, outcome)
+                elif outcome.kind in ("failed", "skipped"):
+                    self._failed(outcome.place, outcome.error)
+
+    def _report(self) -> None:
+        """On a thread of its own: a save's end is told when it is known, however long the script's
+        step takes."""
+        assert self._engine
+        while True:
+            if self._engine.wait_news(NEWS_S):
+                self.poll()
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until this rank's saves have ended, at most so long, and tell of them. What has not
+        ended by then its keeper goes on with."""
+        until_s = time.monotonic() + timeout_s
+        for save in list(self._pending):
+            try:
+                assert self._engine
+                self._engine.wait(save, max(0.0, until_s - time.monotonic()))
+            except StorageError as error:
+                self._timeline.note(str(error))
+        self.poll()
+
+    def _start(self) -> Engine:
+        settings = self._settings
+        keeper = Keeper.connect(
+            keeper_address(settings, self._seat), settings.token, f"rank {self._seat}"
+        )
+        keeper.forget(self._stays)
+        self._engine = Engine(
+            self._root,
+            rank=self._seat,
+            world=settings.world,
+            job=settings.run,
+            exchange=self._groups.gather_bytes,
+            keeper=keeper,
+            save_s=settings.limits.save_s,
+        )
+        if self._seat == 0:
+            threading.Thread(target=self._report, name="outlast-saves", daemon=True).start()
+        return self._engine
+
+    def _saved(self, place: Place, outcome: Outcome) -> None:
+        path = str(self._root / place.directory)
+        self._send(
+            messages.Checkpointed(
+                n=place.n, step=place.step, path=path, flush_s=outcome.seconds,
+                blocking_s=self._flushing.pop(place, 0.0),
+                drag_s=self.rhythm.drag_s(), step_s=self.rhythm.step_s,
+            )
+        )  # fmt: skip
+        self._timeline.emit(
+            events.CheckpointSaved(
+                t_ns=self._timeline.now_ns(), n=place.n, step=place.step, path=path,
+                size_bytes=outcome.size_bytes, seconds=outcome.seconds,
+            )
+        )  # fmt: skip
+
+    def _copied_to_peers(self, outcome: Outcome) -> None:
+        """Fewer copies than asked are said once, until all are there again."""
+        if outcome.error and not self._fewer:
+            lacking = (
+                f"{outcome.copies} of {outcome.strips} strips are in the parity of its group"
+                if outcome.strips
+                else f"fewer copies in memory than asked ({outcome.copies} beside this rank's own"
+                " keeper's)"
+            )
+            self._timeline.note(
+                f"step {outcome.place.step}: {lacking}: {outcome.error}; training goes on, and the"
+                " next version is sent to all of them again"
+            )
+        self._fewer = bool(outcome.error)
+
+    def _failed(self, place: Place, error: str) -> None:
+        if self._seat != 0 or place in self._void:
+            return  # one rank speaks for all
+        self._flushing.pop(place, None)
+        self._send(messages.SaveFailed(n=place.n, step=place.step, error=error))
+        self._timeline.emit(
+            events.CheckpointFailed(
+                t_ns=self._timeline.now_ns(), n=place.n, step=place.step,
+                path=str(self._root / place.directory), error=error,
+            )
+        )  # fmt: skip
+
+
+class RunRestorer:
+    """A checkpoint that this seat begins again from, in memory or on disk.
+
+    Raises CorruptionError when it is damaged or of another version, StorageError when it cannot be
+    read.
+    """
+
+    def __init__(self, settings: WorkerSettings, seat: int, origin: messages.Checkpointed) -> None:
+        self._copies: Copies | None = None
+        if origin.tier == "memory":
+            addresses = [keeper_address(settings, each) for each in range(settings.world)]
+            self._copies = Copies.reach(addresses, settings.token, f"rank {seat}, starting")
+        path = Path(origin.path)
+        place = Place.parse(path.name)
+        if place is None:
+            raise CorruptionError(f"{path} is no checkpoint's name; nothing was taken over")
+        self._checkpoint = open_checkpoint(self._copies or Folder(path.parent), place)
+        self._reader = Reader(self._checkpoint)
+        where = f"{self._checkpoint.where}, rank {seat}"
+        self._part = RankPart.unpack(self._reader.blob(seat, "own"), where)
+        self.slot = self._part.slot
+        self.place = place
+        self.shared = dict(self._part.shared)
+
+    @torch.no_grad()
+    def restore(self, protected: ProtectedState) -> None:
+        """Fill what the script protects. Raises MismatchError listing all differences before
+        anything is touched."""
+        shared = tree.decode(self._reader.blob(0, "shared"))
+        saved = Saved(self._checkpoint.tensors, shared, shared["rest"])
+        fitting = Fitting(protected.content(), saved)
+        # Buffers that are one rank's own, and large, are in its slot and not among the tensors.
+        own = tree.decode(ProgressSlot.unpack(self.slot).own)
+        differences = [
+            line
+            for line in fitting.differences
+            if line.removesuffix(": missing in the checkpoint") not in own["buffers"]
+        ]
+        differences += [f"{name}: missing here" for name in fitting.spare]
+        if differences:
+            raise MismatchError(
+                f"{self._checkpoint.where} does not fit what the script protects; nothing was"
+                " touched; start the script that wrote it. Differences:\n  "
+                + "\n  ".join(sorted(differences))
+            )
+        fill(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
+        fitting.finish()
+        protected.reducers.adopt(self._part.ddp)
+        protected.tree.set_gradients(own.get("gradients", b""))
+        if self._copies:
+            self._copies.close()
+
+
+def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
+    """Almost what a save holds, under names of no meaning; no code of the script's runs."""
+    found: dict[str, torch.Tensor] = {}
+    for name, module in protected.modules.items():
+        held = [*module.named_parameters(), *module.named_buffers()]
+        found |= {f"{name}.{inside}": tensor for inside, tensor in held}
+    for name, optimizer in protected.optimizers.items():
+        states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
+        found |= {
+            f"{name}.state.{number}.{key}": value
+            for number, state in enumerate(states)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
+    return found
+
+
+def keeper_address(settings: WorkerSettings, seat: int) -> str:
+    return f"{settings.keepers}{seat}"

@@ -1,0 +1,84 @@
+"""Events of this worker: phases, refused attempts and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from outlast import events
+from outlast.telemetry.event_store import EventWriter
+
+
+class WorkerEvents:
+    """Writes events of one worker; without a run directory (a plain `python script.py`) it only
+    keeps time."""
+
+    def __init__(self, writer: EventWriter | None, worker: str) -> None:
+        self._writer, self.worker = writer, worker
+        self.seat = -1
+        self.generation = 0
+
+    def now_ns(self) -> int:
+        return self._writer.now_ns() if self._writer else time.time_ns()
+
+    def phase(self, n: int, step: int, kind: str, begin_ns: int, vote_ns: int) -> None:
+        self._emit(
+            events.PhaseDone(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
+                generation=self.generation, n=n, step=step, kind=kind, t_begin_ns=begin_ns,
+                t_vote_ns=vote_ns,
+            )
+        )  # fmt: skip
+
+    def refused(self, n: int, step: int, kind: str, begin_ns: int, reason: str) -> None:
+        self._emit(
+            events.AttemptRefused(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
+                generation=self.generation, n=n, step=step, kind=kind, t_begin_ns=begin_ns,
+                reason=reason,
+            )
+        )  # fmt: skip
+
+    def dry_steps(self, key: str, begin_ns: int) -> None:
+        self._emit(
+            events.DrySteps(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, key=key,
+                t_begin_ns=begin_ns,
+            )
+        )  # fmt: skip
+
+    def loop(self, until: int | None, epochs: int | None, length: int | None) -> None:
+        self._emit(
+            events.LoopBegun(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, until=until, epochs=epochs,
+                length=length,
+            )
+        )  # fmt: skip
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if values:
+            self._emit(
+                events.Metrics(
+                    t_ns=self.now_ns(), worker=self.worker, seat=self.seat, step=step,
+                    values=dict(values),
+                )
+            )  # fmt: skip
+
+    def note(self, text: str, *, warning: bool = True) -> None:
+        self._emit(
+            events.Note(
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, text=text,
+                level="warning" if warning else "info",
+            )
+        )  # fmt: skip
+
+    def emit(self, event: events.AnyEvent) -> None:
+        self._emit(event)
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+    def _emit(self, event: events.AnyEvent) -> None:
+        if self._writer:
+            self._writer.emit(event)

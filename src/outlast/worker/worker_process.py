@@ -1,0 +1,400 @@
+"""One worker process, from `init()` to the end of the script."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch.distributed as dist
+
+from outlast.checkpoint import tree
+from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
+from outlast.controller import fault_spec as fault_language
+from outlast.errors import GaveUpError, PhaseError, ProtectError, StepRefused, UsageError
+from outlast.events import Fault, FaultKind
+from outlast.telemetry.event_store import EventClock, EventWriter
+from outlast.transport import messages
+from outlast.transport.worker_page import Page
+from outlast.worker import flight_recorder_dump
+from outlast.worker.auditor import Auditor
+from outlast.worker.batch_loop import BatchLoop
+from outlast.worker.compute_environment import device_count, device_of, fingerprint
+from outlast.worker.controller_link import ControllerLink, end_process
+from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
+from outlast.worker.groups import SetupRecord as GroupRecord
+from outlast.worker.injected_faults import InjectedFaults
+from outlast.worker.liveness_pulse import PulseThread
+from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
+from outlast.worker.phases.undo_copy import deep_copy
+from outlast.worker.phases.worker_recovery import WorkerRecovery
+from outlast.worker.save_timing import SaveTimer, first_intervals
+from outlast.worker.script.script_variables import ScriptVariables, identities
+from outlast.worker.standalone_control import StandaloneControl
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
+
+if TYPE_CHECKING:
+    from outlast.worker.worker_checkpointing import RunRestorer
+
+STUCK_S = 2.0
+SharedAnswer: TypeAlias = messages.SharedValueReply | messages.SharedValueMake
+_SAVES = "outlast.worker.worker_checkpointing"  # a script that runs alone need not load it
+
+
+class WorkerProcess:
+    """The process behind a Session."""
+
+    def __init__(self, settings: WorkerSettings | None) -> None:
+        self.limits = settings.limits if settings else Limits()
+        self._settings = settings
+        self.local_rank = local_rank()
+        self.device = device_of(self.local_rank)
+        self.page = Page(settings.page_fd) if settings else Page.create()
+        name = settings.worker if settings else "alone"
+        run_dir = Path(settings.run_dir) if settings else None
+        writer = (
+            EventWriter(run_dir / "events", name, EventClock(settings.clock_anchor_ns))
+            if settings and run_dir
+            else None
+        )
+        self.timeline = WorkerEvents(writer, name)
+        self._shared: queue.Queue[SharedAnswer] = queue.Queue(maxsize=64)
+        self._known: dict[str, bytes] = {}  # shared values: asked again, the same is said again
+        self.state: dict[str, Any] = {}
+        self.place = ScriptProgress()
+        self._failed = False
+        self._seat_body: messages.Seat | None = None
+        self.restorer: RunRestorer | None = None
+        self.groups = GroupRegistry(
+            publish=lambda g, k, value: self.link.send(
+                messages.Put(generation=g, key=k, value=value)
+            ),
+            on_trouble=self._trouble,
+            on_collective=lambda _name: self.moment.collective(),
+            timeout_s=self.limits.operation_s,
+            copy_s=self.limits.transfer_s,
+            interface=gloo_interface(),
+        )
+        self.moment = WorkerStatus(
+            self.page, lambda body: self.link.try_send(body), self.groups.sever
+        )
+        self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
+        self.link = (
+            ControllerLink(settings, self._heard, end_process)
+            if settings
+            else StandaloneControl(self._heard)
+        )
+        self.faults = InjectedFaults(
+            [fault_language.parse(text) for text in settings.faults] if settings else [],
+            (run_dir or Path()) / "faults", self.timeline,
+            lambda: (self.moment.n, self.moment.step), lambda: self.groups.cut(),
+            lambda: self.phases.is_real, lambda pattern: self.auditor.flip(pattern),
+        )  # fmt: skip
+        self.healer = WorkerRecovery(
+            self.moment, self.groups, self.link.send, self.limits,
+            replicated=lambda: self._need().replicated(),
+            adopt=lambda state: self._need().adopt(state),
+            opened=self._opened, settled=lambda: self.phases.joining.settled,
+            learn=lambda keys: self.phases.joining.gated_elsewhere.update(keys),
+            tick=self.faults.reach, now_ns=self.timeline.now_ns,
+        )  # fmt: skip
+        self.script = ScriptVariables(
+            lambda: identities(self._need()), settings.on_unrepeatable if settings else "",
+            self.timeline.note,
+        )  # fmt: skip
+        self.phases = PhaseRunner(
+            moment=self.moment, groups=self.groups, healer=self.healer, timeline=self.timeline,
+            place=self.place, page=self.page, watch=self.faults.reach,
+            script=self.script, alone=settings is None,
+        )  # fmt: skip
+        self._follow_phases(settings)
+
+    def _follow_phases(self, settings: WorkerSettings | None) -> None:
+        self.phases.on_record = self._tell_record
+        self.auditor = Auditor(
+            self.moment, self.groups, self._need, lambda body: self.link.try_send(body),
+            self._trouble, self.faults.reach, self.timeline.note,
+            every=settings.audit_every if settings else 0,
+            patience_s=self.limits.status_s,
+        )  # fmt: skip
+        self.phases.before_vote, self.phases.on_complete = self.auditor.hooks
+        self.saver = SaveTimer(
+            self.phases, self.place, self.moment, self.faults.reach,
+            until_step=settings.until_step if settings else 0, need=self._need,
+        )  # fmt: skip
+        self.phases.save_as_asked = self.saver.as_asked
+        self.loop = BatchLoop(
+            phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
+            timeline=self.timeline, boundary=self.saver.boundary, at_top=self.script.at_top,
+            at_end=self.auditor.loop_ended,
+        )  # fmt: skip
+
+    def _trouble(self, error: BaseException) -> None:
+        self.moment.trouble(self._fault("transport", str(error)[:2000]))
+
+    def _fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
+        return self.moment.fault(kind, detail, trace, self.healer.seat, self.timeline.now_ns())
+
+    # --- taking a seat ---
+
+    def take_seat(self) -> None:
+        """Block until the controller gives this worker a seat, then make the process group."""
+        self.moment.enter("waiting")
+        if self._settings and self._settings.seat < 0:
+            # The first optimizer step imports it, for most of a second: a spare has time now.
+            importlib.import_module("torch._dynamo")
+        self.link.send(
+            messages.WorkerHello(
+                pid=os.getpid(),
+                fingerprint=fingerprint(self.device),
+                address=self.groups.address,
+                devices=device_count(),
+            )
+        )
+        if self._settings:
+            self.pulse.start()
+            importlib.import_module(_SAVES)  # while the controller decides
+        if self._settings and self._settings.seat < 0:
+            self.faults.warm(self.local_rank - self._settings.world)
+        body = self._wait_for_seat()
+        self._seat_body = body
+        self.seat, self.world = body.seat, body.world
+        self.healer.seat = self.timeline.seat = self.faults.seat = body.seat
+        self.moment.generation = max(self.moment.generation, body.generation)
+        self.moment.n = body.n
+        self.moment.joining = not body.first
+        if body.local_rank not in (-1, self.local_rank):
+            self.local_rank = body.local_rank
+            self.device = device_of(self.local_rank)
+        set_rank(body.seat, body.world, self.local_rank)
+        if not body.first:
+            self._prepare_walk(body)
+        elif body.checkpoint:
+            self._prepare_restore(body.seat, body.n, body.checkpoint)
+        self.groups.take_seat(body.seat, body.world, dry=not body.first)
+        if body.first:
+            self.healer.heal()
+            self.timeline.generation = self.moment.opened
+        register(self.groups)
+        dist.init_process_group(
+            "outlast", store=self.groups.job_store(), rank=body.seat, world_size=body.world
+        )
+        self.moment.enter("setup")
+        self.faults.reach("setup")
+        if self._settings:
+            self._prepare_saves(self._settings, first=body.first)
+
+    def _prepare_restore(self, seat: int, n: int, origin: messages.Checkpointed) -> None:
+        from outlast.worker.worker_checkpointing import RunRestorer
+
+        assert self._settings is not None
+        self.restorer = RunRestorer(self._settings, seat, origin)
+        self._known = self.restorer.shared  # a run on another machine has nobody who knows them
+        self._walk({f"before:{n}": self.restorer.slot}, n)
+
+    def _prepare_saves(self, settings: WorkerSettings, *, first: bool) -> None:
+        from outlast.worker.worker_checkpointing import RunCheckpointer
+
+        begun_at = self.restorer.place if self.restorer else None
+        if first:  # what this start was told, whatever an earlier one was
+            self.place.every = first_intervals(settings)
+        self.saver.checkpointer = RunCheckpointer(
+            settings=settings, seat=self.seat, groups=self.groups, moment=self.moment,
+            timeline=self.timeline, send=self.link.send, watch=self.faults.reach,
+            shared=self._known, origin=begun_at if first else None,
+            # One that joins does not know what the others still need.
+            stays=lambda place: not first or (place is not None and place == begun_at),
+        )  # fmt: skip
+
+    def _wait_for_seat(self) -> messages.Seat:
+        while True:  # a spare waits as long as the run lasts; the link's end ends it
+            try:
+                body = self.moment.inbox.get(timeout=60.0)
+            except queue.Empty:
+                continue
+            if isinstance(body, messages.Seat):
+                return body
+            if isinstance(body, messages.Stop):
+                raise SystemExit(0)
+
+    def _prepare_walk(self, body: messages.Seat) -> None:
+        self.groups.record = GroupRecord.decode(body.record)
+        self._walk(dict(body.slots), body.n)
+
+    def _walk(self, slots: dict[str, bytes], n: int) -> None:
+        walk = walk_from(slots, n)
+        if walk is None:
+            raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
+        self.phases.joining.walk = walk
+        self.place.saved_step, self.place.every = walk.slot.saved_step, walk.slot.every
+        self.moment.step = 0 if walk.slot.batch else walk.slot.step
+
+    # --- the script's calls ---
+
+    def protect(self, named: Mapping[str, Any]) -> None:
+        if self.phases.protected is not None:
+            raise ProtectError(
+                "protect() was called twice, or after the first phase: build everything, protect"
+                " it once, then run; nothing was applied"
+            )
+        protected = ProtectedState(named, self.state)
+        protected.script = self.script.carried
+        self.phases.protected = protected
+        digest, summary = protected.schema()
+        self.link.send(messages.StateProtected(schema=digest, summary=summary))
+        if self.faults:
+            for module in protected.modules.values():
+                self.faults.watch_model(module, lambda: self.loop.pending)
+            for optimizer in protected.optimizers.values():
+                optimizer.register_step_post_hook(lambda *_: self._applied())
+        if self.restorer is not None:
+            self.restorer.restore(protected)
+            self.restorer = None
+            # The script's code between walked phases will change it again.
+            self.healer.staged = deep_copy(protected.replicated(), "cpu")
+
+    def _applied(self) -> None:
+        if self.phases.attempt is not None:
+            self.faults.reach("apply")
+
+    def run(
+        self, key: str, function: Callable[..., Any], call: Callable[[], Any], *, undo: bool
+    ) -> Any:
+        if self.phases.protected is None:
+            self.protect({})
+        kind = "step" if self.loop.pending else "eval"
+        result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
+        self.loop.pending = False
+        return result
+
+    def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
+        if self.phases.protected is None:
+            raise UsageError("call session.protect(...) before session.batches(...)")
+        self.phases.protected.loaders.append(loader)
+        return self.loop.run(loader, until, epochs)
+
+    def report(self, values: dict[str, float]) -> None:
+        if self.phases.attempt is not None:
+            self.phases.attempt.reports.update(values)
+            return
+        joining = self.phases.joining
+        if joining.walk is None or (joining.walk.after and not joining.result_lost):
+            self.moment.loss = values.get("loss", self.moment.loss)
+            self.timeline.metrics(self.moment.step, values)
+
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        patience_s = 2 * self.limits.join_s  # another may be making it, and others after it
+        until_s = time.monotonic() + patience_s
+        self.link.send(messages.SharedValueRequest(name=name))
+        while time.monotonic() < until_s:
+            try:
+                answer = self._shared.get(timeout=self.limits.shared_s)
+            except queue.Empty:
+                self.link.send(messages.SharedValueRequest(name=name))  # a frame may have been lost
+                continue
+            if answer.name != name:
+                continue
+            if isinstance(answer, messages.SharedValueReply):
+                self._known[name] = answer.value
+                return tree.decode(answer.value)
+            if name not in self._known:
+                self._known[name] = tree.encode(make())
+                until_s = time.monotonic() + patience_s
+            self.link.send(messages.SharedValueMade(name=name, value=self._known[name]))
+        raise GaveUpError(f"no answer for the shared value {name!r} after {patience_s:.0f} s")
+
+    def _opened(self) -> None:
+        if self.phases.protected is not None:
+            self.phases.protected.reducers.restore()
+
+    def _need(self) -> ProtectedState:
+        if self.phases.protected is None:
+            raise PhaseError("session.protect(...) must come before the first phase")
+        return self.phases.protected
+
+    def _tell_record(self) -> None:
+        if self._seat_body is not None and self._seat_body.first:
+            if self.phases.joining.settled:
+                self.groups.record.stop()  # rehearsals are set-up too: DDP makes its buckets there
+            self.link.send(messages.Recorded(seat=self.seat, record=self.groups.record.encode()))
+
+    # --- the reader thread ---
+
+    def _heard(self, body: messages.AnyBody) -> None:
+        match body:
+            case messages.Close():
+                self.moment.close(body)
+                self.auditor.wake()
+                look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
+                look.daemon = True
+                look.start()
+            case messages.RendezvousValue():
+                self.groups.deliver(body.generation, body.key, body.value)
+            case messages.SharedValueReply() | messages.SharedValueMake():
+                self._shared.put(body)
+            case messages.Trace() if self._settings is not None:
+                place = flight_recorder_dump.DumpPlace(
+                    Path(self._settings.run_dir), self.healer.seat
+                )
+                flight_recorder_dump.answer(body, place, self.groups.members(), self.link.try_send)
+            case messages.AuditRequest() | messages.AuditAgreed():
+                self.auditor.hear(body)
+            case messages.SaveEvery():
+                self.saver.proposal = Intervals(body.memory, body.disk)
+            case (messages.Seat() | messages.Decide() | messages.Connect() | messages.Open()
+                  | messages.Stop()):  # fmt: skip
+                self.moment.inbox.put(body)
+
+    def _look_for_stuck(self, generation: int) -> None:
+        if left := self.groups.stuck(generation):
+            self.moment.lost(
+                "broken",
+                self._fault(
+                    "transport",
+                    f"{left} collective(s) of generation {generation} did not end within"
+                    f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
+                    " gloo and cannot be put back",
+                ),
+            )
+
+    # --- the end ---
+
+    def finish(self) -> None:
+        """At interpreter exit: stay a donor until everybody has ended."""
+        if not self._failed and self.moment.opened:
+            with suppress(SystemExit, GaveUpError):
+                if self.phases.joining.walk is not None:
+                    self.phases.joining.join()
+                self.saver.settle(self.limits.save_s)
+                self.auditor.finish()
+                self.moment.enter("finished")
+                self.link.send(messages.Finished(n=self.moment.n, step=self.moment.step))
+                self.healer.linger()
+        self.phases.gate.close()
+        self.link.close()
+        self.pulse.close()
+        self.groups.shutdown()
+        self.timeline.close()
+
+    def failed(self, error: BaseException) -> None:
+        """The script ended by `error`: the controller hears it before the process is gone."""
+        if self._failed:
+            return
+        self._failed = True
+        if isinstance(error, StepRefused):
+            return  # the failure is another rank's
+        text = "".join(traceback.format_exception(error))
+        cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
+        if cause == "raised" and is_caused_by_transport(error):
+            cause, text = "transport", ""  # the script could not go on without its peer
+        self.moment.trouble(self._fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

@@ -1,0 +1,218 @@
+"""Status of this worker, shared by its main thread and its reader thread.
+
+The main thread moves through states; the reader thread, on Close, must answer at once and finally.
+Both happen under one lock, so an answer "running" means that this attempt can no longer vote, and a
+worker that has begun to vote is never reported before the vote's outcome is known. Once a vote is
+won, the worker is given a moment to complete the phase, whose result then goes with the answer; a
+script that takes longer is not waited for: "applying" says that phase n+1 will be complete here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from outlast.errors import GaveUpError, StepRefused
+from outlast.events import Fault, FaultKind
+from outlast.transport import messages, worker_page
+from outlast.transport.worker_page import KEYS, Page, State
+
+RESULT_BYTES_SAID = 4096
+APPLIED_S = 0.25  # for a won phase to be complete before its answer goes out without a result
+_UNDECIDED: tuple[State, ...] = ("voting", "applying")
+
+
+class WorkerStatus:
+    """The worker's generation, place and state. `n`: phases completed; `step`: steps committed."""
+
+    def __init__(
+        self,
+        page: Page,
+        send: Callable[[messages.WorkerBody], None],
+        sever: Callable[[int], None],
+    ) -> None:
+        self._page, self._send, self._sever = page, send, sever
+        self._lock = threading.RLock()
+        self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
+        self.generation = 0  # the newest one that this worker knows of
+        self.closed = 0  # every generation up to this one is over
+        self.opened = 0
+        self.n = 0
+        self.step = 0
+        self.state: State = "starting"
+        self._step_won = 0  # steps committed once the won phase is complete
+        self.ask: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
+        self.joining = False  # has not taken over the seat's state yet: cannot be a donor
+        self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
+        self._owes_status = False
+        self._answered = 0  # the newest generation whose end this worker has spoken about
+        self._collectives = 0
+        self._t_state_ns = self._t_attempt_ns = time.monotonic_ns()
+        self._key = 0  # of the newest phase, as the hang watch knows it
+        self._keys: dict[str, int] = {}
+        self._paces: dict[
+            int, tuple[int, worker_page.PhasePace]
+        ] = {}  # by key: its place in the page
+        self.loss = float("nan")
+        self.result = b""  # of the newest completed phase
+        self.shared = False
+
+    # --- the main thread ---
+
+    @property
+    def is_open(self) -> bool:
+        """Whether phases can still be voted on: a worker that has answered never votes again."""
+        return self.opened == self.generation > max(self.closed, self._answered)
+
+    def enter(self, state: State) -> None:
+        """Move to `state`; pays an answer that Close asked for while the outcome was unknown."""
+        with self._lock:
+            self.state = state
+            self._t_state_ns = time.monotonic_ns()
+            self._beat()
+            if self._owes_status and state not in _UNDECIDED:
+                self._answer(self._word(), None)
+
+    def enter_attempt(self, state: State, name: str = "") -> None:
+        """Like `enter`, but raises StepRefused when the generation is over. `name`, where the
+        attempt begins: the kind of phase that it is."""
+        with self._lock:
+            if not self.is_open:
+                raise StepRefused("the generation closed before the attempt began")
+            if name:
+                self._key = self._keys.get(name) or self._name_key(name)
+                self._collectives = 0
+            self.enter(state)
+            if name:
+                self._t_attempt_ns = self._t_state_ns
+
+    def _name_key(self, name: str) -> int:
+        """Its key, or 0 for one kind too many: the watch then never expects anything of it."""
+        if len(self._keys) == KEYS:
+            return 0
+        key = self._keys[name] = worker_page.phase_key(name)
+        return key
+
+    def won(self, step: int) -> None:
+        """The vote is won: phase n+1, after which `step` steps are committed, is being applied."""
+        with self._lock:
+            self._step_won = step
+            self.enter("applying")
+            if self._owes_status:
+                self._answer_soon()
+
+    def completed(self, *, step: int, result: bytes, shared: bool) -> None:
+        """Phase n+1 is complete on this worker."""
+        with self._lock:
+            self.result = result if len(result) <= RESULT_BYTES_SAID else b""
+            self.shared = shared
+            self.n += 1
+            self.step = step
+            self.enter("idle")
+            if self._key:
+                place, before = self._paces.get(self._key, (len(self._paces), worker_page.UNSEEN))
+                now = worker_page.updated_pace(before, self._t_state_ns - self._t_attempt_ns)
+                self._paces[self._key] = place, now
+                self._page.put_pace(place, self._key, now)
+
+    def collective(self) -> None:
+        self._collectives += 1
+        self._beat()
+
+    def prepared(self, fault: Fault) -> None:
+        """The vote was answered by an error: say what was voted, now or as the first notice."""
+        with self._lock:
+            self._answer("prepared", fault)
+
+    def trouble(self, fault: Fault) -> None:
+        """First word about a failure that this worker sees. It is also this worker's answer, so
+        while a vote is undecided nothing is said: the vote will fail by itself."""
+        with self._lock:
+            if self.generation > self._answered and self.state not in _UNDECIDED:
+                self._answer(self._word(), fault)
+
+    def lost(self, state: str, fault: Fault) -> None:
+        """This process is "torn" or "broken": whatever it said before, it must be replaced."""
+        with self._lock:
+            self._answer(state, fault)
+
+    def fault(self, kind: FaultKind, detail: str, trace: str, seat: int, t_ns: int) -> Fault:
+        """Return a fault of this rank at its present place."""
+        return Fault(
+            kind=kind, detail=detail[:2000], traceback=trace[-8000:], seat=seat, n=self.n,
+            step=self.step + 1, state=self.state, t_ns=t_ns,
+        )  # fmt: skip
+
+    def take(self, timeout_s: float) -> messages.ControllerBody:
+        """The controller's next word. Raises GaveUpError after `timeout_s`."""
+        try:
+            return self.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            raise GaveUpError(
+                f"the controller said nothing for {timeout_s:.0f} s while this worker stood before"
+                f" phase {self.n + 1} (step {self.step}); committed work is in the other ranks and"
+                " in the newest checkpoint"
+            ) from None
+
+    # --- the reader thread ---
+
+    def close(self, body: messages.Close) -> None:
+        with self._lock:
+            self.generation = max(self.generation, body.generation)
+            self.closed = max(self.closed, body.generation)
+            if body.generation > self._answered:
+                if self.state in _UNDECIDED:
+                    self._owes_status = True
+                    if self.state == "applying":
+                        self._answer_soon()
+                else:
+                    self._answer(self._word(), None)
+        self._sever(body.generation)
+
+    def answer_if_won(self) -> None:
+        """Pay an owed answer whose content is known though the script is not done."""
+        with self._lock:
+            if self._owes_status and self.state == "applying":
+                self._answer("applying", None)
+
+    def _answer_soon(self) -> None:
+        timer = threading.Timer(APPLIED_S, self.answer_if_won)  # the script has the main thread
+        timer.daemon = True
+        timer.start()
+
+    # --- both, under the lock ---
+
+    def _word(self) -> str:
+        if self.state == "setup" and self.opened:
+            return "broken"  # set-up collectives were cut: the script cannot be put back there
+        if self.state in ("running", "checkpoint", "dry"):
+            return "broken" if self.rehearsing else "running"
+        if self.joining:
+            return "joining"
+        return "finished" if self.state == "finished" else "idle"
+
+    def _answer(self, state: str, fault: Fault | None) -> None:
+        self._owes_status = False
+        self._answered = self.generation
+        news = fault if self.generation > self.closed or state in ("torn", "broken") else None
+        applying = state == "applying"  # what the phase returns is not known yet
+        self._send(
+            messages.Status(
+                generation=self.generation,
+                n=self.n + applying,
+                step=self._step_won if applying else self.step,
+                state=state,
+                fault=news,
+                result=b"" if applying else self.result,
+                shared=self.shared and not applying,
+            )
+        )
+
+    def _beat(self) -> None:
+        self._page.beat(
+            self.n, self.step, self.state, self._collectives, time.monotonic_ns(),
+            self._t_state_ns, self.loss, self._key,
+        )  # fmt: skip
