@@ -41,11 +41,15 @@ def test_strangers_are_turned_away(pair: tuple[Seat, Seat]) -> None:
         Link.open(address, "another token", due)
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 9, b"\xff" * 100):
         with socket.create_connection(address.split(":"), TIMEOUT_S) as sock:  # pyright: ignore[reportArgumentType] - a port may be a word
-            sock.sendall(said)
-            sock.shutdown(socket.SHUT_WR)
-            assert sock.recv(4) == peers.MAGIC
-            with contextlib.suppress(ConnectionResetError):
-                assert len(sock.recv(4096)) <= 32 and sock.recv(4096) == b""
+            answer = bytearray()
+            # A peer that closes with bytes unread resets the connection, at any point of this.
+            with contextlib.suppress(ConnectionError, BrokenPipeError):
+                sock.sendall(said)
+                with contextlib.suppress(OSError):  # reset already: not connected any more
+                    sock.shutdown(socket.SHUT_WR)
+                while received := sock.recv(4096):
+                    answer += received
+        assert len(answer) <= 36 and bytes(answer[:4]) in (b"", peers.MAGIC)
     door = open_door()
     with door, pytest.raises(TimeoutError):  # nobody answers
         Link.open(address_of(door), TOKEN, time.monotonic() + 0.2)

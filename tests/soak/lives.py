@@ -100,8 +100,9 @@ class Life:
     def kill_keeper(self, rank: int) -> None:
         """The one that the rank has started; it may have just ended, or not begun."""
         for task in Path(f"/proc/{self._ranks[rank]}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
+            # Threads and keepers may end between the listing and the look.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for pid in (task / "children").read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
 
     def end(self, timeout_s: float) -> None:

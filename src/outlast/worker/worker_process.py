@@ -367,8 +367,6 @@ class WorkerProcess:
                 ),
             )
 
-    # --- the end ---
-
     def finish(self) -> None:
         """At interpreter exit: stay a donor until everybody has ended."""
         if not self._failed and self.moment.opened:
