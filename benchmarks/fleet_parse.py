@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 from harness import median, table, verdict
 
-from outlast.fleet import sacct
+from outlast.fleet.formats import sacct
 
 RATIO = 0.4  # of the time of pandas' C engine, at most
 COLUMNS = (
@@ -102,7 +102,7 @@ def _iso(seconds: str | pl.Expr) -> pl.Expr:
 
 def ours(path: Path) -> int:
     """All parts, as the lake would take them."""
-    reading = sacct.read(path)
+    reading = sacct.read_sacct(path)
     for _ in reading:
         pass
     reading.totals.check()

@@ -19,16 +19,16 @@ from typing import NamedTuple
 import polars as pl
 from harness import median, table, verdict
 
-from outlast.fleet import synth
-from outlast.fleet.attribution import Attributed, attribute
-from outlast.fleet.blame import at_fault
-from outlast.fleet.ettr import ettr, overall
-from outlast.fleet.fit import fit
-from outlast.fleet.goodput import lost, summary
-from outlast.fleet.lemons import lemons, scored
-from outlast.fleet.mttf import failure_rate, mttf
-from outlast.fleet.tables import Tables
-from outlast.theory import gamma
+from outlast.fleet.analysis.failure_attribution import AttributedFailures, attribute_failures
+from outlast.fleet.analysis.failure_rates import failure_rate, mttf
+from outlast.fleet.analysis.fitted_rates import fit_rates
+from outlast.fleet.analysis.jobs.goodput_loss import lost_goodput, total_loss
+from outlast.fleet.analysis.jobs.measured_ettr import measured_ettr, overall_ettr
+from outlast.fleet.analysis.lemons import rank_lemons, score_ranking
+from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.record_tables import Tables
+from outlast.fleet.synth import synthetic_cluster
+from outlast.theory import special_functions
 
 TAIL = 0.05
 DAY_S = 86_400.0
@@ -39,8 +39,8 @@ class Made(NamedTuple):
     """One cluster, what is attributed in it, and what is true of it."""
 
     tables: Tables
-    found: Attributed
-    truth: synth.Truth
+    found: AttributedFailures
+    truth: synthetic_cluster.GroundTruth
 
 
 class Asked(NamedTuple):
@@ -70,9 +70,9 @@ def rate_of_large_jobs(made: Made) -> Figures:
 def rate_for_plans(made: Made) -> Figures:
     """What `outlast plan --rates` takes for the band: Gamma with as many failures as it is sure
     as."""
-    rate = fit(made.tables).rate
+    rate = fit_rates(made.tables).rate
     true, weight = 1000 * made.truth.r_f_counted, rate.weight_failures
-    low, high = (gamma.quantile(weight, at) / weight for at in (TAIL, 1 - TAIL))
+    low, high = (special_functions.gamma_quantile(weight, at) / weight for at in (TAIL, 1 - TAIL))
     mean = rate.per_1000_node_days
     return {"plan's rate in its band": inside(low * mean, true, high * mean)}
 
@@ -93,13 +93,13 @@ def mttf_by_size(made: Made) -> Figures:
 def ettr_of_runs(made: Made) -> Figures:
     """Job runs of QOS high that held nodes for a day: mean ETTR, measured and true, in points."""
     truth = made.truth
-    runs = ettr(
-        made.tables, at_fault(made.found), qos=["high"], across_s=RESUBMITTED_S,
+    runs = measured_ettr(
+        made.tables, worst_nodes(made.found), qos=["high"], across_s=RESUBMITTED_S,
         interval_s=truth.checkpoint_s, init_s=truth.restart_s,
     )  # fmt: skip
     if truth.ettr is None or not len(runs):
         return {}
-    (row,) = overall(runs, truth.r_f / DAY_S).iter_rows(named=True)
+    (row,) = overall_ettr(runs, truth.r_f / DAY_S).iter_rows(named=True)
     return {
         "ETTR": 100 * row["ettr"],
         "ETTR true": 100 * truth.ettr,
@@ -111,8 +111,8 @@ def ettr_of_runs(made: Made) -> Figures:
 
 def goodput_lost(made: Made) -> Figures:
     """The share of lost goodput that is of second order, in points, and who instigated what."""
-    found = lost(made.tables, at_fault(made.found))
-    told, truth = summary(made.tables, found), made.truth
+    found = lost_goodput(made.tables, worst_nodes(made.found))
+    told, truth = total_loss(made.tables, found), made.truth
     second = found.filter(pl.col("order") == 2)
     mine = set(second.select("job", "attempt", "by_job", "by_attempt").iter_rows())
     true = {(one.job, one.attempt, one.by_job, one.by_attempt) for one in truth.cascades}
@@ -128,7 +128,7 @@ def goodput_lost(made: Made) -> Figures:
 
 def lemon_nodes(made: Made) -> Figures:
     """Those that are called lemons, and the ranking down to where 80 % of them are found."""
-    found = scored(lemons(made.tables, at_fault(made.found)), made.truth.lemons)
+    found = score_ranking(rank_lemons(made.tables, worst_nodes(made.found)), made.truth.lemons)
     precision = {} if found.precision is None else {"lemons precision": found.precision}
     at_80 = (
         {} if found.precision_at_80 is None else {"lemons precision at 80": found.precision_at_80}
@@ -177,9 +177,11 @@ BARS: dict[str, tuple[str, Callable[[Sequence[float]], float], float]] = {
 
 
 def one(asked: Asked, seed: int) -> Figures:
-    tables, truth = synth.cluster(asked.shape, asked.days, seed=seed, nodes=asked.nodes)
+    tables, truth = synthetic_cluster.make_cluster(
+        asked.shape, asked.days, seed=seed, nodes=asked.nodes
+    )
     began_s = time.perf_counter()
-    made = Made(tables, attribute(tables), truth)
+    made = Made(tables, attribute_failures(tables), truth)
     figures: Figures = {}
     for measure in MEASURES:
         figures |= measure(made)
@@ -189,7 +191,7 @@ def one(asked: Asked, seed: int) -> Figures:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clusters", type=int, default=200)
-    parser.add_argument("--shape", default="rsc1", choices=sorted(synth.SHAPES))
+    parser.add_argument("--shape", default="rsc1", choices=sorted(synthetic_cluster.SHAPES))
     parser.add_argument("--days", type=float, default=28)
     parser.add_argument("--nodes", type=int, default=512, help="0: as many as the paper's")
     parser.add_argument("--workers", type=int, default=1)

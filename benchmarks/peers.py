@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from harness import median, table, verdict
 
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.peers import SLICE_BYTES
-from outlast.checkpoint.keeper.protocol import Order, Peer
-from outlast.checkpoint.keeper.starting import Served, address_of, open_door
-from outlast.checkpoint.record import CHUNK_BYTES, Blob, Manifest, Place, shard_name
+from outlast.checkpoint.format.manifests import CHUNK_BYTES, Blob, Manifest, SavePoint, shard_name
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import PeerKeeper, SaveOrder
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
+from outlast.checkpoint.replicas.keeper_links import SLICE_BYTES
 
 LANES = 2
 TIMEOUT_S = 120.0
@@ -34,13 +34,13 @@ class Keepers:
     def __init__(self, size_bytes: int) -> None:
         door = open_door()
         name = f"@outlast-benchmark-{os.getpid()}"
-        to = Peer(name="the other", address=address_of(door))
+        to = PeerKeeper(name="the other", address=address_of(door))
         self._served = [
-            Served(f"{name}-1", "token", "the other", door=door),
-            Served(f"{name}-0", "token", "the one", peers=(to,)),
+            ServedKeeper(f"{name}-1", "token", "the other", door=door),
+            ServedKeeper(f"{name}-0", "token", "the one", peers=(to,)),
         ]
         door.close()
-        self._keeper = Keeper.connect(f"{name}-0", "token")
+        self._keeper = KeeperClient.connect(f"{name}-0", "token")
         self.arena = Arena.create(size_bytes)
         self._number = self._keeper.lend(self.arena)
         self._saves = 0
@@ -52,7 +52,7 @@ class Keepers:
         self._keeper.reuse(self._number)
         manifest = Manifest(
             job="benchmark",
-            place=Place(self._saves, self._saves, "a"),
+            place=SavePoint(self._saves, self._saves, "a"),
             rank=0,
             world=1,
             shard=shard_name(0),
@@ -64,7 +64,7 @@ class Keepers:
             pieces=(),
             blobs=(Blob("own", 0, size_bytes),),
         )
-        order = Order(
+        order = SaveOrder(
             save=self._saves,
             arena=self._number,
             root="",

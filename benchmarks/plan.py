@@ -20,9 +20,8 @@ from harness import HERE, median, table, verdict
 from planning.jobs import migrating, restarting
 
 from outlast.config import child_environment
-from outlast.plan.job import Job
-from outlast.plan.parts import Part, run_part
-from outlast.plan.simulate import simulate
+from outlast.plan.simulate.replications import ReplicationPart, run_part, simulate
+from outlast.plan.simulate.simulated_job import SimulatedJob
 
 FAILURES = 1_000_000  # about as many a turn
 GPUS = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
@@ -45,20 +44,22 @@ class Turn(NamedTuple):
         return self.failures / self.cpu_s
 
 
-def ours(one: Job, replications: int, seed: int) -> Turn:
+def ours(one: SimulatedJob, replications: int, seed: int) -> Turn:
     began_s = time.process_time()
     rows = simulate(one, replications, seed=seed)
     cpu_s = time.process_time() - began_s
     return Turn(cpu_s, float(rows["failures"].sum()), float(rows["wall_s"].mean()) / one.work_s)
 
 
-def simpys(model: Callable[[Job, int], tuple[float, int]], one: Job, seed: int) -> Turn:
+def simpys(
+    model: Callable[[SimulatedJob, int], tuple[float, int]], one: SimulatedJob, seed: int
+) -> Turn:
     began_s = time.process_time()
     wall_s, failures = model(one, seed)
     return Turn(time.process_time() - began_s, failures, wall_s / one.work_s)
 
 
-def replications_for(one: Job, failures: float = FAILURES) -> int:
+def replications_for(one: SimulatedJob, failures: float = FAILURES) -> int:
     return max(1, round(failures / (one.nodes * one.node_rate * one.work_s)))
 
 
@@ -87,17 +88,19 @@ def engines() -> dict[tuple[str, str], Callable[[int], Turn]]:
     return found
 
 
-def in_processes(pool: ProcessPoolExecutor, one: Job, replications: int) -> float:
+def in_processes(pool: ProcessPoolExecutor, one: SimulatedJob, replications: int) -> float:
     began_s = time.perf_counter()
     simulate(one, replications, executor=pool)
     return time.perf_counter() - began_s
 
 
-def apart(pool: ProcessPoolExecutor, one: Job, replications: int, processes: int) -> float:
+def apart(pool: ProcessPoolExecutor, one: SimulatedJob, replications: int, processes: int) -> float:
     """The same with no queue between them: each process has its share in one part."""
     share = replications // processes
     began_s = time.perf_counter()
-    shares = [pool.submit(run_part, Part(one, 0, k * share, share)) for k in range(processes)]
+    shares = [
+        pool.submit(run_part, ReplicationPart(one, 0, k * share, share)) for k in range(processes)
+    ]
     wait(shares)
     return time.perf_counter() - began_s
 

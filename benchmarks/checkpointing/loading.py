@@ -17,15 +17,15 @@ import torch
 from checkpointing import limits, state
 from checkpointing.engines import DcpTwoFiles, Outlast, forget
 
-from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.starting import Served
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.storage import Source
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import newest_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import StoreSource
 
 ENDS_S = 120.0
 
@@ -72,19 +72,19 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
     """The same version out of a keeper's memory, as a job does whose processes are gone, and from
     the disk: the same reader for both."""
     address, token = f"@outlast-bench-{os.getpid()}", secrets.token_hex(16)
-    served = Served(address, token, "the benchmark")
+    served = ServedKeeper(address, token, "the benchmark")
     folder = root / "returned"
-    engine = Engine(
+    engine = SaveEngine(
         folder, rank=0, world=1, job="", exchange=lambda message: [message], arenas=1,
-        keeper=Keeper.connect(address, token), save_s=ENDS_S,
+        keeper=KeeperClient.connect(address, token), save_s=ENDS_S,
     )  # fmt: skip
-    save = engine.save(Place(1, 1, "a"), held.tensors(), shared=b"", own=b"", origin={})
+    save = engine.save(SavePoint(1, 1, "a"), held.tensors(), shared=b"", own=b"", origin={})
     assert engine.wait(save, ENDS_S).kind == "committed"
     engine.close(ENDS_S)
     expected, into = state.values(held), held
 
     def from_memory() -> None:
-        copies = Copies.reach([address], token, "the benchmark")
+        copies = MemoryCopies.reach([address], token, "the benchmark")
         _read(copies, into)
         copies.close()
 
@@ -100,10 +100,10 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
     served.close(ENDS_S)
 
 
-def _read(source: Source, into: state.State) -> None:
-    checkpoint = newest(source, lambda damage: sys.exit(damage))
+def _read(source: StoreSource, into: state.State) -> None:
+    checkpoint = newest_checkpoint(source, lambda damage: sys.exit(damage))
     assert checkpoint
-    Engine.read(Reader(checkpoint), into.tensors())
+    SaveEngine.read(CheckpointReader(checkpoint), into.tensors())
 
 
 def _put_back(into: state.State, values: dict[str, torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from checkpointing.engines import Dcp, Outlast, forget
 from checkpointing.together import spawn
 from torch import distributed as dist
 
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.folder_store import Folder
 
 SLOW_BYTES_PER_S = 400e6  # of a directory that all ranks share
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planning.jobs import restarting
 
-from outlast.plan.simulate import simulate
+from outlast.plan.simulate.replications import simulate
 
 if __name__ == "__main__":
     rows = simulate(restarting(16_384, 54), int(sys.argv[1]))

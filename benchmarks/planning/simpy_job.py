@@ -8,12 +8,12 @@ from typing import Any
 
 import simpy  # pyright: ignore[reportMissingImports]
 
-from outlast.plan.job import STORAGE, Job
+from outlast.plan.simulate.simulated_job import STORAGE, SimulatedJob
 
-Model = Callable[[Job, int], tuple[float, int]]  # a job and a seed: seconds, and failures
+Model = Callable[[SimulatedJob, int], tuple[float, int]]  # a job and a seed: seconds, and failures
 
 
-def aggregated(job: Job, seed: int) -> tuple[float, int]:
+def aggregated(job: SimulatedJob, seed: int) -> tuple[float, int]:
     """One process for the job, whose failures come at the rate of all nodes; one for each repair;
     where it stands is computed, as in ours."""
     clock, chance = simpy.Environment(), random.Random(seed)
@@ -50,7 +50,7 @@ def aggregated(job: Job, seed: int) -> tuple[float, int]:
     return clock.now, failures
 
 
-def node_by_node(job: Job, seed: int) -> tuple[float, int]:
+def node_by_node(job: SimulatedJob, seed: int) -> tuple[float, int]:
     """One process for each seat, which interrupts the job's; each save is an event; there are
     always spares. For a job that restarts from its last save."""
     clock, chance = simpy.Environment(), random.Random(seed)

@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from outlast.checkpoint import tree
-from outlast.checkpoint.content import flatten
-from outlast.checkpoint.fitting import Fitting, Saved
-from outlast.checkpoint.plan import dtype_name
-from outlast.checkpoint.record import Tensor
-from outlast.checkpoint.state import State
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import Tensor
+from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
+from outlast.checkpoint.save.shard_plan import dtype_name
+from outlast.checkpoint.state.script_state import ScriptState
+from outlast.checkpoint.state.state_content import flatten_state
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,13 +50,13 @@ def trained(network: nn.Module, steps: int = 2, **settings: Any) -> dict[str, An
     return {"model": network, "optimizer": optimizer, "scheduler": scheduler}
 
 
-def saved(state: dict[str, Any]) -> tuple[Saved, dict[str, torch.Tensor]]:
+def saved(state: dict[str, Any]) -> tuple[SavedState, dict[str, torch.Tensor]]:
     """What a checkpoint would have of `state` now, and the values of its tensors."""
-    content = flatten(State(state))
-    shared = tree.decode(content.shared)
+    content = flatten_state(ScriptState(state))
+    shared = codec.decode(content.shared)
     values = {name: full(tensor).clone() for name, tensor in content.tensors.items()}
     specs = {n: Tensor(dtype_name(t.dtype), tuple(t.shape)) for n, t in content.tensors.items()}
-    return Saved(specs, shared, shared["rest"]), values
+    return SavedState(specs, shared, shared["rest"]), values
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,10 +65,10 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def move(source: dict[str, Any], target: dict[str, Any], **settings: Any) -> Fitting:
+def move(source: dict[str, Any], target: dict[str, Any], **settings: Any) -> StateFitting:
     """Save `source` and load it into `target`."""
     there, values = saved(source)
-    fitting = Fitting(State(target), there, **settings)
+    fitting = StateFitting(ScriptState(target), there, **settings)
     assert fitting.differences == [] and not fitting.spare
     for name, into in fitting.targets.items():
         (into.to_local() if isinstance(into, DTensor) else into).copy_(values[name])
@@ -79,7 +79,7 @@ def move(source: dict[str, Any], target: dict[str, Any], **settings: Any) -> Fit
 def differences(source: dict[str, Any], target: dict[str, Any]) -> list[str]:
     there, _ = saved(source)
     before = saved(target)[1]
-    fitting = Fitting(State(target), there)
+    fitting = StateFitting(ScriptState(target), there)
     after = saved(target)[1]
     assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
     return fitting.differences + [f"{name}: missing here" for name in sorted(fitting.spare)]

@@ -10,24 +10,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlast.checkpoint import catalog
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.committing import Gathering
-from outlast.checkpoint.keeper.disk import Disk
-from outlast.checkpoint.keeper.faults import Fault, WatchedDisk
-from outlast.checkpoint.keeper.protocol import Order, Outcome
-from outlast.checkpoint.keeper.writing import Part
-from outlast.checkpoint.record import Blob, Commit, Manifest, Place, manifest_name, shard_name
+from outlast.checkpoint.format.manifests import (
+    Blob,
+    Commit,
+    Manifest,
+    SavePoint,
+    manifest_name,
+    shard_name,
+)
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.commit_gathering import CommitGathering
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault, FaultyDisk, KeeperDisk
+from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder
+from outlast.checkpoint.keeper.part_files import PartFiles
+from outlast.checkpoint.stores import catalog
+from outlast.checkpoint.stores.folder_store import Folder
 
 CHUNK_BYTES = 64 << 10
 SIZE_BYTES = 5 * CHUNK_BYTES + 4096
 TIMEOUT_S = 30.0
 
 
-def place_of(step: int) -> Place:
-    return Place(step, step, f"a{step}")
+def place_of(step: int) -> SavePoint:
+    return SavePoint(step, step, f"a{step}")
 
 
 def manifest_of(
@@ -65,15 +71,15 @@ def commit_of(step: int, world: int = 1) -> Commit:
 def order_of(
     step: int,
     root: Path,
-    *faults: Fault,
+    *faults: DiskFault,
     arena: int = 0,
     rank: int = 0,
     world: int = 1,
     deadline_s: float = TIMEOUT_S,
     manifest: Manifest | None = None,
-) -> Order:
+) -> SaveOrder:
     """Saves have the number of their step."""
-    return Order(
+    return SaveOrder(
         save=step,
         arena=arena,
         root=str(root),
@@ -95,21 +101,21 @@ class Desk:
     """A root, and keepers with one filled arena each, numbered 0."""
 
     root: Path
-    keepers: list[Keeper] = field(default_factory=list)
+    keepers: list[KeeperClient] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)
 
-    def keeper(self) -> Keeper:
-        keeper = Keeper.start(f"rank {len(self.keepers)}")
+    def keeper(self) -> KeeperClient:
+        keeper = KeeperClient.start(f"rank {len(self.keepers)}")
         self.adopt(keeper)
         return keeper
 
-    def adopt(self, keeper: Keeper) -> None:
+    def adopt(self, keeper: KeeperClient) -> None:
         arena = filled()
         keeper.lend(arena)
         self.keepers.append(keeper)
         self.arenas.append(arena)
 
-    def save(self, keeper: Keeper, step: int, *faults: Fault, **how: Any) -> Outcome:
+    def save(self, keeper: KeeperClient, step: int, *faults: DiskFault, **how: Any) -> Outcome:
         keeper.order(order_of(step, self.root, *faults, **how))
         return keeper.wait(step, TIMEOUT_S)
 
@@ -131,7 +137,7 @@ def names(path: Path) -> list[str]:
 def newest(root: Path) -> int | None:
     """The step of the newest committed checkpoint; every byte of all of them is verified."""
     store = Folder(root)
-    found = catalog.places(store)
+    found = catalog.checkpoint_places(store)
     for place in found:
         assert catalog.verify(catalog.open_checkpoint(store, place)) == []
     return found[0].step if found else None
@@ -166,12 +172,12 @@ def gone(pid: int) -> bool:
         return True
 
 
-def save_here(disk: Disk, root: Path, arena: Arena) -> None:
+def save_here(disk: KeeperDisk, root: Path, arena: Arena) -> None:
     """One save of step 1, by the keeper's own hands but in this process."""
     manifest = manifest_of(1)
     due = time.monotonic() + TIMEOUT_S
-    Part(disk, root, manifest, due).write(arena.view[: manifest.size_bytes], again=False)
-    gathering = Gathering(disk, root, commit_of(1))
+    PartFiles(disk, root, manifest, due).write(arena.view[: manifest.size_bytes], again=False)
+    gathering = CommitGathering(disk, root, commit_of(1))
     assert gathering.look()
     gathering.commit()
     gathering.point()
@@ -181,7 +187,7 @@ def steps_of_a_save(root: Path) -> list[tuple[str, str]]:
     """Every step that a save takes on the disk, with the file's name."""
     taken: list[tuple[str, str]] = []
 
-    class Sized(WatchedDisk):
+    class Sized(FaultyDisk):
         def sync(self, fd: int) -> None:
             assert os.fstat(fd).st_size, "a sync of nothing"
             super().sync(fd)

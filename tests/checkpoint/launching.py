@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from outlast.checkpoint.catalog import clean, places
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.pruning import prune
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.stores.catalog import checkpoint_places, remove_uncommitted
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
+from outlast.checkpoint.upkeep.pruning import prune_store
+from outlast.checkpoint.upkeep.retention_policy import Keep
 
 
 def work(room: Path) -> None:
     """Clear up in `local`, bring its newest to `durable`, and let the others go."""
     local = Folder(room / "local")
-    clean(local)
-    copy(local, places(local)[0], Folder(room / "durable"))
-    prune(local, Keep(last=1), time.time_ns())
+    remove_uncommitted(local)
+    copy_checkpoint(local, checkpoint_places(local)[0], Folder(room / "durable"))
+    prune_store(local, Keep(last=1), time.time_ns())

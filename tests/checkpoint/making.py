@@ -13,26 +13,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from outlast.checkpoint.boxes import Box, runs, shares
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import (
+from outlast.checkpoint.format.manifests import (
     CHUNK_BYTES,
     COMMIT,
     FORMAT,
     Blob,
     Commit,
-    Entry,
     Manifest,
-    Piece,
-    Place,
-    Sample,
+    ManifestEntry,
+    SavePoint,
     Tensor,
+    TensorPiece,
+    ValueSample,
     digest_of,
     frozen_name,
     manifest_name,
     seal,
     shard_name,
 )
+from outlast.checkpoint.format.tensor_boxes import Box, runs, shares
+from outlast.checkpoint.stores.folder_store import Folder
 
 Array = np.ndarray[Any, Any]
 Division = Sequence[Sequence[tuple[str, Box]]]  # for each rank, boxes of tensors
@@ -51,7 +51,7 @@ def evenly(tensors: Mapping[str, Array], world: int) -> list[list[tuple[str, Box
 
 def make(
     root: Path,
-    place: Place,
+    place: SavePoint,
     tensors: Mapping[str, Array],
     world: int = 2,
     job: str = "job",
@@ -66,7 +66,7 @@ def make(
     version: int = FORMAT,
     parent: str = "",
     base: str = "",
-    samples: tuple[Sample, ...] = (),
+    samples: tuple[ValueSample, ...] = (),
     frozen: int = 0,
 ) -> Path:
     """Write a checkpoint and return its directory.
@@ -81,7 +81,7 @@ def make(
     }
     empty = {name for name, array in tensors.items() if array.size == 0}  # no piece names them
     parts = division or evenly(tensors, world)
-    folder, entries, size_bytes = Folder(root), list[Entry](), 0
+    folder, entries, size_bytes = Folder(root), list[ManifestEntry](), 0
     for rank in range(world):
         data, pieces = _pieces(tensors, parts[rank])
         named = [("shared", shared)] if rank == 0 and shared else []
@@ -106,7 +106,7 @@ def make(
             folder.put(place.directory, frozen_name(rank), [data[:frozen]], frozen)
         folder.put(place.directory, shard_name(rank), [data[frozen:]], len(data) - frozen)
         folder.put(place.directory, manifest_name(rank), [manifest], len(manifest))
-        entries.append(Entry(rank, manifest_name(rank), len(manifest), digest_of(manifest)))
+        entries.append(ManifestEntry(rank, manifest_name(rank), len(manifest), digest_of(manifest)))
         size_bytes += len(data)
     record = Commit(
         format=version, job=job, place=place, world=world, time_ns=time_ns, plan="0" * 32,
@@ -121,12 +121,12 @@ def make(
 
 def _pieces(
     tensors: Mapping[str, Array], boxes: Sequence[tuple[str, Box]]
-) -> tuple[bytearray, list[Piece]]:
-    data, pieces = bytearray(), list[Piece]()
+) -> tuple[bytearray, list[TensorPiece]]:
+    data, pieces = bytearray(), list[TensorPiece]()
     for name, box in boxes:
         part = np.ascontiguousarray(tensors[name][(*box.slices, ...)])
         unit = PAGE_BYTES if part.nbytes >= PAGE_BYTES else part.itemsize
         data += bytes(-len(data) % unit)
-        pieces.append(Piece(name, box.start, box.size, len(data)))
+        pieces.append(TensorPiece(name, box.start, box.size, len(data)))
         data += part.tobytes()
     return data, pieces

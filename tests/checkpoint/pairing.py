@@ -13,12 +13,12 @@ import msgspec
 from between import Network
 from keeping import SIZE_BYTES, TIMEOUT_S, filled, manifest_of, order_of, until
 
-from outlast.checkpoint import catalog
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.protocol import Outcome, Peer
-from outlast.checkpoint.keeper.starting import Served, address_of, open_door
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.stores import catalog
 
 TOKEN = "the token of a run"
 LARGE_BYTES = 24 << 20  # does not fit into what the kernel keeps on its way
@@ -40,10 +40,10 @@ class Seat:
         self._bytes_per_s = bytes_per_s
         self.rank, self.world, self.door, self.group = rank, world, door, group
         self.address = f"@outlast-peers-{os.getpid()}-{next(_numbers)}"
-        self._peers = tuple(Peer(name="its peer", address=address) for address in to)
+        self._peers = tuple(PeerKeeper(name="its peer", address=address) for address in to)
         self.served = self._serve()
         self.alive = True
-        self.keeper = Keeper.connect(self.address, TOKEN)
+        self.keeper = KeeperClient.connect(self.address, TOKEN)
         self.arenas: list[Arena] = []
         self.lend(SIZE_BYTES)
 
@@ -56,9 +56,9 @@ class Seat:
     def arena(self, step: int) -> Arena:
         return self.arenas[-2:][step % 2]
 
-    def _serve(self) -> Served:
+    def _serve(self) -> ServedKeeper:
         name = f"rank {self.rank}"
-        return Served(
+        return ServedKeeper(
             self.address, TOKEN, name, door=self.door, peers=self._peers, rank=self.rank,
             group=self.group, peers_bytes_per_s=self._bytes_per_s,
         )  # fmt: skip
@@ -113,7 +113,7 @@ class Seat:
 
 def held(seat: Seat) -> dict[tuple[int, int], bytes]:
     """What a keeper holds, by rank and step."""
-    keeper = Keeper.connect(seat.address, TOKEN)
+    keeper = KeeperClient.connect(seat.address, TOKEN)
     found = {}
     for version in keeper.held():
         manifest, arena = version.manifest, keeper.take(version.arena)
@@ -136,9 +136,9 @@ def held_after(seat: Seat) -> set[tuple[int, int]]:
 
 def newest_of(*seats: Seat) -> tuple[int | None, list[str]]:
     """The step that can be begun again from, every byte verified, and what was passed over."""
-    source = Copies.reach([seat.address for seat in seats], TOKEN, "a test")
+    source = MemoryCopies.reach([seat.address for seat in seats], TOKEN, "a test")
     notes: list[str] = []
-    found = catalog.newest(source, notes.append, verify=True)
+    found = catalog.newest_checkpoint(source, notes.append, verify=True)
     source.close()
     return (found.place.step if found else None), notes
 

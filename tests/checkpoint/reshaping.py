@@ -29,12 +29,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import newest_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
 WORLD = 4
 DEADLINE_S = 20.0
@@ -132,8 +132,8 @@ class Saver:
     def save(self, name: str, world: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Into a directory of its own; returns once it is committed."""
         exchange = partial(gathered, group=self.groups[world], world=world)
-        keeper = Keeper.start(f"rank {self.rank}")
-        engine = Engine(
+        keeper = KeeperClient.start(f"rank {self.rank}")
+        engine = SaveEngine(
             self.root / name,
             rank=self.rank,
             world=world,
@@ -144,16 +144,18 @@ class Saver:
             save_s=DEADLINE_S,
         )
         own, origin = f"own of {self.rank}".encode(), {"layout": name}
-        number = engine.save(Place(1, 1, "a"), tensors, shared=b"shared", own=own, origin=origin)
+        number = engine.save(
+            SavePoint(1, 1, "a"), tensors, shared=b"shared", own=own, origin=origin
+        )
         outcome = engine.wait(number, DEADLINE_S)
         engine.close(DEADLINE_S)
         assert outcome.kind == ("written" if self.rank else "committed"), outcome
 
 
-def reader_of(root: Path) -> Reader:
-    checkpoint = newest(Folder(root), lambda damage: sys.exit(damage), verify=True)
+def reader_of(root: Path) -> CheckpointReader:
+    checkpoint = newest_checkpoint(Folder(root), lambda damage: sys.exit(damage), verify=True)
     assert checkpoint, root
-    return Reader(checkpoint)
+    return CheckpointReader(checkpoint)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -165,7 +167,7 @@ def check_load(root: Path, rank: int, expected: Tensors) -> None:
     for value in found.values():
         local(value).fill_(7)
     reader = reader_of(root)
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     for name, value in found.items():
         assert torch.equal(local(value), local(expected[name])), name
     assert reader.blob(0, "shared") == b"shared"

@@ -16,9 +16,11 @@ from tests.checkpoint.sources import flip, place
 from torch import distributed as dist
 from torch import nn
 
-from outlast.checkpoint import Checkpointer, relay_agreement, tree
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.ranks import Ranks
+from outlast.checkpoint import Checkpointer
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.load import load_preparation
+from outlast.checkpoint.rank_group import RankGroup
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import OutlastError, StorageError
 
 WORLD, CHUNK = 4, 4096
@@ -49,7 +51,7 @@ def saved(root: Path, *steps: int, world: int = WORLD) -> int:
     if dist.get_rank() == 0:
         for step in steps:
             make(root, place(step), values(step), world, chunk_bytes=CHUNK, time_ns=step,
-                 shared=tree.encode({}))  # fmt: skip
+                 shared=codec.encode({}))  # fmt: skip
     dist.barrier()
     directory = root / place(steps[0]).directory
     return sum(shard.stat().st_size for shard in directory.glob("shard-*"))
@@ -119,10 +121,10 @@ def replicas(root: Path, rank: int) -> None:
     of_rank_0, of_all = WORLD, WORLD  # it alone looks for what there is to load
     assert together.records == of_rank_0 + of_all, together.records
     assert load(root, "abc", None).size_bytes == alone.size_bytes, "one host reads its own disk"
-    here = relay_agreement._host
-    relay_agreement._host = lambda: f"host {rank % 2}"
+    here = load_preparation._host
+    load_preparation._host = lambda: f"host {rank % 2}"
     apart = load(root, "abc", None)
-    relay_agreement._host = here
+    load_preparation._host = here
     assert equal(apart, 1) and apart.size_bytes == size, "two hosts read together"
     cast = load(root, "abc", True, cast=True)
     assert equal(cast, 1) and cast.size_bytes == size, cast.size_bytes / size
@@ -187,17 +189,17 @@ def damage(root: Path, rank: int) -> None:
 def wire(root: Path, rank: int) -> None:
     """What one rank hands on comes damaged: everybody behind it reads itself."""
     saved(root, 1)
-    send = Ranks.send
+    send = RankGroup.send
 
-    def wrong(self: Ranks, data: memoryview, to: int, number: int) -> Any:
+    def wrong(self: RankGroup, data: memoryview, to: int, number: int) -> Any:
         bad = bytearray(data)
         bad[number % len(bad)] ^= 4
         return send(self, memoryview(bad), to, number)
 
     if rank == 1:
-        Ranks.send = wrong
+        RankGroup.send = wrong
     seen = load(root, "abc", True)
-    Ranks.send = send
+    RankGroup.send = send
     assert seen.told == "step 1" and equal(seen, 1) and seen.notes == (), seen
 
 

@@ -35,15 +35,15 @@ from torch import distributed as dist
 from torch import nn
 
 from outlast.checkpoint import Checkpointer
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.ranks import Ranks
+from outlast.checkpoint.rank_group import RankGroup
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import OutlastError, StorageError
 
 
 def whatever(root: Path, rank: int, count: str) -> None:
     """Any wants, slow reads, failing reads, wires that flip bits: equal, or refused alike."""
     saved(root, 1)
-    send = Ranks.send
+    send = RankGroup.send
     told: dict[str, int] = {}
     for seed in range(int(count)):
         luck, mine = random.Random(seed), random.Random(f"{seed} {rank}")
@@ -59,15 +59,15 @@ def whatever(root: Path, rank: int, count: str) -> None:
             if mine.random() < trouble / 10:
                 into[len(into) // 2] ^= 1
 
-        def wire(self: Ranks, data: memoryview, to: int, number: int,
+        def wire(self: RankGroup, data: memoryview, to: int, number: int,
                  mine: random.Random = mine, trouble: float = trouble) -> Any:  # fmt: skip
             bad = bytearray(data)
             bad[0] ^= mine.random() < trouble
             return send(self, memoryview(bad), to, number)
 
-        Ranks.send = wire
+        RankGroup.send = wire
         seen = load(root, names, share, read, strict=False)
-        Ranks.send = send
+        RankGroup.send = send
         outcomes: list[Any] = [None] * WORLD
         dist.all_gather_object(outcomes, seen.told)
         assert len(set(outcomes)) == 1, (seed, outcomes)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from tests.checkpoint.making import make
 
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
 
 
-def place(step: int) -> Place:
-    return Place(step, step, "a1")
+def place(step: int) -> SavePoint:
+    return SavePoint(step, step, "a1")
 
 
 def checkpoint(

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from outlast.checkpoint import arena as arena_module
-from outlast.checkpoint.arena import ALIGN_BYTES, Arena
-from outlast.checkpoint.room import check_room, spelled, tightest
+from outlast.checkpoint.keeper import arena as arena_module
+from outlast.checkpoint.keeper.arena import (
+    ALIGN_BYTES,
+    Arena,
+    as_size,
+    check_memory,
+    tightest_limit,
+)
 from outlast.errors import StorageError
 
 MIB = 1 << 20
@@ -103,10 +108,10 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     where = tmp_path / "proc", tmp_path / "cgroup"
-    assert tightest(*where).free_bytes == 1_100_000_000
-    check_room(1_100_000_000, "arenas", *where)
+    assert tightest_limit(*where).free_bytes == 1_100_000_000
+    check_memory(1_100_000_000, "arenas", *where)
     with pytest.raises(StorageError) as caught:
-        check_room(3_200_000_000, "arenas 2 x 1.6 GB", *where)
+        check_memory(3_200_000_000, "arenas 2 x 1.6 GB", *where)
     assert str(caught.value) == (
         "no room for arenas 2 x 1.6 GB: 3.2 GB are wanted; the memory of the control group"
         f" {tmp_path}/cgroup is 4 GB, of which 2.9 GB are in use and 1.1 GB are left; nothing was"
@@ -119,4 +124,4 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (4096, "4.1 kB"), (1 << 40, "1.1 TB"), (10**9, "1 GB")],
 )
 def test_sizes_in_words(size_bytes: int, words: str) -> None:
-    assert spelled(size_bytes) == words
+    assert as_size(size_bytes) == words

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.checkpoint import Checkpointer, CheckpointWarning, tree
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint import Checkpointer, CheckpointWarning
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError, MismatchError, StorageError, UsageError
 
 pytestmark = pytest.mark.process
@@ -130,12 +131,12 @@ def test_two_ranks_and_one(tmp_path: Path) -> None:
         with Checkpointer(root) as saves:
             restored = saves.load(state, {"position": {}} if root == tmp_path else None)
         assert restored is not None and "2 ranks saved and 1 load" in restored.notes[0]
-        expected = tree.decode((root / "seen").read_bytes())
+        expected = codec.decode((root / "seen").read_bytes())
         assert equal(seen(state), expected), root
     whole = {"model": stage([0, 1], 3)["model"]}
     with Checkpointer(tmp_path / "stages", complete=False) as saves:
         assert saves.load(whole)
-    last = tree.decode((tmp_path / "stages" / "seen").read_bytes())
+    last = codec.decode((tmp_path / "stages" / "seen").read_bytes())
     assert equal({k: v for k, v in weights(whole).items() if k in last}, last)
 
 

@@ -18,10 +18,10 @@ from bucket_server import BucketServer
 from torch import nn
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning
-from outlast.checkpoint.catalog import open_checkpoint, places, verify
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.objects import open_store
-from outlast.checkpoint.storage import Source
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.stores.store_interfaces import StoreSource
 from outlast.errors import ConfigError, StorageError, UsageError
 
 pytestmark = pytest.mark.process
@@ -44,8 +44,8 @@ def train(root: Path, steps: range, **settings: Any) -> None:
             saves.wait()
 
 
-def steps(store: Source) -> list[int]:
-    return [place.step for place in places(store)]
+def steps(store: StoreSource) -> list[int]:
+    return [place.step for place in checkpoint_places(store)]
 
 
 def flip(path: Path) -> None:
@@ -83,7 +83,7 @@ def told(saves: Checkpointer) -> str:
 def test_what_no_rule_keeps_goes_unless_somebody_reads_it(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     train(tmp_path, range(1, 3))
-    (_, first) = places(root)
+    (_, first) = checkpoint_places(root)
     with root.hold(first.directory):
         train(tmp_path, range(3, 9), keep="last=2,every=4")
         assert steps(root) == [8, 7, 4, 1]
@@ -144,7 +144,7 @@ def test_damage_is_read_from_elsewhere_and_mended(tmp_path: Path, file: str) -> 
         chunkwise = "it was read from" in restored.notes[0]  # else all of it comes from there
         assert chunkwise == (file == "shard-00000")
         assert file in restored.notes[0] and str(far) in " ".join(restored.notes)
-        newest = places(saves._store)[0]
+        newest = checkpoint_places(saves._store)[0]
         eventually(lambda: not verify(open_checkpoint(Folder(root), newest)), "it is mended")
     with Checkpointer(root, complete=False) as saves:
         restored = saves.load(state)

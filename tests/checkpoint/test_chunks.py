@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from making import make
 
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.chunks import THREADS, Chunk, chunks_of, walk
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.chunk_reader import THREADS, Chunk, chunks_of, walk
+from outlast.checkpoint.stores.folder_store import Folder
 
 
 @pytest.fixture
 def chunks(tmp_path: Path) -> list[Chunk]:
     tensors = {f"t{k:03d}": np.zeros(7, np.uint8) for k in range(2000)}
-    make(tmp_path, Place(1, 1, "a"), tensors, chunk_bytes=4096, own={0: b"x"})
-    manifests = open_checkpoint(Folder(tmp_path), Place(1, 1, "a")).manifests
+    make(tmp_path, SavePoint(1, 1, "a"), tensors, chunk_bytes=4096, own={0: b"x"})
+    manifests = open_checkpoint(Folder(tmp_path), SavePoint(1, 1, "a")).manifests
     return [chunk for manifest in manifests for chunk in chunks_of(manifest)] * 20
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.folder_store import Folder
 
 pytestmark = pytest.mark.process
 TIMEOUT_S = 100
@@ -49,12 +49,12 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import torch
-from outlast.checkpoint.ages import Calendar
-from outlast.checkpoint.catalog import places
+from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock as Calendar
+from outlast.checkpoint.stores.catalog import checkpoint_places as places
 from outlast.checkpoint.checkpointer import Checkpointer
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.pruning import prune
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.pruning import prune_store as prune
+from outlast.checkpoint.upkeep.retention_policy import Keep
 
 def jump(hours):
     Path(sys.argv[2]).write_text(str(hours))

@@ -12,24 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import make
 
-from outlast.checkpoint import comparing
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.comparing import Difference, compare
-from outlast.checkpoint.dtypes import ITEM_BYTES
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import ITEM_BYTES, SavePoint
+from outlast.checkpoint.load import checkpoint_diff
+from outlast.checkpoint.load.checkpoint_diff import TensorDifference, compare_tensors
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
-PLACE = Place(1, 1, "a")
+PLACE = SavePoint(1, 1, "a")
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-def reader(root: Path, tensors: dict[str, Any], world: int = 1, **how: Any) -> Reader:
+def reader(root: Path, tensors: dict[str, Any], world: int = 1, **how: Any) -> CheckpointReader:
     make(root, PLACE, tensors, world, chunk_bytes=4096, **how)
-    return Reader(open_checkpoint(Folder(root), PLACE))
+    return CheckpointReader(open_checkpoint(Folder(root), PLACE))
 
 
-def one(found: list[Difference]) -> tuple[int, float, int]:
+def one(found: list[TensorDifference]) -> tuple[int, float, int]:
     (only,) = found
     return only.differing, only.difference_max, only.not_finite
 
@@ -44,9 +43,9 @@ def test_one_bit_of_any_type_is_one_element(dtype: str, tmp_path: Path) -> None:
         reader(tmp_path / name, {"w": array}, world, dtypes={"w": dtype})
         for name, array, world in (("a", a, 1), ("b", b, 3))
     ]
-    (found,) = compare(*readers)
+    (found,) = compare_tensors(*readers)
     assert (found.elements, found.differing) == (40, 1)
-    assert list(compare(readers[0], readers[0])) == []
+    assert list(compare_tensors(readers[0], readers[0])) == []
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_one_bit_of_any_type_is_one_element(dtype: str, tmp_path: Path) -> None:
 )
 def test_how_far_apart(kind: Any, a: Any, b: Any, apart: float, tmp_path: Path) -> None:
     readers = [reader(tmp_path / n, {"w": np.array([v], kind)}) for n, v in (("a", a), ("b", b))]
-    assert one(list(compare(*readers))) == (1, apart, 0)
-    assert list(compare(*readers, tolerance=apart)) == []
-    assert one(list(compare(*readers, tolerance=apart * 0.99)))[0] == 1
+    assert one(list(compare_tensors(*readers))) == (1, apart, 0)
+    assert list(compare_tensors(*readers, tolerance=apart)) == []
+    assert one(list(compare_tensors(*readers, tolerance=apart * 0.99)))[0] == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -81,9 +80,9 @@ def test_types_that_numpy_has_not(dtype: str, tmp_path: Path) -> None:
         reader(tmp_path / name, {"w": array}, dtypes={"w": dtype})
         for name, array in zip("ab", arrays, strict=True)
     ]
-    assert one(list(compare(*readers))) == (1, 2.0, 0)
+    assert one(list(compare_tensors(*readers))) == (1, 2.0, 0)
     wide = reader(tmp_path / "c", {"w": np.array([1, 2, 3.5], np.float32)})
-    (found,) = compare(readers[0], wide)
+    (found,) = compare_tensors(readers[0], wide)
     assert found.differing == 1 and found.difference_max == 0.5
     assert (found.a, found.b) == (f"{dtype} 3", "float32 3")
 
@@ -107,9 +106,11 @@ def test_blocks_of_any_size_find_what_numpy_finds(
     readers = reader(root / "a", a, 2), reader(root / "b", b, world)
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparing, "BLOCK_BYTES", data.draw(st.integers(8, 200)))
-        patch.setattr(comparing, "_PART_ELEMENTS", data.draw(st.integers(1, 50)))
-        found = {d.name: d for d in compare(*readers, on_progress=lambda *how: told.append(how))}
+        patch.setattr(checkpoint_diff, "BLOCK_BYTES", data.draw(st.integers(8, 200)))
+        patch.setattr(checkpoint_diff, "_PART_ELEMENTS", data.draw(st.integers(1, 50)))
+        found = {
+            d.name: d for d in compare_tensors(*readers, on_progress=lambda *how: told.append(how))
+        }
     for name in a:
         same = a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name])
         assert (name not in found) == same

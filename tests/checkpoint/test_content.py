@@ -28,10 +28,10 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from outlast.checkpoint import tree
-from outlast.checkpoint.content import flatten
-from outlast.checkpoint.state import State
-from outlast.checkpoint.values import join, split
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.state.script_state import ScriptState
+from outlast.checkpoint.state.state_content import flatten_state
+from outlast.checkpoint.state.state_values import join_tensors, split_tensors
 from outlast.errors import CodecError, UnsupportedError, UsageError
 
 __all__ = ["world_of_one"]
@@ -41,7 +41,7 @@ __all__ = ["world_of_one"]
 
 
 def test_names_do_not_depend_on_the_wrapping() -> None:
-    expected = flatten(State(trained(model()))).tensors.keys()
+    expected = flatten_state(ScriptState(trained(model()))).tensors.keys()
     assert "model.1.1.running_mean" in expected
     assert "optimizer.state.1.0.weight.exp_avg_sq" in expected
     compiled_inside = model()
@@ -59,16 +59,19 @@ def test_names_do_not_depend_on_the_wrapping() -> None:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         state = {"model": wrapped, "optimizer": optimizer}
-        assert flatten(State(state)).tensors.keys() == expected, type(wrapped)
+        assert flatten_state(ScriptState(state)).tensors.keys() == expected, type(wrapped)
 
 
 def test_a_submodule_called_module_keeps_its_name() -> None:
     network = nn.Module()
     network.module = nn.Linear(2, 2)
     outer = DistributedDataParallel(network)
-    assert list(flatten(State({"m": outer})).tensors) == ["m.module.weight", "m.module.bias"]
+    assert list(flatten_state(ScriptState({"m": outer})).tensors) == [
+        "m.module.weight",
+        "m.module.bias",
+    ]
     average = torch.optim.swa_utils.AveragedModel(DistributedDataParallel(nn.Linear(2, 2)))
-    names = flatten(State({"ema": average})).tensors.keys()
+    names = flatten_state(ScriptState({"ema": average})).tensors.keys()
     assert names == {"ema.n_averaged", "ema.module.weight", "ema.module.bias"}
 
 
@@ -79,9 +82,12 @@ def test_parameters_of_several_modules_and_of_none() -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     state = {"a": a, "b": b, "opt": optimizer}
-    assert set(flatten(State(state)).tensors) - {"a.weight", "a.bias", "b.weight", "b.bias"} == {
-        f"opt.state.{name}.momentum_buffer" for name in ("a.weight", "b.weight", "0.2")
-    }
+    assert set(flatten_state(ScriptState(state)).tensors) - {
+        "a.weight",
+        "a.bias",
+        "b.weight",
+        "b.bias",
+    } == {f"opt.state.{name}.momentum_buffer" for name in ("a.weight", "b.weight", "0.2")}
     other = [nn.Linear(2, 2), nn.Linear(2, 2), torch.zeros(2, requires_grad=True)]
     fresh = torch.optim.SGD([other[0].weight, other[1].weight, other[2]], momentum=0.5)
     move(state, {"a": other[0], "b": other[1], "opt": fresh})
@@ -93,19 +99,19 @@ def test_parameters_of_several_modules_and_of_none() -> None:
 def test_what_is_not_state_and_what_cannot_be() -> None:
     network = nn.Linear(2, 2)
     network.register_buffer("table", torch.zeros(3), persistent=False)
-    assert "m.table" not in flatten(State({"m": network})).tensors
+    assert "m.table" not in flatten_state(ScriptState({"m": network})).tensors
     with pytest.raises(UnsupportedError, match="fully_shard"):
-        State({"m": FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))})
+        ScriptState({"m": FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))})
     with pytest.raises(CodecError, match=r"m\.weight is not initialized"):
-        flatten(State({"m": nn.LazyLinear(2)}))
+        flatten_state(ScriptState({"m": nn.LazyLinear(2)}))
     with pytest.raises(UsageError, match="StatefulDataLoader"):
-        State({"loader": DataLoader([1, 2])})
+        ScriptState({"loader": DataLoader([1, 2])})
     with pytest.raises(UsageError, match="'f'"):
-        State({"f": object()})
+        ScriptState({"f": object()})
     with pytest.raises(CodecError, match=r"'a\.b'"):
-        flatten(State({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}))
+        flatten_state(ScriptState({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}))
     with pytest.raises(CodecError, match=r"objects\.o\.value\.f is a function"):
-        flatten(State({"o": Holding({"f": model})}))
+        flatten_state(ScriptState({"o": Holding({"f": model})}))
 
 
 # --- round trips ---
@@ -280,19 +286,19 @@ trees = st.recursive(
 def test_any_value_is_split_and_joined(value: Any) -> None:
     named: dict[str, torch.Tensor] = {}
     try:
-        skeleton = split(value, "v", named)
+        skeleton = split_tensors(value, "v", named)
     except CodecError:  # {1: tensor, "1": tensor}, which another test is about
         return
-    before = tree.encode(value)
-    joined = join(tree.decode(tree.encode(skeleton)), named)
-    assert tree.encode(joined) == before == tree.encode(value)
+    before = codec.encode(value)
+    joined = join_tensors(codec.decode(codec.encode(skeleton)), named)
+    assert codec.encode(joined) == before == codec.encode(value)
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
     loop: dict[str, Any] = {"t": torch.zeros(1)}
     loop["again"] = loop
     with pytest.raises(CodecError, match="contains itself"):
-        flatten(State({"v": loop}))
+        flatten_state(ScriptState({"v": loop}))
 
 
 @pytest.mark.parametrize("second", [torch.ones(2), None], ids=["another", "the same"])
@@ -301,7 +307,7 @@ def test_two_places_of_one_name_are_refused(second: torch.Tensor | None) -> None
     first = torch.ones(2)
     value = {"a": {"b": first}, "a.b": first if second is None else second}
     with pytest.raises(CodecError, match=r"two tensors .* both called 'x\.a\.b'"):
-        split(value, "x", {})
+        split_tensors(value, "x", {})
 
 
 def test_an_optimizer_inside_another_is_given_beside_it() -> None:
@@ -310,5 +316,5 @@ def test_an_optimizer_inside_another_is_given_beside_it() -> None:
     outer = torch.optim.SGD(net.parameters(), lr=0.1)
     vars(outer)["base_optimizer"] = inner
     with pytest.raises(CodecError, match=r"give \.base_optimizer a name of its own beside it"):
-        flatten(State({"model": net, "outer": outer}))
-    flatten(State({"model": net, "outer": outer, "inner": inner}))
+        flatten_state(ScriptState({"model": net, "outer": outer}))
+    flatten_state(ScriptState({"model": net, "outer": outer, "inner": inner}))

@@ -14,11 +14,16 @@ from bucket_server import BUCKET, BucketServer, SlowProxy
 from making import make
 from sources import checkpoint, flip, place
 
-from outlast.checkpoint.catalog import newest, open_checkpoint, places, verify
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.objects import open_store
-from outlast.checkpoint.record import COMMIT, LATEST
+from outlast.checkpoint.format.manifests import COMMIT, LATEST
+from outlast.checkpoint.stores.catalog import (
+    checkpoint_places,
+    newest_checkpoint,
+    open_checkpoint,
+    verify,
+)
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.errors import CorruptionError, StorageError
 
 pytestmark = pytest.mark.process
@@ -47,12 +52,12 @@ def test_there_and_back_through_a_bucket(
     checkpoint(source.root)
     bucket = open_store(address)
     told: list[tuple[int, int]] = []
-    copied = copy(source, place(1), bucket, on_progress=lambda *done: told.append(done))
+    copied = copy_checkpoint(source, place(1), bucket, on_progress=lambda *done: told.append(done))
     size = open_checkpoint(source, place(1)).size_bytes
     assert (copied.sent_bytes, copied.present_bytes) == (size, 0)
     assert told[-1] == (2 * size, 2 * size)
     assert told == sorted(told)
-    copy(bucket, place(1), target)
+    copy_checkpoint(bucket, place(1), target)
     assert same(source.root / place(1).directory, target.root / place(1).directory)
     for root in (target.root, server.bucket / address.rsplit("/", 1)[-1]):
         assert (root / LATEST).read_text() == f"{place(1).directory}\n"
@@ -63,13 +68,13 @@ def test_a_copy_done_again_sends_nothing_and_mends_what_broke(
 ) -> None:
     written = checkpoint(source.root)
     size = open_checkpoint(source, place(1)).size_bytes
-    copy(source, place(1), target)
-    assert copy(source, place(1), target).sent_bytes == 0
+    copy_checkpoint(source, place(1), target)
+    assert copy_checkpoint(source, place(1), target).sent_bytes == 0
     copied = target.root / place(1).directory
     flip(copied / "shard-00003", 5000)
     (copied / "shard-00000").write_bytes(b"short")
     flip(copied / "rank-00001.json", 100)
-    assert copy(source, place(1), target).sent_bytes == 2 * (size // 4)
+    assert copy_checkpoint(source, place(1), target).sent_bytes == 2 * (size // 4)
     assert same(written, copied)
 
 
@@ -79,15 +84,15 @@ def test_a_damaged_source_is_named_and_nothing_committed(
 ) -> None:
     flip(checkpoint(source.root) / name, 100)
     with pytest.raises(CorruptionError, match=name):
-        copy(source, place(1), target)
-    assert places(target) == []
+        copy_checkpoint(source, place(1), target)
+    assert checkpoint_places(target) == []
     assert not (target.root / LATEST).exists()
 
 
 def test_the_damaged_chunk_is_named(source: Folder, target: Folder) -> None:
     flip(checkpoint(source.root) / "shard-00002", 5000)
     with pytest.raises(CorruptionError, match=r"source.*shard-00002: chunk 1 .*weight"):
-        copy(source, place(1), target)
+        copy_checkpoint(source, place(1), target)
 
 
 def test_another_checkpoint_of_the_same_name_is_left_alone(
@@ -97,7 +102,7 @@ def test_another_checkpoint_of_the_same_name_is_left_alone(
     make(target.root, place(1), {"weight": np.zeros(10)}, 4, job="other")
     before = {p.name: p.read_bytes() for p in (target.root / place(1).directory).iterdir()}
     with pytest.raises(CorruptionError, match="another checkpoint"):
-        copy(source, place(1), target)
+        copy_checkpoint(source, place(1), target)
     assert before == {p.name: p.read_bytes() for p in (target.root / place(1).directory).iterdir()}
 
 
@@ -114,15 +119,15 @@ def test_what_was_written_is_read_back(source: Folder, tmp_path: Path) -> None:
     checkpoint(source.root)
     target = Lying(tmp_path / "target")
     with pytest.raises(StorageError, match="is not what was sent"):
-        copy(source, place(1), target)
-    assert places(target) == []
+        copy_checkpoint(source, place(1), target)
+    assert checkpoint_places(target) == []
 
 
 def test_latest_does_not_go_back(source: Folder, target: Folder) -> None:
     for step in (1, 2):
         checkpoint(source.root, step)
-    copy(source, place(2), target)
-    copy(source, place(1), target)
+    copy_checkpoint(source, place(2), target)
+    copy_checkpoint(source, place(1), target)
     assert (target.root / LATEST).read_text() == f"{place(2).directory}\n"
 
 
@@ -148,17 +153,17 @@ def test_a_server_killed_in_the_middle_is_gone_on_with(
 
     try:
         with pytest.raises(StorageError, match="cannot be reached"):
-            copy(source, place(1), bucket, on_progress=kill)
+            copy_checkpoint(source, place(1), bucket, on_progress=kill)
         finished = acknowledged()
         assert 3 <= len(finished) < WORLD
         assert not (there / COMMIT).exists()
         server.start()
-        assert places(bucket) == []
-        copied = copy(source, place(1), bucket)
+        assert checkpoint_places(bucket) == []
+        copied = copy_checkpoint(source, place(1), bucket)
         assert copied.present_bytes > 0
         assert not set(finished) & set(acknowledged()[len(finished) :])
         assert verify(open_checkpoint(bucket, place(1))) == []
-        assert newest(bucket, pytest.fail) is not None
+        assert newest_checkpoint(bucket, pytest.fail) is not None
     finally:
         server.kill()
 
@@ -166,10 +171,10 @@ def test_a_server_killed_in_the_middle_is_gone_on_with(
 HOG = """
 import sys
 from pathlib import Path
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.objects import open_store
-from outlast.checkpoint.catalog import places
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint as copy
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.stores.catalog import checkpoint_places as places
 
 def peak():
     return int(next(s for s in open("/proc/self/status") if s.startswith("VmHWM")).split()[1])
@@ -202,7 +207,7 @@ def test_a_slow_store_costs_no_memory(
 def test_a_limit_is_kept(source: Folder, target: Folder) -> None:
     checkpoint(source.root, size=400_000)
     begin = time.monotonic()
-    copy(source, place(1), target, limit_bytes_per_s=1_000_000)
+    copy_checkpoint(source, place(1), target, limit_bytes_per_s=1_000_000)
     assert 0.4 < time.monotonic() - begin < 60  # twice 400 kB, less what haste is allowed
 
 
@@ -215,7 +220,7 @@ def test_a_copy_that_is_stopped_is_gone_on_with(source: Folder, target: Folder) 
             stop.set()
 
     with pytest.raises(StorageError, match="stopped"):
-        copy(source, place(1), target, on_progress=halfway, stop=stop)
-    assert places(target) == []
-    assert copy(source, place(1), target).present_bytes > 0
+        copy_checkpoint(source, place(1), target, on_progress=halfway, stop=stop)
+    assert checkpoint_places(target) == []
+    assert copy_checkpoint(source, place(1), target).present_bytes > 0
     assert verify(open_checkpoint(target, place(1))) == []

@@ -15,26 +15,26 @@ import numpy as np
 import pytest
 from making import Array, make
 
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.catalog import Checkpoint, newest, open_checkpoint
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader, Target
-from outlast.checkpoint.record import (
+from outlast.checkpoint.format.manifests import (
     COMMIT,
     FORMATS,
     Commit,
-    Entry,
     Manifest,
-    Place,
+    ManifestEntry,
+    SavePoint,
     digest_of,
     seal,
     unseal,
 )
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, ReadTarget
+from outlast.checkpoint.stores.catalog import Checkpoint, newest_checkpoint, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError
 
 FILES = ["shard-00000", "shard-00001", "rank-00000.json", "rank-00001.json", COMMIT]
 FLIPS_A_FILE = 50
-OLD, NEW = Place(100, 100, "a"), Place(200, 200, "b")
+OLD, NEW = SavePoint(100, 100, "a"), SavePoint(200, 200, "b")
 
 
 def state(step: int) -> dict[str, Array]:
@@ -69,8 +69,8 @@ def root(written: Path, tmp_path: Path) -> Path:
 
 def load(checkpoint: Checkpoint) -> dict[str, Array]:
     arrays = {name: np.zeros_like(array) for name, array in state(0).items()}
-    it = Reader(checkpoint)
-    it.read([Target(name, Box.whole(into.shape), into) for name, into in arrays.items()])
+    it = CheckpointReader(checkpoint)
+    it.read([ReadTarget(name, Box.whole(into.shape), into) for name, into in arrays.items()])
     assert it.blob(0, "shared") == f"job at {checkpoint.place.step}".encode()
     assert it.blob(1, "own") == b"job"
     return arrays
@@ -84,7 +84,7 @@ def check_whole(checkpoint: Checkpoint) -> None:
 def check_survived(root: Path, file: str) -> None:
     """The damage is found and its file named, nothing wrong is ever loaded, the older one loads."""
     said: list[str] = []
-    found = newest(Folder(root), said.append, verify=True)
+    found = newest_checkpoint(Folder(root), said.append, verify=True)
     assert found and found.place == OLD, said
     assert len(said) == 1 and f"{NEW.directory} is passed over" in said[0]
     assert f"{NEW.directory}/{file}" in said[0] or f"{NEW.directory}: {file}" in said[0], said
@@ -101,7 +101,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def test_without_damage_the_newest_loads(root: Path) -> None:
-    found = newest(Folder(root / "job"), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(root / "job"), pytest.fail, verify=True)
     assert found and found.place == NEW
     check_whole(found)
 
@@ -114,7 +114,7 @@ def test_every_flipped_bit_is_found(root: Path, file: str) -> None:
         flip(path, bit)
         check_survived(root / "job", file)
         flip(path, bit)
-    found = newest(Folder(root / "job"), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(root / "job"), pytest.fail, verify=True)
     assert found and found.place == NEW
 
 
@@ -220,14 +220,14 @@ def test_files_of_two_ranks_swapped_are_found(root: Path, file: str) -> None:
 def test_a_directory_that_leads_out_of_the_root_is_not_followed(root: Path) -> None:
     link_out(root / "job" / NEW.directory)
     said: list[str] = []
-    found = newest(Folder(root / "job"), said.append)
+    found = newest_checkpoint(Folder(root / "job"), said.append)
     assert found and found.place == OLD
     assert len(said) == 1 and "no directory of this root" in said[0]
 
 
 def test_without_a_commit_record_there_is_no_checkpoint(root: Path) -> None:
     (root / "job" / NEW.directory / COMMIT).unlink()
-    found = newest(Folder(root / "job"), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(root / "job"), pytest.fail, verify=True)
     assert found and found.place == OLD
 
 
@@ -237,7 +237,7 @@ def test_strangers_in_the_directory_change_nothing(root: Path) -> None:
     (path / "shard-00002").write_bytes(bytes(4096))
     (path / "shard-00000.part").write_bytes(b"of a killed writer")
     (path / "more").mkdir()
-    found = newest(Folder(root / "job"), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(root / "job"), pytest.fail, verify=True)
     assert found and found.place == NEW
     check_whole(found)
 
@@ -249,7 +249,7 @@ def test_a_commit_record_leads_nowhere_else(root: Path, name: str) -> None:
     (root / "job" / "x").write_bytes(manifest)
     commit = unseal(path.read_bytes(), Commit, "")
     first, *rest = commit.manifests
-    entries = (Entry(0, name, first.size_bytes, first.digest), *rest)
+    entries = (ManifestEntry(0, name, first.size_bytes, first.digest), *rest)
     path.write_bytes(seal(msgspec.structs.replace(commit, manifests=entries)))
     check_survived(root / "job", COMMIT)
 
@@ -276,7 +276,9 @@ def commit_anew(manifest: Path) -> None:
     path, data = manifest.with_name(COMMIT), manifest.read_bytes()
     commit = unseal(path.read_bytes(), Commit, "")
     entries = tuple(
-        Entry(one.rank, one.name, len(data), digest_of(data)) if one.name == manifest.name else one
+        ManifestEntry(one.rank, one.name, len(data), digest_of(data))
+        if one.name == manifest.name
+        else one
         for one in commit.manifests
     )
     path.write_bytes(seal(msgspec.structs.replace(commit, manifests=entries)))

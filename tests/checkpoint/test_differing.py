@@ -13,15 +13,18 @@ import pytest
 import torch
 from making import make
 
-from outlast.checkpoint.catalog import Checkpoint, open_checkpoint
-from outlast.checkpoint.comparing import compare
-from outlast.checkpoint.differing import ValueDifference, differences
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.suspects import suspects
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.load.checkpoint_diff import (
+    ValueDifference,
+    compare_tensors,
+    suspect_tensors,
+    value_differences,
+)
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.stores.catalog import Checkpoint, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
-PLACE = Place(7, 7, "a1")
+PLACE = SavePoint(7, 7, "a1")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ PLACE = Place(7, 7, "a1")
     ],
 )  # fmt: skip
 def test_a_value_equals_itself(value: Any) -> None:
-    assert differences({"x": value}, {"x": value}) == []
+    assert value_differences({"x": value}, {"x": value}) == []
 
 
 @pytest.mark.parametrize(
@@ -54,12 +57,12 @@ def test_a_value_equals_itself(value: Any) -> None:
     ],
 )
 def test_one_bit_or_another_type_is_a_difference(a: Any, b: Any, shown: tuple[str, str]) -> None:
-    assert differences({"x": [a]}, {"x": [b]}) == [ValueDifference("x.0", *shown)]
+    assert value_differences({"x": [a]}, {"x": [b]}) == [ValueDifference("x.0", *shown)]
 
 
 def test_paths_lead_to_what_is_on_one_side_only() -> None:
     a, b = {"groups": [{"lr": 0.1, "old": 1}]}, {"groups": [{"lr": 0.2, "new": 2}, {}]}
-    assert differences(a, b) == [
+    assert value_differences(a, b) == [
         ValueDifference("groups.0.lr", "0.1", "0.2"),
         ValueDifference("groups.0.old", "1", ""),
         ValueDifference("groups.0.new", "", "2"),
@@ -81,22 +84,25 @@ def test_equal_checkpoints_are_known_by_their_digests_alone(tmp_path: Path) -> N
     a, b = made(tmp_path / "a", tensors()), made(tmp_path / "b", tensors())
     for shard in tmp_path.glob("*/*/shard-*"):
         shard.unlink()
-    assert suspects(a, b) == set()
+    assert suspect_tensors(a, b) == set()
 
 
 def test_one_bit_brings_its_tensor_and_its_neighbours_in_the_chunk(tmp_path: Path) -> None:
     changed = tensors()
     changed["t3"][20, 20] = -changed["t3"][20, 20]
     a, b = made(tmp_path / "a", tensors()), made(tmp_path / "b", changed)
-    found = suspects(a, b)
+    found = suspect_tensors(a, b)
     assert "t3" in found and len(found) <= 3
-    whole = list(compare(Reader(a), Reader(b)))
-    assert list(compare(Reader(a), Reader(b), wanted=found.__contains__)) == whole
+    whole = list(compare_tensors(CheckpointReader(a), CheckpointReader(b)))
+    assert (
+        list(compare_tensors(CheckpointReader(a), CheckpointReader(b), wanted=found.__contains__))
+        == whole
+    )
     assert [each.name for each in whole] == ["t3"]
 
 
 def test_other_divisions_and_names_are_all_suspects(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a", tensors()), made(tmp_path / "b", tensors(), world=3)
-    assert suspects(a, b) == set(tensors())
+    assert suspect_tensors(a, b) == set(tensors())
     fewer = {name: each for name, each in tensors().items() if name != "t7"}
-    assert "t7" in suspects(a, made(tmp_path / "c", fewer))
+    assert "t7" in suspect_tensors(a, made(tmp_path / "c", fewer))

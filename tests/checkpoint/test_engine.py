@@ -15,15 +15,15 @@ import torch
 from tests.checkpoint.ranks import Exchange, all_ranks
 from tests.checkpoint.trainers import DEADLINE_S, Trainer, steps, trainer
 
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.device import only_device
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.protocol import Outcome
-from outlast.checkpoint.keeper.starting import Served
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import Outcome
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.save.arena_slots import only_device
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, OutlastError, StorageError, UsageError
 
 __all__ = ["trainer"]
@@ -41,7 +41,7 @@ def test_what_changes_after_a_save_is_not_in_it(trainer: Trainer) -> None:
     for value, number, place in places:
         assert trainer.engine.wait(number, DEADLINE_S).kind == "committed"
         found = torch.zeros_like(weight)
-        Engine.read(trainer.read(place), {"w": found})
+        SaveEngine.read(trainer.read(place), {"w": found})
         assert (found == value).all()
     kinds = [outcome.kind for outcome in trainer.engine.outcomes()]
     assert kinds.count("committed") == 3 and trainer.engine.outcomes() == []
@@ -56,10 +56,10 @@ def test_the_last_two_versions_stay_in_memory(trainer: Trainer) -> None:
 def test_a_trainer_after_another_takes_no_more_memory(tmp_path: Path) -> None:
     """It has one arena until the version that it began from is behind a whole one of its own."""
     address = f"@outlast-test-{os.getpid()}-engine"
-    served = Served(address, "token", "the test")
-    saved: list[Place] = []
+    served = ServedKeeper(address, "token", "the test")
+    saved: list[SavePoint] = []
     for _ in range(3):
-        trainer = Trainer(tmp_path, keeper=Keeper.connect(address, "token"))
+        trainer = Trainer(tmp_path, keeper=KeeperClient.connect(address, "token"))
         trainer.keeper.forget(lambda place: place in saved[-1:])
         for _ in range(2):
             saved.append(trainer.save({"a": torch.arange(10)}).checkpoint.place)
@@ -155,7 +155,7 @@ def ended(trainer: Trainer, save: int) -> Outcome:
 
 def test_a_save_that_fails_is_heard_and_the_next_one_is_not_touched(trainer: Trainer) -> None:
     tensors = {"a": torch.arange(10)}
-    trainer.root.joinpath(Place(next(steps) + 1, 0, "a").directory).touch()
+    trainer.root.joinpath(SavePoint(next(steps) + 1, 0, "a").directory).touch()
     number, _ = trainer.order(tensors)
     assert trainer.engine.wait(number, DEADLINE_S).kind == "failed"
     assert [outcome.kind for outcome in trainer.engine.outcomes()] == ["failed"]
@@ -185,7 +185,7 @@ def ranks_that_save(
     root: Path, tensors: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> list[str | OutlastError]:
     """What became of one save on ranks with these tensors."""
-    place, world = Place(next(steps), 0, "a"), len(tensors)
+    place, world = SavePoint(next(steps), 0, "a"), len(tensors)
 
     def one(rank: int, exchange: Exchange) -> str:
         trainer = Trainer(root, exchange=exchange, rank=rank, world=world)
@@ -205,11 +205,11 @@ def test_replicas_write_halves_of_one_checkpoint(tmp_path: Path) -> None:
     ranks = {rank: {"w": weight.clone(), "step": torch.tensor(7)} for rank in range(2)}
     assert ranks_that_save(tmp_path, ranks) == ["committed", "written"]
     (directory,) = (path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink())
-    place = Place.parse(directory.name)
+    place = SavePoint.parse(directory.name)
     assert place
-    reader = Reader(open_checkpoint(Folder(tmp_path), place))
+    reader = CheckpointReader(open_checkpoint(Folder(tmp_path), place))
     found = {"w": torch.zeros_like(weight), "step": torch.tensor(0)}
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     assert torch.equal(found["w"], weight) and found["step"] == 7
     assert [reader.blob(rank, "own") for rank in range(2)] == [b"0", b"1"]
     sizes = [manifest.size_bytes for manifest in reader.checkpoint.manifests]
@@ -261,10 +261,10 @@ def test_a_rank_has_one_device() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_a_device_is_copied_beside_what_it_computes(trainer: Trainer) -> None:
     weight = torch.ones(1 << 24, device="cuda")
-    place = Place(next(steps), 0, "a")
+    place = SavePoint(next(steps), 0, "a")
     number = trainer.engine.save(place, {"w": weight}, shared=b"", own=b"", origin={}, overlap=True)
     trainer.engine.fence()
     weight.zero_()
     assert trainer.engine.wait(number, DEADLINE_S).kind == "committed"
-    Engine.read(trainer.read(place), {"w": weight})
+    SaveEngine.read(trainer.read(place), {"w": weight})
     assert (weight == 1).all()

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.trainers import DEADLINE_S, Trainer, trainer
 
-from outlast.checkpoint.dtypes import ITEM_BYTES
-from outlast.checkpoint.engine import Engine
+from outlast.checkpoint.format.manifests import ITEM_BYTES
+from outlast.checkpoint.save.save_engine import SaveEngine
 from outlast.errors import MismatchError
 
 __all__ = ["trainer"]
@@ -70,7 +70,7 @@ def test_any_tensors_come_back_bit_for_bit(
         name: torch.empty_strided(value.shape, value.contiguous().stride(), dtype=value.dtype)
         for name, value in tensors.items()
     }
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     assert {n: bits(v) for n, v in found.items()} == {n: bits(v) for n, v in tensors.items()}
     assert reader.checkpoint.tensors.keys() == tensors.keys()
     assert (reader.blob(0, "shared"), reader.blob(0, "own")) == (b"s", b"o")
@@ -82,7 +82,7 @@ def test_complex_halves_come_back(trainer: Trainer) -> None:
     value.view(torch.int32).copy_(torch.tensor([1, -2, 3]))
     found = value.clone()
     found.view(torch.int32).zero_()
-    Engine.read(trainer.save({"z": value}), {"z": found})
+    SaveEngine.read(trainer.save({"z": value}), {"z": found})
     assert found.view(torch.int32).tolist() == [1, -2, 3]
 
 
@@ -96,7 +96,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_touched(trainer: Tra
         "e": torch.zeros(3),
     }
     with pytest.raises(MismatchError) as caught:
-        Engine.read(reader, into)
+        SaveEngine.read(reader, into)
     assert str(caught.value).splitlines()[1:] == [
         "  a: has shape (3,) there, (4,) here",
         "  b: is float32 there, float64 here",
@@ -118,6 +118,6 @@ def test_tensors_are_filled_where_they_are(trainer: Trainer) -> None:
         "every other": wide[::2],
         "conjugate": torch.zeros_like(value).conj(),
     }
-    Engine.read(reader, into)
+    SaveEngine.read(reader, into)
     assert all(torch.equal(found, value) for found in into.values())
     assert parameter.is_leaf and parameter.requires_grad and not wide[1::2].any()

@@ -22,11 +22,11 @@ from tests.checkpoint.contents import (
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from outlast.checkpoint import own, tree
-from outlast.checkpoint.completeness import must_be_complete
-from outlast.checkpoint.fitting import Fitting
-from outlast.checkpoint.record import Tensor
-from outlast.checkpoint.state import State
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import Tensor
+from outlast.checkpoint.load.state_fitting import StateFitting
+from outlast.checkpoint.state import rank_state
+from outlast.checkpoint.state.script_state import ScriptState, check_complete
 from outlast.errors import UsageError
 
 __all__ = ["world_of_one"]
@@ -79,7 +79,7 @@ def test_a_dtype_that_this_torch_lacks_is_a_difference() -> None:
     newer = dict(there.tensors) | {
         name: Tensor("float3", there.tensors[name].shape) for name in names
     }
-    found = Fitting(State(fresh), there._replace(tensors=newer)).differences
+    found = StateFitting(ScriptState(fresh), there._replace(tensors=newer)).differences
     lacks = f"float3 in the checkpoint, which torch {torch.__version__} lacks"
     assert sorted(found) == [f"{name}: {lacks}" for name in names]
 
@@ -88,7 +88,7 @@ def test_meta_tensors_are_differences() -> None:
     with torch.device("meta"):
         empty = {"model": nn.Linear(2, 2)}
     there, _ = saved({"model": nn.Linear(2, 2)})
-    assert "to_empty" in Fitting(State(empty), there).differences[0]
+    assert "to_empty" in StateFitting(ScriptState(empty), there).differences[0]
 
 
 def test_a_part_of_a_checkpoint_is_loaded_where_that_is_said() -> None:
@@ -102,14 +102,14 @@ def test_a_part_of_a_checkpoint_is_loaded_where_that_is_said() -> None:
 
 def test_a_missing_part_is_named() -> None:
     state = trained(model())
-    must_be_complete(State(state))
+    check_complete(ScriptState(state))
     with pytest.raises(UsageError, match="'model' has parameters to train, but no optimizer"):
-        must_be_complete(State({"model": state["model"]}))
+        check_complete(ScriptState({"model": state["model"]}))
     with pytest.raises(UsageError, match="a learning rate scheduler leads optimizer 'optimizer'"):
-        must_be_complete(State({k: state[k] for k in ("model", "optimizer")}))
+        check_complete(ScriptState({k: state[k] for k in ("model", "optimizer")}))
     with pytest.raises(UsageError, match="updates 8 of its 8 parameters in no module"):
-        must_be_complete(State({k: state[k] for k in ("optimizer", "scheduler")}))
-    must_be_complete(State({"frozen": model().requires_grad_(requires_grad=False)}))
+        check_complete(ScriptState({k: state[k] for k in ("optimizer", "scheduler")}))
+    check_complete(ScriptState({"frozen": model().requires_grad_(requires_grad=False)}))
 
 
 def test_schedulers_in_a_container_and_parameters_that_are_values_count() -> None:
@@ -118,7 +118,7 @@ def test_schedulers_in_a_container_and_parameters_that_are_values_count() -> Non
     container = Holding({})
     container.schedulers = [LambdaLR(optimizer, lambda _: 1.0)]
     state = {"weights": {"w": weight}, "optimizer": optimizer, "schedulers": container}
-    must_be_complete(State(state))
+    check_complete(ScriptState(state))
 
 
 # --- a rank's own ---
@@ -128,23 +128,23 @@ def test_own_state_comes_back_exactly(tmp_path: Path) -> None:
     mine, loader, numpy_own = torch.Generator(), Holding({"at": 5}), np.random.default_rng(3)
     network = nn.BatchNorm1d(2)
     network.running_mean.fill_(3)
-    given = State(
+    given = ScriptState(
         {"m": network, "dropout": mine}, {"loader": loader, "n": numpy_own, "d": {"k": 1}}
     )
-    blob = own.capture(given, {}, 2)
+    blob = rank_state.capture(given, {}, 2)
     first = (torch.rand(2, generator=mine), numpy_own.random(), random.random(),
              np.random.rand(), torch.rand(2))  # fmt: skip
     loader.value, given.own["d"]["k"] = {"at": 9}, 2
     network.running_mean.fill_(4)
-    decoded = tree.decode(blob)
-    assert own.differences(given, decoded) == ([], [])
-    own.restore(given, decoded, process=True)
+    decoded = codec.decode(blob)
+    assert rank_state.differences(given, decoded) == ([], [])
+    rank_state.restore(given, decoded, process=True)
     again = (torch.rand(2, generator=mine), numpy_own.random(), random.random(),
              np.random.rand(), torch.rand(2))  # fmt: skip
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert loader.value == {"at": 5} and given.own["d"] == {"k": 1}
     assert network.running_mean.tolist() == [3, 3]
-    other = State({"m": network}, {"loader": loader, "new": {}})
-    assert own.differences(other, decoded) == (
+    other = ScriptState({"m": network}, {"loader": loader, "new": {}})
+    assert rank_state.differences(other, decoded) == (
         ["own state 'new'"], ["generator 'dropout'", "generator 'n'", "own state 'd'"],
     )  # fmt: skip

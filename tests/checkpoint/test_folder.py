@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import COMMIT, LATEST
-from outlast.checkpoint.storage import Store
+from outlast.checkpoint.format.manifests import COMMIT, LATEST
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.errors import CorruptionError, StorageError
-from outlast.testing.stores import PLACE, StoreContract
+from outlast.testing.store_contract import PLACE, StoreContract
 
 WRITER = """
 import sys
 from pathlib import Path
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.folder_store import Folder
 
 def parts():
     yield bytes(10_000)

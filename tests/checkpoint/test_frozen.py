@@ -25,20 +25,19 @@ from keeping import (
     place_of,
 )
 
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.catalog import open_checkpoint, verify
-from outlast.checkpoint.checking import faults_of_part
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.committing import Gathering
-from outlast.checkpoint.keeper.disk import Disk
-from outlast.checkpoint.keeper.faults import WatchedDisk
-from outlast.checkpoint.keeper.frozen import FrozenFiles
-from outlast.checkpoint.keeper.writing import Part
-from outlast.checkpoint.objects import open_store
-from outlast.checkpoint.pruning import prune
-from outlast.checkpoint.record import FORMAT_FROZEN, Commit, Manifest
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.format.manifest_checks import check_part
+from outlast.checkpoint.format.manifests import FORMAT_FROZEN, Commit, Manifest
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.commit_gathering import CommitGathering
+from outlast.checkpoint.keeper.frozen_files import FrozenFiles
+from outlast.checkpoint.keeper.keeper_disk import FaultyDisk, KeeperDisk
+from outlast.checkpoint.keeper.part_files import PartFiles
+from outlast.checkpoint.stores.catalog import open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
+from outlast.checkpoint.upkeep.pruning import prune_store
+from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.errors import StorageError
 
 FROZEN_BYTES = 3 * CHUNK_BYTES
@@ -58,13 +57,13 @@ class Saves:
         self.arena: Arena = filled()
         self.files = FrozenFiles()
 
-    def save(self, *steps: int, disk: Disk | None = None) -> None:
+    def save(self, *steps: int, disk: KeeperDisk | None = None) -> None:
         for step in steps:
             self.arena.view[FROZEN_BYTES:SIZE_BYTES] = os.urandom(SIZE_BYTES - FROZEN_BYTES)
             manifest, due = frozen_manifest(step), time.monotonic() + TIMEOUT_S
-            part = Part(disk or Disk(), self.root, manifest, due, self.files)
+            part = PartFiles(disk or KeeperDisk(), self.root, manifest, due, self.files)
             part.write(self.arena.view[:SIZE_BYTES], again=False)
-            gathering = Gathering(Disk(), self.root, commit_of(step))
+            gathering = CommitGathering(KeeperDisk(), self.root, commit_of(step))
             assert gathering.look()
             gathering.commit()
 
@@ -111,7 +110,7 @@ def test_saves_link_the_last_but_one(saves: Saves) -> None:
     """And write nothing of it. Formats: 4 where a region is frozen, 3 elsewhere."""
     taken: list[tuple[str, str]] = []
     saves.save(1, 2)
-    saves.save(3, 4, 5, disk=WatchedDisk(lambda step, name: taken.append((step, name))))
+    saves.save(3, 4, 5, disk=FaultyDisk(lambda step, name: taken.append((step, name))))
     assert saves.inode(1) == saves.inode(3) == saves.inode(5)
     assert saves.inode(2) == saves.inode(4) != saves.inode(1)
     assert saves.path(1).stat().st_nlink == 3
@@ -143,7 +142,7 @@ def test_each_checkpoint_is_whole_without_the_others(saves: Saves) -> None:
 def test_by_size_shared_files_count_once(saves: Saves) -> None:
     saves.save(*range(1, 9))
     room = 2 * SIZE_BYTES + 3 * (SIZE_BYTES - FROZEN_BYTES)
-    verdicts = prune(Folder(saves.root), Keep(last=1, size_bytes=room), time.time_ns())
+    verdicts = prune_store(Folder(saves.root), Keep(last=1, size_bytes=room), time.time_ns())
     assert [verdict.place.step for verdict in verdicts if verdict.keep] == [8, 7, 6, 5, 4]
     assert newest(saves.root) == 8 and saves.path(8).stat().st_nlink == 3
 
@@ -199,7 +198,7 @@ def test_a_file_of_another_size_is_not_linked(saves: Saves, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["EPERM", "EXDEV", "EMLINK", "EOPNOTSUPP", "ENOENT", "EIO"])
 def test_where_no_link_can_be_made_it_is_written(saves: Saves, name: str) -> None:
-    class Linkless(Disk):
+    class Linkless(KeeperDisk):
         def link(self, path: Path, to: Path) -> None:
             raise OSError(getattr(errno, name), name)
 
@@ -217,14 +216,14 @@ def test_pruned_or_renamed_at_this_moment(saves: Saves, moment: str) -> None:
             store.remove(place_of(1).directory)
 
     saves.save(1, 2)
-    saves.save(3, disk=WatchedDisk(gone))
+    saves.save(3, disk=FaultyDisk(gone))
     assert saves.path(3).stat().st_nlink == 1 and saves.whole(3) and newest(saves.root) == 3
 
 
 def test_another_file_in_its_place_at_this_moment_is_not_kept(saves: Saves) -> None:
     """The one that was read back is linked, or none."""
 
-    class Swapping(Disk):
+    class Swapping(KeeperDisk):
         def link(self, path: Path, to: Path) -> None:
             if path.name == NAME:
                 path.unlink()
@@ -260,7 +259,7 @@ def test_of_another_job_or_rank_nothing_is_linked(saves: Saves) -> None:
 
 
 def test_a_full_disk_leaves_nothing_and_shared_bytes_alone(saves: Saves) -> None:
-    class Full(Disk):
+    class Full(KeeperDisk):
         def allocate(self, fd: int, size_bytes: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -274,7 +273,7 @@ def test_a_full_disk_leaves_nothing_and_shared_bytes_alone(saves: Saves) -> None
 
 
 def test_a_rivals_file_is_not_replaced(saves: Saves) -> None:
-    class Beaten(Disk):
+    class Beaten(KeeperDisk):
         def link(self, path: Path, to: Path) -> None:
             if to.name == NAME:
                 to.write_bytes(b"theirs")
@@ -300,14 +299,16 @@ def test_copies_link_in_a_directory_by_the_same_rule(saves: Saves, tmp_path: Pat
     store = Folder(target.root)
     saves.save(1, 2, 3, 4, 5)
     for step in (1, 2):
-        assert copy(source, place_of(step), store).sent_bytes == SIZE_BYTES
-    copied = copy(source, place_of(3), store)
+        assert copy_checkpoint(source, place_of(step), store).sent_bytes == SIZE_BYTES
+    copied = copy_checkpoint(source, place_of(3), store)
     assert copied.sent_bytes == SIZE_BYTES - FROZEN_BYTES and target.inode(3) == target.inode(1)
     flip(target.path(2))
-    assert copy(source, place_of(4), store).sent_bytes == SIZE_BYTES, "found wrong, and sent"
+    assert copy_checkpoint(source, place_of(4), store).sent_bytes == SIZE_BYTES, (
+        "found wrong, and sent"
+    )
     assert target.inode(4) != target.inode(2) and target.path(2).stat().st_nlink == 1
     flip(target.path(1))
-    assert copy(source, place_of(1), store).sent_bytes == FROZEN_BYTES
+    assert copy_checkpoint(source, place_of(1), store).sent_bytes == FROZEN_BYTES
     assert target.path(1).stat().st_nlink == 1, "mended by a file of its own"
     for step in (1, 4):
         assert target.path(step).read_bytes() == saves.path(step).read_bytes()
@@ -318,13 +319,15 @@ def test_copies_link_in_a_directory_by_the_same_rule(saves: Saves, tmp_path: Pat
 def test_a_bucket_copies_within_itself(saves: Saves, server: BucketServer, address: str) -> None:
     source, bucket = Folder(saves.root), open_store(address)
     saves.save(1, 2)
-    assert copy(source, place_of(1), bucket).sent_bytes == SIZE_BYTES
-    assert copy(source, place_of(2), bucket).sent_bytes == SIZE_BYTES - FROZEN_BYTES
+    assert copy_checkpoint(source, place_of(1), bucket).sent_bytes == SIZE_BYTES
+    assert copy_checkpoint(source, place_of(2), bucket).sent_bytes == SIZE_BYTES - FROZEN_BYTES
     assert not verify(open_checkpoint(bucket, place_of(2)))
     stored = server.bucket / address.rsplit("/", 1)[-1] / place_of(2).directory / NAME
     flip(stored)
     saves.save(3)
-    assert copy(source, place_of(3), bucket).sent_bytes == SIZE_BYTES, "read back, and wrong"
+    assert copy_checkpoint(source, place_of(3), bucket).sent_bytes == SIZE_BYTES, (
+        "read back, and wrong"
+    )
     assert not verify(open_checkpoint(bucket, place_of(3)))
     (damage,) = verify(open_checkpoint(bucket, place_of(2)))
     assert damage.file.endswith(NAME)
@@ -336,7 +339,7 @@ def test_regions_that_cannot_be_are_refused() -> None:
     def faults(**change: object) -> list[str]:
         chunks = ("0" * 32,) * (SIZE_BYTES // CHUNK_BYTES + 1)
         manifest = msgspec.structs.replace(frozen_manifest(1), chunks=chunks, **change)
-        return list(faults_of_part(manifest, 0, commit))
+        return list(check_part(manifest, 0, commit))
 
     assert faults() == []
     for wrong in (0, -CHUNK_BYTES, 4096, SIZE_BYTES + CHUNK_BYTES, msgspec.UNSET):

@@ -24,37 +24,37 @@ from tests.checkpoint.trainers import DEADLINE_S, Trainer, trainer
 from torch import nn
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning
-from outlast.checkpoint.catalog import open_checkpoint, verify
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.faults import Fault
-from outlast.checkpoint.keeper.protocol import Order
-from outlast.checkpoint.plan import frozen_names
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.rebuilding import Part
-from outlast.checkpoint.record import CHUNK_BYTES as FULL_BYTES
-from outlast.checkpoint.record import FORMAT, FORMAT_FROZEN, Manifest, Place
+from outlast.checkpoint.format.manifests import CHUNK_BYTES as FULL_BYTES
+from outlast.checkpoint.format.manifests import FORMAT, FORMAT_FROZEN, Manifest, SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_frames import SaveOrder
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.replicas.parity_arithmetic import HeldPart
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.shard_plan import frozen_names
+from outlast.checkpoint.stores.catalog import open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
 
 __all__ = ["trainer"]
 pytestmark = pytest.mark.process
 WIDTH = 2100  # squared, of float32: a little more than a chunk
 
 
-def manifests(reader: Reader) -> tuple[Manifest, ...]:
+def manifests(reader: CheckpointReader) -> tuple[Manifest, ...]:
     return reader.checkpoint.manifests
 
 
-def inode(reader: Reader) -> int:
+def inode(reader: CheckpointReader) -> int:
     place = reader.checkpoint.place
     root = Path(reader.checkpoint.store.where)
     return (root / place.directory / "frozen-00000").stat().st_ino
 
 
-def equal(reader: Reader, tensors: dict[str, torch.Tensor]) -> bool:
+def equal(reader: CheckpointReader, tensors: dict[str, torch.Tensor]) -> bool:
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     return all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
@@ -100,10 +100,10 @@ def test_in_memory_a_part_is_one_piece(trainer: Trainer) -> None:
     (held,) = trainer.keeper.held()
     assert held.manifest.frozen_bytes == FULL_BYTES
     *_, slot = trainer.engine._slots
-    copies = Copies([Part(held.manifest, Bytes(bytes(slot.arena.view)))])
+    copies = MemoryCopies([HeldPart(held.manifest, Bytes(bytes(slot.arena.view)))])
     found = open_checkpoint(copies, place)
     found.check()
-    assert not verify(found) and equal(Reader(found), tensors)
+    assert not verify(found) and equal(CheckpointReader(found), tensors)
     found.store.get(place.directory, "shard-00000")
     copies.close()
 
@@ -177,11 +177,13 @@ def test_two_ranks_share_the_frozen_bytes_and_link_their_own(tmp_path: Path) -> 
     whole = torch.randn(3 * FULL_BYTES // 4)
     adapter = torch.randn(100)
 
-    def one(rank: int, exchange: Exchange) -> list[Place]:
-        keeper = Keeper.start(f"rank {rank}")
-        engine = Engine(tmp_path, rank=rank, world=2, job="job", exchange=exchange, keeper=keeper)
+    def one(rank: int, exchange: Exchange) -> list[SavePoint]:
+        keeper = KeeperClient.start(f"rank {rank}")
+        engine = SaveEngine(
+            tmp_path, rank=rank, world=2, job="job", exchange=exchange, keeper=keeper
+        )
         base = nn.Parameter(whole.clone(), requires_grad=False)
-        places = [Place(step, step, "a") for step in range(1, 6)]
+        places = [SavePoint(step, step, "a") for step in range(1, 6)]
         for place in places:
             if place.step == 5 and rank == 1:
                 base.requires_grad_()
@@ -198,7 +200,7 @@ def test_two_ranks_share_the_frozen_bytes_and_link_their_own(tmp_path: Path) -> 
     for place in first:
         found = open_checkpoint(Folder(tmp_path), place)
         assert not verify(found) and found.commit.format == FORMAT_FROZEN
-        assert equal(Reader(found), {"base": whole, "adapter": adapter * place.step})
+        assert equal(CheckpointReader(found), {"base": whole, "adapter": adapter * place.step})
     names = [f"frozen-0000{rank}" for rank in range(2)]
     inodes = [
         [(tmp_path / place.directory / name).stat().st_ino for place in first[:4]] for name in names
@@ -233,7 +235,7 @@ def test_a_keeper_that_dies_while_it_links(desk: Desk, step: str, name: str, nth
     keeper = desk.keeper()
     for number in (1, 2):
         desk.save(keeper, number, manifest=frozen_manifest(number))
-    fault = Fault("kill", step, name, nth)
+    fault = DiskFault("kill", step, name, nth)
     outcome = desk.save(keeper, 3, fault, manifest=frozen_manifest(3))
     assert outcome.kind == "committed" and newest(desk.root) == 3
     names = sorted(path.name for path in directory(desk.root, 3).iterdir())
@@ -263,9 +265,9 @@ def test_after_a_load_what_is_linked_is_read_whole(
     assert not verify(open_checkpoint(Folder(desk.root), place_of(4)))
     asked: list[bool] = []
 
-    def ordered(order: Order) -> None:
+    def ordered(order: SaveOrder) -> None:
         asked.append(order.read_back)
-        Keeper.order(trainer.keeper, order)
+        KeeperClient.order(trainer.keeper, order)
 
     monkeypatch.setattr(trainer.keeper, "order", ordered)
     for loads in (False, False, True, False):
@@ -279,7 +281,10 @@ def test_a_keeper_that_dies_while_it_writes_one(desk: Desk) -> None:
     """What other checkpoints have is never what the next keeper removes."""
     keeper = desk.keeper()
     desk.save(keeper, 1, manifest=frozen_manifest(1))
-    for step, fault in ((2, Fault("kill", "write", "frozen", 2)), (3, Fault("kill", "rename"))):
+    for step, fault in (
+        (2, DiskFault("kill", "write", "frozen", 2)),
+        (3, DiskFault("kill", "rename")),
+    ):
         assert desk.save(keeper, step, fault, manifest=frozen_manifest(step)).kind == "committed"
     assert newest(desk.root) == 3
     assert not verify(open_checkpoint(Folder(desk.root), place_of(1)))

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning
-from outlast.checkpoint.catalog import open_checkpoint, places
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import COMMIT, Place
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import StorageError, UsageError
 
 pytestmark = pytest.mark.process
@@ -64,7 +64,7 @@ def newest(root: Path) -> tuple[int, float]:
 
 
 def steps(root: Path) -> list[int]:
-    return [place.step for place in places(Folder(root))]
+    return [place.step for place in checkpoint_places(Folder(root))]
 
 
 def test_going_back_keeps_the_new_work(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_going_back_keeps_the_new_work(tmp_path: Path) -> None:
         assert steps(where) == [120, 110, 300]
         assert newest(where) == (120, 120.0)
         assert (where / "latest").read_text().startswith("step-000000120-n120-l1-")
-    commit = open_checkpoint(Folder(root), places(Folder(root))[0]).commit
+    commit = open_checkpoint(Folder(root), checkpoint_places(Folder(root))[0]).commit
     assert commit.parent.startswith("step-000000110-") and commit.base.startswith("step-000000100-")
     save(root, [130], **how)  # goes on, on the same line
     assert steps(root) == [130, 120, 300]
@@ -103,7 +103,7 @@ def test_a_load_in_the_middle_goes_back_as_well(tmp_path: Path) -> None:
             saves.wait()
         saves.load(live, step=2)
         saves.save(3, live)
-    found = places(Folder(tmp_path))
+    found = checkpoint_places(Folder(tmp_path))
     assert (found[0].step, found[0].line) == (3, 1)
     assert newest(tmp_path)[0] == 3
 
@@ -183,7 +183,7 @@ def test_what_is_no_count_of_steps_is_refused(tmp_path: Path, step: Any) -> None
 @pytest.mark.parametrize("step", [np.int64(7), np.uint8(7), 10**18 - 1, 0])
 def test_any_integer_is_a_step(tmp_path: Path, step: Any) -> None:
     save(tmp_path, [step])
-    assert places(Folder(tmp_path))[0].step == int(step)
+    assert checkpoint_places(Folder(tmp_path))[0].step == int(step)
     live = state()
     with Checkpointer(tmp_path) as saves:
         restored = saves.load(live, step=step)
@@ -192,21 +192,21 @@ def test_any_integer_is_a_step(tmp_path: Path, step: Any) -> None:
 
 def test_a_newest_one_without_its_commit_record_is_noted(tmp_path: Path) -> None:
     save(tmp_path, [1, 2])
-    lost = places(Folder(tmp_path))[0].directory
+    lost = checkpoint_places(Folder(tmp_path))[0].directory
     (tmp_path / lost / COMMIT).unlink()
     with Checkpointer(tmp_path) as saves:
         restored = saves.load(state())
         assert restored and restored.step == 1
         assert len(restored.notes) == 1 and lost in restored.notes[0]
         saves.save(2, state())  # what is left there may yet be committed: this is newer
-    found = places(Folder(tmp_path))
+    found = checkpoint_places(Folder(tmp_path))
     assert (found[0].step, found[0].line) == (2, 0)
     assert newest(tmp_path)[0] == 2
 
 
 def test_the_only_one_without_its_commit_record_is_said(tmp_path: Path) -> None:
     save(tmp_path, [1])
-    (tmp_path / places(Folder(tmp_path))[0].directory / COMMIT).unlink()
+    (tmp_path / checkpoint_places(Folder(tmp_path))[0].directory / COMMIT).unlink()
     with Checkpointer(tmp_path) as saves, pytest.warns(CheckpointWarning, match="no commit record"):
         assert saves.load(state()) is None
 
@@ -217,7 +217,7 @@ def test_an_error_of_the_disk_is_not_damage(
 ) -> None:
     root, mirror = tmp_path / "root", tmp_path / "mirror"
     save(root, [1, 2], durable=str(mirror))
-    bad: Place = places(Folder(root))[0]
+    bad: SavePoint = checkpoint_places(Folder(root))[0]
     for method in ("get", "read"):
         real = getattr(Folder, method)
 

@@ -13,25 +13,32 @@ import numpy as np
 import pytest
 from making import Array, make
 
-from outlast.checkpoint import record
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.catalog import newest, places, verify
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader, Target
-from outlast.checkpoint.record import Commit, Place, Sample, Tensor, digest_of, unseal
+from outlast.checkpoint.format import manifests
+from outlast.checkpoint.format.manifests import (
+    Commit,
+    SavePoint,
+    Tensor,
+    ValueSample,
+    digest_of,
+    unseal,
+)
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, ReadTarget
+from outlast.checkpoint.stores.catalog import checkpoint_places, newest_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError
 
 GOLDEN = {version: Path(__file__).with_name(f"golden_v{version}") for version in (2, 3, 4)}
 PLACES = {
-    2: Place(500, 512, "a1g3s17"),
-    3: Place(500, 512, "a1g3s17", line=2),
-    4: Place(600, 615, "a1g3s18", line=2),
+    2: SavePoint(500, 512, "a1g3s17"),
+    3: SavePoint(500, 512, "a1g3s17", line=2),
+    4: SavePoint(600, 615, "a1g3s18", line=2),
 }
 FILES = {2: 6, 3: 6, 4: 8}
 BASE = "step-000000100-n103-a1g3s4"
 SHARED, OWN = b"equal on all ranks", {0: b"of rank 0", 1: bytes(range(256))}
 DTYPES = {"norm": "bfloat16"}
-SAMPLES = (Sample("0" * 32, (0, 1), "1" * 32, "0011223344556677", ("norm", "weight")),)
+SAMPLES = (ValueSample("0" * 32, (0, 1), "1" * 32, "0011223344556677", ("norm", "weight")),)
 
 
 def tensors() -> dict[str, Array]:
@@ -65,7 +72,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_the_golden_checkpoint_reads_back_exactly(version: int) -> None:
-    found = newest(Folder(GOLDEN[version]), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(GOLDEN[version]), pytest.fail, verify=True)
     assert found and found.place == PLACES[version] and found.job == "golden"
     assert found.commit.base == (BASE if version >= 3 else "")
     assert found.manifests[0].samples == (SAMPLES if version >= 3 else ())
@@ -75,9 +82,10 @@ def test_the_golden_checkpoint_reads_back_exactly(version: int) -> None:
     wanted = tensors()
     assert found.tensors.keys() == wanted.keys()
     targets = [
-        Target(name, Box.whole(array.shape), np.zeros_like(array)) for name, array in wanted.items()
+        ReadTarget(name, Box.whole(array.shape), np.zeros_like(array))
+        for name, array in wanted.items()
     ]
-    it = Reader(found)
+    it = CheckpointReader(found)
     it.read(targets)
     assert all(into.tobytes() == wanted[name].tobytes() for name, _, into in targets)
     assert it.blob(0, "shared") == SHARED
@@ -106,15 +114,15 @@ def test_a_record_has_the_fields_of_its_format(version: int, absent: tuple[str, 
 def test_checkpoints_of_all_formats_in_one_directory(tmp_path: Path) -> None:
     for version in (2, 3, 4):
         write(tmp_path, version)
-    assert places(Folder(tmp_path)) == [PLACES[4], PLACES[3], PLACES[2]]
+    assert checkpoint_places(Folder(tmp_path)) == [PLACES[4], PLACES[3], PLACES[2]]
 
 
 def test_an_outlast_that_knows_no_frozen_regions_refuses_them_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(record, "FORMATS", (2, 3))
+    monkeypatch.setattr(manifests, "FORMATS", (2, 3))
     said: list[str] = []
-    assert newest(Folder(GOLDEN[4]), said.append) is None
+    assert newest_checkpoint(Folder(GOLDEN[4]), said.append) is None
     assert "commit.json: format 4 where this Outlast reads 2 to 3; use the Outlast that" in said[0]
 
 

@@ -14,10 +14,10 @@ import torch
 from gate import CHANGES, HOLD, PASS, Act, Gate, Seen, gate
 from keeping import Desk, newest, order_of, until
 
-from outlast.checkpoint.catalog import open_checkpoint, places, verify
 from outlast.checkpoint.checkpointer import Checkpointer
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.patience import Hand
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.io_limits import IoThread
 from outlast.errors import StorageError
 
 pytestmark = pytest.mark.process
@@ -66,7 +66,7 @@ def error_of(behind: Gate, do: Callable[[], object], steps: tuple[str, ...] = RE
 def join_hands() -> None:
     """Until everything that hung has come back."""
     for hand in threading.enumerate():
-        if isinstance(hand, Hand):
+        if isinstance(hand, IoThread):
             hand.join(TIMEOUT_S)
             assert not hand.is_alive()
 
@@ -125,7 +125,7 @@ def test_a_look_at_every_byte(root: Path, behind: Gate) -> None:
     """Not a word about damages, where nobody knows of any."""
     behind.act = held_at("read", "shard-00000")
     store = Folder(root, ANSWER_S)
-    checkpoint = open_checkpoint(store, places(store)[0])
+    checkpoint = open_checkpoint(store, checkpoint_places(store)[0])
     said = error_of(behind, lambda: verify(checkpoint))
     assert "shard-00000: the file system has not answered for 0.4 s" in said
 
@@ -135,8 +135,8 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 from gate import HOLD, PASS, Gate
-from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.catalog import newest_checkpoint as newest
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import StalledError
 
 def look():

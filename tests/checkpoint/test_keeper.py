@@ -30,10 +30,10 @@ from keeping import (
     until,
 )
 
-from outlast.checkpoint.keeper import ledger
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.faults import Fault
-from outlast.checkpoint.record import Commit, Manifest, manifest_name, seal, unseal
+from outlast.checkpoint.format.manifests import Commit, Manifest, manifest_name, seal, unseal
+from outlast.checkpoint.keeper import order_ledger
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.errors import StorageError, UsageError
 
 pytestmark = pytest.mark.process
@@ -127,10 +127,10 @@ def test_a_run_that_has_gone_back_saves_the_same_steps_again(desk: Desk) -> None
 
 
 def test_an_arena_is_busy_until_it_was_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "GRACE_S", 0.2)
+    monkeypatch.setattr(order_ledger, "GRACE_S", 0.2)
     keeper = desk.keeper()
     desk.save(keeper, 1)
-    keeper.order(order_of(2, desk.root, Fault("hang", "sync", "shard"), deadline_s=0.5))
+    keeper.order(order_of(2, desk.root, DiskFault("hang", "sync", "shard"), deadline_s=0.5))
     assert keeper.busy(0)
     for forbidden in (keeper.drop, keeper.reuse):
         with pytest.raises(UsageError, match="arena 0 is still being written from"):
@@ -160,13 +160,13 @@ def test_orders_that_cannot_be_taken(desk: Desk) -> None:
 
 def test_saves_that_never_end_are_bounded(desk: Desk) -> None:
     keeper = desk.keeper()
-    for step in range(1, ledger.ORDERS_MAX + 1):
+    for step in range(1, order_ledger.ORDERS_MAX + 1):
         until(lambda: not keeper.busy(0), "the part before is written")
         keeper.order(order_of(step, desk.root, world=2, deadline_s=1.0))
     until(lambda: not keeper.busy(0), "the last part is written")
     with pytest.raises(StorageError, match=r"16 saves have not ended yet, from 1 on; nothing of"):
         keeper.order(order_of(99, desk.root))
-    assert keeper.wait(ledger.ORDERS_MAX, TIMEOUT_S).kind == "failed"
+    assert keeper.wait(order_ledger.ORDERS_MAX, TIMEOUT_S).kind == "failed"
     until(lambda: names(desk.root) == [], "what was never committed is removed")
 
 
@@ -183,7 +183,7 @@ def test_a_rank_that_fails_is_heard_at_once(desk: Desk) -> None:
     keepers = [desk.keeper(), desk.keeper()]
     desk.save(keepers[0], 1)
     keepers[0].order(order_of(2, desk.root, world=2))
-    keepers[1].order(order_of(2, desk.root, Fault("ENOSPC", "allocate"), rank=1, world=2))
+    keepers[1].order(order_of(2, desk.root, DiskFault("ENOSPC", "allocate"), rank=1, world=2))
     failed = keepers[1].wait(2, TIMEOUT_S)
     assert failed.kind == "failed" and "rank 1 on" in failed.error
     assert "No space left on device (free space there" in failed.error
@@ -201,7 +201,7 @@ STEPS = ["make_directory", "create", "allocate", "write", "sync", "rename", "lin
 def test_a_disk_that_refuses(desk: Desk, step: str, error: str) -> None:
     keeper = desk.keeper()
     desk.save(keeper, 1)
-    outcome = desk.save(keeper, 2, Fault(error, step))
+    outcome = desk.save(keeper, 2, DiskFault(error, step))
     assert outcome.kind == "failed" and os.strerror(getattr(errno, error)) in outcome.error
     assert "step 2 failed on rank 0" in outcome.error and str(desk.root) in outcome.error
     until(lambda: not directory(desk.root, 2).exists(), "what was written is removed")
@@ -211,7 +211,7 @@ def test_a_disk_that_refuses(desk: Desk, step: str, error: str) -> None:
 
 def test_latest_is_only_for_people(desk: Desk) -> None:
     keeper = desk.keeper()
-    outcome = desk.save(keeper, 1, Fault("EIO", "rename", "latest"))
+    outcome = desk.save(keeper, 1, DiskFault("EIO", "rename", "latest"))
     assert outcome.kind == "committed" and newest(desk.root) == 1
     assert "`latest` could not be moved: Input/output error" in outcome.error
 
@@ -320,7 +320,7 @@ def test_a_manifest_that_does_not_belong(desk: Desk, field: str, value: object, 
 
 
 def test_a_keeper_that_is_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "GRACE_S", 0.2)
+    monkeypatch.setattr(order_ledger, "GRACE_S", 0.2)
     keeper = desk.keeper()
     desk.save(keeper, 1)
     pid = pid_of(keeper)
@@ -358,7 +358,7 @@ def test_no_thread_and_no_descriptor_is_left(desk: Desk) -> None:
     desk.keepers[0].close(TIMEOUT_S)
     threads, before = threading.active_count(), len(names(Path("/proc/self/fd")))
     for _ in range(3):
-        keeper = Keeper.start("nobody")
+        keeper = KeeperClient.start("nobody")
         arena = filled()
         keeper.lend(arena)
         keeper.close(TIMEOUT_S)
@@ -367,7 +367,7 @@ def test_no_thread_and_no_descriptor_is_left(desk: Desk) -> None:
     assert len(names(Path("/proc/self/fd"))) == before
 
 
-def pid_of(keeper: Keeper) -> int:
+def pid_of(keeper: KeeperClient) -> int:
     until(lambda: keeper._end and keeper._end.process, "there is a keeper")
     assert keeper._end and keeper._end.process
     return keeper._end.process.pid

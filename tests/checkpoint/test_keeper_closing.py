@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from keeping import TIMEOUT_S, Desk, filled, gone, holds, manifest_of, newest, order_of, until
 
-from outlast.checkpoint.keeper import client
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.faults import Fault
-from outlast.checkpoint.keeper.starting import Served
+from outlast.checkpoint.keeper import keeper_client
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.errors import StorageError
 
 pytestmark = pytest.mark.process
@@ -33,14 +33,14 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.close()
 
 
-def pid_of(keeper: Keeper) -> int:
+def pid_of(keeper: KeeperClient) -> int:
     assert keeper._end and keeper._end.process
     return keeper._end.process.pid
 
 
 def test_a_keeper_that_does_not_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """All saves have ended: however long they might have taken, the process has no such time."""
-    monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    monkeypatch.setattr(keeper_client, "ANSWER_S", 0.3)
     keeper = desk.keeper()
     assert desk.save(keeper, 1).kind == "committed"
     pid = pid_of(keeper)
@@ -57,9 +57,9 @@ def test_the_launchers_keeper_does_not_hear(
 ) -> None:
     """It is not ours to kill; nor is its answer waited for."""
     address = f"@outlast-test-{os.getpid()}-{tmp_path.name}"
-    served = Served(address, "a token", "a launcher")
-    keeper = Keeper.connect(address, "a token")
-    monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    served = ServedKeeper(address, "a token", "a launcher")
+    keeper = KeeperClient.connect(address, "a token")
+    monkeypatch.setattr(keeper_client, "ANSWER_S", 0.3)
     os.kill(served.process.pid, signal.SIGSTOP)
     keeper.close(LONG_S)
     keeper._thread.join(TIMEOUT_S)
@@ -105,7 +105,7 @@ def test_no_descriptor_is_free(desk: Desk) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     keeper.lend(arena)
-    assert desk.save(keeper, 1, Fault("kill", "sync", "shard")).kind == "committed"
+    assert desk.save(keeper, 1, DiskFault("kill", "sync", "shard")).kind == "committed"
     arena.close()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from keeping import complete, directory, filled, holds, newest, save_here, steps_of_a_save
 
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.keeper.disk import Disk
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_disk import KeeperDisk
 from outlast.errors import StorageError
 
 
@@ -56,14 +56,14 @@ def refuse(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-class Buffered(Disk):
+class Buffered(KeeperDisk):
     """Cannot write past the page cache."""
 
     def go_direct(self, fd: int, direct: bool) -> bool:
         return False
 
 
-class Aligned(Disk):
+class Aligned(KeeperDisk):
     """Says that it can, and then wants another alignment."""
 
     direct = False
@@ -78,30 +78,30 @@ class Aligned(Disk):
         return super().write(fd, data, at)
 
 
-class Sluggish(Disk):
+class Sluggish(KeeperDisk):
     """Takes less than it is given, and no multiple of a block."""
 
     def write(self, fd: int, data: memoryview, at: int) -> int:
         return super().write(fd, data[:30_000], at)
 
 
-class Linkless(Disk):
+class Linkless(KeeperDisk):
     """Has no second names."""
 
     def link(self, path: Path, to: Path) -> None:
         raise refuse(errno.EPERM)
 
 
-@pytest.mark.parametrize("disk", [Disk, Buffered, Aligned, Sluggish, Linkless])
-def test_the_same_bytes_on_any_disk(disk: type[Disk], tmp_path: Path, arena: Arena) -> None:
+@pytest.mark.parametrize("disk", [KeeperDisk, Buffered, Aligned, Sluggish, Linkless])
+def test_the_same_bytes_on_any_disk(disk: type[KeeperDisk], tmp_path: Path, arena: Arena) -> None:
     save_here(disk(), tmp_path, arena)
     assert newest(tmp_path) == 1 and complete(tmp_path, 1) and holds(tmp_path, 1, arena)
 
 
-@pytest.mark.parametrize("disk", [Disk, Linkless])
-def test_there_is_one_commit_record(disk: type[Disk], tmp_path: Path, arena: Arena) -> None:
+@pytest.mark.parametrize("disk", [KeeperDisk, Linkless])
+def test_there_is_one_commit_record(disk: type[KeeperDisk], tmp_path: Path, arena: Arena) -> None:
     """Of another attempt that took this name: it stays as it is, with all that belongs to it."""
-    save_here(Disk(), tmp_path / "other", arena)
+    save_here(KeeperDisk(), tmp_path / "other", arena)
     record = (directory(tmp_path / "other", 1) / "commit.json").read_bytes()
 
     class Beaten(disk):
@@ -115,7 +115,7 @@ def test_there_is_one_commit_record(disk: type[Disk], tmp_path: Path, arena: Are
 
 
 def test_a_full_disk_is_heard_of_before_the_first_byte(tmp_path: Path, arena: Arena) -> None:
-    class Full(Disk):
+    class Full(KeeperDisk):
         def write(self, fd: int, data: memoryview, at: int) -> int:
             raise AssertionError("nothing should be written")
 

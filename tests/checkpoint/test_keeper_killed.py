@@ -28,13 +28,13 @@ from keeping import (
     until,
 )
 
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.keeper import starting
-from outlast.checkpoint.keeper.client import ANSWER_S, Keeper
-from outlast.checkpoint.keeper.faults import Fault
-from outlast.checkpoint.keeper.ledger import RESTARTS_MAX
-from outlast.checkpoint.keeper.protocol import Lend, Order, Outcome, Write
-from outlast.checkpoint.keeper.starting import End, Served
+from outlast.checkpoint.keeper import keeper_launch
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_client import ANSWER_S, KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_frames import Lend, Outcome, SaveOrder, Write
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, TrainerEnd
+from outlast.checkpoint.keeper.order_ledger import RESTARTS_MAX
 from outlast.errors import CorruptionError, StorageError, UsageError
 
 pytestmark = pytest.mark.process
@@ -48,14 +48,16 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.close()
 
 
-def give(end: End, arena: Arena, order: Order, attempt: int, written: bool = False) -> None:
+def give(
+    end: TrainerEnd, arena: Arena, order: SaveOrder, attempt: int, written: bool = False
+) -> None:
     end.stream.send(Lend(arena=order.arena, size_bytes=arena.size_bytes), [arena.fd])
     end.stream.send(
         Write(order=order, stamp=1, attempt=attempt, written=written, deadline_s=TIMEOUT_S)
     )
 
 
-def heard(end: End, kind: str | None) -> list[Outcome]:
+def heard(end: TrainerEnd, kind: str | None) -> list[Outcome]:
     """Outcomes until one of `kind`, or until the keeper's end."""
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + TIMEOUT_S
@@ -77,15 +79,15 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
     committed: list[int] = []
     for nth in range(1, count + 1):
         root = tmp_path / str(nth)
-        order = order_of(1, root, Fault("kill", nth=nth))
-        first = starting.start("the first")
+        order = order_of(1, root, DiskFault("kill", nth=nth))
+        first = keeper_launch.start_keeper("the first")
         give(first, arena, order, attempt=0)
         before = heard(first, None)
         assert first.lost(TIMEOUT_S) == "was killed by signal 9"
         at_death = newest(root)
         committed.append(at_death or 0)
         assert at_death == 1 or not any(told.kind == "committed" for told in before)
-        second = starting.start("the second")
+        second = keeper_launch.start_keeper("the second")
         written = any(told.kind == "written" for told in before)
         give(second, arena, order, attempt=1, written=written)
         assert heard(second, "committed")[-1].kind == "committed"
@@ -98,7 +100,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 def test_a_dead_keeper_is_replaced(desk: Desk) -> None:
     keeper = desk.keeper()
     desk.save(keeper, 1)
-    outcome = desk.save(keeper, 2, Fault("kill", "write", nth=3, attempts=RESTARTS_MAX))
+    outcome = desk.save(keeper, 2, DiskFault("kill", "write", nth=3, attempts=RESTARTS_MAX))
     assert outcome.kind == "committed" and newest(desk.root) == 2
     assert holds(desk.root, 2, desk.arenas[0])
     kinds = [(told.save, told.kind) for told in keeper.outcomes()]
@@ -108,7 +110,7 @@ def test_a_dead_keeper_is_replaced(desk: Desk) -> None:
 def test_the_budget_of_replacements(desk: Desk) -> None:
     keeper = desk.keeper()
     desk.save(keeper, 1)
-    outcome = desk.save(keeper, 2, Fault("kill", "sync", "shard", attempts=99))
+    outcome = desk.save(keeper, 2, DiskFault("kill", "sync", "shard", attempts=99))
     assert outcome.kind == "failed" and newest(desk.root) == 1 and not keeper.busy(0)
     assert "so did 3 that were started in its place; the last one was killed by" in outcome.error
     assert desk.save(keeper, 3).kind == "committed"
@@ -117,7 +119,7 @@ def test_the_budget_of_replacements(desk: Desk) -> None:
 def test_what_was_written_is_not_read_again(desk: Desk) -> None:
     """Between "written" and the commit the arena is given up, and the keeper dies."""
     keepers = [desk.keeper(), desk.keeper()]
-    keepers[0].order(order_of(1, desk.root, Fault("kill", "link"), world=2))
+    keepers[0].order(order_of(1, desk.root, DiskFault("kill", "link"), world=2))
     until(lambda: not keepers[0].busy(0), "the part is written")
     keepers[0].drop(0)
     keepers[1].order(order_of(1, desk.root, rank=1, world=2))
@@ -129,7 +131,7 @@ def test_two_saves_survive_one_death(desk: Desk) -> None:
     keeper = desk.keeper()
     second = filled()
     keeper.lend(second)
-    keeper.order(order_of(1, desk.root, Fault("kill", "write", nth=2)))
+    keeper.order(order_of(1, desk.root, DiskFault("kill", "write", nth=2)))
     keeper.order(order_of(2, desk.root, arena=1))
     assert [keeper.wait(step, TIMEOUT_S).kind for step in (1, 2)] == ["committed"] * 2
     assert holds(desk.root, 1, desk.arenas[0]) and holds(desk.root, 2, second)
@@ -149,7 +151,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 from keeping import filled, order_of
-from outlast.checkpoint.keeper.client import Keeper
+from outlast.checkpoint.keeper.keeper_client import KeeperClient as Keeper
 root, how = Path(sys.argv[2]), sys.argv[3]
 keeper = Keeper.start("a trainer") if how != "connected" else Keeper.connect(sys.argv[4], "a token")
 arena = filled()
@@ -211,19 +213,19 @@ def test_ctrl_c_and_hang_ups_are_for_the_trainer(desk: Desk) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Served, str]]:
+def served(tmp_path: Path) -> Iterator[tuple[ServedKeeper, str]]:
     address = f"@outlast-test-{os.getpid()}-{tmp_path.name}"
-    served = Served(address, TOKEN, "a launcher")
+    served = ServedKeeper(address, TOKEN, "a launcher")
     yield served, address
     with contextlib.suppress(OSError):
         served.close(TIMEOUT_S)
 
 
-def test_a_trainers_memory_outlives_it(served: tuple[Served, str], tmp_path: Path) -> None:
+def test_a_trainers_memory_outlives_it(served: tuple[ServedKeeper, str], tmp_path: Path) -> None:
     root = tmp_path / "root"
     done = run_trainer(root, "connected", served[1], "whole")
     assert done.returncode == -signal.SIGKILL, done.stderr
-    keeper = Keeper.connect(served[1], TOKEN)
+    keeper = KeeperClient.connect(served[1], TOKEN)
     (held,) = keeper.held()
     assert held.manifest.place == manifest_of(1).place
     assert (held.manifest.rank, held.manifest.world) == (0, 1)
@@ -246,10 +248,10 @@ def test_a_trainers_memory_outlives_it(served: tuple[Served, str], tmp_path: Pat
     memory.close()
 
 
-def test_half_a_copy_is_no_version(served: tuple[Served, str], tmp_path: Path) -> None:
+def test_half_a_copy_is_no_version(served: tuple[ServedKeeper, str], tmp_path: Path) -> None:
     done = run_trainer(tmp_path / "root", "connected", served[1], "copying")
     assert done.returncode == -signal.SIGKILL, done.stderr
-    keeper = Keeper.connect(served[1], TOKEN)
+    keeper = KeeperClient.connect(served[1], TOKEN)
     assert keeper.held() == []
     keeper.drop(0)
     with pytest.raises(UsageError, match="told of no arena 0"):
@@ -257,32 +259,32 @@ def test_half_a_copy_is_no_version(served: tuple[Served, str], tmp_path: Path) -
     keeper.close(TIMEOUT_S)
 
 
-def test_a_wrong_token_is_turned_away(served: tuple[Served, str]) -> None:
+def test_a_wrong_token_is_turned_away(served: tuple[ServedKeeper, str]) -> None:
     with pytest.raises(StorageError, match="does not know this token"):
-        Keeper.connect(served[1], "another token")
-    Keeper.connect(served[1], TOKEN).close(TIMEOUT_S)
+        KeeperClient.connect(served[1], "another token")
+    KeeperClient.connect(served[1], TOKEN).close(TIMEOUT_S)
 
 
-def test_one_trainer_at_a_time(served: tuple[Served, str]) -> None:
-    first = Keeper.connect(served[1], TOKEN)
+def test_one_trainer_at_a_time(served: tuple[ServedKeeper, str]) -> None:
+    first = KeeperClient.connect(served[1], TOKEN)
     with pytest.raises(StorageError, match="it serves another trainer"):
-        Keeper.connect(served[1], TOKEN, timeout_s=0.3)
+        KeeperClient.connect(served[1], TOKEN, timeout_s=0.3)
     first.close(TIMEOUT_S)
-    Keeper.connect(served[1], TOKEN).close(TIMEOUT_S)
+    KeeperClient.connect(served[1], TOKEN).close(TIMEOUT_S)
 
 
 def test_whoever_only_asks_waits_for_no_save_of_another(
-    served: tuple[Served, str], tmp_path: Path
+    served: tuple[ServedKeeper, str], tmp_path: Path
 ) -> None:
     """Nor is memory kept that a trainer has lent and never ordered from."""
-    first = Keeper.connect(served[1], TOKEN)
+    first = KeeperClient.connect(served[1], TOKEN)
     lent, _ = first.lend(filled()), first.lend(filled())
     first.order(order_of(1, tmp_path, world=2, arena=lent, deadline_s=3))
     until(lambda: not first.busy(lent), "its part is written")
     with pytest.raises(StorageError, match=r"saves \[1\] had not ended"):
         first.close(0)
     begin_s = time.monotonic()
-    asker = Keeper.connect(served[1], TOKEN)
+    asker = KeeperClient.connect(served[1], TOKEN)
     lying = asker.lying(TIMEOUT_S)
     asker.close(TIMEOUT_S)
     assert time.monotonic() - begin_s < ANSWER_S / 2
@@ -291,8 +293,8 @@ def test_whoever_only_asks_waits_for_no_save_of_another(
 
 COMES_AS_THE_LAUNCHER_GOES = """
 import os, socket, sys
-from outlast.checkpoint.keeper.process import Process
-from outlast.checkpoint.keeper.protocol import Setup
+from outlast.checkpoint.keeper.keeper_process import KeeperProcess as Process
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup as Setup
 
 (reading, control), listener = os.pipe(), socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
@@ -313,8 +315,8 @@ def test_a_trainer_that_comes_as_the_launcher_goes(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_launcher(tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
-    served = Served(address, TOKEN, "a launcher")
-    keeper = Keeper.connect(address, TOKEN)
+    served = ServedKeeper(address, TOKEN, "a launcher")
+    keeper = KeeperClient.connect(address, TOKEN)
     number = keeper.lend(filled())
     keeper.order(order_of(1, tmp_path / "root", arena=number))
     assert served.close(TIMEOUT_S) == "ended with code 0"
@@ -325,4 +327,4 @@ def test_it_ends_with_its_launcher(tmp_path: Path) -> None:
 
 def test_nobody_is_there() -> None:
     with pytest.raises(StorageError, match=r"at @nobody cannot be reached within 0.1 s"):
-        starting.reach("@nobody", TOKEN, "a trainer", 0.1)
+        keeper_launch.reach_keeper("@nobody", TOKEN, "a trainer", 0.1)

@@ -15,8 +15,8 @@ from gate import CHANGES, KILL, PASS, Gate, Seen
 from keeping import TIMEOUT_S, Desk, newest
 from launching import work
 
-from outlast.checkpoint.catalog import places
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.stores.folder_store import Folder
 
 pytestmark = pytest.mark.process
 # One process that has imported everything, and forks one for each kill: that goes behind a gate,
@@ -109,7 +109,7 @@ def test_at_every_step(tmp_path: Path, forker: socket.socket) -> None:
             break
         struck.add(step.split()[0])
         work(room)
-        assert [place.step for place in places(Folder(room / "local"))] == [2]
+        assert [place.step for place in checkpoint_places(Folder(room / "local"))] == [2]
         assert newest(room / "durable") == 2
         for root in (room / "local", room / "durable"):
             left = {path.name for path in root.iterdir()} - {"latest"}

@@ -5,32 +5,32 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.checkpoint.lineage import Lineage, ancestry, ends, resumed
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.retention import Keep, Known, choose
+from outlast.checkpoint.format.lineage import Lineage, ancestry, line_ends, resume_lineage
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.upkeep.retention_policy import Keep, KnownCheckpoint, apply_policy
 
 DAY_NS = 86400 * 10**9
 
 
-def known(place: Place, base: str = "", time_ns: int = 0) -> Known:
-    return Known(place, time_ns, 1, verified=True, base=base)
+def known(place: SavePoint, base: str = "", time_ns: int = 0) -> KnownCheckpoint:
+    return KnownCheckpoint(place, time_ns, 1, verified=True, base=base)
 
 
 class Store:
     """What a directory holds, as one job after the other saves to it."""
 
     def __init__(self) -> None:
-        self.saved: dict[Place, str] = {}
+        self.saved: dict[SavePoint, str] = {}
         self.count = 0
 
-    def newest(self) -> Place | None:
+    def newest(self) -> SavePoint | None:
         return max(self.saved, key=lambda place: (place.position, place.attempt), default=None)
 
-    def resume(self, loaded: Place | None) -> Lineage:
+    def resume(self, loaded: SavePoint | None) -> Lineage:
         base = self.saved.get(loaded, "") if loaded else ""
-        return resumed(loaded, base, self.newest(), self.newest())
+        return resume_lineage(loaded, base, self.newest(), self.newest())
 
-    def save(self, lineage: Lineage, step: int) -> Place:
+    def save(self, lineage: Lineage, step: int) -> SavePoint:
         self.count += 1
         place, _, base = lineage.go_on(step, step, f"a{self.count:06d}")
         self.saved[place] = base
@@ -38,7 +38,7 @@ class Store:
 
     def prune(self, keep: Keep) -> None:
         items = [known(place, base) for place, base in self.saved.items()]
-        for verdict in choose(items, keep, 0):
+        for verdict in apply_policy(items, keep, 0):
             if not verdict.keep:
                 del self.saved[verdict.place]
 
@@ -54,7 +54,7 @@ def filled(*steps: int) -> Store:
     return store
 
 
-def at(store: Store, step: int) -> Place:
+def at(store: Store, step: int) -> SavePoint:
     return next(place for place in store.saved if place.step == step)
 
 
@@ -87,9 +87,9 @@ def test_a_save_that_never_ended_is_left_behind() -> None:
     """Its directory is there, without a commit record: it may still get one."""
     store = filled(100)
     newest = store.newest()
-    lineage = resumed(newest, "", newest, Place(200, 200, "late"))
+    lineage = resume_lineage(newest, "", newest, SavePoint(200, 200, "late"))
     place, parent, base = lineage.go_on(150, 150, "a9")
-    assert place.position > Place(200, 200, "late").position
+    assert place.position > SavePoint(200, 200, "late").position
     assert newest and parent == base == newest.directory
 
 
@@ -114,7 +114,7 @@ def test_the_ancestry_of_a_branch_of_a_branch() -> None:
     newest_first = sorted(store.saved, key=lambda place: place.position, reverse=True)
     found = ancestry(newest_first, store.saved)
     assert sorted(place.step for place in found) == [100, 200, 210, 220, 225]
-    assert [place.step for place in ends(newest_first, found)] == [230, 300]
+    assert [place.step for place in line_ends(newest_first, found)] == [230, 300]
 
 
 ACTIONS = st.lists(
@@ -130,7 +130,7 @@ ACTIONS = st.lists(
 def test_what_was_saved_last_is_the_newest_and_is_kept(
     actions: list[tuple[str, int]], last: int, lines: int | None
 ) -> None:
-    store, lineage, ran = Store(), Lineage(), list[Place]()
+    store, lineage, ran = Store(), Lineage(), list[SavePoint]()
     for action, number in actions:
         there = sorted(store.saved, key=lambda place: place.position)
         some = there[number % len(there)] if there else None

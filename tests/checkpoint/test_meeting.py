@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from outlast.checkpoint.meeting import Meeting
+from outlast.checkpoint.rank_group import RankRendezvous
 from outlast.errors import GroupError
 
 WORLD = 3
 
 
-def ranks(do: Callable[[int, Meeting], None], timeout_s: float = 30.0) -> list[str]:
+def ranks(do: Callable[[int, RankRendezvous], None], timeout_s: float = 30.0) -> list[str]:
     """What each rank's `do` raised, or nothing."""
     store = HashStore()
 
     def one(rank: int) -> str:
         try:
-            do(rank, Meeting(store, rank, WORLD, timeout_s))
+            do(rank, RankRendezvous(store, rank, WORLD, timeout_s))
         except GroupError as error:
             return str(error)
         return ""
@@ -31,7 +31,7 @@ def ranks(do: Callable[[int, Meeting], None], timeout_s: float = 30.0) -> list[s
 
 
 def test_all_come_turn_by_turn_and_call_by_call() -> None:
-    def do(rank: int, meeting: Meeting) -> None:
+    def do(rank: int, meeting: RankRendezvous) -> None:
         for call in (1, 2):
             for turn in (1, 2):
                 meeting.come(call, turn)
@@ -44,7 +44,7 @@ def test_all_come_turn_by_turn_and_call_by_call() -> None:
     ("why", "told"), [("", "rank 1 saw no need to"), ("no room", "rank 1 failed: no room")]
 )
 def test_who_has_gone_on_is_named_at_once_to_all(why: str, told: str) -> None:
-    def do(rank: int, meeting: Meeting) -> None:
+    def do(rank: int, meeting: RankRendezvous) -> None:
         meeting.come(1, 1)
         meeting.leave(1)  # which is over, and keeps nobody from the second call
         if rank == 1:
@@ -59,7 +59,7 @@ def test_who_has_gone_on_is_named_at_once_to_all(why: str, told: str) -> None:
 def test_who_leaves_an_earlier_call_late_hides_nobody() -> None:
     left = threading.Event()
 
-    def do(rank: int, meeting: Meeting) -> None:
+    def do(rank: int, meeting: RankRendezvous) -> None:
         meeting.come(1, 1)
         if rank == 1:
             meeting.leave(1)
@@ -77,7 +77,7 @@ def test_who_leaves_an_earlier_call_late_hides_nobody() -> None:
 def test_who_is_silent_is_named_and_hears_it_when_it_comes_late() -> None:
     given_up = threading.Event()
 
-    def do(rank: int, meeting: Meeting) -> None:
+    def do(rank: int, meeting: RankRendezvous) -> None:
         if rank == 2:
             assert given_up.wait(30)
         try:

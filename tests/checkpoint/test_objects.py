@@ -13,13 +13,13 @@ import pytest
 from bucket_server import BUCKET, BucketServer
 from obstore.store import MemoryStore
 
-from outlast.checkpoint.catalog import places
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.objects import Bucket, open_store
-from outlast.checkpoint.record import COMMIT, Place
-from outlast.checkpoint.storage import Store
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
+from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import Bucket, open_store
+from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.errors import ConfigError, CorruptionError, StorageError
-from outlast.testing.stores import OTHER, PLACE, StoreContract
+from outlast.testing.store_contract import OTHER, PLACE, StoreContract
 
 pytestmark = pytest.mark.process
 MIB = 1 << 20
@@ -100,7 +100,7 @@ def test_the_commit_record_goes_first(
 def test_all_checkpoints_of_a_bucket_are_found_in_one_listing(
     server: BucketServer, bucket: Store
 ) -> None:
-    found = [Place(step, step, "a1") for step in range(9, 0, -1)]
+    found = [SavePoint(step, step, "a1") for step in range(9, 0, -1)]
     for place in found:
         bucket.put(place.directory, "shard-00000", [b"x"], 1)
         if place.step != 5:
@@ -109,7 +109,7 @@ def test_all_checkpoints_of_a_bucket_are_found_in_one_listing(
 
     def requests() -> int:
         before = len(server.requests("GET"))
-        assert places(bucket) == [place for place in found if place.step != 5]
+        assert checkpoint_places(bucket) == [place for place in found if place.step != 5]
         return len(server.requests("GET")) - before
 
     assert requests() == 2
@@ -177,7 +177,7 @@ def test_without_the_extra_it_is_named() -> None:
     code = """
 import sys
 sys.modules["obstore"] = None
-from outlast.checkpoint.objects import open_store
+from outlast.checkpoint.stores.object_store import open_store
 from outlast.errors import ConfigError
 try:
     open_store("s3://bucket/runs")
@@ -193,8 +193,8 @@ except ConfigError as error:
 def test_nothing_heavy_is_imported_for_a_folder() -> None:
     code = """
 import sys
-import outlast.checkpoint.draining
-from outlast.checkpoint.objects import open_store
+import outlast.checkpoint.upkeep.drain_to_target
+from outlast.checkpoint.stores.object_store import open_store
 open_store("runs")
 print(sorted({"torch", "numpy", "obstore"} & set(sys.modules)))
 """

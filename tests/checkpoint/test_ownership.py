@@ -18,18 +18,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast.checkpoint import ownership
-from outlast.checkpoint.ownership import Owner, Ownership, check, read, take, wait_for_keeper
-from outlast.checkpoint.patience import Patience
+from outlast.checkpoint.stores import directory_ownership
+from outlast.checkpoint.stores.directory_ownership import (
+    Owner,
+    Ownership,
+    check,
+    read_owner,
+    take_ownership,
+    wait_for_keeper,
+)
+from outlast.checkpoint.stores.io_limits import IoTimeout
 from outlast.errors import InUseError, StorageError
 
 pytestmark = pytest.mark.process
-PATIENCE = Patience(60.0)
+PATIENCE = IoTimeout(60.0)
 TAKE = """
 import sys
 from pathlib import Path
-from outlast.checkpoint.ownership import take
-from outlast.checkpoint.patience import Patience
+from outlast.checkpoint.stores.directory_ownership import take_ownership as take
+from outlast.checkpoint.stores.io_limits import IoTimeout as Patience
 owned = take(Path(sys.argv[1]), "first", 1.0, Patience(60.0))
 if sys.argv[2:]:
     owned.keeper_is(int(sys.argv[2]))
@@ -39,7 +46,7 @@ sys.stdin.read()
 
 
 def own(root: Path, job: str = "second", wait_s: float = 0.0) -> Ownership:
-    return take(root, job, wait_s, PATIENCE)
+    return take_ownership(root, job, wait_s, PATIENCE)
 
 
 @contextmanager
@@ -77,7 +84,7 @@ def test_a_second_job_is_refused_by_name(tmp_path: Path, locks: bool) -> None:
             own(tmp_path)
         process.send_signal(signal.SIGCONT)
     owned = own(tmp_path)
-    assert read(tmp_path).job == "second"
+    assert read_owner(tmp_path).job == "second"
     owned.close()
     own(tmp_path, "third").close()
 
@@ -122,10 +129,10 @@ def test_a_lock_that_a_forked_child_holds_is_taken_over(tmp_path: Path) -> None:
         assert owned.fds
         os._exit(0)
     os.waitpid(trainer, 0)
-    with (tmp_path / ownership.FILE).open() as file, pytest.raises(BlockingIOError):
+    with (tmp_path / directory_ownership.FILE).open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     owned = own(tmp_path)
-    assert read(tmp_path).job == "second"
+    assert read_owner(tmp_path).job == "second"
     with pytest.raises(InUseError, match="this process"):
         own(tmp_path)
     owned.close()
@@ -138,17 +145,17 @@ def test_an_owner_on_another_host_is_waited_for(
 ) -> None:
     """Without locks nobody knows whether it lives but by its touching the file."""
     first = own(tmp_path, "first")
-    path = tmp_path / ownership.FILE
-    elsewhere = msgspec.structs.replace(read(tmp_path), boot="another", host="far")
+    path = tmp_path / directory_ownership.FILE
+    elsewhere = msgspec.structs.replace(read_owner(tmp_path), boot="another", host="far")
     path.write_bytes(msgspec.json.encode(elsewhere) + b"\n")
-    monkeypatch.setattr(ownership, "_ELSEWHERE_S", 0.2)
+    monkeypatch.setattr(directory_ownership, "_ELSEWHERE_S", 0.2)
     if locks:
         with pytest.raises(InUseError, match="on far"):
             own(tmp_path)
         first.close()
         own(tmp_path).close()
         return
-    monkeypatch.setattr(ownership, "LEASE_S", 0.3)
+    monkeypatch.setattr(directory_ownership, "LEASE_S", 0.3)
     second = own(tmp_path)
     with pytest.raises(StorageError, match="job 'second'"):
         check(tmp_path, first.token)
@@ -181,8 +188,8 @@ def test_the_fence(tmp_path: Path) -> None:
 
 
 def test_half_a_record_is_nobody(tmp_path: Path) -> None:
-    (tmp_path / ownership.FILE).write_bytes(b'{"token":"a')
-    assert read(tmp_path) == Owner()
+    (tmp_path / directory_ownership.FILE).write_bytes(b'{"token":"a')
+    assert read_owner(tmp_path) == Owner()
     own(tmp_path).close()
 
 

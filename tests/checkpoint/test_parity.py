@@ -17,18 +17,23 @@ from hypothesis import strategies as st
 from keeping import CHUNK_BYTES, SIZE_BYTES, TIMEOUT_S, manifest_of, order_of, place_of, until
 from pairing import LARGE_BYTES, TOKEN, Seat, grouped, newest_of, shard
 
-from outlast.checkpoint import copies, xor
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.keeper import parity
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.parity import Folding, Parities
-from outlast.checkpoint.keeper.peers import Offer
-from outlast.checkpoint.keeper.protocol import Outcome, Parity, Peer
-from outlast.checkpoint.keeper.sending import Sender, Version
-from outlast.checkpoint.keeper.starting import address_of
-from outlast.checkpoint.rebuilding import HeldParity, Part, rebuild
-from outlast.checkpoint.record import Manifest, Place
-from outlast.checkpoint.strips import cut, others, strip_bytes
+from outlast.checkpoint.format.manifests import Manifest, SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, VersionParity
+from outlast.checkpoint.keeper.keeper_launch import address_of
+from outlast.checkpoint.replicas import group_parity, memory_copies, parity_arithmetic
+from outlast.checkpoint.replicas.group_parity import HeldParities, StripFolding
+from outlast.checkpoint.replicas.keeper_links import Offer
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.replicas.parity_arithmetic import (
+    HeldParity,
+    HeldPart,
+    cut_strip,
+    other_members,
+    rebuild_part,
+    strip_bytes,
+)
+from outlast.checkpoint.replicas.replica_sender import ReplicaSender, SentVersion
 from outlast.errors import StorageError, WireError
 
 pytestmark = pytest.mark.process
@@ -55,23 +60,23 @@ def test_any_one_part_is_computed_from_the_others(sizes: list[int], data: st.Dat
     group = tuple(sorted(data.draw(ranks)))
     whole = {rank: os.urandom(size) for rank, size in zip(group, sizes, strict=True)}
     parts = {
-        rank: Part(manifest_of(1, rank, size_bytes=len(each)), Memory(each))
+        rank: HeldPart(manifest_of(1, rank, size_bytes=len(each)), Memory(each))
         for rank, each in whole.items()
     }
     longest = max(strip_bytes(size, len(group)) for size in sizes)
     parities = []
     for holder in group:
         made = bytearray(longest)
-        left = others(group, holder)
+        left = other_members(group, holder)
         for rank in left:
-            begin, end = cut(group, rank, holder, len(whole[rank]))
-            xor.fold(memoryview(made), memoryview(whole[rank])[begin:end])
+            begin, end = cut_strip(group, rank, holder, len(whole[rank]))
+            parity_arithmetic.xor_into(memoryview(made), memoryview(whole[rank])[begin:end])
         manifests = [parts[rank].manifest for rank in left]
-        found = Parity(rank=holder, group=group, manifests=manifests, arena=-1)
+        found = VersionParity(rank=holder, group=group, manifests=manifests, arena=-1)
         parities.append(HeldParity(found, Memory(bytes(made))))
     lost = data.draw(st.sampled_from(group))
     del parts[lost]
-    rebuilt = rebuild(parts, [each for each in parities if each.parity.rank != lost])
+    rebuilt = rebuild_part(parts, [each for each in parities if each.parity.rank != lost])
     assert rebuilt.keys() == {lost}
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(whole[lost]))] * 2)))
     into = bytearray(end - begin)
@@ -83,7 +88,7 @@ def test_any_one_part_is_computed_from_the_others(sizes: list[int], data: st.Dat
 @given(st.integers(0, 1 << 40), st.integers(2, 16))
 def test_strips_are_a_part_and_no_more(size_bytes: int, members: int) -> None:
     group = tuple(range(members))
-    strips = [cut(group, 0, holder, size_bytes) for holder in others(group, 0)]
+    strips = [cut_strip(group, 0, holder, size_bytes) for holder in other_members(group, 0)]
     lengths = [strip.end - strip.begin for strip in strips]
     assert [strip.begin for strip in strips[1:]] == list(accumulate(lengths))[:-1]
     assert sum(lengths) == size_bytes and max(lengths) <= strip_bytes(size_bytes, members)
@@ -109,7 +114,7 @@ def three(network: Network) -> Iterator[list[Seat]]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepers that are dead are soon known to be."""
-    monkeypatch.setattr(copies, "REACH_S", 1.0)
+    monkeypatch.setattr(memory_copies, "REACH_S", 1.0)
 
 
 def save(seats: list[Seat], step: int) -> None:
@@ -127,7 +132,7 @@ def parities_of(seat: Seat) -> set[int]:
 
 def damage(seat: Seat, step: int) -> None:
     """One bit in a keeper's parity of a step."""
-    keeper = Keeper.connect(seat.address, TOKEN)
+    keeper = KeeperClient.connect(seat.address, TOKEN)
     (found,) = (
         each for each in keeper.lying().parities if each.manifests[0].place == place_of(step)
     )
@@ -155,7 +160,7 @@ def test_a_keeper_and_its_worker_are_lost(three: list[Seat]) -> None:
         seat.leave()
     three[1].kill()
     assert newest_of(*three) == (2, [])
-    source = Copies.reach([seat.address for seat in three], TOKEN, "a test")
+    source = MemoryCopies.reach([seat.address for seat in three], TOKEN, "a test")
     for step, shards in expected.items():
         for rank, each in enumerate(shards):
             assert source.get(place_of(step).directory, f"shard-0000{rank}") == each
@@ -168,11 +173,11 @@ def test_a_keeper_that_took_over_sends_again(three: list[Seat]) -> None:
     """What is in already is not taken for something else."""
     save(three, 1)
     told: list[Outcome] = []
-    peers = tuple(Peer(name="a peer", address=address_of(seat.door)) for seat in three[1:])
-    sender = Sender(peers, TOKEN, 0, (0, 1, 2))
+    peers = tuple(PeerKeeper(name="a peer", address=address_of(seat.door)) for seat in three[1:])
+    sender = ReplicaSender(peers, TOKEN, 0, (0, 1, 2))
     order = msgspec.structs.replace(order_of(1, Path(), world=3), to_disk=False)
     arena = three[0].arena(1)
-    sender.add(Version(order, arena, arena.stamp, told.append, lambda _: None))
+    sender.add(SentVersion(order, arena, arena.stamp, told.append, lambda _: None))
     until(lambda: told, "the second sending")
     assert (told[0].copies, told[0].strips, told[0].error) == (2, 2, "")
     for seat in three:
@@ -243,7 +248,7 @@ def test_the_sender_dies_in_the_middle(three: list[Seat], network: Network) -> N
 # --- what comes when --------------------------------------------------------------------------
 
 
-def offer(rank: int, place: Place, size_bytes: int = SIZE_BYTES) -> Offer:
+def offer(rank: int, place: SavePoint, size_bytes: int = SIZE_BYTES) -> Offer:
     return Offer(
         copy=f"{rank} {place}",
         lanes=1,
@@ -255,34 +260,34 @@ def offer(rank: int, place: Place, size_bytes: int = SIZE_BYTES) -> Offer:
     )
 
 
-def places(*steps: int, attempt: str = "a") -> list[Place]:
-    return [Place(step, step, attempt) for step in steps]
+def places(*steps: int, attempt: str = "a") -> list[SavePoint]:
+    return [SavePoint(step, step, attempt) for step in steps]
 
 
-def send(parities: Parities, rank: int, place: Place, data: bytes = b"") -> None:
+def send(parities: HeldParities, rank: int, place: SavePoint, data: bytes = b"") -> None:
     folding = parities.begin(offer(rank, place, max(4096, len(data))))
     assert folding
     fold(folding, data)
     folding.keep(manifest(rank, place))
 
 
-def manifest(rank: int, place: Place) -> Manifest:
+def manifest(rank: int, place: SavePoint) -> Manifest:
     return msgspec.structs.replace(manifest_of(1, rank, 4), place=place)
 
 
-def fold(folding: Folding, data: bytes) -> None:
+def fold(folding: StripFolding, data: bytes) -> None:
     at = 0
     for piece in folding.pieces(0, len(data)):
         piece[:] = data[at : at + len(piece)]
         at += len(piece)
 
 
-def whole(parities: Parities) -> list[int]:
+def whole(parities: HeldParities) -> list[int]:
     return [found.manifests[0].place.step for found, _ in parities.whole]
 
 
 def test_longer_strips_come_later() -> None:
-    parities = Parities(3, (0, 1, 2, 3))
+    parities = HeldParities(3, (0, 1, 2, 3))
     one, two, three = places(1, 2, 3)
     data = [os.urandom(size) for size in (4096, 5 << 20, 3 << 20)]
     for place in (one, two, three):  # the third in memory of the first
@@ -291,7 +296,7 @@ def test_longer_strips_come_later() -> None:
     assert whole(parities) == [2, 3]
     expected = bytearray(5 << 20)
     for each in data:
-        xor.fold(memoryview(expected), memoryview(each))
+        parity_arithmetic.xor_into(memoryview(expected), memoryview(each))
     for _, arena in parities.whole:
         assert arena.size_bytes == 6 << 20
         assert bytes(arena.view) == bytes(expected).ljust(6 << 20, b"\0")
@@ -299,7 +304,7 @@ def test_longer_strips_come_later() -> None:
 
 
 def test_what_was_sent_before_is_not_folded_again() -> None:
-    parities = Parities(0, (0, 1, 2))
+    parities = HeldParities(0, (0, 1, 2))
     (one,) = places(1)
     send(parities, 1, one)
     assert parities.begin(offer(1, one)) is None
@@ -317,7 +322,7 @@ def test_what_was_sent_before_is_not_folded_again() -> None:
 
 def test_versions_take_turns() -> None:
     """Who is behind is refused, who is ahead ends what can never be whole, or waits for it."""
-    parities = Parities(0, (0, 1, 2))
+    parities = HeldParities(0, (0, 1, 2))
     one, two, three, four = places(1, 2, 3, 4)
     (again,) = places(1, attempt="b")
     send(parities, 1, one)
@@ -327,7 +332,7 @@ def test_versions_take_turns() -> None:
         parities.begin(offer(2, two))
     behind = parities.begin(offer(2, three))
     assert behind
-    ahead: list[Folding | None] = []
+    ahead: list[StripFolding | None] = []
     waiting = threading.Thread(target=lambda: ahead.append(parities.begin(offer(1, four))))
     waiting.start()
     behind.keep(manifest(2, three))
@@ -343,22 +348,22 @@ def test_versions_take_turns() -> None:
 
 def test_who_waited_goes_on_with_the_others() -> None:
     """As soon as one of them has shown that the version before never comes."""
-    parities = Parities(0, (0, 1, 2, 3))
+    parities = HeldParities(0, (0, 1, 2, 3))
     one, two = places(1, 2)
     send(parities, 1, one)
-    begun: list[Folding | None] = []
+    begun: list[StripFolding | None] = []
     waiting = threading.Thread(target=lambda: begun.append(parities.begin(offer(1, two))))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
     assert parities.begin(offer(2, two))
-    waiting.join(parity.TURN_S / 4)
+    waiting.join(group_parity.TURN_S / 4)
     assert begun and begun[0]
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "TURN_S", 0.05)
-    parities = Parities(0, (0, 1, 2, 3))
+    monkeypatch.setattr(group_parity, "TURN_S", 0.05)
+    parities = HeldParities(0, (0, 1, 2, 3))
     one, two = places(1, 2)
     send(parities, 1, one)
     slow = parities.begin(offer(2, one))
@@ -374,7 +379,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room_is_told_with_the_arithmetic() -> None:
-    parities = Parities(0, (0, 1, 2, 3))
+    parities = HeldParities(0, (0, 1, 2, 3))
     (one,) = places(1)
     said = (
         r"no room for parity of the parts of ranks 1, 2, 3, 2 strips of 36029 TB: each 1/3 of the"

@@ -11,10 +11,10 @@ from between import Network
 from keeping import SIZE_BYTES, TIMEOUT_S, filled, newest, order_of, place_of, until
 from pairing import LARGE_BYTES, TOKEN, Seat, held, held_after, newest_of, paired, shard
 
-from outlast.checkpoint import copies
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.starting import address_of, open_door
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_launch import address_of, open_door
+from outlast.checkpoint.replicas import memory_copies
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.errors import CorruptionError
 
 pytestmark = pytest.mark.process
@@ -37,7 +37,7 @@ def pair(network: Network) -> Iterator[tuple[Seat, Seat]]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepers that are dead are soon known to be."""
-    monkeypatch.setattr(copies, "REACH_S", 1.0)
+    monkeypatch.setattr(memory_copies, "REACH_S", 1.0)
 
 
 def test_a_peer_holds_the_last_two_versions(pair: tuple[Seat, Seat], network: Network) -> None:
@@ -169,7 +169,7 @@ def test_memory_of_earlier_trainers_is_given_back(pair: tuple[Seat, Seat]) -> No
     assert seat.save(1).copies == 1 and seat.save(2).copies == 1
     seat.leave()
     for turn in range(3):
-        keeper = Keeper.connect(seat.address, TOKEN)
+        keeper = KeeperClient.connect(seat.address, TOKEN)
         assert {each.manifest.place.step for each in keeper.held()} == {
             10 * turn + 1,
             10 * turn + 2,
@@ -210,7 +210,7 @@ def test_all_peers_together_keep_to_a_rate() -> None:
 
 
 def test_nothing_is_whole_without_every_part() -> None:
-    nothing = Copies([])
+    nothing = MemoryCopies([])
     assert nothing.directories() == []
     with pytest.raises(CorruptionError, match="is missing"):
         nothing.get("step", "commit.json")

@@ -13,13 +13,13 @@ from between import Network
 from keeping import TIMEOUT_S, manifest_of, until
 from pairing import LARGE_BYTES, TOKEN, Seat, paired
 
-from outlast.checkpoint.arena import Arena
-from outlast.checkpoint.keeper import peers
-from outlast.checkpoint.keeper.peers import Join, Kept, Link, Offer, Ready
-from outlast.checkpoint.keeper.protocol import Order, Outcome, Peer
-from outlast.checkpoint.keeper.receiving import Receiver
-from outlast.checkpoint.keeper.sending import COPY_S, LANES, Sender, Version
-from outlast.checkpoint.keeper.starting import address_of, open_door
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, SaveOrder
+from outlast.checkpoint.keeper.keeper_launch import address_of, open_door
+from outlast.checkpoint.replicas import keeper_links
+from outlast.checkpoint.replicas.keeper_links import Join, KeeperLink, Kept, Offer, Ready
+from outlast.checkpoint.replicas.replica_receiver import ReplicaReceiver
+from outlast.checkpoint.replicas.replica_sender import COPY_S, LANES, ReplicaSender, SentVersion
 from outlast.errors import WireError
 
 pytestmark = pytest.mark.process
@@ -38,7 +38,7 @@ def test_strangers_are_turned_away(pair: tuple[Seat, Seat]) -> None:
     address = address_of(second.door)
     due = time.monotonic() + TIMEOUT_S
     with pytest.raises((WireError, OSError)):
-        Link.open(address, "another token", due)
+        KeeperLink.open(address, "another token", due)
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 9, b"\xff" * 100):
         with socket.create_connection(address.split(":"), TIMEOUT_S) as sock:  # pyright: ignore[reportArgumentType] - a port may be a word
             answer = bytearray()
@@ -49,10 +49,10 @@ def test_strangers_are_turned_away(pair: tuple[Seat, Seat]) -> None:
                     sock.shutdown(socket.SHUT_WR)
                 while received := sock.recv(4096):
                     answer += received
-        assert len(answer) <= 36 and bytes(answer[:4]) in (b"", peers.MAGIC)
+        assert len(answer) <= 36 and bytes(answer[:4]) in (b"", keeper_links.MAGIC)
     door = open_door()
     with door, pytest.raises(TimeoutError):  # nobody answers
-        Link.open(address_of(door), TOKEN, time.monotonic() + 0.2)
+        KeeperLink.open(address_of(door), TOKEN, time.monotonic() + 0.2)
     assert first.save(1).copies == 1
 
 
@@ -69,12 +69,12 @@ OFFERS = [
 
 def test_offers_that_are_refused(pair: tuple[Seat, Seat]) -> None:
     for offer, error in OFFERS:
-        link = Link.open(address_of(pair[1].door), TOKEN, time.monotonic() + TIMEOUT_S)
+        link = KeeperLink.open(address_of(pair[1].door), TOKEN, time.monotonic() + TIMEOUT_S)
         link.send(offer)
         answer = link.receive()
         link.close()
         assert isinstance(answer, Kept) and error in answer.error
-    lost = Link.open(address_of(pair[1].door), TOKEN, time.monotonic() + TIMEOUT_S)
+    lost = KeeperLink.open(address_of(pair[1].door), TOKEN, time.monotonic() + TIMEOUT_S)
     lost.send(Join(copy="unheard of", lane=1))
     with pytest.raises(ConnectionResetError):
         lost.receive()
@@ -85,7 +85,7 @@ def test_offers_that_are_refused(pair: tuple[Seat, Seat]) -> None:
 def test_a_sender_does_not_wait_for_what_another_left(pair: tuple[Seat, Seat]) -> None:
     """The same rank's, whose host went away without a word."""
     offers = [msgspec.structs.replace(OFFER, copy=name) for name in "ab"]
-    links = [Link.open(address_of(pair[1].door), TOKEN, time.monotonic() + 5) for _ in offers]
+    links = [KeeperLink.open(address_of(pair[1].door), TOKEN, time.monotonic() + 5) for _ in offers]
     for link, offer in zip(links, offers, strict=True):
         link.send(offer)
         assert link.receive() == Ready()
@@ -102,13 +102,15 @@ class Hall:
         self.told: list[Outcome] = []
         self.arena = Arena.create(LARGE_BYTES)
         self.arena.stamp = 1
-        found = tuple(Peer(name="a peer", address=address) for address in addresses)
-        self.sender = Sender(found, TOKEN)
+        found = tuple(PeerKeeper(name="a peer", address=address) for address in addresses)
+        self.sender = ReplicaSender(found, TOKEN)
 
     def add(self, step: int) -> None:
         manifest = manifest_of(step, size_bytes=LARGE_BYTES)
-        order = Order(save=step, arena=0, root="", manifest=manifest, deadline_s=1, to_disk=False)
-        self.sender.add(Version(order, self.arena, 1, self.told.append, lambda _: None))
+        order = SaveOrder(
+            save=step, arena=0, root="", manifest=manifest, deadline_s=1, to_disk=False
+        )
+        self.sender.add(SentVersion(order, self.arena, 1, self.told.append, lambda _: None))
 
     def hears(self, count: int) -> dict[int, Outcome]:
         until(lambda: len(self.told) >= count, f"{count} outcomes")
@@ -121,9 +123,9 @@ class Hall:
 
 def test_a_peer_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And costs another one nothing; what it had not begun with is passed over for the newest."""
-    monkeypatch.setattr(peers, "STALL_S", 0.5)
+    monkeypatch.setattr(keeper_links, "STALL_S", 0.5)
     quick, stalled = open_door(), open_door()
-    receiver = Receiver(TOKEN)
+    receiver = ReplicaReceiver(TOKEN)
     for door in (quick, stalled):
         door.setblocking(True)
     network = Network(address_of(stalled))
@@ -133,7 +135,7 @@ def test_a_peer_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(LANES):
         receiver.meet(stalled.accept()[0])
     assert network.paused.wait(TIMEOUT_S)
-    monkeypatch.setattr(peers, "HELLO_S", 0.5)
+    monkeypatch.setattr(keeper_links, "HELLO_S", 0.5)
     begun = time.monotonic()
     for step in (2, 3):
         one.add(step)

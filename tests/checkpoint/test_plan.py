@@ -19,9 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from outlast.checkpoint.agreement import Plan, agree
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.plan import WHOLE_BYTES, Held, Local, Spread, describe, divide, hold
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.save.agreed_plan import SavePlan, agree
+from outlast.checkpoint.save.shard_plan import (
+    WHOLE_BYTES,
+    HeldBox,
+    LocalTensor,
+    TensorSpread,
+    describe,
+    divide_boxes,
+    held_boxes,
+)
 from outlast.errors import CodecError, OutlastError, UsageError
 
 CPU = torch.device("cpu")
@@ -42,9 +50,9 @@ def chunk(start: int, size: int, parts: int, index: int) -> tuple[int, int]:
 
 def held_by(
     rank: int, mesh: tuple[int, ...], placements: tuple[Placement, ...], shape: tuple[int, ...]
-) -> Held:
+) -> HeldBox:
     """What a rank holds of a tensor, its local shape as torch itself would tell it."""
-    spread = Spread(mesh_of(mesh, rank), placements, shape)
+    spread = TensorSpread(mesh_of(mesh, rank), placements, shape)
     size = list(shape)
     strided = [d for d, p in enumerate(placements) if isinstance(p, _StridedShard)]
     plain = [d for d, p in enumerate(placements) if isinstance(p, Shard)]
@@ -53,7 +61,7 @@ def held_by(
     for d in (*plain, *strided):
         dim = placements[d].dim  # pyright: ignore[reportAttributeAccessIssue]
         size[dim] = chunk(0, size[dim], mesh[d], coordinate[d])[1]
-    (held,) = hold({"t": Local(torch.float32, tuple(size), True, CPU, spread)})
+    (held,) = held_boxes({"t": LocalTensor(torch.float32, tuple(size), True, CPU, spread)})
     return held
 
 
@@ -107,15 +115,17 @@ def test_what_is_no_box_is_refused_by_name() -> None:
         held_by(0, (2,), (Partial(),), (4,))
     with pytest.raises(CodecError, match=r"^t has the placement .* whose pieces are no boxes"):
         held_by(0, (2, 2), (Shard(0), _StridedShard(0, split_factor=2)), (8,))
-    wrong = Local(torch.float32, (3,), True, CPU, Spread(mesh_of((2,), 0), (Shard(0),), (4,)))
+    wrong = LocalTensor(
+        torch.float32, (3,), True, CPU, TensorSpread(mesh_of((2,), 0), (Shard(0),), (4,))
+    )
     with pytest.raises(CodecError, match=r"^t is \(3,\) here where its placements .* give \(2,\)"):
-        hold({"t": wrong})
+        held_boxes({"t": wrong})
 
 
 def test_a_mesh_without_this_rank_gives_it_nothing() -> None:
     elsewhere = DeviceMesh("cpu", [1, 2], _init_backend=False, _rank=0)
-    local = Local(torch.float32, (0,), True, CPU, Spread(elsewhere, (Shard(0),), (4,)))
-    assert hold({"t": local}) == []
+    local = LocalTensor(torch.float32, (0,), True, CPU, TensorSpread(elsewhere, (Shard(0),), (4,)))
+    assert held_boxes({"t": local}) == []
 
 
 class Quantised(torch.Tensor):
@@ -186,10 +196,10 @@ def test_holders_divide_boxes_evenly(
 ) -> None:
     everyone = tuple(range(holders))
     held = [
-        Held(str(number), dtype, shape, Box.whole(shape), everyone)
+        HeldBox(str(number), dtype, shape, Box.whole(shape), everyone)
         for number, (shape, dtype) in enumerate(tensors)
     ]
-    shares = [divide(held, rank) for rank in everyone]
+    shares = [divide_boxes(held, rank) for rank in everyone]
     for item in held:
         ranges = sorted(
             (share.first, share.last) for mine in shares for share in mine if share.held is item
@@ -204,9 +214,11 @@ def test_holders_divide_boxes_evenly(
 
 
 def test_small_tensors_are_the_first_holders() -> None:
-    held = [Held(name, torch.float32, (n,), Box((0,), (n,)), (2, 5)) for name, n in SIZES.items()]
-    assert [share.held.name for share in divide(held, 2)] == ["mean", "steps", "a"]
-    assert [share.held.name for share in divide(held, 5)] == ["a", "b"]
+    held = [
+        HeldBox(name, torch.float32, (n,), Box((0,), (n,)), (2, 5)) for name, n in SIZES.items()
+    ]
+    assert [share.held.name for share in divide_boxes(held, 2)] == ["mean", "steps", "a"]
+    assert [share.held.name for share in divide_boxes(held, 5)] == ["a", "b"]
 
 
 SIZES = {"a": 100_000, "b": 90_000, "mean": 64, "steps": 1}
@@ -214,18 +226,20 @@ SIZES = {"a": 100_000, "b": 90_000, "mean": 64, "steps": 1}
 
 def plans(
     world: int, tensors: Mapping[int, Mapping[str, torch.Tensor]], apart: tuple[str, ...] = ()
-) -> list[Plan | OutlastError]:
+) -> list[SavePlan | OutlastError]:
     """What each of `world` ranks, which hold these tensors, agrees on with the others."""
 
-    def one(rank: int, exchange: Exchange) -> Plan:
+    def one(rank: int, exchange: Exchange) -> SavePlan:
         table, sources = describe(tensors[rank])
-        return agree(hold(table), sources, rank=rank, world=world, exchange=exchange, apart=apart)
+        return agree(
+            held_boxes(table), sources, rank=rank, world=world, exchange=exchange, apart=apart
+        )
 
     return all_ranks(world, one)
 
 
-def written(plan: Plan | OutlastError) -> dict[str, int]:
-    assert isinstance(plan, Plan), plan
+def written(plan: SavePlan | OutlastError) -> dict[str, int]:
+    assert isinstance(plan, SavePlan), plan
     return {share.held.name: share.size_bytes for share in plan.shares}
 
 
@@ -238,14 +252,14 @@ def test_equal_tables_are_replicas_and_others_are_not() -> None:
         {"stage1.w": MANY // 2 // 4096 * 4096},
         {"stage1.w": MANY - MANY // 2 // 4096 * 4096},
     ]
-    assert len({plan.digest for plan in found if isinstance(plan, Plan)}) == 1
+    assert len({plan.digest for plan in found if isinstance(plan, SavePlan)}) == 1
 
 
 def test_a_plan_depends_on_everybodys_tensors() -> None:
     shared = {"w": torch.ones(3)}
     before = plans(2, {0: shared, 1: {**shared, "x": torch.ones(1)}})[0]
     after = plans(2, {0: shared, 1: {**shared, "y": torch.ones(1)}})[0]
-    assert isinstance(before, Plan) and isinstance(after, Plan)
+    assert isinstance(before, SavePlan) and isinstance(after, SavePlan)
     assert before.digest != after.digest
 
 
@@ -273,11 +287,13 @@ def test_small_buffers_may_differ_and_nothing_else_may() -> None:
 def test_holders_of_one_box_must_all_know_of_it() -> None:
     placements = (Replicate(),)
 
-    def one(rank: int, exchange: Exchange) -> Plan:
-        local = Local(torch.float32, (4,), True, CPU, Spread(mesh_of((2,), rank), placements, (4,)))
+    def one(rank: int, exchange: Exchange) -> SavePlan:
+        local = LocalTensor(
+            torch.float32, (4,), True, CPU, TensorSpread(mesh_of((2,), rank), placements, (4,))
+        )
         table = {"both": local, **({"mine": local} if rank == 0 else {})}
         sources = dict.fromkeys(table, torch.ones(4))
-        return agree(hold(table), sources, rank=rank, world=2, exchange=exchange)
+        return agree(held_boxes(table), sources, rank=rank, world=2, exchange=exchange)
 
     for refusal in all_ranks(2, one):
         assert isinstance(refusal, UsageError)
@@ -285,8 +301,10 @@ def test_holders_of_one_box_must_all_know_of_it() -> None:
 
 
 def test_a_mesh_of_other_ranks_than_those_that_save_is_refused() -> None:
-    spread = Spread(DeviceMesh("cpu", [2, 3], _init_backend=False, _rank=2), (Replicate(),), (4,))
-    held = hold({"t": Local(torch.float32, (4,), True, CPU, spread)})
+    spread = TensorSpread(
+        DeviceMesh("cpu", [2, 3], _init_backend=False, _rank=2), (Replicate(),), (4,)
+    )
+    held = held_boxes({"t": LocalTensor(torch.float32, (4,), True, CPU, spread)})
     with pytest.raises(
         UsageError, match=r"^rank 0: t lies on rank 3 of its mesh, where rank 0 of 1 saves it"
     ):
@@ -296,7 +314,9 @@ def test_a_mesh_of_other_ranks_than_those_that_save_is_refused() -> None:
 def test_an_exchange_that_mixes_ranks_up_is_noticed() -> None:
     table, sources = describe({"w": torch.ones(3)})
     with pytest.raises(UsageError, match="exchange gave rank 1"):
-        agree(hold(table), sources, rank=1, world=2, exchange=lambda m: [m, alone(b"\x90")[0]])
+        agree(
+            held_boxes(table), sources, rank=1, world=2, exchange=lambda m: [m, alone(b"\x90")[0]]
+        )
 
 
 def _changed(how: str, tensor: torch.Tensor) -> Any:

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import Array, make
 
-from outlast.checkpoint import dtypes
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader, Target
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format import manifests
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, ReadTarget
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError, MismatchError
 
-PLACE = Place(7, 7, "a1")
+PLACE = SavePoint(7, 7, "a1")
 NAMES = {
     "bool": "bool", "uint8": "float8_e4m3fn", "int16": "int16", "uint16": "bfloat16",
     "float32": "float32", "int64": "int64", "complex64": "complex64", "complex128": "complex128",
@@ -58,8 +58,8 @@ class InMemory(Folder):
         return [Kept(self.root / directory / name, damaged) for damaged in (True, False)]
 
 
-def reader(root: Path, **how: Any) -> Reader:
-    return Reader(open_checkpoint(Folder(root), PLACE), **how)
+def reader(root: Path, **how: Any) -> CheckpointReader:
+    return CheckpointReader(open_checkpoint(Folder(root), PLACE), **how)
 
 
 def noise(seed: int, shape: tuple[int, ...], dtype: str) -> Array:
@@ -115,17 +115,17 @@ def test_any_boxes_into_any_boxes(data: st.DataObject, tmp_path_factory: Any) ->
     types = {name: NAMES[array.dtype.name] for name, array in tensors.items()}
     make(root, PLACE, tensors, world, division=division, dtypes=types, chunk_bytes=4096)
 
-    targets: list[Target] = []
+    targets: list[ReadTarget] = []
     for name, array in tensors.items():
         for box in data.draw(st.lists(boxes(array.shape), min_size=1, max_size=2)):
             into = np.zeros(box.size, array.dtype, order=data.draw(st.sampled_from("CF")))
             if into.ndim and data.draw(st.booleans()):  # every other element of something larger
                 into = np.zeros((*box.size[:-1], box.size[-1] * 2), array.dtype)[..., ::2]
-            targets.append(Target(name, box, into))
+            targets.append(ReadTarget(name, box, into))
     for source in (Folder(root), InMemory(root)):
         for target in targets:
             target.into[...] = 0
-        Reader(open_checkpoint(source, PLACE)).read(targets)
+        CheckpointReader(open_checkpoint(source, PLACE)).read(targets)
         for name, box, into in targets:
             assert into.tobytes() == tensors[name][(*box.slices, ...)].tobytes()
 
@@ -134,9 +134,9 @@ def test_only_the_chunks_that_are_needed_are_read(tmp_path: Path) -> None:
     array = np.arange(4 * 4096, dtype=np.uint8)
     make(tmp_path, PLACE, {"w": array}, world=2, own={1: b"mine"}, chunk_bytes=4096)
     folder = Counted(tmp_path)
-    it = Reader(open_checkpoint(folder, PLACE))
+    it = CheckpointReader(open_checkpoint(folder, PLACE))
     into = np.zeros(10, np.uint8)
-    it.read([Target("w", Box((3 * 4096 - 5,), (10,)), into)])
+    it.read([ReadTarget("w", Box((3 * 4096 - 5,), (10,)), into)])
     assert sorted(folder.chunks) == [("shard-00001", 0), ("shard-00001", 4096)]
     assert (into == array[3 * 4096 - 5 :][:10]).all()
     folder.chunks.clear()
@@ -163,14 +163,14 @@ def test_all_differences_are_listed_and_nothing_is_touched(tmp_path: Path) -> No
     with pytest.raises(MismatchError) as raised:
         reader(tmp_path).read(
             [
-                Target("w", Box((0, 0), (4, 4)), right),
-                Target("gone", Box((0,), (1,)), np.zeros(1)),
-                Target("w", Box((1, 0), (4, 4)), np.zeros((4, 4), np.float32)),
-                Target("w", Box((0, 0), (4, 4)), np.zeros((4, 3), np.float32)),
-                Target("w", Box((0, 0), (4, 4)), np.zeros((4, 4), np.float64)),
-                Target("w", Box((0, 0), (4, 4)), np.zeros((4, 4), ">f4")),
-                Target("b", Box((0,), (3,)), fixed),
-                Target("b", Box((0,), (3,)), np.zeros(3, object)),
+                ReadTarget("w", Box((0, 0), (4, 4)), right),
+                ReadTarget("gone", Box((0,), (1,)), np.zeros(1)),
+                ReadTarget("w", Box((1, 0), (4, 4)), np.zeros((4, 4), np.float32)),
+                ReadTarget("w", Box((0, 0), (4, 4)), np.zeros((4, 3), np.float32)),
+                ReadTarget("w", Box((0, 0), (4, 4)), np.zeros((4, 4), np.float64)),
+                ReadTarget("w", Box((0, 0), (4, 4)), np.zeros((4, 4), ">f4")),
+                ReadTarget("b", Box((0,), (3,)), fixed),
+                ReadTarget("b", Box((0,), (3,)), np.zeros(3, object)),
             ]
         )
     message = str(raised.value)
@@ -192,9 +192,9 @@ def test_a_hole_is_found_before_anything_is_touched(tmp_path: Path) -> None:
     make(tmp_path, PLACE, {"w": np.ones((4, 4), np.float32)}, division=division)
     into = np.zeros((4, 4), np.float32)
     with pytest.raises(CorruptionError, match=r"no piece holds w from \(2, 3\)"):
-        reader(tmp_path).read([Target("w", Box((0, 0), (4, 4)), into)])
+        reader(tmp_path).read([ReadTarget("w", Box((0, 0), (4, 4)), into)])
     assert not into.any()
-    reader(tmp_path).read([Target("w", Box((0, 0), (4, 3)), into[:, :3])])
+    reader(tmp_path).read([ReadTarget("w", Box((0, 0), (4, 3)), into[:, :3])])
     assert into[:, :3].all()
 
 
@@ -210,7 +210,7 @@ def test_a_damaged_chunk_comes_from_a_mirror_with_the_same_bytes(tmp_path: Path)
             file.write(b"\0\1\2\3\4")
     said: list[str] = []
     into = np.zeros(3000, np.float32)
-    target = Target("w", Box((0,), (3000,)), into)
+    target = ReadTarget("w", Box((0,), (3000,)), into)
     with pytest.raises(CorruptionError, match=r"ours.*shard-00001: chunk 0 \(bytes 0 to 4096; ho"):
         reader(tmp_path / "ours", mirrors=stores[1:3], on_repair=said.append).read([target])
     assert said == []
@@ -227,7 +227,7 @@ def test_a_lost_shard_comes_from_a_mirror(tmp_path: Path) -> None:
     into = np.zeros(30)
     mirrors = [Folder(tmp_path / "nowhere"), Folder(tmp_path / "whole")]
     it = reader(tmp_path / "ours", mirrors=mirrors, on_repair=said.append)
-    it.read([Target("w", Box((0,), (30,)), into)])
+    it.read([ReadTarget("w", Box((0,), (30,)), into)])
     assert (into == np.arange(30.0)).all()
     assert len(said) == 1 and "missing" in said[0]
 
@@ -239,5 +239,7 @@ def test_sizes_of_elements_are_torchs() -> None:
         for dtype in vars(torch).values()
         if isinstance(dtype, torch.dtype)
     }
-    assert {name: sizes[name] for name in dtypes.ITEM_BYTES} == dtypes.ITEM_BYTES
-    assert not {n for n in set(sizes) - set(dtypes.ITEM_BYTES) if n.startswith(("float", "comp"))}
+    assert {name: sizes[name] for name in manifests.ITEM_BYTES} == manifests.ITEM_BYTES
+    assert not {
+        n for n in set(sizes) - set(manifests.ITEM_BYTES) if n.startswith(("float", "comp"))
+    }

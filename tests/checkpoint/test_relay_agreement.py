@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.checkpoint.relay_agreement import is_networked
+from outlast.checkpoint.load.load_preparation import is_networked
 
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

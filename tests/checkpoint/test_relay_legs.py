@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.checkpoint.relay_legs import Leg, Wants, legs_of, spans
+from outlast.checkpoint.load.relay_routes import Leg, Wants, legs_of, spans
 
 CHUNKS = 12
 sets = st.sets(st.integers(0, CHUNKS - 1))

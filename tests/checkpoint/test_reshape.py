@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.checkpoint.reshaping import WORLD, stages
 
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 120.0
@@ -75,7 +75,7 @@ def test_no_case_was_left_out(wrong: dict[str, str]) -> None:
 @pytest.mark.parametrize("layout", ["ddp", "hsdp", "fsdp4", "fsdp4 by columns", "by hand"])
 def test_every_rank_writes_as_much(layout: str, root: Path) -> None:
     """To a page for each set of holders and the small tensors, which are not divided."""
-    checkpoint = open_checkpoint(Folder(root / layout), Place(1, 1, "a"))
+    checkpoint = open_checkpoint(Folder(root / layout), SavePoint(1, 1, "a"))
     sizes = [
         sum(torch.Size(piece.size).numel() for piece in manifest.pieces)
         for manifest in checkpoint.manifests
@@ -87,9 +87,9 @@ def test_every_rank_writes_as_much(layout: str, root: Path) -> None:
 
 
 def test_stages_of_a_pipeline_load_together(root: Path) -> None:
-    reader = Reader(open_checkpoint(Folder(root / "stages"), Place(1, 1, "a")))
+    reader = CheckpointReader(open_checkpoint(Folder(root / "stages"), SavePoint(1, 1, "a")))
     expected = {name: value for rank in (0, 2) for name, value in stages(rank).items()}
     found = {name: torch.zeros_like(value) for name, value in expected.items() if "stage" in name}
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     assert len(found) == 2
     assert all(torch.equal(value, expected[name]) for name, value in found.items())

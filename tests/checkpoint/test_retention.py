@@ -8,25 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.retention import Keep, Known, Verdict, choose, parse
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.upkeep.retention_policy import (
+    Keep,
+    KnownCheckpoint,
+    RetentionVerdict,
+    apply_policy,
+    parse_policy,
+)
 from outlast.errors import ConfigError
 
 NOW_NS = 10**18
 DAY_NS = 86400 * 10**9
 
 
-def known(step: int, days: float = 0, size: int = 1, verified: bool = True, n: int = 0) -> Known:
-    place = Place(step, n or step, f"a{step}x{n}")
-    return Known(place, NOW_NS - int(days * DAY_NS), size, verified)
+def known(
+    step: int, days: float = 0, size: int = 1, verified: bool = True, n: int = 0
+) -> KnownCheckpoint:
+    place = SavePoint(step, n or step, f"a{step}x{n}")
+    return KnownCheckpoint(place, NOW_NS - int(days * DAY_NS), size, verified)
 
 
-def steps(verdicts: list[Verdict], keep: bool = True) -> list[int]:
+def steps(verdicts: list[RetentionVerdict], keep: bool = True) -> list[int]:
     return [verdict.place.step for verdict in verdicts if verdict.keep is keep]
 
 
-def kept(items: list[Known], **policy: Any) -> list[int]:
-    return steps(choose(items, Keep(**policy), NOW_NS))
+def kept(items: list[KnownCheckpoint], **policy: Any) -> list[int]:
+    return steps(apply_policy(items, Keep(**policy), NOW_NS))
 
 
 def test_a_shared_file_takes_room_once() -> None:
@@ -64,13 +72,13 @@ POLICIES = st.builds(
 )
 
 
-def newest_first(items: list[Known]) -> list[Known]:
+def newest_first(items: list[KnownCheckpoint]) -> list[KnownCheckpoint]:
     return sorted(items, key=lambda k: (k.place.step, k.place.n, k.time_ns, k.place), reverse=True)
 
 
 @given(HISTORIES, POLICIES)
-def test_what_is_never_given_up(items: list[Known], keep: Keep) -> None:
-    verdicts = choose(items, keep, NOW_NS)
+def test_what_is_never_given_up(items: list[KnownCheckpoint], keep: Keep) -> None:
+    verdicts = apply_policy(items, keep, NOW_NS)
     assert [v.place for v in verdicts] == [k.place for k in newest_first(items)]
     assert all(verdict.why for verdict in verdicts)
     gone = {verdict.place for verdict in verdicts if not verdict.keep}
@@ -85,14 +93,14 @@ def test_what_is_never_given_up(items: list[Known], keep: Keep) -> None:
 
 
 @given(HISTORIES, POLICIES)
-def test_what_was_pruned_once_stays_so(items: list[Known], keep: Keep) -> None:
-    left = {verdict.place for verdict in choose(items, keep, NOW_NS) if verdict.keep}
-    again = choose([item for item in items if item.place in left], keep, NOW_NS)
+def test_what_was_pruned_once_stays_so(items: list[KnownCheckpoint], keep: Keep) -> None:
+    left = {verdict.place for verdict in apply_policy(items, keep, NOW_NS) if verdict.keep}
+    again = apply_policy([item for item in items if item.place in left], keep, NOW_NS)
     assert {verdict.place for verdict in again if verdict.keep} == left
 
 
 @given(HISTORIES, POLICIES, st.floats(0, 30))
-def test_time_and_space_only_trim(items: list[Known], keep: Keep, days: float) -> None:
+def test_time_and_space_only_trim(items: list[KnownCheckpoint], keep: Keep, days: float) -> None:
     """What rules keep is the same at any time; what age and size leave gets less with time."""
     bare = Keep(last=keep.last, every=keep.every, milestones=keep.milestones)
     ruled = set(kept_places(items, bare, NOW_NS))
@@ -105,8 +113,8 @@ def test_time_and_space_only_trim(items: list[Known], keep: Keep, days: float) -
         assert now == ruled or sum(sizes[place] for place in now) <= keep.size_bytes
 
 
-def kept_places(items: list[Known], keep: Keep, now_ns: int) -> list[Place]:
-    return [verdict.place for verdict in choose(items, keep, now_ns) if verdict.keep]
+def kept_places(items: list[KnownCheckpoint], keep: Keep, now_ns: int) -> list[SavePoint]:
+    return [verdict.place for verdict in apply_policy(items, keep, now_ns) if verdict.keep]
 
 
 def test_the_last_ones_stay() -> None:
@@ -115,7 +123,7 @@ def test_the_last_ones_stay() -> None:
 
 def test_an_unverified_newest_keeps_the_last_verified() -> None:
     items = [known(1), known(2), known(3, verified=False), known(4, verified=False)]
-    verdicts = choose(items, Keep(last=1), NOW_NS)
+    verdicts = apply_policy(items, Keep(last=1), NOW_NS)
     assert steps(verdicts) == [4, 3, 2]
     assert [verdict.why for verdict in verdicts] == [
         "the newest",
@@ -133,7 +141,7 @@ def test_one_of_each_span_stays_the_same_one() -> None:
 
 def test_of_two_attempts_at_a_span_the_newest_stays() -> None:
     items = [known(1000, n=1000), known(1000, n=1007), known(1500), known(2500)]
-    verdicts = choose(items, Keep(last=1, every=1000), NOW_NS)
+    verdicts = apply_policy(items, Keep(last=1, every=1000), NOW_NS)
     assert [(v.place.step, v.place.n) for v in verdicts if v.keep] == [(2500, 2500), (1000, 1007)]
 
 
@@ -147,16 +155,16 @@ def test_milestones_age_and_size() -> None:
 
 
 def test_a_policy_on_a_command_line() -> None:
-    assert parse("last=3, every=1000,age=7d,size=10TB,milestone=5000,milestone=7") == Keep(
+    assert parse_policy("last=3, every=1000,age=7d,size=10TB,milestone=5000,milestone=7") == Keep(
         last=3,
         every=1000,
         age_s=7 * 86400,
         size_bytes=10 * 1000**4,
         milestones=frozenset({5000, 7}),
     )
-    assert parse("age=1.5h").age_s == 5400
-    assert parse("size=2GiB").size_bytes == 2 << 30
-    assert parse("every=5").last == Keep().last
+    assert parse_policy("age=1.5h").age_s == 5400
+    assert parse_policy("size=2GiB").size_bytes == 2 << 30
+    assert parse_policy("every=5").last == Keep().last
 
 
 @pytest.mark.parametrize(
@@ -178,4 +186,4 @@ def test_a_policy_on_a_command_line() -> None:
 )
 def test_a_policy_that_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse(text)
+        parse_policy(text)

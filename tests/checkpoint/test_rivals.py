@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning
-from outlast.checkpoint.catalog import open_checkpoint, places
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError
 
 pytestmark = pytest.mark.process
@@ -30,27 +30,29 @@ DEADLINE_S = 30.0
 SOAK = Path(__file__).parents[1] / "soak" / "kills.py"
 
 
-def engine_at(root: Path, arenas: int = 2) -> tuple[Engine, Keeper]:
-    keeper = Keeper.start("the test")
-    engine = Engine(
+def engine_at(root: Path, arenas: int = 2) -> tuple[SaveEngine, KeeperClient]:
+    keeper = KeeperClient.start("the test")
+    engine = SaveEngine(
         root, rank=0, world=1, job="job", exchange=lambda message: [message], keeper=keeper,
         arenas=arenas,
     )  # fmt: skip
     return engine, keeper
 
 
-def save(engine: Engine, step: int, tensors: dict[str, torch.Tensor], attempt: str = "a") -> int:
-    place = Place(step, step, attempt)
+def save(
+    engine: SaveEngine, step: int, tensors: dict[str, torch.Tensor], attempt: str = "a"
+) -> int:
+    place = SavePoint(step, step, attempt)
     return engine.save(place, tensors, shared=b"", own=b"", origin={})
 
 
 def values(root: Path, step: int) -> set[float]:
     """Every different value in the newest checkpoint of this step."""
     store = Folder(root)
-    place = next(place for place in places(store) if place.step == step)
-    reader = Reader(open_checkpoint(store, place))
+    place = next(place for place in checkpoint_places(store) if place.step == step)
+    reader = CheckpointReader(open_checkpoint(store, place))
     found = {name: torch.full(t.shape, -1.0) for name, t in reader.checkpoint.tensors.items()}
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     return {float(end) for t in found.values() for end in (t.numpy().min(), t.numpy().max())}
 
 
@@ -114,11 +116,11 @@ def test_the_same_place_twice_leaves_the_first_as_it_was(tmp_path: Path) -> None
     state = {"w": torch.ones(1000)}
     engine, _ = engine_at(tmp_path)
     assert engine.wait(save(engine, 1, state), DEADLINE_S).kind == "committed"
-    before = files(tmp_path / Place(1, 1, "a").directory)
+    before = files(tmp_path / SavePoint(1, 1, "a").directory)
     fill(state, 2)
     outcome = engine.wait(save(engine, 1, state), DEADLINE_S)
     assert outcome.kind == "failed" and "saved before; nothing of it was changed" in outcome.error
-    assert files(tmp_path / Place(1, 1, "a").directory) == before
+    assert files(tmp_path / SavePoint(1, 1, "a").directory) == before
     assert engine.wait(save(engine, 1, state, "b"), DEADLINE_S).kind == "committed"
     engine.close(DEADLINE_S)
     assert values(tmp_path, 1) == {2} and len(Folder(tmp_path).directories()) == 2
@@ -134,7 +136,7 @@ def test_latest_is_not_believed_and_never_points_at_half_a_save(tmp_path: Path) 
     with Checkpointer(tmp_path, complete=False, on_failure="raise") as saves:
         saves.save(1, {"state": state})
         saves.wait()
-    half = tmp_path / Place(2, 2, "b").directory
+    half = tmp_path / SavePoint(2, 2, "b").directory
     half.mkdir()
     (half / "shard-00000").write_bytes(bytes(4096))
     assert not (tmp_path / "latest").read_text().startswith(half.name)

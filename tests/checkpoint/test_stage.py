@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.plan import WHOLE_BYTES, Held, Share, describe
-from outlast.checkpoint.record import CHUNK_BYTES, Tensor
-from outlast.checkpoint.stage import Copies, Layout, lay_blobs, lay_out
+from outlast.checkpoint.format.manifests import CHUNK_BYTES, Tensor
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.save.shard_plan import WHOLE_BYTES, HeldBox, ShardShare, describe
+from outlast.checkpoint.save.staging import ArenaLayout, StagingCopies, lay_blobs, lay_out
 
 
-def held(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (0,)) -> Held:
+def held(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (0,)) -> HeldBox:
     shape = tuple(tensor.shape)
-    return Held(name, tensor.dtype, shape, Box.whole(shape), ranks)
+    return HeldBox(name, tensor.dtype, shape, Box.whole(shape), ranks)
 
 
-def laid(shares: list[Share]) -> Layout:
+def laid(shares: list[ShardShare]) -> ArenaLayout:
     return lay_out({share.held.name: Tensor("any", share.held.shape) for share in shares}, shares)
 
 
 def staged(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """The bytes of a shard that holds these elements of a tensor and nothing else."""
     table, sources = describe({"t": tensor})
-    layout = laid([Share(held("t", tensor), first, last)])
+    layout = laid([ShardShare(held("t", tensor), first, last)])
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    Copies(memory, layout, table).run(sources, waiting=True)
+    StagingCopies(memory, layout, table).run(sources, waiting=True)
     return memory[: (last - first) * tensor.itemsize]
 
 
@@ -35,7 +35,7 @@ def test_pieces_lie_at_multiples_of_their_elements_and_large_ones_at_blocks() ->
         "large": torch.ones(WHOLE_BYTES // 4),
         "phase": torch.ones(2, dtype=torch.complex128),
     }
-    shares = [Share(held(name, each), 0, each.numel()) for name, each in tensors.items()]
+    shares = [ShardShare(held(name, each), 0, each.numel()) for name, each in tensors.items()]
     layout = laid(shares)
     assert [(piece.name, piece.at) for piece in layout.pieces] == [
         ("flags", 0),
@@ -46,7 +46,7 @@ def test_pieces_lie_at_multiples_of_their_elements_and_large_ones_at_blocks() ->
 
 
 def test_a_range_within_rows_is_several_boxes_one_after_the_other() -> None:
-    share = Share(held("t", torch.zeros(4, 5, dtype=torch.int16)), 3, 17)
+    share = ShardShare(held("t", torch.zeros(4, 5, dtype=torch.int16)), 3, 17)
     assert [(piece.start, piece.size, piece.at) for piece in laid([share]).pieces] == [
         ((0, 3), (1, 2), 0),
         ((1, 0), (2, 5), 4),
@@ -55,14 +55,14 @@ def test_a_range_within_rows_is_several_boxes_one_after_the_other() -> None:
 
 
 def test_boxes_are_told_in_coordinates_of_the_whole_tensor() -> None:
-    part = Held("t", torch.float32, (10, 4), Box((6, 2), (3, 2)), (0,))
-    (piece,) = laid([Share(part, 2, 6)]).pieces
+    part = HeldBox("t", torch.float32, (10, 4), Box((6, 2), (3, 2)), (0,))
+    (piece,) = laid([ShardShare(part, 2, 6)]).pieces
     assert (piece.start, piece.size) == ((7, 2), (2, 2))
 
 
 def test_tensors_are_listed_by_who_writes_of_them_and_empty_ones_by_all() -> None:
     known = {"a": Tensor("float32", (2,)), "b": Tensor("float32", (2,)), "e": Tensor("bool", (0,))}
-    layout = lay_out(known, [Share(held("a", torch.ones(2)), 0, 2)])
+    layout = lay_out(known, [ShardShare(held("a", torch.ones(2)), 0, 2)])
     assert list(layout.tensors) == ["a", "e"]
 
 
@@ -77,7 +77,7 @@ def test_a_frozen_region_is_whole_chunks_with_little_padding(
     shape = (int(chunks * CHUNK_BYTES) // 4096 * 1024,)
     sizes = {"a": (1024,), "b": shape, "c": (1024,)}
     shares = [
-        Share(Held(name, torch.float32, size, Box.whole(size), (0,)), 0, size[0])
+        ShardShare(HeldBox(name, torch.float32, size, Box.whole(size), (0,)), 0, size[0])
         for name, size in sizes.items()
     ]
     layout = lay_out({}, shares, {"b"})
@@ -148,9 +148,9 @@ def test_copies_bring_elements_in_order(tensor: torch.Tensor, threads: int) -> N
 def test_copies_take_the_tensors_they_are_given() -> None:
     """Not the ones that they were made with."""
     table, _ = describe({"t": torch.zeros(4)})
-    layout = laid([Share(held("t", torch.zeros(4)), 0, 4)])
+    layout = laid([ShardShare(held("t", torch.zeros(4)), 0, 4)])
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    copies = Copies(memory, layout, table)
+    copies = StagingCopies(memory, layout, table)
     for value in (1.0, 2.0):
         copies.run({"t": torch.full((4,), value)}, waiting=True)
         assert memory[:16].view(torch.float32).tolist() == [value] * 4

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.checkpoint import tree
-from outlast.checkpoint.schema import DIGEST_BYTES, seal
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.value_encoder import DIGEST_BYTES, seal
 from outlast.errors import CodecError, CorruptionError
 
 DTYPES = sorted(
@@ -30,7 +30,7 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return (a.shape, a.dtype) == (b.shape, b.dtype) and tree.raw(a) == tree.raw(b)
+        return (a.shape, a.dtype) == (b.shape, b.dtype) and codec.raw(a) == codec.raw(b)
     if isinstance(a, np.ndarray | np.generic):
         return (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes()
     if isinstance(a, float):
@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, set | frozenset):
-        return sorted(map(tree.encode, a)) == sorted(map(tree.encode, b))
+        return sorted(map(codec.encode, a)) == sorted(map(codec.encode, b))
     return a == b
 
 
@@ -85,31 +85,31 @@ VALUES = st.recursive(
 @given(VALUES)
 @settings(max_examples=200)
 def test_round_trip(value: Any) -> None:
-    assert same(tree.decode(tree.encode(value)), value)
-    schema, tensors = tree.flatten(value)
-    assert same(tree.unflatten(schema, tensors), value)
-    assert [(t.shape, t.dtype) for t in tensors] == [s[:2] for s in tree.layout(schema)]
+    assert same(codec.decode(codec.encode(value)), value)
+    schema, tensors = codec.flatten(value)
+    assert same(codec.unflatten(schema, tensors), value)
+    assert [(t.shape, t.dtype) for t in tensors] == [s[:2] for s in codec.layout(schema)]
 
 
 @given(VALUES, st.data())
 @settings(max_examples=150)
 def test_damage_is_found(value: Any, data: st.DataObject) -> None:
-    blob = tree.encode(value)
+    blob = codec.encode(value)
     bit = data.draw(st.integers(0, 8 * len(blob) - 1))
     flipped = bytearray(blob)
     flipped[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptionError):
-        tree.decode(bytes(flipped))
+        codec.decode(bytes(flipped))
     with pytest.raises(CorruptionError):
-        tree.decode(blob[: data.draw(st.integers(0, len(blob) - 1))])
+        codec.decode(blob[: data.draw(st.integers(0, len(blob) - 1))])
     with pytest.raises(CorruptionError):
-        tree.decode(blob + b"\0")
+        codec.decode(blob + b"\0")
 
 
 def test_every_bit_of_a_small_value() -> None:
-    blob = tree.encode({"step": 3, "w": torch.arange(3.0)})
-    schema = tree.flatten({"step": 3, "w": torch.arange(3.0)})[0]
-    for whole, read in ((blob, tree.decode), (schema, tree.layout)):
+    blob = codec.encode({"step": 3, "w": torch.arange(3.0)})
+    schema = codec.flatten({"step": 3, "w": torch.arange(3.0)})[0]
+    for whole, read in ((blob, codec.decode), (schema, codec.layout)):
         for bit in range(8 * len(whole)):
             flipped = bytearray(whole)
             flipped[bit // 8] ^= 1 << bit % 8
@@ -125,7 +125,7 @@ def test_every_bit_of_a_small_value() -> None:
 def test_a_forged_schema_is_refused_or_read(body: bytes) -> None:
     """With a right digest over nonsense: an answer or a typed error, never anything else."""
     try:
-        tree.layout(seal(body))
+        codec.layout(seal(body))
     except CorruptionError:
         return
 
@@ -136,9 +136,9 @@ def test_every_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some dtypes are new and say so
         tensor = torch.empty(shape, dtype=dtype)
-        raw = tree.raw(tensor)
+        raw = codec.raw(tensor)
         raw[:] = bytes(1 if dtype is torch.bool else (7 * i + 1) % 256 for i in range(len(raw)))
-        assert same(tree.decode(tree.encode(tensor)), tensor)
+        assert same(codec.decode(codec.encode(tensor)), tensor)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_every_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     ids=lambda v: type(v).__name__,
 )  # fmt: skip
 def test_kinds(value: Any) -> None:
-    assert same(tree.decode(tree.encode(value)), value)
+    assert same(codec.decode(codec.encode(value)), value)
 
 
 def test_random_generators_go_on() -> None:
-    states = tree.decode(
-        tree.encode((random.getstate(), np.random.get_state(), torch.get_rng_state()))
+    states = codec.decode(
+        codec.encode((random.getstate(), np.random.get_state(), torch.get_rng_state()))
     )
     drawn = random.random(), np.random.rand(), torch.rand(1)
     random.setstate(states[0])
@@ -175,7 +175,7 @@ def test_random_generators_go_on() -> None:
 
 def test_module_state_keeps_its_versions() -> None:
     state = torch.nn.BatchNorm1d(3).state_dict()
-    again = tree.decode(tree.encode(state))
+    again = codec.decode(codec.encode(state))
     assert again._metadata == state._metadata != {}
 
 
@@ -187,29 +187,29 @@ def test_optimizer_and_scheduler() -> None:
     optimizer.step()
     scheduler.step()
     for state in (optimizer.state_dict(), scheduler.state_dict()):
-        assert same(tree.decode(tree.encode(state)), state)
+        assert same(codec.decode(codec.encode(state)), state)
 
 
 def test_strided_views_become_contiguous() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     for view in (base.t(), base[:, 1::2], base.expand(2, 3, 4), torch.view_as_complex(
             base.reshape(3, 2, 2)).conj(), base.requires_grad_()):  # fmt: skip
-        again = tree.decode(tree.encode(view))
+        again = codec.decode(codec.encode(view))
         assert torch.equal(again, view.detach())
         assert again.is_contiguous() and not again.requires_grad
 
 
 def test_tensors_are_handed_over_by_reference() -> None:
     weight = torch.nn.Parameter(torch.rand(4))
-    _, tensors = tree.flatten({"weight": weight})
+    _, tensors = codec.flatten({"weight": weight})
     assert tensors[0].data_ptr() == weight.data_ptr()
-    tree.raw(tensors[0])[:] = bytes(16)
+    codec.raw(tensors[0])[:] = bytes(16)
     assert torch.equal(weight.detach(), torch.zeros(4))
 
 
 def test_decoded_values_own_their_memory() -> None:
-    blob = tree.encode({"a": np.arange(3), "t": torch.arange(3)})
-    first, second = tree.decode(blob), tree.decode(blob)
+    blob = codec.encode({"a": np.arange(3), "t": torch.arange(3)})
+    first, second = codec.decode(blob), codec.decode(blob)
     first["a"][0] = first["t"][0] = 9
     assert second["a"][0] == second["t"][0] == 0
 
@@ -237,40 +237,40 @@ Pair = namedtuple("Pair", "a b")
 )
 def test_refused_by_place(value: Any, place: str) -> None:
     with pytest.raises(CodecError, match=place):
-        tree.encode(value)
+        codec.encode(value)
 
 
 def test_cycles_and_depth() -> None:
     loop: dict[str, Any] = {"a": []}
     loop["a"].append(loop)
     with pytest.raises(CodecError, match=r"^a\[0\] contains itself"):
-        tree.encode(loop)
+        codec.encode(loop)
     shared = [1]
-    assert tree.decode(tree.encode([shared, shared])) == [[1], [1]]
+    assert codec.decode(codec.encode([shared, shared])) == [[1], [1]]
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]
     with pytest.raises(CodecError, match="nested deeper"):
-        tree.encode(deep)
+        codec.encode(deep)
 
 
 def test_sets_do_not_depend_on_their_history() -> None:
     names = [f"name{i}" for i in range(40)]
     backwards = names[::-1]
-    assert tree.encode(set(names)) == tree.encode(set(backwards))
+    assert codec.encode(set(names)) == codec.encode(set(backwards))
 
 
 def test_a_schema_fits_only_its_tensors() -> None:
-    schema, tensors = tree.flatten([torch.zeros(2), torch.zeros(3)])
+    schema, tensors = codec.flatten([torch.zeros(2), torch.zeros(3)])
     for wrong in ([tensors[0]], [*tensors, tensors[0]], tensors[::-1],
                   [tensors[0], tensors[1].double()]):  # fmt: skip
         with pytest.raises(CorruptionError):
-            tree.unflatten(schema, wrong)
+            codec.unflatten(schema, wrong)
 
 
 def test_digest_sees_schema_and_bytes() -> None:
     told = {
-        tree.encode(value)[-DIGEST_BYTES:]
+        codec.encode(value)[-DIGEST_BYTES:]
         for value in ([torch.zeros(2)], [torch.zeros(1, 2)], [torch.tensor([0.0, -0.0])],
                       (torch.zeros(2),), [torch.zeros(2, dtype=torch.int32)])
     }  # fmt: skip
@@ -280,8 +280,8 @@ def test_digest_sees_schema_and_bytes() -> None:
 def test_the_format_is_a_promise() -> None:
     """These bytes were written by the first version; they must be readable for ever."""
     value = {"n": 1, "w": torch.tensor([1.5]), "s": (None, True, 2.5, b"x", "é", {3})}
-    assert tree.encode(value).hex() == GOLDEN
-    assert same(tree.decode(bytes.fromhex(GOLDEN)), value)
+    assert codec.encode(value).hex() == GOLDEN
+    assert same(codec.decode(bytes.fromhex(GOLDEN)), value)
 
 
 GOLDEN = (

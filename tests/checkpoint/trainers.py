@@ -13,12 +13,12 @@ import pytest
 import torch
 from tests.checkpoint.ranks import alone
 
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
 DEADLINE_S = 30.0
 steps = itertools.count(1)
@@ -29,26 +29,28 @@ class Trainer:
 
     def __init__(self, root: Path, **how: Any) -> None:
         self.root = root
-        self.keeper: Keeper = how.pop("keeper", None) or Keeper.start("the test")
+        self.keeper: KeeperClient = how.pop("keeper", None) or KeeperClient.start("the test")
         how = {"exchange": alone, "rank": 0, "world": 1} | how
-        self.engine = Engine(root, job="job", keeper=self.keeper, **how)
+        self.engine = SaveEngine(root, job="job", keeper=self.keeper, **how)
 
-    def order(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> tuple[int, Place]:
-        place = Place(next(steps), 0, "a")
+    def order(
+        self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s"
+    ) -> tuple[int, SavePoint]:
+        place = SavePoint(next(steps), 0, "a")
         origin = {"by": "test"}
         return self.engine.save(place, tensors, shared=shared, own=b"o", origin=origin), place
 
-    def save(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> Reader:
+    def save(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> CheckpointReader:
         """What reads the save back, once it is committed."""
         number, place = self.order(tensors, shared)
         outcome = self.engine.wait(number, DEADLINE_S)
         assert outcome.kind == "committed", outcome
         return self.read(place)
 
-    def read(self, place: Place) -> Reader:
-        return Reader(open_checkpoint(Folder(self.root), place))
+    def read(self, place: SavePoint) -> CheckpointReader:
+        return CheckpointReader(open_checkpoint(Folder(self.root), place))
 
-    def shard(self, reader: Reader) -> bytes:
+    def shard(self, reader: CheckpointReader) -> bytes:
         place = reader.checkpoint.place
         return (self.root / place.directory / "shard-00000").read_bytes()
 

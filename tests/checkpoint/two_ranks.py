@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from outlast.checkpoint import Checkpointer, CheckpointWarning, tree
+from outlast.checkpoint import Checkpointer, CheckpointWarning
+from outlast.checkpoint.format import codec
 from outlast.errors import CorruptionError, GroupError, MismatchError, UsageError
 
 WIDTH = 16
@@ -195,7 +196,7 @@ def shards(root: Path, rank: int, at_4: dict[str, torch.Tensor]) -> None:
         dist.barrier()
         after = seen(state)
         if rank == 0:
-            (root / "sharded" / "seen").write_bytes(tree.encode(after))
+            (root / "sharded" / "seen").write_bytes(codec.encode(after))
         for file in sorted((root / "sharded").glob("step-*/shard-*"))[rank : rank + 1]:
             dist.barrier()
             flip(file)
@@ -242,7 +243,7 @@ def stages(root: Path, rank: int) -> None:
     if rank == 0:
         return
     weights = state["model"].state_dict()
-    (root / "stages" / "seen").write_bytes(tree.encode(dict(weights)))
+    (root / "stages" / "seen").write_bytes(codec.encode(dict(weights)))
 
 
 def main() -> None:
@@ -253,7 +254,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     at_4 = replicas(root, rank)["at_4"]
     if rank == 0:
-        (root / "seen").write_bytes(tree.encode(at_4))
+        (root / "seen").write_bytes(codec.encode(at_4))
     refusals(root, rank)
     alone(root, rank)
     behind(root, rank)

@@ -19,10 +19,11 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from outlast.checkpoint import Checkpointer, tree
-from outlast.checkpoint.catalog import places
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
+from outlast.checkpoint import Checkpointer
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import StorageError, UsageError
 
 LARGE = 40_000  # elements, of which ranks write a part each
@@ -40,7 +41,7 @@ def refused(root: Path, state: dict[str, Any], match: str, **how: Any) -> None:
     with Checkpointer(root, **how) as saves, pytest.raises(UsageError, match=match):
         saves.save(1, state)
     dist.barrier()
-    assert places(Folder(root)) == []
+    assert checkpoint_places(Folder(root)) == []
 
 
 def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str) -> None:
@@ -64,7 +65,7 @@ def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str
         saves.save(3, state)
         saves.wait()
     dist.barrier()
-    assert [place.step for place in places(Folder(root))] == [3, 1]
+    assert [place.step for place in checkpoint_places(Folder(root))] == [3, 1]
 
 
 def asked_for_different_loads(root: Path, rank: int) -> None:
@@ -99,8 +100,8 @@ def loaded_apart(root: Path, rank: int) -> None:
     """What is not the same on each host, and what is each rank's own."""
     # A checkpoint of one name that is not the same on each host.
     apart = root / f"apart{rank}"
-    name = Place(1, 1, "a1")
-    make_checkpoint(apart, name, {"model.t": np.full(4, rank, np.float32)}, shared=tree.encode({}))
+    name = SavePoint(1, 1, "a1")
+    make_checkpoint(apart, name, {"model.t": np.full(4, rank, np.float32)}, shared=codec.encode({}))
     with (
         Checkpointer(apart, complete=False) as saves,
         pytest.raises(UsageError, match="is not the same checkpoint on all ranks"),
@@ -173,7 +174,7 @@ def main() -> None:
     begin_s = time.monotonic()
     refused(root / f"host{rank}", make(), r"rank 1: .*host1 .*is not the directory that rank 0")
     assert time.monotonic() - begin_s < 120
-    (root / f"seen-{rank}").write_bytes(tree.encode({"done": True}))
+    (root / f"seen-{rank}").write_bytes(codec.encode({"done": True}))
     dist.destroy_process_group()
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tests.checkpoint.making import make
 
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
 from outlast.cli.main import main
 
 
-def place(step: int) -> Place:
-    return Place(step, step, "a1")
+def place(step: int) -> SavePoint:
+    return SavePoint(step, step, "a1")
 
 
 def checkpoint(root: Path, step: int, *, world: int = 2, **tensors: Any) -> Path:

@@ -15,8 +15,8 @@ import pytest
 from tests.checkpoint.making import make
 from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
 
-from outlast.checkpoint.folder import Folder
-from outlast.cli.ckpt.target import check_room
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.cli.ckpt.target_argument import check_room
 from outlast.controller.inputs import CopiesBarred
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, StorageError
 from outlast.launch import run_directory

@@ -17,7 +17,7 @@ from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
 
 pytest.importorskip("torch", reason="values and element types are torch's")
 
-from outlast.checkpoint.tree import encode
+from outlast.checkpoint.format.codec import encode
 
 TRAIN = """
 import sys

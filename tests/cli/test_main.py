@@ -21,7 +21,7 @@ from outlast.cli.main import code_of, main
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry.event_store import EventWriter
 from outlast.telemetry.launcher_liveness import life_of
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 COMMANDS = ("events", "explain", "summary")
 
@@ -29,7 +29,7 @@ COMMANDS = ("events", "explain", "summary")
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "100")
-    Story(tmp_path / "run").start().steps(5).killed(2).steps(5).end()
+    SyntheticRun(tmp_path / "run").start().steps(5).killed(2).steps(5).end()
     return tmp_path / "run"
 
 
@@ -77,7 +77,7 @@ def test_explain(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_says_when_the_run_saves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     for disk in (4, 240):
         story.say(Scheduled(t_ns=story.t_ns, memory=1, disk=disk, why=f"since {disk} [is] best"))
     story.steps(1).end()
@@ -90,7 +90,7 @@ def test_explain_says_when_the_run_saves(
 
 
 def test_explain_where_nothing_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Story(tmp_path).start().steps(1).end()
+    SyntheticRun(tmp_path).start().steps(1).end()
     assert main(["explain", str(tmp_path)]) == 0
     assert "nothing broke" in capsys.readouterr().out
     assert main(["explain", str(tmp_path), "1"]) == errors.EXIT_USAGE
@@ -114,7 +114,7 @@ def test_following_ends_with_the_run(run_dir: Path, capsys: pytest.CaptureFixtur
     assert main(["events", str(run_dir), "--follow"]) == 0
     whole = capsys.readouterr().out.splitlines()
     assert "RunEnded" in whole[-1]
-    story = Story(run_dir)
+    story = SyntheticRun(run_dir)
     story.term, story.t_ns = 1, 1_760_000_100_000_000_000
     story.start(resumed_n=10, resumed_step=10)
     codes: list[int] = []
@@ -132,7 +132,7 @@ def test_following_ends_with_the_run(run_dir: Path, capsys: pytest.CaptureFixtur
 def test_following_a_dead_run_ends_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story = Story(tmp_path, host=socket.gethostname()).start().steps(2)
+    story = SyntheticRun(tmp_path, host=socket.gethostname()).start().steps(2)
     story.close()
     (tmp_path / "lock").write_text("1\n")  # nobody holds it
     codes: list[int] = []
@@ -151,7 +151,7 @@ def test_following_waits_for_a_living_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_command, "LOOK_S", 0.0)
-    story = Story(tmp_path, host=socket.gethostname()).start().steps(2)
+    story = SyntheticRun(tmp_path, host=socket.gethostname()).start().steps(2)
     looked = threading.Event()
 
     def look(run_dir: Path, spawned: list[WorkerSpawned]) -> str:

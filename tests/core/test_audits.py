@@ -13,13 +13,13 @@ from outlast.controller.inputs import (
     DecisionMade,
     Verify,
 )
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 RIGHT, WRONG = b"right", b"wrong"
 
 
-def report(desk: Desk, n: int, *wrong: int, parts: int = 1, part: int = 0) -> None:
+def report(desk: ControllerDriver, n: int, *wrong: int, parts: int = 1, part: int = 0) -> None:
     """All ranks complete phase n and report; the named ones hold something else."""
     for seat, worker in enumerate(desk.seats()):
         value = WRONG if seat in wrong else RIGHT
@@ -32,7 +32,7 @@ def report(desk: Desk, n: int, *wrong: int, parts: int = 1, part: int = 0) -> No
         )  # fmt: skip
 
 
-def answer(desk: Desk, n: int, *wrong: int) -> None:
+def answer(desk: ControllerDriver, n: int, *wrong: int) -> None:
     """Whoever was asked names what it holds."""
     asked = desk.sent(messages.AuditRequest, history=True)
     seats = {name: seat for seat, name in enumerate(desk.seats())}
@@ -45,21 +45,21 @@ def answer(desk: Desk, n: int, *wrong: int) -> None:
             )
 
 
-def compared(desk: Desk) -> list[events.ReplicasCompared]:
+def compared(desk: ControllerDriver) -> list[events.ReplicasCompared]:
     return desk.emitted(events.ReplicasCompared, history=True)
 
 
-def noticed(desk: Desk) -> list[events.Fault]:
+def noticed(desk: ControllerDriver) -> list[events.Fault]:
     return [event.fault for event in desk.emitted(events.Noticed, history=True)]
 
 
-def saved(desk: Desk, n: int, generation: int) -> None:
+def saved(desk: ControllerDriver, n: int, generation: int) -> None:
     path = f"/c/step-{n:09d}-n{n}-t1g{generation}"
     desk.say(desk.seats()[0], messages.Checkpointed(n=n, step=n, path=path))
 
 
 def test_ranks_that_agree_are_told_once_all_have_reported() -> None:
-    desk = Desk(world=3, spares=0).begin().open()
+    desk = ControllerDriver(world=3, spares=0).begin().open()
     seats = desk.seats()
     report(desk, 1)
     assert {worker for worker, _ in desk.sent(messages.AuditAgreed, history=True)} == set(seats)
@@ -69,7 +69,7 @@ def test_ranks_that_agree_are_told_once_all_have_reported() -> None:
 
 
 def test_a_report_that_comes_again_is_answered_again() -> None:
-    desk = Desk(world=2).begin().open()
+    desk = ControllerDriver(world=2).begin().open()
     report(desk, 1)
     before = len(desk.sent(messages.AuditAgreed, history=True))
     again = messages.Audited(
@@ -81,7 +81,7 @@ def test_a_report_that_comes_again_is_answered_again() -> None:
 
 
 def test_a_minority_is_named_and_replaced_from_the_majority() -> None:
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
     report(desk, 2, 1)
     old = desk.seats()[1]
@@ -100,7 +100,7 @@ def test_a_minority_is_named_and_replaced_from_the_majority() -> None:
 
 
 def test_names_that_do_not_come_are_not_waited_for() -> None:
-    desk = Desk(world=3, spares=1, status_s=5).begin().open()
+    desk = ControllerDriver(world=3, spares=1, status_s=5).begin().open()
     report(desk, 1)
     report(desk, 2, 0)
     desk.tick(6)
@@ -110,7 +110,7 @@ def test_names_that_do_not_come_are_not_waited_for() -> None:
 
 
 def test_another_failure_does_not_make_a_known_difference_forgotten() -> None:
-    desk = Desk(world=4, spares=2).begin().open()
+    desk = ControllerDriver(world=4, spares=2).begin().open()
     report(desk, 1)
     report(desk, 2, 3)
     seats = desk.seats()
@@ -118,7 +118,7 @@ def test_another_failure_does_not_make_a_known_difference_forgotten() -> None:
     assert seats[3] in desk.killed(), "it must not be a donor"
 
 
-def undecided(desk: Desk) -> None:
+def undecided(desk: ControllerDriver) -> None:
     """Two ranks of two hold different bytes after phase 6."""
     report(desk, 6, 1)
     answer(desk, 6, 1)
@@ -130,7 +130,7 @@ def undecided(desk: Desk) -> None:
 
 
 def test_two_ranks_go_back_to_a_copy_from_before_the_last_agreement() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     saved(desk, 2, 1)
     report(desk, 3)
     saved(desk, 5, 1)
@@ -148,7 +148,7 @@ def test_two_ranks_go_back_to_a_copy_from_before_the_last_agreement() -> None:
 
 
 def test_a_save_that_ends_late_is_not_the_newest_either() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     saved(desk, 2, 1)
     report(desk, 3)
     undecided(desk)
@@ -157,7 +157,7 @@ def test_a_save_that_ends_late_is_not_the_newest_either() -> None:
 
 
 def test_without_such_a_copy_the_run_stops_with_the_cause() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     report(desk, 3)
     saved(desk, 5, 1)
     undecided(desk)
@@ -169,7 +169,7 @@ def test_without_such_a_copy_the_run_stops_with_the_cause() -> None:
 
 
 def test_where_that_copy_is_gone_the_run_stops_as_well() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     saved(desk, 2, 1)
     report(desk, 3)
     desk.verifies = False
@@ -183,7 +183,7 @@ def test_where_that_copy_is_gone_the_run_stops_as_well() -> None:
 
 
 def test_ranks_that_never_were_equal_stop_the_run() -> None:
-    desk = Desk(world=4, spares=1).begin().open()
+    desk = ControllerDriver(world=4, spares=1).begin().open()
     report(desk, 1, 2)
     answer(desk, 1, 2)
     for worker in desk.seats():
@@ -197,7 +197,7 @@ def test_ranks_that_never_were_equal_stop_the_run() -> None:
 
 
 def test_a_rank_that_differs_again_and_again_is_not_replaced_for_ever() -> None:
-    desk = Desk(world=3, spares=9, respawns_max=99).begin().open()
+    desk = ControllerDriver(world=3, spares=9, respawns_max=99).begin().open()
     report(desk, 1)
     for round_ in range(3):
         n = 2 + round_
@@ -217,7 +217,7 @@ def test_a_rank_that_differs_again_and_again_is_not_replaced_for_ever() -> None:
 
 
 def test_the_end_waits_for_names() -> None:
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
     report(desk, 2, 1)
     for worker in desk.seats():
@@ -228,7 +228,7 @@ def test_the_end_waits_for_names() -> None:
 
 
 def test_parts_in_turn_agree_on_the_whole_from_the_oldest_on() -> None:
-    desk = Desk(world=2).begin().open()
+    desk = ControllerDriver(world=2).begin().open()
     report(desk, 1)
     for part in range(3):
         report(desk, 10 + part, parts=4, part=part)
@@ -241,7 +241,7 @@ def test_parts_in_turn_agree_on_the_whole_from_the_oldest_on() -> None:
 
 def test_all_of_the_state_is_compared_after_a_phase_of_which_a_part_was() -> None:
     """The loop ends where a part was due."""
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
     report(desk, 8, parts=8)
     report(desk, 8, 1)
@@ -250,7 +250,7 @@ def test_all_of_the_state_is_compared_after_a_phase_of_which_a_part_was() -> Non
 
 
 def test_a_part_that_comes_after_the_whole_changes_nothing() -> None:
-    desk = Desk(world=2).begin().open()
+    desk = ControllerDriver(world=2).begin().open()
     first, second = desk.seats()
     for worker, parts in ((first, 8), (first, 1), (second, 8), (second, 1)):
         body = messages.Audited(
@@ -263,7 +263,7 @@ def test_a_part_that_comes_after_the_whole_changes_nothing() -> None:
 
 def test_a_donor_and_its_copies_are_one_vote() -> None:
     """Rank 0 is wrong, and rank 2 has its copy: nothing says that rank 1 is not right."""
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
     saved(desk, 1, 1)
     desk.state.audit = desk.state.audit.copied([(0, 2)])
@@ -274,7 +274,7 @@ def test_a_donor_and_its_copies_are_one_vote() -> None:
 
 def test_who_differs_from_most_copies_of_one_donor_has_changed_since() -> None:
     """All three began as the donor's: the copying explains no difference between them."""
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
     desk.state.audit = desk.state.audit.copied([(0, 1), (0, 2)])
     report(desk, 2, 2)
@@ -283,7 +283,7 @@ def test_who_differs_from_most_copies_of_one_donor_has_changed_since() -> None:
 
 
 def test_the_copies_of_an_agreed_state_are_votes_of_their_own() -> None:
-    desk = Desk(world=3, spares=1).begin().open()
+    desk = ControllerDriver(world=3, spares=1).begin().open()
     desk.state.audit = desk.state.audit.copied([(0, 2)])
     report(desk, 1)
     assert desk.state.audit.origins == {}
@@ -295,7 +295,7 @@ def test_the_copies_of_an_agreed_state_are_votes_of_their_own() -> None:
 def test_a_later_term_knows_what_is_out_of_use() -> None:
     entries = (AuditAgreedEntry(n=3, step=3), CopiesBarred(after_n=3, generation=1))
     origin = messages.Checkpointed(n=4, step=4, path="/c/step-000000004-n4-t2g2")
-    desk = Desk(world=2, term=2).begin(journal=entries, checkpoint=origin)
+    desk = ControllerDriver(world=2, term=2).begin(journal=entries, checkpoint=origin)
     assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 3
     assert desk.state.audit.bars[0].covers(4, "/c/step-000000004-n4-t1g1")
     assert not desk.state.audit.bars[0].covers(3, "/c/step-000000003-n3-t1g1")
@@ -304,7 +304,7 @@ def test_a_later_term_knows_what_is_out_of_use() -> None:
 
 def test_a_later_term_knows_whose_copies_ranks_have() -> None:
     """Rank 1 was replaced from rank 0, and the launcher died before the audit of that recovery."""
-    desk = Desk(world=2, spares=1).begin().open()
+    desk = ControllerDriver(world=2, spares=1).begin().open()
     slots = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5"}
     desk.lose(desk.seats()[1], 5, slots=slots)
     desk.status(desk.seats()[0], 5, "running")
@@ -315,17 +315,17 @@ def test_a_later_term_knows_whose_copies_ranks_have() -> None:
 
 def test_a_later_term_knows_which_agreements_a_rollback_made_void() -> None:
     decided = DecisionMade(generation=2, n=3, step=3, verdict="start", seats=("a", "b"))
-    desk = Desk(world=2, term=2).begin(journal=(AuditAgreedEntry(n=9, step=9), decided))
+    desk = ControllerDriver(world=2, term=2).begin(journal=(AuditAgreedEntry(n=9, step=9), decided))
     assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 3
 
 
-def later_audit(desk: Desk) -> AuditState:
-    later = Desk(world=desk.world, term=2).begin(journal=desk.journal())
+def later_audit(desk: ControllerDriver) -> AuditState:
+    later = ControllerDriver(world=desk.world, term=2).begin(journal=desk.journal())
     return later.state.audit
 
 
 def test_a_round_of_a_closed_generation_is_dropped() -> None:
-    desk = Desk(world=2, spares=1).begin().open()
+    desk = ControllerDriver(world=2, spares=1).begin().open()
     body: Any = messages.Audited(generation=1, n=1, step=1, replica_set=b"", kinds={"x": RIGHT})
     desk.say(desk.seats()[0], body)
     desk.lose(desk.seats()[1], n=1, slots={"before:1": b"s"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outlast import events
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback\nValueError: x")
@@ -15,11 +15,11 @@ def slots(n: int) -> dict[str, bytes]:
     return {f"before:{n}": b"b"}
 
 
-def running(world: int = 2, spares: int = 1, **limits: Any) -> Desk:
-    return Desk(world=world, spares=spares, **limits).begin().open()
+def running(world: int = 2, spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=world, spares=spares, **limits).begin().open()
 
 
-def lose_in_turn(desk: Desk, worker: str, n: int) -> None:
+def lose_in_turn(desk: ControllerDriver, worker: str, n: int) -> None:
     """`worker` dies, the others answer, and whoever was started for it is warm."""
     desk.lose(worker, n, slots=slots(n))
     for name in desk.seats():
@@ -30,12 +30,12 @@ def lose_in_turn(desk: Desk, worker: str, n: int) -> None:
             desk.hello(name)
 
 
-def close_and_answer(desk: Desk, n: int, fault: events.Fault) -> None:
+def close_and_answer(desk: ControllerDriver, n: int, fault: events.Fault) -> None:
     for name in desk.seats():
         desk.status(name, n, "running", fault=fault if name == desk.seats()[0] else None)
 
 
-def start_again(desk: Desk) -> None:
+def start_again(desk: ControllerDriver) -> None:
     """Every seat is lost, or has been; all start from the checkpoint as far as Ready."""
     for name in desk.seats():
         if name:
@@ -43,7 +43,7 @@ def start_again(desk: Desk) -> None:
     assert desk.state.mode == "gathering" and desk.state.first
 
 
-def finish(desk: Desk) -> Any:
+def finish(desk: ControllerDriver) -> Any:
     for name in tuple(desk.state.workers):
         desk.lose(name)
     return desk.end()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outlast import errors, events
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
@@ -15,11 +15,11 @@ TRANSPORT = events.Fault(kind="transport", detail="connection reset")
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback: ValueError")
 
 
-def running(world: int = 2, spares: int = 1, **limits: Any) -> Desk:
-    return Desk(world=world, spares=spares, **limits).begin().open()
+def running(world: int = 2, spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=world, spares=spares, **limits).begin().open()
 
 
-def recover(desk: Desk, n: int) -> None:
+def recover(desk: ControllerDriver, n: int) -> None:
     desk.heal(n)
     assert desk.state.mode == "open"
 
@@ -95,7 +95,7 @@ ACCIDENTS: list[dict[str, Any]] = [{"signal": 9}, {"kind": "stopped"}, {"kind": 
 
 @pytest.mark.parametrize("fault", ACCIDENTS)
 def test_an_accident_before_init_leaves_the_others_starting(fault: dict[str, Any]) -> None:
-    desk = Desk(world=2, spares=1).begin()
+    desk = ControllerDriver(world=2, spares=1).begin()
     desk.agent()
     desk.hello("w1-0")
     desk.lose("w1-1", 0, "starting", **fault)
@@ -118,7 +118,7 @@ def test_an_accident_in_set_up_starts_everybody_again(fault: dict[str, Any]) -> 
 
 
 def test_accidents_before_init_at_one_seat_end_the_run_within_its_budgets() -> None:
-    desk = Desk(world=2, spares=0, attempts_max=3).begin()
+    desk = ControllerDriver(world=2, spares=0, attempts_max=3).begin()
     desk.agent()
     deaths = 0
     while desk.end() is None and deaths < 200:
@@ -255,7 +255,7 @@ def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
 
 
 def test_ranks_that_compute_differently_do_not_start() -> None:
-    desk = Desk(world=2, spares=0).begin()
+    desk = ControllerDriver(world=2, spares=0).begin()
     desk.agent()
     desk.hello("w1-0", isa="avx2")
     desk.hello("w1-1", isa="avx512")
@@ -267,7 +267,7 @@ def test_ranks_that_compute_differently_do_not_start() -> None:
 
 
 def test_a_spare_that_computes_differently_is_replaced() -> None:
-    desk = Desk(world=1, spares=1).begin()
+    desk = ControllerDriver(world=1, spares=1).begin()
     desk.agent()
     desk.hello("w1-0", isa="avx2")
     desk.hello("w1-1", isa="avx512")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outlast import errors, events
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
@@ -15,11 +15,11 @@ TRANSPORT = events.Fault(kind="transport", detail="connection reset")
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback: ValueError")
 
 
-def running(world: int = 2, spares: int = 1, **limits: Any) -> Desk:
-    return Desk(world=world, spares=spares, **limits).begin().open()
+def running(world: int = 2, spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=world, spares=spares, **limits).begin().open()
 
 
-def recover(desk: Desk, n: int) -> None:
+def recover(desk: ControllerDriver, n: int) -> None:
     desk.heal(n)
     assert desk.state.mode == "open"
 
@@ -28,7 +28,7 @@ def recover(desk: Desk, n: int) -> None:
 
 
 def test_a_run_from_first_to_last_frame() -> None:
-    desk = Desk(world=2, spares=1).begin()
+    desk = ControllerDriver(world=2, spares=1).begin()
     desk.agent()
     assert [body.seat for _, body in desk.sent(messages.Spawn)] == [0, 1, -1]
     desk.hello("w1-0")
@@ -62,7 +62,7 @@ def test_spares_that_never_said_hello_are_killed_at_the_end() -> None:
 
 
 def test_capacity_is_respected_and_a_second_agent_fills_up() -> None:
-    desk = Desk(world=3, spares=0).begin()
+    desk = ControllerDriver(world=3, spares=0).begin()
     desk.agent(capacity=2)
     assert len(desk.sent(messages.Spawn)) == 2
     desk.agent(capacity=1, agent="b")
@@ -70,7 +70,7 @@ def test_capacity_is_respected_and_a_second_agent_fills_up() -> None:
 
 
 def test_no_room_for_a_rank_ends_the_run_with_a_cause() -> None:
-    desk = Desk(world=2, spares=0, hello_s=5).begin()
+    desk = ControllerDriver(world=2, spares=0, hello_s=5).begin()
     desk.agent(capacity=1)
     desk.hello("w1-0")
     for _ in range(6):

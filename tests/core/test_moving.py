@@ -10,7 +10,7 @@ import pytest
 from outlast import events
 from outlast.controller import planned_migration
 from outlast.controller.state_machine import AnyEntry, AppendJournal, Emit, RankMigrated, Send
-from outlast.testing.desk import Desk, S
+from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 GPU1: dict[str, Any] = {"device": "GPU 1", "code": "XID 79"}
@@ -21,16 +21,20 @@ def found(severity: str = "now", worker: str = "", **what: Any) -> events.Warned
     return events.Warned(t_ns=1, host="?", severity=severity, worker=worker, **{**said, **what})
 
 
-def check(desk: Desk, *findings: events.Warned, told: tuple[str, ...] = ("gpu",)) -> list[str]:
+def check(
+    desk: ControllerDriver, *findings: events.Warned, told: tuple[str, ...] = ("gpu",)
+) -> list[str]:
     """What one check of the agent's makes: severities that were said."""
     actions = desk.say("", messages.NodeChecked(found=findings, told=told))
     emitted = [each.event for each in actions if isinstance(each, Emit)]
     return [one.severity for one in emitted if isinstance(one, events.Warned)]
 
 
-def desk(migrate_on: Any = "now", world: int = 3, spares: int = 1, **limits: Any) -> Desk:
+def desk(
+    migrate_on: Any = "now", world: int = 3, spares: int = 1, **limits: Any
+) -> ControllerDriver:
     """A run in its second phase; its agent has found something that is not worth a move."""
-    made = Desk(world=world, spares=spares, migrate_on=migrate_on, **limits)
+    made = ControllerDriver(world=world, spares=spares, migrate_on=migrate_on, **limits)
     made.begin().open()
     check(made, found("warn", check="fans"))
     made.history.clear()
@@ -38,18 +42,18 @@ def desk(migrate_on: Any = "now", world: int = 3, spares: int = 1, **limits: Any
     return made
 
 
-def step(one: Desk, state: str = "running", n: int = 1) -> None:
+def step(one: ControllerDriver, state: str = "running", n: int = 1) -> None:
     """The agent's pages show every rank behind the generation's first phase."""
     beats = dict.fromkeys(one.seats(), (one.state.n + n, one.state.n + n, state, 0.0))
     one.say("", messages.Renew(beats=beats))
 
 
-def given_up(one: Desk) -> set[str]:
+def given_up(one: ControllerDriver) -> set[str]:
     """Whom the agent was told to kill, and has not yet."""
     return one.killed() & set(one.state.workers)
 
 
-def moved(one: Desk) -> events.Decided:
+def moved(one: ControllerDriver) -> events.Decided:
     """The agent has killed whom it was told to, and the others have answered."""
     generation, n = one.state.generation, one.state.n + 1
     for worker in sorted(given_up(one)):
@@ -63,7 +67,7 @@ def moved(one: Desk) -> events.Decided:
     return decided
 
 
-def notes(one: Desk) -> list[str]:
+def notes(one: ControllerDriver) -> list[str]:
     return [
         note.text for note in one.emitted(events.Note, history=True) if "stays there" in note.text
     ]
@@ -145,7 +149,7 @@ def test_only_what_was_asked_for_moves_anybody(migrate_on: str, severity: str, m
 
 
 def test_without_a_warm_spare_nobody_moves_until_there_is_one() -> None:
-    one = Desk(world=2, spares=1, migrate_on="now").begin()
+    one = ControllerDriver(world=2, spares=1, migrate_on="now").begin()
     one.agent()
     for worker in ("w1-0", "w1-1"):
         one.hello(worker)
@@ -253,9 +257,11 @@ def test_during_a_recovery_it_waits_for_the_next_generation() -> None:
 # --- a later term ---------------------------------------------------------------------------
 
 
-def later_term(earlier: Desk, *alive: str, ahead_s: float = 0.0) -> Desk:
+def later_term(earlier: ControllerDriver, *alive: str, ahead_s: float = 0.0) -> ControllerDriver:
     """Its launcher was killed; the agent and these workers live on, and a spare is started."""
-    later = Desk(world=earlier.world, spares=1, term=2, migrate_on="now", lease_s=1e6, hello_s=1e6)
+    later = ControllerDriver(
+        world=earlier.world, spares=1, term=2, migrate_on="now", lease_s=1e6, hello_s=1e6
+    )
     later.now_ns = earlier.now_ns - int(ahead_s * S)
     kept = msgspec.msgpack.encode(earlier.journal())
     later.begin(journal=msgspec.msgpack.decode(kept, type=tuple[AnyEntry, ...]))
@@ -275,7 +281,7 @@ def later_term(earlier: Desk, *alive: str, ahead_s: float = 0.0) -> Desk:
     return later
 
 
-def move_three(one: Desk) -> None:
+def move_three(one: ControllerDriver) -> None:
     for number in range(planned_migration.MOVES_MAX):
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         moved(one)

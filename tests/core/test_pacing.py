@@ -7,17 +7,17 @@ import pytest
 from outlast import events
 from outlast.config import AUTO
 from outlast.controller.state_machine import SavePolicy
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 BOTH = SavePolicy(memory=AUTO, disk=AUTO)
 
 
-def running(policy: SavePolicy = BOTH) -> Desk:
-    return Desk(world=2, spares=0, policy=policy, lease_s=1e6).begin().open()
+def running(policy: SavePolicy = BOTH) -> ControllerDriver:
+    return ControllerDriver(world=2, spares=0, policy=policy, lease_s=1e6).begin().open()
 
 
-def copied(desk: Desk, n: int, blocking_s: float = 0.001, step_s: float = 1.0) -> None:
+def copied(desk: ControllerDriver, n: int, blocking_s: float = 0.001, step_s: float = 1.0) -> None:
     """A copy in memory."""
     desk.say(
         desk.seats()[0],
@@ -28,7 +28,11 @@ def copied(desk: Desk, n: int, blocking_s: float = 0.001, step_s: float = 1.0) -
 
 
 def flushed(
-    desk: Desk, n: int, blocking_s: float = 0.001, flush_s: float = 5.0, drag_s: float = 0.5
+    desk: ControllerDriver,
+    n: int,
+    blocking_s: float = 0.001,
+    flush_s: float = 5.0,
+    drag_s: float = 0.5,
 ) -> None:
     """A checkpoint is on the disk."""
     desk.say(
@@ -45,7 +49,7 @@ def flushed(
     )
 
 
-def told(desk: Desk) -> list[tuple[str, int, int]]:
+def told(desk: ControllerDriver) -> list[tuple[str, int, int]]:
     sent = desk.sent(messages.SaveEvery, history=True)
     return [(worker, body.memory, body.disk) for worker, body in sent]
 

@@ -7,16 +7,16 @@ import pytest
 
 from outlast import events
 from outlast.controller.state_machine import CheckpointFound, Verify
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 NEWEST = messages.Checkpointed(n=8, step=8, path="ck/8")
 OLDER = messages.Checkpointed(n=4, step=4, path="ck/4")
 
 
-def verifying() -> Desk:
+def verifying() -> ControllerDriver:
     """Both ranks are gone; the newest checkpoint that was told of is NEWEST."""
-    desk = Desk(world=2, spares=0, join_s=5, lease_s=100).begin().open()
+    desk = ControllerDriver(world=2, spares=0, join_s=5, lease_s=100).begin().open()
     desk.verifies = False
     desk.say("w1-0", NEWEST)
     desk.lose("w1-0", 9)
@@ -25,11 +25,11 @@ def verifying() -> Desk:
     return desk
 
 
-def found(desk: Desk, point: messages.Checkpointed | None, generation: int = 1) -> None:
+def found(desk: ControllerDriver, point: messages.Checkpointed | None, generation: int = 1) -> None:
     desk.feed(CheckpointFound(t_ns=desk.now_ns, generation=generation, checkpoint=point))
 
 
-def seats(desk: Desk) -> set[tuple[int, str]]:
+def seats(desk: ControllerDriver) -> set[tuple[int, str]]:
     desk.history.clear()
     for name in desk.seats():
         desk.hello(name)
@@ -51,7 +51,7 @@ def test_all_start_from_what_is_whole(point: messages.Checkpointed | None, start
 
 
 def test_nobody_looks_while_somebody_may_write() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     desk.lose("w1-0", 9)
     desk.status("w1-1", 9, "running")
     assert desk.state.mode == "clearing"
@@ -82,7 +82,7 @@ def test_a_stop_meanwhile_has_nothing_to_save() -> None:
 
 
 def test_a_copy_in_memory_is_nearer_than_the_disk() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     desk.say("w1-0", NEWEST)
     desk.say("w1-0", msgspec.structs.replace(NEWEST, tier="memory", path="step 8"))
     desk.say("w1-0", NEWEST)  # the same one, on the disk by now
@@ -93,7 +93,7 @@ def test_a_copy_in_memory_is_nearer_than_the_disk() -> None:
 
 
 def test_a_newer_checkpoint_is_nearer_than_an_older_copy() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     desk.say("w1-0", msgspec.structs.replace(OLDER, tier="memory"))
     desk.say("w1-0", NEWEST)
     desk.lose("w1-0", 9)
@@ -103,7 +103,7 @@ def test_a_newer_checkpoint_is_nearer_than_an_older_copy() -> None:
 
 
 def test_a_copy_that_is_gone_sends_everybody_to_the_disk() -> None:
-    desk = Desk(world=2, spares=0, join_s=5, lease_s=100).begin().open()
+    desk = ControllerDriver(world=2, spares=0, join_s=5, lease_s=100).begin().open()
     desk.verifies = False
     desk.say("w1-0", msgspec.structs.replace(NEWEST, tier="memory"))
     desk.lose("w1-0", 9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outlast import events
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 AFTER = {"after:5": b"a5", "before:4": b"b4"}
@@ -18,7 +18,7 @@ AFTER = {"after:5": b"a5", "before:4": b"b4"}
 def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
     results: tuple[bytes, bytes | None], known: bytes | None
 ) -> None:
-    desk = Desk(world=3, spares=1).begin()
+    desk = ControllerDriver(world=3, spares=1).begin()
     desk.agent()
     for worker in ("w1-0", "w1-1", "w1-2", "w1-3"):
         desk.hello(worker)
@@ -41,7 +41,7 @@ def test_a_result_that_all_survivors_share_is_the_lost_ranks_too(
 @pytest.mark.parametrize("checkpoint", [0, 3])
 def test_a_successor_that_needs_a_lost_result_takes_the_job_back_to_a_copy(checkpoint: int) -> None:
     """Without one, to its beginning: no other successor could know more."""
-    desk = Desk(world=2, spares=2).begin().open()
+    desk = ControllerDriver(world=2, spares=2).begin().open()
     if checkpoint:
         desk.say("w1-0", messages.Checkpointed(n=checkpoint, step=checkpoint, path="ck/3"))
     desk.lose("w1-1", 4, slots=AFTER)

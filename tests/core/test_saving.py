@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from outlast import events
 from outlast.controller.state_machine import SavePolicy, SaveRequested
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 
-def asked(desk: Desk) -> Desk:
+def asked(desk: ControllerDriver) -> ControllerDriver:
     desk.history.clear()
     desk.feed(SaveRequested(t_ns=desk.now_ns, reason="SIGUSR1"))
     return desk
 
 
-def recover(desk: Desk, n: int) -> None:
+def recover(desk: ControllerDriver, n: int) -> None:
     for name in desk.seats():
         desk.status(name, n, "idle")
     desk.heal(n)
 
 
-def asks(desk: Desk) -> list[str]:
+def asks(desk: ControllerDriver) -> list[str]:
     return [body.ask for _, body in desk.sent(messages.Open, history=True)]
 
 
 def test_the_next_generation_saves_and_goes_on() -> None:
-    desk = asked(Desk(world=2, spares=0).begin().open())
+    desk = asked(ControllerDriver(world=2, spares=0).begin().open())
     assert desk.state.mode == "closing"
     recover(desk, 5)
     assert asks(desk) == ["save", "save"] and desk.state.mode == "open"
@@ -33,7 +33,7 @@ def test_the_next_generation_saves_and_goes_on() -> None:
     assert decided.rung == "retry"
 
 
-def broken(desk: Desk, n: int) -> Desk:
+def broken(desk: ControllerDriver, n: int) -> ControllerDriver:
     """A connection breaks."""
     desk.history.clear()
     desk.status("w1-0", n, "idle", events.Fault(kind="transport", detail="cut"))
@@ -42,7 +42,7 @@ def broken(desk: Desk, n: int) -> Desk:
 
 
 def test_a_save_is_asked_again_until_its_phase_is_complete() -> None:
-    desk = asked(Desk(world=2, spares=0).begin().open())
+    desk = asked(ControllerDriver(world=2, spares=0).begin().open())
     recover(desk, 5)
     recover(broken(desk, 5), 5)
     assert asks(desk) == ["save", "save"]
@@ -51,7 +51,7 @@ def test_a_save_is_asked_again_until_its_phase_is_complete() -> None:
 
 
 def test_one_request_at_a_time_and_none_in_the_end() -> None:
-    desk = asked(Desk(world=2, spares=0).begin().open())
+    desk = asked(ControllerDriver(world=2, spares=0).begin().open())
     asked(desk)
     assert not desk.emitted(events.Noticed)
     recover(desk, 5)
@@ -66,7 +66,7 @@ FAILED = messages.SaveFailed(n=6, step=6, error="rank 1: No space left on device
 
 
 def test_a_failed_save_is_said_and_the_run_goes_on() -> None:
-    desk = Desk(world=2, spares=0).begin().open()
+    desk = ControllerDriver(world=2, spares=0).begin().open()
     desk.say("w1-0", FAILED)
     (note,) = desk.emitted(events.Note)
     assert "step 6 failed: rank 1: No space left" in note.text and note.level == "warning"
@@ -74,7 +74,7 @@ def test_a_failed_save_is_said_and_the_run_goes_on() -> None:
 
 
 def test_a_failed_save_ends_the_run_where_its_owner_wants_that() -> None:
-    desk = Desk(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
+    desk = ControllerDriver(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
     desk.say("w1-0", FAILED)
     assert desk.killed() == {"w1-0", "w1-1"}
     for name in ("w1-0", "w1-1"):
@@ -86,7 +86,7 @@ def test_a_failed_save_ends_the_run_where_its_owner_wants_that() -> None:
 
 
 def test_a_failed_save_changes_no_end_that_has_begun() -> None:
-    desk = Desk(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
+    desk = ControllerDriver(world=2, spares=0, policy=SavePolicy(stop=True)).begin().open()
     desk.stop()
     desk.stop()
     assert desk.state.mode == "stopping"

@@ -16,15 +16,15 @@ from outlast.controller.controller_state import (
     WorkerRecord,
 )
 from outlast.controller.recovery import reconfiguration
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 
-def running(spares: int = 1, **limits: Any) -> Desk:
-    return Desk(world=2, spares=spares, **limits).begin().open()
+def running(spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=2, spares=spares, **limits).begin().open()
 
 
-def notes(desk: Desk) -> str:
+def notes(desk: ControllerDriver) -> str:
     return " ".join(note.text for note in desk.emitted(events.Note))
 
 
@@ -67,7 +67,7 @@ def test_a_used_spare_is_replaced_though_no_phase_is_completed_for_long() -> Non
 
 
 def test_a_spare_that_is_still_starting_takes_the_seat_when_it_is_warm() -> None:
-    desk = Desk(world=2, spares=1, lease_s=1000).begin()
+    desk = ControllerDriver(world=2, spares=1, lease_s=1000).begin()
     desk.agent()
     for worker in ("w1-0", "w1-1"):
         desk.hello(worker)
@@ -83,7 +83,7 @@ def test_a_spare_that_is_still_starting_takes_the_seat_when_it_is_warm() -> None
 
 
 def test_the_first_spare_to_be_warm_gets_the_seat() -> None:
-    desk = Desk(world=2, spares=2, lease_s=1000).begin()
+    desk = ControllerDriver(world=2, spares=2, lease_s=1000).begin()
     desk.agent()
     for worker in ("w1-0", "w1-1"):
         desk.hello(worker)
@@ -130,7 +130,7 @@ def test_a_run_that_drains_starts_no_spares() -> None:
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_spare_that_dies_before_init_is_told_with_its_last_line_and_log(is_open: bool) -> None:
-    desk = running(spares=2) if is_open else Desk(world=2, spares=1).begin()
+    desk = running(spares=2) if is_open else ControllerDriver(world=2, spares=1).begin()
     if not is_open:
         desk.agent()
     spare = next(b.worker for _, b in desk.sent(messages.Spawn, history=True)[::-1] if b.seat < 0)

@@ -9,7 +9,7 @@ import pytest
 
 from outlast import events
 from outlast.controller.state_machine import AgentLost, Opened, Received, SharedValueStored, handle
-from outlast.testing.desk import Desk, S
+from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
@@ -17,11 +17,11 @@ TRANSPORT = events.Fault(kind="transport", detail="connection reset")
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback: ValueError")
 
 
-def running(world: int = 2, spares: int = 1, **limits: Any) -> Desk:
-    return Desk(world=world, spares=spares, **limits).begin().open()
+def running(world: int = 2, spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=world, spares=spares, **limits).begin().open()
 
 
-def recover(desk: Desk, n: int) -> None:
+def recover(desk: ControllerDriver, n: int) -> None:
     desk.heal(n)
     assert desk.state.mode == "open"
 
@@ -29,7 +29,7 @@ def recover(desk: Desk, n: int) -> None:
 # --- what is dropped ------------------------------------------------------------------------
 
 
-def notes(desk: Desk) -> str:
+def notes(desk: ControllerDriver) -> str:
     return " ".join(note.text for note in desk.emitted(events.Note))
 
 
@@ -116,8 +116,8 @@ def test_workers_that_nobody_knows_are_killed() -> None:
     assert "w0-7" in desk.killed()
 
 
-def later_term(desk: Desk, *alive: str, **begin: Any) -> Desk:
-    later = Desk(world=desk.world, spares=1, term=2, lease_s=10)
+def later_term(desk: ControllerDriver, *alive: str, **begin: Any) -> ControllerDriver:
+    later = ControllerDriver(world=desk.world, spares=1, term=2, lease_s=10)
     later.begin(journal=desk.journal(), **begin)
     later.agent(*alive)
     return later
@@ -191,7 +191,7 @@ def test_without_survivors_a_later_term_starts_at_once_from_the_checkpoint() -> 
 
 def test_a_later_term_waits_for_an_agent_that_may_still_live() -> None:
     desk = running()
-    later = Desk(world=2, spares=1, term=2, lease_s=10).begin(journal=desk.journal())
+    later = ControllerDriver(world=2, spares=1, term=2, lease_s=10).begin(journal=desk.journal())
     later.agent(agent="b")
     later.tick(5)
     assert later.state.mode == "awaiting"

@@ -8,16 +8,16 @@ import pytest
 
 from outlast import events
 from outlast.controller.state_machine import AgentLost, LauncherStalled, StopRequested
-from outlast.testing.desk import Desk, S
+from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 
-def stand_still(desk: Desk, seconds: float) -> None:
+def stand_still(desk: ControllerDriver, seconds: float) -> None:
     desk.now_ns += int(seconds * S)
     desk.feed(LauncherStalled(t_ns=desk.now_ns, gap_ns=int(seconds * S)))
 
 
-def renew(desk: Desk, seconds: int) -> None:
+def renew(desk: ControllerDriver, seconds: int) -> None:
     for _ in range(seconds):
         desk.tick(1)
         desk.say("", messages.Renew())
@@ -27,14 +27,14 @@ def renew(desk: Desk, seconds: int) -> None:
 
 
 def test_before_the_first_hello_nobody_is_late() -> None:
-    desk = Desk(world=2, hello_s=5).begin()
+    desk = ControllerDriver(world=2, hello_s=5).begin()
     desk.agent()
     renew(desk, 50)
     assert not desk.killed() and desk.state.mode == "gathering"
 
 
 def test_from_the_first_hello_on_the_others_have_the_whole_time() -> None:
-    desk = Desk(world=2, spares=0, hello_s=5).begin()
+    desk = ControllerDriver(world=2, spares=0, hello_s=5).begin()
     desk.agent()
     renew(desk, 50)
     desk.hello("w1-0")
@@ -55,7 +55,7 @@ def test_from_the_first_hello_on_the_others_have_the_whole_time() -> None:
     ],
 )
 def test_its_workers_did_not_die_while_it_stood_still(first_words: Any) -> None:
-    desk = Desk(world=2, lease_s=10, stop_s=30).begin().open()
+    desk = ControllerDriver(world=2, lease_s=10, stop_s=30).begin().open()
     stand_still(desk, 3600)
     desk.feed(first_words(desk.now_ns))
     assert not desk.emitted(events.WorkerLost, history=True)
@@ -64,7 +64,7 @@ def test_its_workers_did_not_die_while_it_stood_still(first_words: Any) -> None:
 
 
 def test_every_wait_goes_on_where_it_was() -> None:
-    desk = Desk(world=2, status_s=5, lease_s=100, shared_s=5, stop_s=5).begin().open()
+    desk = ControllerDriver(world=2, status_s=5, lease_s=100, shared_s=5, stop_s=5).begin().open()
     desk.say("w1-0", messages.SharedValueRequest(name="id"))
     desk.stop()
     desk.tick(4)

@@ -16,13 +16,13 @@ from outlast.controller.state_machine import (
     handle,
     handle_all,
 )
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 WORLD = 4
 
 
-def frames(desk: Desk, bodies: dict[str, messages.AnyBody], seq: int) -> list[Input]:
+def frames(desk: ControllerDriver, bodies: dict[str, messages.AnyBody], seq: int) -> list[Input]:
     """From workers, or from their agent where the name is empty."""
     return [
         Received(
@@ -47,9 +47,9 @@ def said(actions: list[Action]) -> list[str]:
     return sorted(str(action) for action in actions if not isinstance(action, Wake))
 
 
-def broken() -> tuple[Desk, list[Input]]:
+def broken() -> tuple[ControllerDriver, list[Input]]:
     """Rank 2 is lost, and the others answer: the decision is due."""
-    desk = Desk(world=WORLD, spares=1).begin().open()
+    desk = ControllerDriver(world=WORLD, spares=1).begin().open()
     lost = messages.WorkerLostReport(
         worker=desk.seats()[2],
         fault=events.Fault(kind="killed", detail="SIGKILL", signal=9),
@@ -60,7 +60,7 @@ def broken() -> tuple[Desk, list[Input]]:
     return desk, frames(desk, {"": lost, **rest}, 1000)
 
 
-def ready() -> tuple[Desk, list[Input]]:
+def ready() -> tuple[ControllerDriver, list[Input]]:
     """Everybody is ready for the next generation."""
     desk, inputs = broken()
     desk.state, _ = handle_all(desk.state, inputs)
@@ -71,7 +71,9 @@ def ready() -> tuple[Desk, list[Input]]:
 
 
 @pytest.mark.parametrize(("scene", "mode"), [(broken, "gathering"), (ready, "connecting")])
-def test_together_as_one_by_one(scene: Callable[[], tuple[Desk, list[Input]]], mode: str) -> None:
+def test_together_as_one_by_one(
+    scene: Callable[[], tuple[ControllerDriver, list[Input]]], mode: str
+) -> None:
     desk, inputs = scene()
     apart, apart_actions = one_by_one(desk.state, inputs)
     before = repr(desk.state)

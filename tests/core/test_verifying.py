@@ -6,21 +6,21 @@ import pytest
 
 from outlast import events
 from outlast.controller.state_machine import AgentLost, CheckpointFound, Verify
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 COPY = messages.Checkpointed(n=8, step=8, path="step 8", tier="memory")
 OLDER = messages.Checkpointed(n=4, step=4, path="ck/4")
 
 
-def found(desk: Desk, point: messages.Checkpointed | None) -> None:
+def found(desk: ControllerDriver, point: messages.Checkpointed | None) -> None:
     generation = desk.state.generation
     desk.feed(CheckpointFound(t_ns=desk.now_ns, generation=generation, checkpoint=point))
 
 
-def verifying(told: messages.Checkpointed = COPY, **limits: float) -> Desk:
+def verifying(told: messages.Checkpointed = COPY, **limits: float) -> ControllerDriver:
     """Both ranks are gone; what was told of last is a copy in memory."""
-    desk = Desk(world=2, spares=0, **{"lease_s": 100, **limits}).begin().open()
+    desk = ControllerDriver(world=2, spares=0, **{"lease_s": 100, **limits}).begin().open()
     desk.verifies = False
     desk.say("w1-0", told)
     desk.lose("w1-0", 9)
@@ -29,7 +29,7 @@ def verifying(told: messages.Checkpointed = COPY, **limits: float) -> Desk:
     return desk
 
 
-def starting(point: messages.Checkpointed = COPY) -> Desk:
+def starting(point: messages.Checkpointed = COPY) -> ControllerDriver:
     """It was found, and two workers are on their way to start from it."""
     desk = verifying(point)
     found(desk, point)
@@ -38,18 +38,18 @@ def starting(point: messages.Checkpointed = COPY) -> Desk:
     return desk
 
 
-def blink(desk: Desk) -> None:
+def blink(desk: ControllerDriver) -> None:
     """The agent's connection breaks, and is there again."""
     desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
     desk.agent(*desk.state.workers)
 
 
-def origins(desk: Desk) -> set[str]:
+def origins(desk: ControllerDriver) -> set[str]:
     told = desk.sent(messages.Seat, history=True)
     return {body.checkpoint.path if body.checkpoint else "" for _, body in told}
 
 
-def asked(desk: Desk) -> int:
+def asked(desk: ControllerDriver) -> int:
     return sum(isinstance(action, Verify) for action in desk.history)
 
 

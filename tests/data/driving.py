@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from outlast import random_state
-from outlast.checkpoint import tree
-from outlast.data import source as sources
-from outlast.data.codec import Codec
-from outlast.data.source import Source
+from outlast.checkpoint.format import codec
+from outlast.data import batch_source as sources
+from outlast.data.batch_source import BatchSource
+from outlast.data.counted_source import Codec
 
 
 class Draw(NamedTuple):
@@ -23,20 +23,20 @@ class Draw(NamedTuple):
     seen: str  # digest of the batch (or of its absence) and of what the model drew after it
 
 
-def open_source(loader: Any) -> Source:
+def open_source(loader: Any) -> BatchSource:
     """The source that a session would open."""
-    return sources.open_source(loader, Codec(tree.encode, tree.decode))
+    return sources.open_source(loader, Codec(codec.encode, codec.decode))
 
 
 def seen(batch: Any) -> str:
     noise = torch.rand(3), random.random(), np.random.rand()
-    return tree.encode((batch, noise))[-16:].hex()
+    return codec.encode((batch, noise))[-16:].hex()
 
 
-def epoch(source: Source, draws: list[Draw]) -> None:
+def epoch(source: BatchSource, draws: list[Draw]) -> None:
     """The rest of an epoch, its end included."""
     while True:
-        place, states = tree.encode(source.position()), random_state.snapshot()
+        place, states = codec.encode(source.position()), random_state.snapshot()
         try:
             batch = source.next()
         except StopIteration:
@@ -45,7 +45,7 @@ def epoch(source: Source, draws: list[Draw]) -> None:
         draws.append(Draw(place, states, seen(batch)))
 
 
-def train(source: Source, epochs: int, length: int | None) -> list[Draw]:
+def train(source: BatchSource, epochs: int, length: int | None) -> list[Draw]:
     """Whole epochs from the beginning."""
     draws: list[Draw] = []
     for number in range(epochs):
@@ -54,11 +54,11 @@ def train(source: Source, epochs: int, length: int | None) -> list[Draw]:
     return draws
 
 
-def go_on(source: Source, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
+def go_on(source: BatchSource, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
     """What a joiner does: seek, put the generators back, train to the end."""
-    before = tree.encode(random_state.snapshot())
-    source.seek(tree.decode(draw.position))
-    assert tree.encode(random_state.snapshot()) == before, "seek moved the process's generators"
+    before = codec.encode(random_state.snapshot())
+    source.seek(codec.decode(draw.position))
+    assert codec.encode(random_state.snapshot()) == before, "seek moved the process's generators"
     random_state.restore(draw.random)
     draws: list[Draw] = []
     epoch(source, draws)

@@ -11,7 +11,7 @@ import torch
 from driving import Draw, go_on, open_source, seen, train
 from strangers import STRANGERS
 
-from outlast.data.counted import set_epoch
+from outlast.data.counted_source import set_epoch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),

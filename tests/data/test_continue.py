@@ -12,7 +12,7 @@ import torch
 from driving import Draw, go_on, open_source, train
 from loaders import MAPPED, OTHERS, mapped, other
 
-from outlast.data.mapped import MappedSource
+from outlast.data.mapped_source import MappedSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

@@ -19,8 +19,8 @@ from strangers import Mixed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from outlast import random_state
-from outlast.checkpoint import tree
-from outlast.data.source import Source
+from outlast.checkpoint.format import codec
+from outlast.data.batch_source import BatchSource
 from outlast.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -81,11 +81,11 @@ def test_position_over_ten_million_items_is_small() -> None:
     source = open_source(loader)
     source.start_epoch(0, source.length)
     source.next()
-    position = tree.encode(source.position())
+    position = codec.encode(source.position())
     after = source.next()
     assert len(position) < 1000
     fresh = open_source(loader)
-    fresh.seek(tree.decode(position))
+    fresh.seek(codec.decode(position))
     assert torch.equal(fresh.next(), after)
 
 
@@ -137,10 +137,10 @@ def test_replay_in_the_same_process(name: str) -> None:
     source.start_epoch(0, None)
     source.next()
     place, states = source.position(), random_state.snapshot()
-    then = [tree.encode(source.next()) for _ in range(3)]
+    then = [codec.encode(source.next()) for _ in range(3)]
     source.seek(place)
     random_state.restore(states)
-    assert [tree.encode(source.next()) for _ in range(3)] == then
+    assert [codec.encode(source.next()) for _ in range(3)] == then
     source.close()
 
 
@@ -280,7 +280,7 @@ def test_draws_in_turn_with_the_model_have_a_bound() -> None:
         read(source, 1100)
 
 
-def read(source: Source, batches: int) -> None:
+def read(source: BatchSource, batches: int) -> None:
     """Read them beside a model that draws."""
     for _ in range(batches):
         source.position()
@@ -359,7 +359,7 @@ import sys
 sys.path.append(sys.argv[1])
 import torch
 from loaders import mapped
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec as tree
 from outlast import generators
 from driving import epoch, open_source
 place, states = tree.decode(sys.stdin.buffer.read())
@@ -381,7 +381,7 @@ def test_another_process_goes_on() -> None:
     source.close()
     done = subprocess.run(
         [sys.executable, "-c", FRESH, str(Path(__file__).parent)],
-        input=tree.encode((told[2].position, told[2].random)), capture_output=True, timeout=120,
+        input=codec.encode((told[2].position, told[2].random)), capture_output=True, timeout=120,
         check=True,
     )  # fmt: skip
     assert done.stdout.decode().split() == [draw.seen for draw in told[2:]]

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from outlast import events
-from outlast.cli import comparison, demo
-from outlast.cli.comparison import compare
+from outlast.cli import demo, run_comparison
+from outlast.cli.run_comparison import compare
 from outlast.telemetry.event_store import DIRECTORY, EventWriter
 from outlast.telemetry.run_summary import summarise
 
@@ -87,7 +87,7 @@ def test_the_table_shows_what_the_twin_had(
 ) -> None:
     left, right = made(tmp_path / "a", struck=2), made(tmp_path / "b", struck=7)
     books = msgspec.structs.replace(summarise(right), committed_steps_lost=5)
-    report = demo.Report(
+    report = demo.DemoReport(
         comparison=compare(left, right, faults=2),
         disturbed=summarise(left),
         undisturbed=books,
@@ -108,9 +108,9 @@ def test_two_runs_without_a_digest_are_not_equal(tmp_path: Path) -> None:
 
 def test_bits_tell_zeros_apart_and_know_nan() -> None:
     key = (0, 1, "loss")
-    assert comparison.bits({key: 0.0}) != comparison.bits({key: -0.0})
-    assert comparison.bits({key: math.nan}) == comparison.bits({key: math.nan})
+    assert run_comparison.bits({key: 0.0}) != run_comparison.bits({key: -0.0})
+    assert run_comparison.bits({key: math.nan}) == run_comparison.bits({key: math.nan})
 
 
 def test_a_missing_loss_is_infinitely_far() -> None:
-    assert comparison.difference_max({(0, 1, "loss"): 1.0}, {}) == math.inf
+    assert run_comparison.difference_max({(0, 1, "loss"): 1.0}, {}) == math.inf

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outlast.cli.demo import FAULTS, Report
+from outlast.cli.demo import FAULTS, DemoReport
 from outlast.config import child_environment
 
 
@@ -25,7 +25,7 @@ def test_the_demo_ends_with_the_same_bits(tmp_path: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr.decode()[-4000:]
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = msgspec.json.decode(done.stdout, type=DemoReport)
     found = report.comparison
     assert found.equal
     assert found.steps == (20, 20)

@@ -5,8 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from outlast.fleet import sacct
-from outlast.fleet.readings import Part, Totals
+from outlast.fleet.formats import sacct
+from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch
 
 HEADER = "JobID|JobName|State|ExitCode|Submit|Start|End|ElapsedRaw|NNodes|NodeList|AllocTRES"
 ROW = (
@@ -23,16 +23,16 @@ def row(**changes: str) -> str:
     )
 
 
-def read(folder: Path, text: str | bytes, **options: Any) -> tuple[Part, Totals]:
+def read(folder: Path, text: str | bytes, **options: Any) -> tuple[RecordBatch, ReadTotals]:
     path = folder / "sacct.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    reading = sacct.read(path, sacct.Options(**options))
+    reading = sacct.read_sacct(path, sacct.SacctOptions(**options))
     parts = list(reading)
     reading.totals.check()
     tables = [part.tables["jobs"] for part in parts if "jobs" in part.tables]
     assert reading.totals.records["jobs"] == sum(table.height for table in tables)
     jobs = {"jobs": pl.concat(tables)} if tables else {}
-    return Part(jobs, [one for part in parts for one in part.rejects]), reading.totals
+    return RecordBatch(jobs, [one for part in parts for one in part.rejects]), reading.totals
 
 
 def jobs(folder: Path, *rows: str, **options: Any) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 from msgspec.structs import replace
 
-from outlast.fleet.tables import DAY_NS, NAMES, Tables, tables
-from outlast.fleet.writing import writing
+from outlast.fleet.record_tables import DAY_NS, NAMES, Tables, tables
+from outlast.fleet.store.lake_writer import open_writer
 from outlast.log_records import JobEnded, Record
 
 T0_NS = 20_000 * DAY_NS
@@ -51,7 +51,7 @@ def failed(*keys: tuple[str, int]) -> pl.LazyFrame:
 
 def put(path: Path, made: Tables) -> None:
     """A lake with these records."""
-    with writing(path) as writer:
+    with open_writer(path) as writer:
         for name in NAMES.values():
             frame = getattr(made, name).collect()
             if len(frame):

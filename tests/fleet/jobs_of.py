@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlast.fleet.tables import DAY_NS, Tables, tables
+from outlast.fleet.record_tables import DAY_NS, Tables, tables
 from outlast.log_records import Finding, JobEnded, Record
 
 S, HOUR = 10**9, 3600 * 10**9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from outlast.fleet.tables import DAY_NS, KIND_OF, NAMES, Tables, schema
+from outlast.fleet.record_tables import DAY_NS, KIND_OF, NAMES, Tables, schema
 from outlast.log_records import JobEnded
 
 T0 = 19_800 * DAY_NS

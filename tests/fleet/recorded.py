@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from outlast.fleet.trace.dumps import Dump, Entry, GroupConfig
-from outlast.fleet.trace.files import Read
+from outlast.fleet.flight_recorder.recorder_dumps import (
+    DumpCollection,
+    GroupConfig,
+    RecorderDump,
+    RecorderEntry,
+)
 
 T_NS = 1_700_000_000 * 10**9
 STEP_NS = 10**9
@@ -18,7 +22,7 @@ STEP_NS = 10**9
 
 def entry(
     name: str = "nccl:all_reduce", seq: int = 1, record: int = 0, *, p2p: bool = False, **more: Any
-) -> Entry:
+) -> RecorderEntry:
     values: dict[str, Any] = {
         "process_group": ("0", "default_pg"), "state": "completed", "retired": True,
         "input_sizes": ((4,),), "output_sizes": ((4,),), "input_dtypes": ("Float",),
@@ -26,23 +30,25 @@ def entry(
         "time_discovered_started_ns": T_NS if name.startswith("nccl") else None,
     }  # fmt: skip
     numbers = {"p2p_seq_id": seq, "collective_seq_id": 0} if p2p else {"collective_seq_id": seq}
-    return Entry(profiling_name=name, record_id=record, is_p2p=p2p, **{**values, **numbers, **more})
+    return RecorderEntry(
+        profiling_name=name, record_id=record, is_p2p=p2p, **{**values, **numbers, **more}
+    )
 
 
-def dump(*entries: Entry, groups: dict[str, tuple[int, ...]] | None = None) -> Dump:
+def dump(*entries: RecorderEntry, groups: dict[str, tuple[int, ...]] | None = None) -> RecorderDump:
     """`groups`: members by name; "0" is all."""
     config = {
         name: GroupConfig(name, "default_pg" if name == "0" else f"d{name}", str(list(ranks)))
         for name, ranks in (groups or {}).items()
     }
-    return Dump("2.10", entries, config)
+    return RecorderDump("2.10", entries, config)
 
 
-def read(dumps: dict[int, Dump]) -> Read:
-    return Read(dumps, {}, [], {}, set())
+def read(dumps: dict[int, RecorderDump]) -> DumpCollection:
+    return DumpCollection(dumps, {}, [], {}, set())
 
 
-def write(folder: Path, dumps: dict[int, Dump], *, as_pickle: bool = False) -> None:
+def write(folder: Path, dumps: dict[int, RecorderDump], *, as_pickle: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for rank, one in dumps.items():
         if as_pickle:
@@ -93,7 +99,7 @@ class Job(NamedTuple):
 
 def played(
     job: Job, culprit: int, stops_at: int, *, gloo: bool, kept: int = 10**6, told: bool = True
-) -> tuple[dict[int, Dump], bool]:
+) -> tuple[dict[int, RecorderDump], bool]:
     """The dumps once nothing moves any more, when `culprit` stays away from its `stops_at`-th
     collective and all that follow; and whether anybody waits for it then. A rank waits in each
     collective until it is done. `kept`: how many records a rank keeps."""
@@ -119,8 +125,8 @@ def played(
 
 def _dump(
     job: Job, entered: Sequence[int], done: dict[int, int], gloo: bool, kept: int, told: bool
-) -> Dump:
-    entries: list[Entry] = []
+) -> RecorderDump:
+    entries: list[RecorderEntry] = []
     seqs = dict.fromkeys(range(len(job.groups)), 0)
     for record, number in enumerate(entered):
         seqs[number] += 1

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from outlast.fleet.synth import Truth
-from outlast.fleet.tables import Tables
+from outlast.fleet.record_tables import Tables
+from outlast.fleet.synth.synthetic_cluster import GroundTruth
 
 _PART = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -19,7 +19,7 @@ class Seen(NamedTuple):
     repairs: pl.DataFrame
     nodes: pl.DataFrame
     checks: pl.DataFrame
-    truth: Truth
+    truth: GroundTruth
 
     @property
     def held(self) -> pl.DataFrame:
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
         return self.jobs[list(rows)].with_columns(node=pl.Series(nodes))
 
 
-def seen(made: tuple[Tables, Truth]) -> Seen:
+def seen(made: tuple[Tables, GroundTruth]) -> Seen:
     tables, truth = made
     jobs, findings, outages, repairs, nodes, checks = (frame.collect() for frame in tables[:6])
     return Seen(jobs, findings, outages, repairs, nodes, checks, truth)

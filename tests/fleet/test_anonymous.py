@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from outlast.cli.main import main
 from outlast.errors import UsageError
-from outlast.fleet import hosts
-from outlast.fleet.anonymous import Names, names_of
-from outlast.fleet.lake import Lake, read_manifest
+from outlast.fleet import host_lists
+from outlast.fleet.store.lake import Lake, read_manifest
+from outlast.fleet.store.pseudonyms import Pseudonyms, load_pseudonyms
 
 WORD = st.text("ghijklmnqrstuvwxyz", min_size=6, max_size=12)
 WHO = ("user", "account", "name", "partition", "qos", "cluster")
@@ -78,16 +78,16 @@ def test_no_name_is_left_anywhere(
     raw = b"\n".join(file.read_bytes().lower() for file in lake.rglob("*") if file.is_file())
     assert [name for name in names if name.encode() in raw] == []
     jobs = tables.jobs.collect()
-    assert [hosts.count(one) for one in jobs["hosts"]] == [nodes] * jobs.height
+    assert [host_lists.count(one) for one in jobs["hosts"]] == [nodes] * jobs.height
     held = pl.col("failed_node").is_in(pl.col("hosts").str.split(","))
     assert jobs.filter(~held).is_empty()
     assert set(tables.findings.collect()["node"]) <= set(jobs["failed_node"])
 
 
 def test_the_same_key_gives_the_same_names_later(tmp_path: Path) -> None:
-    first = names_of(tmp_path / "key", tmp_path / "lake")
-    again = names_of(tmp_path / "key", tmp_path / "lake")
-    other = names_of(tmp_path / "other", tmp_path / "lake")
+    first = load_pseudonyms(tmp_path / "key", tmp_path / "lake")
+    again = load_pseudonyms(tmp_path / "key", tmp_path / "lake")
+    other = load_pseudonyms(tmp_path / "other", tmp_path / "lake")
     assert first.replaced("user", "ada") == again.replaced("user", "ada")
     assert first.replaced("user", "ada") != other.replaced("user", "ada")
     assert first.replaced("user", "ada") != first.replaced("account", "ada")
@@ -130,15 +130,15 @@ def test_what_a_log_hides_is_said_without_names_too(tmp_path: Path) -> None:
 def test_a_key_that_is_none_or_lies_in_the_lake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("abc")
     with pytest.raises(UsageError, match="is no key"):
-        names_of(tmp_path / "short", tmp_path / "lake")
+        load_pseudonyms(tmp_path / "short", tmp_path / "lake")
     with pytest.raises(UsageError, match="lies in the lake"):
-        names_of(tmp_path / "lake" / "key", tmp_path / "lake")
+        load_pseudonyms(tmp_path / "lake" / "key", tmp_path / "lake")
     assert not (tmp_path / "lake").exists()
 
 
 @pytest.mark.parametrize("name", ["0000:3b:00.0", "PCI:0000:3b:00", "mlx5_0/1", "GPU 3", "nvme0"])
 def test_what_every_machine_calls_its_parts_stays(name: str) -> None:
-    names = Names(b"k" * 32)
+    names = Pseudonyms(b"k" * 32)
     frame = pl.DataFrame({
         "cluster": ["c", "c"], "node": ["n", "n"], "device": [name, "/home/ada"],
         "detail": ["a", "b"],
@@ -150,8 +150,8 @@ def test_what_every_machine_calls_its_parts_stays(name: str) -> None:
 
 def test_every_kind_of_record_has_its_names_replaced() -> None:
     """Records of runs had none, and a run could not be read with --anonymize."""
-    from outlast.fleet.anonymous import _COLUMNS
-    from outlast.fleet.tables import KIND_OF
+    from outlast.fleet.record_tables import KIND_OF
+    from outlast.fleet.store.pseudonyms import _COLUMNS
 
     assert _COLUMNS.keys() == KIND_OF.keys()
     for kind, record in KIND_OF.items():
@@ -163,9 +163,9 @@ def test_a_name_with_a_domain_stays_one_of_the_short_name() -> None:
     """With other words for both, nobody could join n1 and n1.example.org."""
     import polars as pl
 
-    from outlast.fleet.anonymous import Names
+    from outlast.fleet.store.pseudonyms import Pseudonyms
 
-    names = Names(b"k" * 32)
+    names = Pseudonyms(b"k" * 32)
     nodes = ["n1", "n1.example.org", "n1.example.net", "10.0.0.1"]
     told = names.table("outages", pl.DataFrame({"cluster": ["c"] * 4, "node": nodes,
                                                 "detail": [""] * 4}))["node"].to_list()  # fmt: skip

@@ -8,12 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fleet.jobs_of import cluster, finding, job
 
-from outlast.fleet.attribution import UNATTRIBUTED, attribute, cooccurring, labelled
+from outlast.fleet.analysis.failure_attribution import (
+    UNATTRIBUTED,
+    attribute_failures,
+    cooccurring_causes,
+    label_failures,
+)
 from outlast.log_records import SEVERITIES
 
 
 def failed(*records) -> pl.DataFrame:
-    return attribute(cluster(*records)).failures
+    return attribute_failures(cluster(*records)).failures
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_what_the_scheduler_says_needs_no_finding() -> None:
 
 
 def test_several_causes_are_kept_the_worst_and_then_the_first_before_the_others() -> None:
-    found = attribute(
+    found = attribute_failures(
         cluster(
             job(state="NODE_FAIL", hosts="n[1-3]", nodes=3),
             finding(after_s=-10, check="ib", symptom="ib-link", severity="drain", code=""),
@@ -81,10 +86,10 @@ def test_several_causes_are_kept_the_worst_and_then_the_first_before_the_others(
     assert found.failures["worst"].to_list() == ["now"]
     assert found.failures["symptoms"].to_list() == [["ib-link", "pcie"]]
     assert found.failures["domains"].to_list() == ["hardware"]
-    causes = labelled(found)
+    causes = label_failures(found)
     assert sorted(causes["cause"]) == ["ib-link", "pcie"]
     assert causes["share"].to_list() == [0.5, 0.5]
-    assert labelled(found, "code")["cause"].sort().to_list() == ["79", "ib", "ipmi"]
+    assert label_failures(found, "code")["cause"].sort().to_list() == ["79", "ib", "ipmi"]
 
 
 def test_where_the_failed_node_is_known_others_do_not_count() -> None:
@@ -92,9 +97,9 @@ def test_where_the_failed_node_is_known_others_do_not_count() -> None:
         job(state="NODE_FAIL", hosts="n[1-2]", nodes=2, failed_node="n2"),
         finding("n1", after_s=-5),
     ]
-    assert attribute(cluster(*records)).causes["node"].to_list() == ["n1"]
+    assert attribute_failures(cluster(*records)).causes["node"].to_list() == ["n1"]
     records.append(finding("n2", check="ib", symptom="ib-link"))
-    assert attribute(cluster(*records)).causes["node"].to_list() == ["n2"]
+    assert attribute_failures(cluster(*records)).causes["node"].to_list() == ["n2"]
 
 
 def test_what_the_next_job_on_the_node_died_of_is_its_own() -> None:
@@ -107,27 +112,27 @@ def test_what_the_next_job_on_the_node_died_of_is_its_own() -> None:
 
 
 def test_what_is_found_together() -> None:
-    found = attribute(
+    found = attribute_failures(
         cluster(
             *(job(str(at), end=at, state="NODE_FAIL") for at in (2, 4, 6, 8)),
             *(finding(at=at) for at in (2, 4, 6)),
             finding(at=4, check="ib", symptom="ib-link"),
         )
     )
-    told = cooccurring(found).rows()
+    told = cooccurring_causes(found).rows()
     assert told == [("ib-link", "pcie", 1, 1, 1.0), ("pcie", "ib-link", 1, 3, 1 / 3)]
-    assert labelled(found)["cause"].to_list().count(UNATTRIBUTED) == 1
+    assert label_failures(found)["cause"].to_list().count(UNATTRIBUTED) == 1
 
 
 def test_a_node_that_a_list_names_twice_has_its_findings_once() -> None:
-    causes = attribute(cluster(job(state="FAILED", hosts="n1,n1"), finding())).causes
+    causes = attribute_failures(cluster(job(state="FAILED", hosts="n1,n1"), finding())).causes
     assert causes.select("node", "many").rows() == [("n1", 1)]
 
 
 def test_nothing_at_all_is_no_failure() -> None:
-    found = attribute(cluster())
+    found = attribute_failures(cluster())
     assert found.failures.is_empty() and found.causes.is_empty()
-    assert labelled(found).is_empty() and cooccurring(found).is_empty()
+    assert label_failures(found).is_empty() and cooccurring_causes(found).is_empty()
 
 
 ENDS_S = st.integers(0, 5000)
@@ -150,6 +155,6 @@ def test_it_finds_what_looking_at_every_pair_finds(jobs: list, findings: list) -
         for at_s, node, how in findings
         if node in hosts[names] and how != "healthy" and -600 <= at_s - end_s <= 300
     }
-    found = attribute(cluster(*records))
+    found = attribute_failures(cluster(*records))
     assert set(found.causes.select("job", "node", "severity").rows()) == expected
     assert len(found.failures) == len(jobs)

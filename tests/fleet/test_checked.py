@@ -10,9 +10,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import SourceError
-from outlast.fleet import checked
-from outlast.fleet.lake import Lake
-from outlast.health.report import NotApplicable, Report
+from outlast.fleet.formats import hardware_logs
+from outlast.fleet.store.lake import Lake
+from outlast.health.node_report import NodeReport, NotApplicable
 from outlast.log_records import Finding, Severity
 
 T_NS = 1_715_940_000 * 10**9
@@ -26,7 +26,7 @@ def finding(node: str, severity: Severity = "drain", t_ns: int = T_NS, **other: 
 def line(*found: Finding, absent: int = 0) -> str:
     import msgspec
 
-    report = Report(
+    report = NodeReport(
         cluster="", node="n1", profile="periodic", t_ns=T_NS, took_s=0.1, severity="drain",
         findings=found, not_applicable=tuple(NotApplicable("x", "", "no") for _ in range(absent)),
     )  # fmt: skip
@@ -67,17 +67,20 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     newer = line(finding("n1")).replace('"version":1', '"version":2', 1)
     deep = '{"version":1,"findings":' + "[" * 10_000 + "\n"
     log.write_text(line(*well, *wrong, absent=2) + strange + newer + deep + line())
-    reading = checked.read(log, "rsc")
+    reading = hardware_logs.read_check_reports(log, "rsc")
     whole = reading.whole()
     assert list(whole.tables["findings"]["severity"]) == ["unknown", "drain"]
     assert reading.totals.skipped == {"healthy findings": 1, "what a node has not": 2}
     assert reading.totals.rejects == {
-        checked.NO_NODE: 1, checked.NO_TIME: 2, checked.NO_FINDING: 1, checked.NEWER: 1,
-        checked.NO_REPORT: 1,
-    }  # fmt: skip
+        hardware_logs.NO_NODE: 1,
+        hardware_logs.NO_TIME: 2,
+        hardware_logs.NO_FINDING: 1,
+        hardware_logs.NEWER: 1,
+        hardware_logs.NO_REPORT: 1,
+    }
     log.write_text(newer)
     with pytest.raises(SourceError, match="version that is not known"):
-        checked.read(log).whole()
+        hardware_logs.read_check_reports(log).whole()
 
 
 def test_what_is_held_and_said_again_is_one_finding(

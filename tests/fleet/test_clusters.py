@@ -12,13 +12,13 @@ from tests.fleet.attempts import at_ns, attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, LakeError, UsageError
-from outlast.fleet.drain_list import drain_list
-from outlast.fleet.fit import fit
-from outlast.fleet.job_runs import node_fails
-from outlast.fleet.lake import Lake
-from outlast.fleet.lemons import lemons
-from outlast.fleet.trace.near import from_lake
-from outlast.fleet.window import window
+from outlast.fleet.analysis.fitted_rates import fit_rates
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.lemon_evidence import drain_commands
+from outlast.fleet.analysis.lemons import rank_lemons
+from outlast.fleet.flight_recorder.nearby_findings import from_lake
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import Finding, JobEnded
 
 
@@ -86,17 +86,17 @@ def test_a_drain_command_names_its_cluster(
 def test_the_last_days_are_those_of_the_cluster(lake: Path) -> None:
     """Beta's accounting ends two weeks before alpha's."""
     opened = Lake.open(lake)
-    alpha, beta = (window(opened, cluster=name) for name in ("alpha", "beta"))
+    alpha, beta = (load_window(opened, cluster=name) for name in ("alpha", "beta"))
     assert beta.until_ns == at_ns(24 * 13 + 23) + 1 < alpha.until_ns
-    assert fit(beta).rate.node_days == pytest.approx(30 * 13 * 23 / 24)  # since the first end
+    assert fit_rates(beta).rate.node_days == pytest.approx(30 * 13 * 23 / 24)  # since the first end
 
 
 def test_a_cluster_that_is_not_there_is_named(lake: Path) -> None:
     with pytest.raises(UsageError, match=r"gamma: .* has alpha, beta, ''"):
-        window(Lake.open(lake), cluster="gamma")
+        load_window(Lake.open(lake), cluster="gamma")
     with pytest.raises(LakeError):  # its only record is of another time
-        window(Lake.open(lake), "2000-01-01", "2000-01-02", cluster="alpha")
-    assert len(window(Lake.open(lake), cluster="").findings.collect()) == 1
+        load_window(Lake.open(lake), "2000-01-01", "2000-01-02", cluster="alpha")
+    assert len(load_window(Lake.open(lake), cluster="").findings.collect()) == 1
 
 
 def test_a_hang_is_not_blamed_on_a_namesake(lake: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_hang_is_not_blamed_on_a_namesake(lake: Path) -> None:
 def test_the_share_that_may_be_drained_is_of_each_cluster() -> None:
     """As a part of both, all of it could fall on the small one."""
     made = of(*_jobs("alpha", "n7"), *_jobs("beta", "n9"))
-    found = lemons(made, node_fails(made))
-    listed = drain_list(found, share_max=0.02)
+    found = rank_lemons(made, node_fails(made))
+    listed = drain_commands(found, share_max=0.02)
     assert {line.split()[2] for line in listed.lines} == {"alpha", "beta"}
 
 
 def test_a_name_that_is_no_cluster_is_in_no_command() -> None:
     made = of(*_jobs("a; reboot", "n7"))
-    listed = drain_list(lemons(made, node_fails(made)))
+    listed = drain_commands(rank_lemons(made, node_fails(made)))
     assert (listed.lines, listed.unsafe) == ([], ["n7"])
 
 
@@ -145,8 +145,8 @@ def test_a_few_jobs_of_a_wrong_year_do_not_move_the_window(tmp_path: Path) -> No
     """One row of 2001 made a window of 23 years, and every rate of outages 0.00."""
     put(tmp_path / "lake", of(*_jobs("c", "n7", 60), attempt("old", -9e4, -9e4 + 1, hosts="n1")))
     notes: list[str] = []
-    found = window(Lake.open(tmp_path / "lake"), notes=notes)
+    found = load_window(Lake.open(tmp_path / "lake"), notes=notes)
     assert found.since_ns == at_ns(23)
     assert any("1 job from " in note and "--since" in note for note in notes)
-    again = window(Lake.open(tmp_path / "lake"), since="2013-01-01")
+    again = load_window(Lake.open(tmp_path / "lake"), since="2013-01-01")
     assert len(again.jobs.collect()) == 30 * 60 + 1

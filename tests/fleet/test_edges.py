@@ -19,29 +19,28 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.figure_style import svg
-from outlast.fleet.aftermath import aftermath
-from outlast.fleet.attribution import attribute
-from outlast.fleet.blame import at_fault
-from outlast.fleet.fit import fit
-from outlast.fleet.lake import Lake
-from outlast.fleet.lemons import lemons
-from outlast.fleet.outages import outage_rate
-from outlast.fleet.present import present
-from outlast.fleet.rates import rolling
-from outlast.fleet.rates_file import Source, text
-from outlast.fleet.report.whole import Report, report
-from outlast.fleet.swaps import swaps
-from outlast.fleet.tables import Tables
-from outlast.fleet.window import window
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.failure_outcomes import failure_outcomes
+from outlast.fleet.analysis.failure_rates import rolling_rates
+from outlast.fleet.analysis.fitted_rates import fit_rates
+from outlast.fleet.analysis.lemons import rank_lemons
+from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.analysis.node_inventory import node_inventory
+from outlast.fleet.analysis.outages import outage_rate, part_replacements
+from outlast.fleet.analysis.rates_file import RatesSource, format_rates
+from outlast.fleet.record_tables import Tables
+from outlast.fleet.report.fleet_report import FleetReport, build_report
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import NodeSeen, Outage, Repair
-from outlast.plan.scenario import scenario_of
+from outlast.plan.model.scenario import scenario_of
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def said(found: Tables, *, drawn: bool = False) -> Report:
+def said(found: Tables, *, drawn: bool = False) -> FleetReport:
     """A report, of which every figure is a number or none; and that can be drawn."""
-    whole = report(found, "x")
+    whole = build_report(found, "x")
     assert not list(_not_finite(msgspec.to_builtins(whole.report)))
     for one in whole.told if drawn else ():
         if one.draw:
@@ -65,7 +64,7 @@ def outage(node: str, at: float, hours: float | None, name: str = "c") -> Outage
     return Outage(t_ns=begun, cluster=name, node=node, until_ns=until, symptom="other", detail="")
 
 
-def rows(of: Report, key: str) -> list[dict[str, Any]]:
+def rows(of: FleetReport, key: str) -> list[dict[str, Any]]:
     (section,) = (one for one in of.sections if one.key == key)
     return section.rows
 
@@ -119,7 +118,7 @@ def test_where_only_a_lemon_failed_its_odds_are_not_infinite() -> None:
     ]
     good = [job(f"g{nth}", end=200, hours=200, hosts=f"n{nth}") for nth in range(60)]
     found = cluster(*bad, *good)
-    ranking = lemons(found, at_fault(attribute(found)), history_days=28)
+    ranking = rank_lemons(found, worst_nodes(attribute_failures(found)), history_days=28)
     first = ranking.row(0, named=True)
     assert (first["node"], first["lemon"]) == ("bad", True)
     fleet = 0.5 / (60 * 200)
@@ -127,7 +126,7 @@ def test_where_only_a_lemon_failed_its_odds_are_not_infinite() -> None:
     assert first["expected"] == pytest.approx(expected)
     assert first["p"] == pytest.approx(expected**6 / math.factorial(6), rel=0.01)
     assert rows(said(found), "lemons")[0]["times"] == pytest.approx(6 / expected)
-    told = fit(found)
+    told = fit_rates(found)
     assert "lemon-factor" not in told.scenario
     assert any("only lemons failed" in note for note in told.notes)
 
@@ -146,10 +145,10 @@ def test_a_node_on_which_jobs_die_at_once_makes_no_file_that_plans_refuse(tmp_pa
         )
         for nth in range(40)
     ]
-    found = fit(cluster(*bad, *good))
+    found = fit_rates(cluster(*bad, *good))
     assert found.scenario["lemon-factor"] == 1e6
     path = tmp_path / "rates.toml"
-    path.write_text(text(found, Source("x", "d")))
+    path.write_text(format_rates(found, RatesSource("x", "d")))
     assert scenario_of({"gpus": "1024", "rates": str(path)}).gpus_per_node == 8
 
 
@@ -159,7 +158,7 @@ def test_a_node_that_was_never_up_has_no_rate() -> None:
     almost = cluster(outage("n1", 0, None), outage("n1", 1, 1))._replace(since_ns=T0 - 1000)
     assert outage_rate(almost).per_1000_node_days is None
     with pytest.raises(LakeError, match="nothing to measure"):
-        fit(almost)
+        fit_rates(almost)
 
 
 def test_a_rolling_rate_is_of_whole_days() -> None:
@@ -167,7 +166,7 @@ def test_a_rolling_rate_is_of_whole_days() -> None:
     jobs = [job(f"{at}", end=at, hours=1, state="NODE_FAIL") for at in (-11.9, 36, 96.1)]
     found = cluster(*jobs, job("long", end=200, hours=300), outage("n2", 97, 1))
     found = found._replace(since_ns=T0 - DAY_NS // 2, until_ns=T0 + 4 * DAY_NS + DAY_NS // 2)
-    told = rolling(found, attribute(found), days=1).filter(pl.col("cause") == "all")
+    told = rolling_rates(found, attribute_failures(found), days=1).filter(pl.col("cause") == "all")
     assert told["failures"].to_list() == [0, 1, 0, 0]
     assert told["node_days"].to_list() == pytest.approx([1, 1 + 1 / 24, 1, 1 + 0.9 / 24])
     assert outage_rate(found).per_day_variance is None  # no whole day has one
@@ -184,14 +183,14 @@ def test_what_other_clusters_nodes_do_is_not_said_of_ours() -> None:
     ours = job(end=24, hours=24, nodes=4, hosts="n[1-4]", state="NODE_FAIL", failed_node="n1")
     theirs = [outage(f"n{nth}", 24, 5, "d") for nth in range(1, 5)]
     found = cluster(ours, *theirs)
-    left = aftermath(found, attribute(found), above_gpus=0)
+    left = failure_outcomes(found, attribute_failures(found), above_gpus=0)
     assert (left.failures, left.went_on, left.wide) == (1, 1, 0)
     mine = cluster(ours, *(msgspec.structs.replace(one, cluster="c") for one in theirs))
-    assert aftermath(mine, attribute(mine), above_gpus=0).wide == 1
+    assert failure_outcomes(mine, attribute_failures(mine), above_gpus=0).wide == 1
     one = cluster(ours, outage("n1", 24.1, 5))
-    assert aftermath(one, attribute(one), above_gpus=0).went_on == 0
+    assert failure_outcomes(one, attribute_failures(one), above_gpus=0).went_on == 0
     part = Repair(t_ns=T0 + 1, cluster="c", node="n1", kind="swap", part="gpu", detail="")
-    (told,) = swaps(cluster(*both([part]))).to_dicts()
+    (told,) = part_replacements(cluster(*both([part]))).to_dicts()
     assert (told["swaps"], told["nodes"]) == (2, 2)
 
 
@@ -205,9 +204,9 @@ def test_what_was_found_beside_a_window_tells_of_failures_in_it(tmp_path: Path) 
         ),
     )  # fmt: skip
     first, last = (f"{EPOCH + dt.timedelta(seconds=T0 // S, days=day):%F}" for day in (2, 3))
-    found = window(Lake.open(tmp_path / "lake"), since=first, until=last)
+    found = load_window(Lake.open(tmp_path / "lake"), since=first, until=last)
     assert (found.since_ns, found.until_ns) == (T0 + 2 * DAY_NS, T0 + 3 * DAY_NS)
-    assert sorted(attribute(found).failures["job"]) == ["2", "3"]
+    assert sorted(attribute_failures(found).failures["job"]) == ["2", "3"]
     assert said(found).records["findings"] == 0
 
 
@@ -238,17 +237,17 @@ def test_a_source_that_names_no_cluster_speaks_of_the_only_one(tmp_path: Path) -
     ]  # fmt: skip
     ran = [job(end=24, hours=20, state="NODE_FAIL"), job("2", end=200)]
     put(tmp_path / "one", cluster(*ran, seen, *nameless))
-    found = window(Lake.open(tmp_path / "one"))
-    assert present(found)["cluster"].to_list() == ["c"]
+    found = load_window(Lake.open(tmp_path / "one"))
+    assert node_inventory(found)["cluster"].to_list() == ["c"]
     (node,) = rows(said(found), "lemons")
     assert (node["xid_cnt"], node["tickets"], node["out_count"]) == (1, 1, 1)
     put(tmp_path / "two", cluster(*both(ran), seen, *nameless))
     with pytest.raises(UsageError, match="c, d"):
-        window(Lake.open(tmp_path / "two"))
-    assert not len(window(Lake.open(tmp_path / "two"), cluster="c").findings.collect())
+        load_window(Lake.open(tmp_path / "two"))
+    assert not len(load_window(Lake.open(tmp_path / "two"), cluster="c").findings.collect())
     put(tmp_path / "twice", cluster(*ran, msgspec.structs.replace(ran[0], cluster=""), *nameless))
     with pytest.raises(UsageError, match="c, '' "):
-        window(Lake.open(tmp_path / "twice"))
-    found = window(Lake.open(tmp_path / "twice"), cluster="c")
+        load_window(Lake.open(tmp_path / "twice"))
+    found = load_window(Lake.open(tmp_path / "twice"), cluster="c")
     assert sorted(found.jobs.collect()["cluster"]) == ["c", "c"]
     assert set(found.outages.collect()["cluster"]) == {"c"}

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.ettr import by_size, ettr, overall, t_95, top_qos
-from outlast.fleet.job_runs import node_fails
-from outlast.fleet.tables import Tables
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.jobs.measured_ettr import (
+    ettr_by_size,
+    measured_ettr,
+    overall_ettr,
+    t_95,
+    top_qos,
+)
+from outlast.fleet.record_tables import Tables
 from outlast.log_records import JobEnded
 from outlast.theory.ettr import exact
 
@@ -45,7 +51,7 @@ def pieces(
 def test_by_hand() -> None:
     """10.5 h, a failure, 20 h, with an hour in the queue each: two starts, and 25 min again."""
     broken = run_of([10.5, 20], wait_h=1)
-    (run,) = ettr(broken, node_fails(broken)).iter_rows(named=True)
+    (run,) = measured_ettr(broken, node_fails(broken)).iter_rows(named=True)
     lost_s = 300 + (300 + 25 * 60)
     assert run["ettr"] == pytest.approx((30.5 * 3600 - lost_s) / (32.5 * 3600))
     assert run["ettr_kept"] == pytest.approx(run["ettr"])
@@ -54,7 +60,7 @@ def test_by_hand() -> None:
 def test_nothing_more_is_lost_than_an_attempt_held() -> None:
     """Of three short attempts the sum of the paper forgets what was not caught up."""
     loop = run_of([0.5, 20 / 60, 24])
-    (run,) = ettr(loop, node_fails(loop)).iter_rows(named=True)
+    (run,) = measured_ettr(loop, node_fails(loop)).iter_rows(named=True)
     wall_s = (0.5 + 20 / 60 + 24) * 3600
     assert run["ettr"] == pytest.approx(1 - (300 + 1200 + 300 + 900) / wall_s)
     assert run["ettr_kept"] == pytest.approx((24 * 3600 - 300) / wall_s)
@@ -62,8 +68,8 @@ def test_nothing_more_is_lost_than_an_attempt_held() -> None:
 
 def test_short_runs_are_left_out() -> None:
     two = of(*pieces([12, 11], job="1"), *pieces([12, 12.1], job="2"))
-    assert ettr(two, node_fails(two))["job"].to_list() == ["2"]
-    assert len(ettr(two, node_fails(two), least_s=0)) == 2
+    assert measured_ettr(two, node_fails(two))["job"].to_list() == ["2"]
+    assert len(measured_ettr(two, node_fails(two), least_s=0)) == 2
 
 
 def test_top_priority_is_a_choice() -> None:
@@ -74,8 +80,8 @@ def test_top_priority_is_a_choice() -> None:
         *pieces([30], job="4", qos="low", priority=2),
     )
     assert top_qos(some) == "high"
-    assert ettr(some, failed(), qos=["high"])["job"].to_list() == ["1"]
-    assert sorted(ettr(some, failed(), priority_min=50)["job"].to_list()) == ["1", "3"]
+    assert measured_ettr(some, failed(), qos=["high"])["job"].to_list() == ["1"]
+    assert sorted(measured_ettr(some, failed(), priority_min=50)["job"].to_list()) == ["1", "3"]
     assert top_qos(of()) is None
 
 
@@ -84,8 +90,8 @@ def test_runs_across_ids() -> None:
         attempt("7", 0, 20, state="NODE_FAIL"),
         attempt("8", 20.5, 40, eligible_h=20.25),
     )
-    assert len(ettr(again, node_fails(again))) == 0
-    (run,) = ettr(again, node_fails(again), across_s=3600).iter_rows(named=True)
+    assert len(measured_ettr(again, node_fails(again))) == 0
+    (run,) = measured_ettr(again, node_fails(again), across_s=3600).iter_rows(named=True)
     assert (run["attempts"], run["wait_s"]) == (2, 900)
 
 
@@ -99,7 +105,7 @@ def test_measured_and_exact_agree_on_long_runs() -> None:
         hours = (rng.exponential(mtbf_s, 200) / 3600).tolist()
         made += pieces(hours, wait_h=queue_s / 3600, job=str(job), nodes=nodes, gpus=1024)
     some = of(*made)
-    (row,) = by_size(ettr(some, node_fails(some)), RATE).iter_rows(named=True)
+    (row,) = ettr_by_size(measured_ettr(some, node_fails(some)), RATE).iter_rows(named=True)
     assert (row["bucket"], row["runs"], row["nodes"]) == (1024, 40, 128)
     truth = exact(3600, mtbf_s, init_s=300, queue_s=queue_s)
     assert row["exact"] == pytest.approx(truth)
@@ -111,7 +117,7 @@ def test_measured_and_exact_agree_on_long_runs() -> None:
 
 def test_no_interval_of_one_run() -> None:
     one = run_of([30])
-    (row,) = by_size(ettr(one, failed()), 0.0).iter_rows(named=True)
+    (row,) = ettr_by_size(measured_ettr(one, failed()), 0.0).iter_rows(named=True)
     assert row["low"] is None and row["high"] is None
     assert row["mtbf_s"] == math.inf
     assert row["exact"] == 1 and row["expected"] == pytest.approx(row["ettr"])
@@ -119,15 +125,15 @@ def test_no_interval_of_one_run() -> None:
 
 def test_all_runs_together() -> None:
     some = of(*pieces([30], job="1"), *pieces([15, 15], job="2", gpus=64))
-    runs = ettr(some, node_fails(some))
-    (row,) = overall(runs, RATE).iter_rows(named=True)
+    runs = measured_ettr(some, node_fails(some))
+    (row,) = overall_ettr(runs, RATE).iter_rows(named=True)
     assert row["runs"] == 2 and row["ettr"] == pytest.approx(runs["ettr"].mean())
-    assert len(by_size(runs, RATE)) == 2
+    assert len(ettr_by_size(runs, RATE)) == 2
 
 
 def test_empty_windows_have_no_rows() -> None:
-    empty = ettr(of(), failed())
-    assert len(by_size(empty, RATE)) == 0 and len(overall(empty, RATE)) == 0
+    empty = measured_ettr(of(), failed())
+    assert len(ettr_by_size(empty, RATE)) == 0 and len(overall_ettr(empty, RATE)) == 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,7 @@ def test_empty_windows_have_no_rows() -> None:
 )
 def test_impossible_assumptions_are_refused(given_: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        ettr(of(), failed(), **given_)
+        measured_ettr(of(), failed(), **given_)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,9 @@ def test_a_share_and_never_below_what_was_kept(
     hours: list[float], interval_s: float, init_s: float
 ) -> None:
     broken = run_of(hours, wait_h=0.5)
-    found = ettr(broken, node_fails(broken), interval_s=interval_s, init_s=init_s, least_s=0)
+    found = measured_ettr(
+        broken, node_fails(broken), interval_s=interval_s, init_s=init_s, least_s=0
+    )
     for run in found.iter_rows(named=True):
         assert -1e-9 <= run["ettr_kept"] <= run["ettr"] + 1e-9 <= 1 + 2e-9
         caught_up = all(

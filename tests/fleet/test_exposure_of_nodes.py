@@ -11,17 +11,20 @@ from tests.fleet.attempts import at_ns, attempt, of, put
 from tests.fleet.jobs_of import T0, cluster, finding, job
 
 from outlast.cli.main import main
-from outlast.fleet.attribution import attribute
-from outlast.fleet.daily import jobs_by_day
-from outlast.fleet.exposure import attempts, gpus_per_node
-from outlast.fleet.job_runs import node_fails
-from outlast.fleet.lake import Lake
-from outlast.fleet.lemons import lemons
-from outlast.fleet.mttf import failure_rate, mttf
-from outlast.fleet.outages import by_symptom, outage_rate, repair_time
-from outlast.fleet.outsized_jobs import dominant
-from outlast.fleet.present import notes, present
-from outlast.fleet.window import window
+from outlast.fleet.analysis.exposure import (
+    attempts,
+    dominant_attempts,
+    gpus_per_node,
+    job_node_days,
+)
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.failure_rates import failure_rate, mttf
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.lemons import rank_lemons
+from outlast.fleet.analysis.node_inventory import inventory_notes, node_inventory
+from outlast.fleet.analysis.outages import outage_rate, outages_by_symptom, repair_time
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import NodeSeen, Outage
 
 
@@ -45,7 +48,7 @@ def test_one_over_n_is_projected_for_nodes_of_any_size(each: int) -> None:
     ]
     found = cluster(*jobs)  # type: ignore[arg-type]
     assert gpus_per_node(found) == (each, "jobs")
-    (projected,) = mttf(found, attribute(found), above_gpus=64)["projected_h"].to_list()
+    (projected,) = mttf(found, attribute_failures(found), above_gpus=64)["projected_h"].to_list()
     assert projected == pytest.approx(48 * 100 / 20)
 
 
@@ -62,7 +65,7 @@ def test_jobs_with_a_gpu_each_share_their_node() -> None:
     """A 1-GPU job counted as a whole node: 308 node-days a day on 301 nodes."""
     small = [job(f"s{n}", end=24, hours=24, gpus=1, hosts="n1") for n in range(8)]
     found = cluster(*small, _whole("big", 4, 8), days=2)  # type: ignore[arg-type]
-    assert jobs_by_day(found)["node_days"].to_list() == pytest.approx([5.0, 4.0])
+    assert job_node_days(found)["node_days"].to_list() == pytest.approx([5.0, 4.0])
     assert attempts(found).collect()["node_days"].sum() == pytest.approx(9.0)
 
 
@@ -87,7 +90,7 @@ def test_nodes_that_ran_jobs_are_there_though_nothing_happened_to_them() -> None
     ran = [attempt(str(n), 0, 24 * 28, nodes=50, gpus=400, hosts="n[001-050]") for n in range(2)]
     away = [_outage("n007", at=24 * day) for day in range(1, 9)]
     made = of(*ran, *away)
-    assert len(present(made)) == 50 and not notes(made)
+    assert len(node_inventory(made)) == 50 and not inventory_notes(made)
     assert outage_rate(made).per_1000_node_days == pytest.approx(1000 * 8 / (50 * 28), rel=0.01)
 
 
@@ -96,18 +99,18 @@ def test_gaps_of_a_numbering_are_nodes_that_had_nothing() -> None:
     away = [_outage(f"n{n:03d}") for n in named]
     away += [_outage("n007", at=24 * day) for day in range(2, 14)]
     made = of(*away)
-    assert len(present(made)) == 60
-    (note,) = notes(made)
+    assert len(node_inventory(made)) == 60
+    (note,) = inventory_notes(made)
     assert "no log lists the nodes: 31 nodes named" in note and "29 in the gaps" in note
-    ranking = lemons(made, node_fails(made), by="outages")
+    ranking = rank_lemons(made, node_fails(made), by="outages")
     assert len(ranking) == 60
     assert ranking.filter("lemon")["node"].to_list() == ["n007"]
 
 
 def test_sparse_numbers_are_no_list_and_it_is_said() -> None:
     made = of(*(_outage(f"r{n}") for n in (101, 3507, 9932)))
-    assert len(present(made)) == 3
-    (note,) = notes(made)
+    assert len(node_inventory(made)) == 3
+    (note,) = inventory_notes(made)
     assert "rates are too high and lemons are missed" in note and "gaps" not in note
 
 
@@ -132,18 +135,18 @@ def test_one_damaged_record_moves_no_rate(
     out = " ".join(capsys.readouterr().out.split())
     assert "2 more nodes or GPUs than any cluster has" in out or "damaged record" in out
     said: list[str] = []
-    found = window(Lake.open(tmp_path / "lake"), "2024-05-17", notes=said)
+    found = load_window(Lake.open(tmp_path / "lake"), "2024-05-17", notes=said)
     assert any("1 job left out" in one and "150,000" in one for one in said)
-    rate = failure_rate(found, attribute(found))
+    rate = failure_rate(found, attribute_failures(found))
     assert rate.attempts == 21
     assert rate.per_1000_node_days == pytest.approx(1000 * 5 / (21 * 32 / 24))
 
 
 def test_one_job_on_which_all_rates_rest_is_named() -> None:
     many = [job(str(n), end=48, hours=48, hosts=f"n{n}") for n in range(20)]
-    assert not dominant(cluster(*many))
+    assert not dominant_attempts(cluster(*many))
     large = job("77", end=48, hours=48, nodes=400, gpus=3200, hosts="x[1-400]")
-    (note,) = dominant(cluster(*many, large))
+    (note,) = dominant_attempts(cluster(*many, large))
     assert "job 77 alone holds 95 % of all node-days" in note
 
 
@@ -158,8 +161,8 @@ def test_a_node_in_two_spellings_is_one(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     said: list[str] = []
-    found = window(Lake.open(tmp_path / "lake"), notes=said)
-    assert attribute(found).failures["job"].to_list() == ["1"]
+    found = load_window(Lake.open(tmp_path / "lake"), notes=said)
+    assert attribute_failures(found).failures["job"].to_list() == ["1"]
     names = set(found.findings.collect()["node"])
     assert names == {"n1", "n2.a.org", "n2.b.org", "n3.b.org", "10.0.0.1"}
     assert any("2 names of nodes could be several (n2.a.org)" in one for one in said)
@@ -173,4 +176,4 @@ def test_an_outage_that_ends_before_it_begins_is_no_repair_time() -> None:
                    detail="")  # fmt: skip
     made = of(*(_outage(f"n{n}", hours=2) for n in range(4)), wrong)
     assert repair_time(made).mean_s == pytest.approx(7200)
-    assert by_symptom(made)["median_h"].to_list() == [2.0]
+    assert outages_by_symptom(made)["median_h"].to_list() == [2.0]

@@ -10,9 +10,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import UsageError
-from outlast.fleet import faults
-from outlast.fleet.lake import Lake
-from outlast.fleet.tables import DAY_NS
+from outlast.fleet.formats import outage_logs
+from outlast.fleet.record_tables import DAY_NS
+from outlast.fleet.store.lake import Lake
 
 EPOCH_NS = 19_812 * DAY_NS  # 2024-03-30
 GPU = {"Level": "Hardware Failure", "Class": "GPU", "Desc": "GPU Lost"}
@@ -36,7 +36,9 @@ def test_ends_belong_to_the_first_start_of_their_kind(tmp_path: Path) -> None:
         event("a", 3, "start"), event("a", 4, "end"), event("b", 5, "end"), event("a", 6, "end"),
         event("a", 5.5, "start", NIC), {"node_id": "c"}, event("", 7, "start"),
     )  # fmt: skip
-    reading = faults.read(path, faults.Cluster(EPOCH_NS, "c", nodes=4, gpus_per_node=8))
+    reading = outage_logs.read_fault_trace(
+        path, outage_logs.TracedCluster(EPOCH_NS, "c", nodes=4, gpus_per_node=8)
+    )
     part = reading.whole()
     outages = part.tables["outages"].sort("t_ns")
     days = [(t - EPOCH_NS) / DAY_NS for t in outages["t_ns"]]
@@ -67,7 +69,7 @@ def test_numbers_that_no_cluster_has_are_refused(
 def test_more_nodes_than_the_cluster_has_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", event("a", 1, "start"), event("b", 2, "start"))
     with pytest.raises(UsageError, match="alone has faults of 2"):
-        faults.read(path, faults.Cluster(EPOCH_NS, nodes=1)).whole()
+        outage_logs.read_fault_trace(path, outage_logs.TracedCluster(EPOCH_NS, nodes=1)).whole()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_more_nodes_than_the_cluster_has_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_words_say_the_symptom(klass: str, said: str, symptom: str) -> None:
-    assert faults.symptom_of(faults.Kind("Hardware Failure", klass, said)) == symptom
+    assert outage_logs.symptom_of(outage_logs.FaultKind("Hardware Failure", klass, said)) == symptom
 
 
 def test_the_command_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,16 +17,16 @@ from tests.fleet.poisson_jobs import poisson_jobs
 from outlast.atomic_files import write_new
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
-from outlast.fleet import synth
-from outlast.fleet.fit import Cause, Fit, fit
-from outlast.fleet.intervals import share
-from outlast.fleet.lake import Lake
-from outlast.fleet.rates_file import Source, text
-from outlast.fleet.window import moment, window
+from outlast.fleet.analysis.confidence_intervals import estimate_share
+from outlast.fleet.analysis.fitted_rates import CauseShare, FittedRates, fit_rates
+from outlast.fleet.analysis.rates_file import RatesSource, format_rates
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window, parse_flag_time
+from outlast.fleet.synth import synthetic_cluster
 from outlast.log_records import NodeSeen, Outage
-from outlast.plan.scenario import scenario_of
+from outlast.plan.model.scenario import scenario_of
 
-SOURCE = Source('a "lake"\x7f', "d1")
+SOURCE = RatesSource('a "lake"\x7f', "d1")
 
 
 def outage(node: str, *, at: float, hours: float | None) -> Outage:
@@ -40,11 +40,11 @@ def large(name: str, **more: object):
 
 
 def test_a_plan_takes_what_was_measured_on_a_synthetic_cluster(tmp_path: Path) -> None:
-    tables, truth = synth.cluster("rsc1", 14, seed=3, nodes=512)
-    found = fit(tables)
+    tables, truth = synthetic_cluster.make_cluster("rsc1", 14, seed=3, nodes=512)
+    found = fit_rates(tables)
     assert found.rate.basis == "jobs above 128 GPUs" and found.rate.failures >= 10
     path = tmp_path / "rates.toml"
-    write_new(path, text(found, SOURCE))
+    write_new(path, format_rates(found, SOURCE))
     told = scenario_of({"gpus": "1024", "rates": str(path)})
     assert told.failures.name == SOURCE.lake
     assert told.failures.per_gpu_s == pytest.approx(
@@ -60,7 +60,7 @@ def test_a_plan_takes_what_was_measured_on_a_synthetic_cluster(tmp_path: Path) -
 
 def test_what_failures_took_follows_from_outages() -> None:
     """Three failures: of one node that went away, of one that did not, of half of all nodes."""
-    found = fit(
+    found = fit_rates(
         cluster(
             large("1", end=24, hours=24, state="NODE_FAIL", failed_node="n1"),
             large("2", end=48, hours=24, state="NODE_FAIL", failed_node="n2"),
@@ -81,13 +81,13 @@ def test_without_jobs_the_rate_is_of_outages() -> None:
         NodeSeen(t_ns=T0, cluster="c", node=f"n{nth}", kind="", gpus=4, rack="", pod="")
         for nth in range(20)
     ]
-    found = fit(cluster(*nodes, *(outage(f"n{nth}", at=nth, hours=6) for nth in range(4))))
+    found = fit_rates(cluster(*nodes, *(outage(f"n{nth}", at=nth, hours=6) for nth in range(4))))
     assert (found.rate.basis, found.rate.failures, found.node_gpus) == ("outages", 4, 4)
     assert found.rate.node_days == pytest.approx(200 - 1)
     assert found.rate.per_gpu_second == pytest.approx(4 / 199 / 4 / 86_400)
     assert "transient" not in found.scenario and "queue" not in found.measured
-    assert found.causes == [Cause("other", 4, 1.0)]
-    provenance = tomllib.loads(text(found, SOURCE))["provenance"]
+    assert found.causes == [CauseShare("other", 4, 1.0)]
+    provenance = tomllib.loads(format_rates(found, SOURCE))["provenance"]
     assert provenance["failure"] == "an outage that began, as no job failed"
 
 
@@ -98,13 +98,13 @@ def test_without_jobs_lemons_are_told_by_outages() -> None:
         for nth in range(20)
     ]
     bad = [outage("n1", at=10 * nth, hours=1) for nth in range(8)]
-    found = fit(cluster(*nodes, *bad, outage("n2", at=5, hours=1)))
+    found = fit_rates(cluster(*nodes, *bad, outage("n2", at=5, hours=1)))
     assert found.measured["lemons"].count == 1 and found.scenario["lemons"] == 0.05
     assert found.measured["lemon-factor"].value > 10
 
 
 def test_no_failure_at_all_is_half_of_one() -> None:
-    found = fit(poisson_jobs(2, per_1000_node_days=1e-6, jobs=100))
+    found = fit_rates(poisson_jobs(2, per_1000_node_days=1e-6, jobs=100))
     assert (found.rate.failures, found.rate.weight_failures) == (0, 0.5)
     assert found.rate.per_gpu_second == pytest.approx(0.5 / found.rate.node_days / 8 / 86_400)
     assert found.rate.low_per_gpu_second < found.rate.per_gpu_second
@@ -113,22 +113,22 @@ def test_no_failure_at_all_is_half_of_one() -> None:
 
 def test_nothing_is_nothing_to_measure() -> None:
     with pytest.raises(LakeError, match="nothing to measure"):
-        fit(cluster())
+        fit_rates(cluster())
     with pytest.raises(LakeError, match="nothing to measure"):
-        fit(cluster(job(gpus=0), finding()))
+        fit_rates(cluster(job(gpus=0), finding()))
 
 
 @cache
-def one_outage() -> Fit:
-    return fit(cluster(job("1", hours=30, end=60), outage("n1", at=2, hours=1)))
+def one_outage() -> FittedRates:
+    return fit_rates(cluster(job("1", hours=30, end=60), outage("n1", at=2, hours=1)))
 
 
 @settings(max_examples=25)
 @given(st.text(st.characters(exclude_characters="/\0"), max_size=20))
 def test_whatever_a_lake_is_called_its_file_can_be_read(name: str) -> None:
-    odd = Cause(name, 1, 1.0)
+    odd = CauseShare(name, 1, 1.0)
     told = msgspec.structs.replace(one_outage(), causes=[odd], notes=[name])
-    read = tomllib.loads(text(told, Source(f"dir/{name}\udcff", "d")))
+    read = tomllib.loads(format_rates(told, RatesSource(f"dir/{name}\udcff", "d")))
     printed = name.encode(errors="replace").decode()
     assert read["name"] == f"{printed}?" and read["causes"] == {printed: 1.0}
     assert read["provenance"]["notes"] == printed
@@ -136,16 +136,16 @@ def test_whatever_a_lake_is_called_its_file_can_be_read(name: str) -> None:
 
 
 def test_a_share_is_never_certain() -> None:
-    assert share(0, 9) == (0.05, 0.0, pytest.approx(0.231, abs=1e-3))
-    assert share(9, 9).value < 1 and share(9, 9).high == pytest.approx(1)
+    assert estimate_share(0, 9) == (0.05, 0.0, pytest.approx(0.231, abs=1e-3))
+    assert estimate_share(9, 9).value < 1 and estimate_share(9, 9).high == pytest.approx(1)
 
 
 def test_times_of_a_window() -> None:
-    assert moment("--since", "2024-05-01") == 1_714_521_600 * 10**9
-    assert moment("--since", "2024-05-01T02:00+02:00") == 1_714_521_600 * 10**9
+    assert parse_flag_time("--since", "2024-05-01") == 1_714_521_600 * 10**9
+    assert parse_flag_time("--since", "2024-05-01T02:00+02:00") == 1_714_521_600 * 10**9
     for text_ in ("yesterday", "2024-13-01", ""):
         with pytest.raises(UsageError, match=f"--since {text_}"):
-            moment("--since", text_)
+            parse_flag_time("--since", text_)
 
 
 SACCT = "JobID|User|JobName|State|Submit|Start|End|NNodes|NodeList|AllocTRES\n" + "".join(
@@ -196,7 +196,7 @@ def test_what_a_site_would_have_says_the_same_as_the_tables_behind_it(
     capsys.readouterr()
     assert main(["fleet", "fit", str(lake), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    direct = fit(synth.cluster("rsc1", 8, seed=1, nodes=256)[0])
+    direct = fit_rates(synthetic_cluster.make_cluster("rsc1", 8, seed=1, nodes=256)[0])
     assert told["rate"]["failures"] == direct.rate.failures > 0
     assert told["rate"]["node_days"] == pytest.approx(direct.rate.node_days, rel=1e-3)
     assert told["causes"] == msgspec.to_builtins(direct.causes)
@@ -205,17 +205,17 @@ def test_what_a_site_would_have_says_the_same_as_the_tables_behind_it(
 
 def test_a_window_counts_jobs_that_end_after_it(lake: Path) -> None:
     opened = Lake.open(lake)
-    whole = fit(window(opened))
+    whole = fit_rates(load_window(opened))
     assert whole.until_ns - whole.since_ns == 2 * DAY_NS + 1  # from the first end to the last
-    half = fit(window(opened, "2024-05-02", "2024-05-03T10:00"))
+    half = fit_rates(load_window(opened, "2024-05-02", "2024-05-03T10:00"))
     assert half.rate.failures == 1
     assert half.rate.node_days == pytest.approx(32 * 30 / 24)
-    first = window(opened, "2024-05-01", "2024-05-02")  # nothing of the second day began in it
+    first = load_window(opened, "2024-05-01", "2024-05-02")  # nothing of the second day began in it
     assert first.jobs.collect()["state"].to_list() == ["COMPLETED"]
     with pytest.raises(LakeError, match="has nothing from"):
-        window(opened, "2020-01-01", "2020-02-01")
+        load_window(opened, "2020-01-01", "2020-02-01")
     with pytest.raises(UsageError, match="is not before"):
-        window(opened, "2024-05-03", "2024-05-02")
+        load_window(opened, "2024-05-03", "2024-05-02")
 
 
 def test_a_trace_of_faults_counts_from_its_day_0(

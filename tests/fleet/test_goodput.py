@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.goodput import begun_again, by_size, lost, summary
-from outlast.fleet.instigators import instigated
-from outlast.fleet.job_runs import node_fails
+from outlast.fleet.analysis.jobs.goodput_loss import (
+    loss_by_size,
+    lost_goodput,
+    restarted_attempts,
+    total_loss,
+)
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.jobs.preemption_cascades import preemption_cascades
 from outlast.log_records import JobEnded
 
 BIG: dict[str, Any] = {"nodes": 4, "gpus": 32, "hosts": "n[1-4]", "priority": 100}
@@ -34,25 +39,25 @@ def victim(job: str, end_h: float = 10.08, **more: Any) -> JobEnded:
 
 def test_either_order_by_hand() -> None:
     made = of(*cascade(victim("a"), victim("b", hosts="n[2-3]", nodes=2, gpus=16)))
-    found = lost(made, node_fails(made))
+    found = lost_goodput(made, node_fails(made))
     assert found.select("job", "order", "by_job", "by_attempt", "lost_gpu_s").rows() == [
         ("big", 1, None, None, 1800 * 32),
         ("a", 2, "big", 1, 1800 * 8),
         ("b", 2, "big", 1, 1800 * 16),
     ]
-    total = summary(made, found)
+    total = total_loss(made, found)
     assert (total.first_gpu_s, total.second_gpu_s) == (1800 * 32, 1800 * 24)
     assert total.second_share == pytest.approx(24 / 56)
     assert total.held_gpu_s == pytest.approx(3600 * (32 * 19.9 + 24 * 6.08))
-    table = by_size(found)
+    table = loss_by_size(found)
     assert table["bucket"].to_list() == [8, 16, 32]
     assert table["share"].to_list() == pytest.approx([8 / 56, 16 / 56, 32 / 56])
 
 
 def test_short_attempts_lose_what_they_held() -> None:
     made = of(attempt("1", 0, 0.25, state="NODE_FAIL"), attempt("2", None, 1, state="NODE_FAIL"))
-    assert lost(made, node_fails(made))["lost_gpu_s"].to_list() == [0.25 * 3600 * 8, 0]
-    with_more = lost(made, node_fails(made), interval_s=360)
+    assert lost_goodput(made, node_fails(made))["lost_gpu_s"].to_list() == [0.25 * 3600 * 8, 0]
+    with_more = lost_goodput(made, node_fails(made), interval_s=360)
     assert with_more["lost_gpu_s"].to_list() == [180 * 8, 0]
 
 
@@ -70,32 +75,34 @@ def test_short_attempts_lose_what_they_held() -> None:
 )
 def test_what_another_cause_ended_is_not_charged(other: JobEnded) -> None:
     made = of(*cascade(other))
-    assert lost(made, node_fails(made))["job"].to_list() == ["big"]
+    assert lost_goodput(made, node_fails(made))["job"].to_list() == ["big"]
 
 
 def test_a_job_that_was_new_is_its_own_instigator() -> None:
     """Who takes the most of the nodes has instigated it, even if a requeued job took some."""
     new = attempt("new", 10.1, 20, priority=50, nodes=4, gpus=32, hosts="n[5-8]")
     made = of(*cascade(victim("a", hosts="n[4-8]", nodes=5, gpus=40), new))
-    assert lost(made, node_fails(made))["job"].to_list() == ["big"]
+    assert lost_goodput(made, node_fails(made))["job"].to_list() == ["big"]
 
 
 def test_ties_go_to_the_nearest_then_the_highest() -> None:
     near = attempt("near", 10.09, 20, priority=5, hosts="n1")
     made = of(*cascade(victim("a"), near))
-    assert "a" not in lost(made, node_fails(made))["job"].to_list()
+    assert "a" not in lost_goodput(made, node_fails(made))["job"].to_list()
     tied = attempt("low", 10.1, 20, priority=5, hosts="n1")
     made = of(*cascade(victim("a"), tied))
-    assert "a" in lost(made, node_fails(made))["job"].to_list()
+    assert "a" in lost_goodput(made, node_fails(made))["job"].to_list()
 
 
 def test_a_qos_can_rank_above_a_priority() -> None:
     made = of(*cascade(victim("a", priority=1000, qos="low")))
     rank = {"low": 0, "high": 1}
-    assert len(lost(made, node_fails(made))) == 1
-    assert len(lost(made, node_fails(made), qos_rank=rank)) == 2
-    assert len(lost(made, node_fails(made), qos_rank={"low": 1, "high": 0})) == 1
-    assert len(lost(made, node_fails(made), qos_rank={"low": 0})) == 1  # "high" is not ranked
+    assert len(lost_goodput(made, node_fails(made))) == 1
+    assert len(lost_goodput(made, node_fails(made), qos_rank=rank)) == 2
+    assert len(lost_goodput(made, node_fails(made), qos_rank={"low": 1, "high": 0})) == 1
+    assert (
+        len(lost_goodput(made, node_fails(made), qos_rank={"low": 0})) == 1
+    )  # "high" is not ranked
 
 
 def test_without_priorities_nobody_is_excluded() -> None:
@@ -104,7 +111,7 @@ def test_without_priorities_nobody_is_excluded() -> None:
         attempt("big", 10.1, 20, attempt=1, hosts="n1", priority=0),
         victim("a", priority=0),
     )
-    assert len(lost(made, node_fails(made))) == 2
+    assert len(lost_goodput(made, node_fails(made))) == 2
 
 
 def test_the_next_start_counts_even_after_one_that_never_was() -> None:
@@ -115,23 +122,23 @@ def test_the_next_start_counts_even_after_one_that_never_was() -> None:
         attempt("well", 0, 1, state="REQUEUED"),
         attempt("well", 1, 2, attempt=1),
     )
-    again = begun_again(made, failed(("big", 0))).collect()
+    again = restarted_attempts(made, failed(("big", 0))).collect()
     assert again.rows() == [("c", "big", 2)]
 
 
 def test_nothing_lost_has_no_share() -> None:
     empty = of(attempt("1", 0, 1))
-    found = lost(empty, failed())
-    assert len(found) == 0 and len(by_size(found)) == 0
-    assert summary(empty, found).second_share is None
-    assert summary(of(), lost(of(), failed())).held_gpu_s == 0
+    found = lost_goodput(empty, failed())
+    assert len(found) == 0 and len(loss_by_size(found)) == 0
+    assert total_loss(empty, found).second_share is None
+    assert total_loss(of(), lost_goodput(of(), failed())).held_gpu_s == 0
 
 
 def test_impossible_windows_are_refused() -> None:
     with pytest.raises(UsageError, match="before_s"):
-        lost(of(), failed(), before_s=-1)
+        lost_goodput(of(), failed(), before_s=-1)
     with pytest.raises(UsageError, match="interval_s"):
-        lost(of(), failed(), interval_s=0)
+        lost_goodput(of(), failed(), interval_s=0)
 
 
 @settings(max_examples=25)
@@ -165,5 +172,5 @@ def test_the_best_of_all_pairs(
         ]
         if fit and min(fit)[3] in ours:
             expected[v.job] = min(fit)[3]
-    found = instigated(of(*begun, *gone), failed(*((job, 0) for job in ours)))
+    found = preemption_cascades(of(*begun, *gone), failed(*((job, 0) for job in ours)))
     assert dict(found.select("job", "by_job").iter_rows()) == expected

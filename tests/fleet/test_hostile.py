@@ -12,9 +12,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import LakeError
-from outlast.fleet import ingest as ingesting
-from outlast.fleet import sources
-from outlast.fleet.lake import Lake
+from outlast.fleet.formats import log_reading
+from outlast.fleet.store import ingestion as ingesting
+from outlast.fleet.store.lake import Lake
 
 HEADER = "JobID|State|JobName|Start|End\n"
 ROW = "1|COMPLETED|train|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
@@ -53,7 +53,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_bomb_is_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(sources, "UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(log_reading, "UNPACKED_BYTES", 1 << 20)
     nothing = b"\n" * (8 << 20) if text != KERNEL else (b" " * 4095 + b"\n") * 2048
     bomb = log(tmp_path, gzip.compress(text.encode() + nothing))
     assert "unpacks to over 200 times" in refused(capsys, tmp_path, bomb)
@@ -138,19 +138,19 @@ def test_a_delimiter_that_is_none(
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LINE_CHARS_MAX", 10)
+    monkeypatch.setattr(log_reading, "LINE_CHARS_MAX", 10)
     (tmp_path / "log").write_text("short\n" + "x" * 95 + "\n" + "y" * 10 + "\n123456789\nlast")
     with (tmp_path / "log").open() as file:
-        found = list(sources.lines(file))
+        found = list(log_reading.bounded_lines(file))
     assert found == ["short\n", "x" * 10, "y" * 10, "123456789\n", "last"]
 
 
 def test_what_is_larger_than_any_list_is_only_counted() -> None:
     from outlast.errors import UsageError
-    from outlast.fleet import hosts
+    from outlast.fleet import host_lists
 
     for text in ("a[1-200000]" * 1000, "a" + "[0-999999999999]" * 1000, "a[1-200000],b[1-200000]"):
-        for how in (hosts.count, hosts.expand):
+        for how in (host_lists.count, host_lists.expand):
             with pytest.raises(UsageError, match="over 262,144 hosts"):
                 how(text)
 

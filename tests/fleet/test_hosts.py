@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.fleet import hosts
+from outlast.fleet import host_lists
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ from outlast.fleet import hosts
     ],
 )  # fmt: skip
 def test_expands(text: str, names: list[str]) -> None:
-    assert hosts.expand(text) == names
-    assert hosts.count(text) == len(names)
+    assert host_lists.expand(text) == names
+    assert host_lists.count(text) == len(names)
     assert _by_columns([text]) == {(text, name) for name in names}
-    assert hosts.sizes(pl.Series([text])).to_list() == [len(names)]
+    assert host_lists.count_hosts(pl.Series([text])).to_list() == [len(names)]
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_expands(text: str, names: list[str]) -> None:
 )  # fmt: skip
 def test_refuses_what_is_no_list(text: str) -> None:
     with pytest.raises(UsageError, match="is no host list"):
-        hosts.expand(text)
+        host_lists.expand(text)
     with pytest.raises(UsageError, match="is no host list"):
-        hosts.count(text)
+        host_lists.count(text)
     with pytest.raises(UsageError, match="is no host list"):
-        hosts.named(pl.Series([text]))
-    assert hosts.sizes(pl.Series(["a", text, "", text])).to_list() == [1, None, 0, None]
+        host_lists.expand_distinct(pl.Series([text]))
+    assert host_lists.count_hosts(pl.Series(["a", text, "", text])).to_list() == [1, None, 0, None]
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,14 @@ def test_refuses_what_is_no_list(text: str) -> None:
     ],
 )
 def test_refuses_more_hosts_than_any_cluster_has(text: str) -> None:
-    for asked in (hosts.expand, hosts.count, lambda one: hosts.named(pl.Series([one]))):
+    for asked in (
+        host_lists.expand,
+        host_lists.count,
+        lambda one: host_lists.expand_distinct(pl.Series([one])),
+    ):
         with pytest.raises(UsageError, match="over 262,144 hosts"):
             asked(text)
-    assert hosts.sizes(pl.Series([text])).to_list() == [None]
+    assert host_lists.count_hosts(pl.Series([text])).to_list() == [None]
 
 
 names = st.from_regex(r"[a-z]([a-z0-9.-]{0,4}[a-z-])?[0-9]{0,3}", fullmatch=True)
@@ -72,19 +76,19 @@ names = st.from_regex(r"[a-z]([a-z0-9.-]{0,4}[a-z-])?[0-9]{0,3}", fullmatch=True
 @settings(max_examples=60)
 @given(st.sets(names, max_size=30))
 def test_compressing_is_undone_by_expanding(found: set[str]) -> None:
-    text = hosts.compress(found)
-    assert sorted(hosts.expand(text)) == sorted(found)
-    assert hosts.count(text) == len(found)
-    assert hosts.compress(hosts.expand(text)) == text
+    text = host_lists.compress(found)
+    assert sorted(host_lists.expand(text)) == sorted(found)
+    assert host_lists.count(text) == len(found)
+    assert host_lists.compress(host_lists.expand(text)) == text
 
 
 def test_compresses_as_slurm_writes() -> None:
     names = [f"node{n:04d}" for n in (*range(201, 273), 281)] + ["gpu", "n9", "n10"]
-    assert hosts.compress(names) == "gpu,n[9-10],node[0201-0272,0281]"
-    assert hosts.compress(["n7"]) == "n7"
-    assert hosts.compress(["n09", "n10", "n010"]) == "n[09-10],n010"
+    assert host_lists.compress(names) == "gpu,n[9-10],node[0201-0272,0281]"
+    assert host_lists.compress(["n7"]) == "n7"
+    assert host_lists.compress(["n09", "n10", "n010"]) == "n[09-10],n010"
     with pytest.raises(UsageError, match="no name of a host"):
-        hosts.compress(["a,b"])
+        host_lists.compress(["a,b"])
 
 
 ranges = st.builds(
@@ -101,20 +105,20 @@ items = st.builds(
 @settings(max_examples=20)
 @given(st.lists(st.lists(items, min_size=1, max_size=4).map(",".join), max_size=6))
 def test_columns_say_what_single_lists_say(lists: list[str]) -> None:
-    told = {(text, name) for text in lists for name in hosts.expand(text)}
+    told = {(text, name) for text in lists for name in host_lists.expand(text)}
     assert _by_columns(lists) == told
     for text in lists:
-        assert hosts.count(text) == len(hosts.expand(text))
+        assert host_lists.count(text) == len(host_lists.expand(text))
 
 
 def test_every_job_is_joined_with_its_nodes() -> None:
     jobs = pl.LazyFrame({"job": ["1", "2", "3", "4"], "hosts": ["n[1-2]", "", "n[1-2]", "m"]})
-    rows = hosts.expanded(jobs).select("job", "node").collect().sort("job", "node").rows()
+    rows = host_lists.explode_hosts(jobs).select("job", "node").collect().sort("job", "node").rows()
     assert rows == [("1", "n1"), ("1", "n2"), ("3", "n1"), ("3", "n2"), ("4", "m")]
 
 
 def _by_columns(lists: list[str]) -> set[tuple[str, str]]:
     jobs = pl.LazyFrame({"hosts": lists}, schema={"hosts": pl.String})
-    table = hosts.expanded(jobs).collect()
-    assert table.height == sum(hosts.count(text) for text in lists)
+    table = host_lists.explode_hosts(jobs).collect()
+    assert table.height == sum(host_lists.count(text) for text in lists)
     return set(table.select("hosts", "node").rows())

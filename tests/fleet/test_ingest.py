@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 from outlast.cli.main import main
-from outlast.fleet import ingest as ingesting
-from outlast.fleet.formats import Asked
-from outlast.fleet.lake import Lake
-from outlast.fleet.writing import READING
+from outlast.fleet.formats.format_detection import LogOptions
+from outlast.fleet.store import ingestion as ingesting
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_writer import READING
 
 HEADER = "JobID|JobName|User|State|Start|End|NNodes|NodeList|AllocTRES|Submit\n"
 SEL = "   1 | 05/17/2024 | 10:00:00 | Processor #0x01 | IERR | Asserted\n"
@@ -187,7 +187,7 @@ def test_a_log_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
                 file.write(row("2", "COMPLETED", "2024-05-17T10:00:00"))
 
     with pytest.raises(ingesting.SourceError, match="changed while it was read"):
-        ingesting.ingest(tmp_path / "lake", [log], Asked(), on_progress=grow)
+        ingesting.ingest(tmp_path / "lake", [log], LogOptions(), on_progress=grow)
     assert not (tmp_path / "lake").exists()
 
 
@@ -256,9 +256,9 @@ def test_a_synthetic_cluster_comes_back(tmp_path: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     logs = [synth / "sacct.txt", synth / "health.jsonl", *synth.glob("*.csv")]
     assert summary(capsys, lake, *logs)["odd"] == []
-    from outlast.fleet.synth import cluster
+    from outlast.fleet.synth.synthetic_cluster import make_cluster
 
-    expected, _ = cluster("rsc1", 2, nodes=32, seed=3)
+    expected, _ = make_cluster("rsc1", 2, nodes=32, seed=3)
     found = Lake.open(lake).tables()
     for name in ("nodes", "repairs", "outages", "checks"):
         ours, theirs = getattr(found, name).collect(), getattr(expected, name).collect()

@@ -9,9 +9,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
-from outlast.fleet.lake import Lake
-from outlast.fleet.tables import DAY_NS
-from outlast.fleet.window import window
+from outlast.fleet.record_tables import DAY_NS
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
 
 HEADER = "JobID|JobName|State|Start|End\n"
 
@@ -122,9 +122,9 @@ def test_one_wrong_year_does_not_move_the_last_days_there(
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
     assert "1 odd, but kept: records of a time that is still to come" in found
     lake = Lake.open(tmp_path / "lake")
-    assert window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
-    assert window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
-    assert window(lake, until="2095-01-01").jobs.collect().height == 3
+    assert load_window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
+    assert load_window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
+    assert load_window(lake, until="2095-01-01").jobs.collect().height == 3
 
 
 def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.job_runs import attempts, job_runs, node_fails, size_bucket
+from outlast.fleet.analysis.jobs.job_runs import attempts_of_runs, job_runs, node_fails, size_bucket
 
 
 def test_attempts_of_one_id_are_one_run() -> None:
@@ -62,7 +62,7 @@ def test_another_id_goes_on_where_infrastructure_ended_the_first() -> None:
         attempt("12", 10.6, 12, eligible_h=10.1, gpus=16),
     )
     apart = job_runs(again, node_fails(again))
-    joined = attempts(again, node_fails(again), across_s=3600)
+    joined = attempts_of_runs(again, node_fails(again), across_s=3600)
     assert len(apart) == 6
     together = [
         sorted(each["job"].to_list()) for _, each in joined.group_by("run") if len(each) > 1
@@ -120,7 +120,7 @@ def test_every_attempt_is_in_one_run(
         made.append(attempt(job, start, start + took, attempt=numbers[job], state=state))
         numbers[job] += 1
     some = of(*made)
-    found = attempts(some, node_fails(some), across_s=across_s)
+    found = attempts_of_runs(some, node_fails(some), across_s=across_s)
     assert sorted(found.select("job", "attempt").iter_rows()) == sorted(
         (one.job, one.attempt) for one in made
     )

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import LakeError, StorageError, UsageError
-from outlast.fleet.doubles import Double
-from outlast.fleet.lake import MANIFEST, VERSION, Lake, read_manifest
-from outlast.fleet.tables import DAY_NS, KIND_OF, NAMES, schema, table
-from outlast.fleet.writing import READING, Added, Writer, writing
+from outlast.fleet.record_tables import DAY_NS, KIND_OF, NAMES, schema, table
+from outlast.fleet.store.double_booked_nodes import DoubleBooking
+from outlast.fleet.store.lake import MANIFEST, VERSION, Lake, read_manifest
+from outlast.fleet.store.lake_writer import READING, AddedRecords, LakeWriter, open_writer
 from outlast.log_records import CheckAdded, Finding, JobEnded, JobState, NodeSeen, Outage, Record
 
 DAY = 19_860 * DAY_NS
@@ -50,15 +50,15 @@ def outage(since: int, until: int | None, node: str = "n1") -> Outage:
     )  # fmt: skip
 
 
-def add(writer: Writer, *records: Record) -> None:
+def add(writer: LakeWriter, *records: Record) -> None:
     for kind, name in NAMES.items():
         found = [one for one in records if type(one) is kind]
         if found:
             writer.add(name, table(kind, found))
 
 
-def put(path: Path, *records: Record) -> dict[str, Added]:
-    with writing(path) as writer:
+def put(path: Path, *records: Record) -> dict[str, AddedRecords]:
+    with open_writer(path) as writer:
         add(writer, *records)
         return {**writer.commit([], "")}
 
@@ -100,7 +100,7 @@ def test_a_job_that_ran_is_replaced_by_its_end(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     put(lake, job("1", ended=HOUR, state="RUNNING"), job("2", ended=HOUR, state="RUNNING"))
     added = put(lake, job("1", ended=3 * DAY_NS, state="NODE_FAIL"))
-    assert added["jobs"] == Added(records=1, again=0, replaced=1)
+    assert added["jobs"] == AddedRecords(records=1, again=0, replaced=1)
     assert jobs(lake) == [("1", "NODE_FAIL", 0), ("2", "RUNNING", 0)]
 
 
@@ -178,7 +178,7 @@ def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
         Lake.open(tmp_path)
     with pytest.raises(LakeError, match="is no lake"):
         Lake.open(tmp_path / "missing")
-    with writing(tmp_path / "empty") as writer:
+    with open_writer(tmp_path / "empty") as writer:
         writer.commit([], "")
     with pytest.raises(LakeError, match="no records yet"):
         Lake.open(tmp_path / "empty")
@@ -214,7 +214,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 def test_a_reading_that_is_cut_off_leaves_the_lake_as_it_was(tmp_path: Path) -> None:
     put(tmp_path, job(ended=HOUR, state="RUNNING"))
     before = files(tmp_path)
-    with contextlib.suppress(KeyboardInterrupt), writing(tmp_path) as writer:
+    with contextlib.suppress(KeyboardInterrupt), open_writer(tmp_path) as writer:
         add(writer, job(ended=DAY_NS), finding(0))
         raise KeyboardInterrupt
     assert files(tmp_path) == before
@@ -232,7 +232,7 @@ def test_leftovers_of_a_killed_writer_are_not_read_and_go(tmp_path: Path) -> Non
     (tmp_path / READING).mkdir()
     (tmp_path / READING / "jobs-1.arrow").write_bytes(b"half")
     assert jobs(tmp_path) == [("1", "RUNNING", 0)]
-    with writing(tmp_path):
+    with open_writer(tmp_path):
         pass
     assert files(tmp_path) == before
 
@@ -245,7 +245,7 @@ def test_a_killed_writer_of_a_new_lake_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_a_new_lake_into_which_nothing_came_is_gone(tmp_path: Path) -> None:
-    with writing(tmp_path / "lake") as writer:
+    with open_writer(tmp_path / "lake") as writer:
         add(writer, finding(0))
     assert not (tmp_path / "lake").exists()
 
@@ -262,11 +262,11 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
-    with writing(tmp_path) as first:
+    with open_writer(tmp_path) as first:
         add(first, finding(0))
         with (
             pytest.raises(LakeError, match=rf"another .* .pid {os.getpid()}"),
-            writing(tmp_path, wait_s=0.0),
+            open_writer(tmp_path, wait_s=0.0),
         ):
             pass
         first.commit([], "")
@@ -305,27 +305,27 @@ def test_a_node_in_two_places_is_found(tmp_path: Path) -> None:
     after = job("2", start=4 * HOUR, ended=6 * HOUR)
     beside = msgspec.structs.replace(job("3", start=5 * HOUR, ended=7 * HOUR), gpus=2)
     elsewhere = job("4", start=0, ended=4 * HOUR, cluster="d")
-    with writing(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         add(writer, whole, after, elsewhere)
         writer.commit([], "")
         assert writer.doubles == []
-    with writing(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         add(writer, beside)
         writer.commit([], "")
-        assert writer.doubles == [Double("c", "n1", DAY + 5 * HOUR, 10, 8)]
+        assert writer.doubles == [DoubleBooking("c", "n1", DAY + 5 * HOUR, 10, 8)]
 
 
 def test_a_node_in_two_places_is_found_over_midnights(tmp_path: Path) -> None:
     """Jobs of days, which end on different ones, also where they were read in two goes."""
     long, later = job("1", start=0, ended=30 * HOUR), job("2", start=26 * HOUR, ended=80 * HOUR)
     fine = job("3", start=400 * HOUR, ended=410 * HOUR)
-    found = [Double("c", "n1", DAY + 26 * HOUR, 16, 8)]
-    with writing(tmp_path / "one") as writer:
+    found = [DoubleBooking("c", "n1", DAY + 26 * HOUR, 16, 8)]
+    with open_writer(tmp_path / "one") as writer:
         add(writer, long, later, fine)
         writer.commit([], "")
         assert writer.doubles == found
     for place, jobs in enumerate([[long], [later], [fine]]):
-        with writing(tmp_path / "three") as writer:
+        with open_writer(tmp_path / "three") as writer:
             add(writer, *jobs)
             writer.commit([], "")
             assert writer.doubles == (found if place == 1 else [])

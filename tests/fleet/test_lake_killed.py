@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.main import main
-from outlast.fleet.lake import Lake
+from outlast.fleet.store.lake import Lake
 
 MAPPING = """rows = "jobs"
 [columns]

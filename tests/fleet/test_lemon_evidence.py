@@ -11,11 +11,11 @@ from tests.fleet.attempts import at_ns, attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE
-from outlast.fleet.attribution import attribute
-from outlast.fleet.lemon_evidence import UNKNOWN, evidence, parts
-from outlast.fleet.report.page import page
-from outlast.fleet.report.whole import Report, report
-from outlast.fleet.tables import Tables
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.lemon_evidence import UNKNOWN, lemon_evidence, suspected_parts
+from outlast.fleet.record_tables import Tables
+from outlast.fleet.report.fleet_report import FleetReport, build_report
+from outlast.fleet.report.report_page import render_page
 from outlast.log_records import Finding, JobEnded, Record, Repair
 
 
@@ -53,7 +53,7 @@ def _why(made: Tables, *names: str) -> list[dict[str, Any]]:
 
     nodes = pl.DataFrame({"cluster": ["c"] * len(names), "node": list(names)},
                          schema={"cluster": pl.String, "node": pl.String})  # fmt: skip
-    return evidence(made, attribute(made), nodes).to_dicts()
+    return lemon_evidence(made, attribute_failures(made), nodes).to_dicts()
 
 
 def test_the_top_symptom_code_device_and_part() -> None:
@@ -80,17 +80,17 @@ def test_table_ii() -> None:
     import polars as pl
 
     nodes = pl.DataFrame({"cluster": ["c"] * 3, "node": ["n7", "n3", "n9"]})
-    rows = parts(evidence(made, attribute(made), nodes)).to_dicts()
+    rows = suspected_parts(lemon_evidence(made, attribute_failures(made), nodes)).to_dicts()
     assert [(one["part"], one["lemons"], one["exchanged"]) for one in rows] == [
         ("gpu", 2, 0), ("dimm", 1, 1),
     ]  # fmt: skip
     assert [one["paper"] for one in rows] == [0.282, 0.205]
-    assert not len(parts(evidence(made, attribute(made), nodes.clear())))
+    assert not len(suspected_parts(lemon_evidence(made, attribute_failures(made), nodes.clear())))
 
 
-def _report(made: Tables) -> tuple[Report, dict[str, Any]]:
-    told = report(made, "a lake")
-    assert "<h1>" in page(told, {})
+def _report(made: Tables) -> tuple[FleetReport, dict[str, Any]]:
+    told = build_report(made, "a lake")
+    assert "<h1>" in render_page(told, {})
     return told.report, {one.key: one for one in told.report.sections}
 
 
@@ -141,11 +141,11 @@ def test_ticks_of_small_numbers_are_not_all_0() -> None:
     mpl.use("svg")
     from matplotlib.figure import Figure
 
-    from outlast.fleet.report import pictures
+    from outlast.fleet.report import report_figures
 
     found = pl.DataFrame({"bucket": [1, 2], "first_gpu_s": [0.1, 0.2], "second_gpu_s": [0.0, 0.1]})
     figure = Figure()
-    pictures.goodput(found, figure)
+    report_figures.draw_goodput(found, figure)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     texts = [label.get_text() for label in axes.get_yticklabels()]

@@ -14,18 +14,23 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import T0_NS, at_ns, attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet import faults, goodput
-from outlast.fleet.attribution import attribute
-from outlast.fleet.blame import at_fault, blamed, events
-from outlast.fleet.drain_list import drain_list
-from outlast.fleet.ettr import ettr, overall
-from outlast.fleet.job_runs import node_fails
-from outlast.fleet.lemons import adjusted, lemons, scored
-from outlast.fleet.signals import signals
-from outlast.fleet.synth import RSC1, cluster
-from outlast.fleet.tables import DAY_NS, Tables
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.jobs import goodput_loss
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.jobs.measured_ettr import measured_ettr, overall_ettr
+from outlast.fleet.analysis.lemon_evidence import drain_commands
+from outlast.fleet.analysis.lemons import benjamini_hochberg, rank_lemons, score_ranking
+from outlast.fleet.analysis.node_attribution import (
+    attribute_to_nodes,
+    merge_simultaneous,
+    worst_nodes,
+)
+from outlast.fleet.analysis.node_signals import node_signals
+from outlast.fleet.formats import outage_logs
+from outlast.fleet.record_tables import DAY_NS, Tables
+from outlast.fleet.synth.synthetic_cluster import RSC1, make_cluster
 from outlast.log_records import Finding, JobEnded, NodeSeen, Outage, Repair
-from outlast.theory.gamma import poisson_above
+from outlast.theory.special_functions import poisson_above
 
 
 def finding(node: str, hours: float, code: str = "XID 79", **more: Any) -> Finding:
@@ -61,7 +66,7 @@ def test_the_seven_signals() -> None:
                detail=""),
         NodeSeen(t_ns=T0_NS, cluster="c", node="n9", kind="b", gpus=8, rack="", pod=""),
     )  # fmt: skip
-    found = signals(made, node_fails(made)).collect()
+    found = node_signals(made, node_fails(made)).collect()
     first, second, third = (row(found, node) for node in ("n1", "n2", "n3"))
     assert (first["xid_cnt"], first["tickets"], first["out_count"]) == (2, 1, 2)
     assert (second["excl_jobid_count"], third["excl_jobid_count"]) == (1, 2)
@@ -77,12 +82,12 @@ def test_a_share_of_a_node_is_a_share_of_its_time() -> None:
     """Eight jobs of one GPU side by side are a node's day, not eight."""
     seen = NodeSeen(t_ns=T0_NS, cluster="c", node="n1", kind="", gpus=8, rack="", pod="")
     made = of(*(attempt(str(n), 0, 24, gpus=1, hosts="n1") for n in range(8)), seen)
-    assert row(signals(made, failed()).collect(), "n1")["node_days"] == pytest.approx(1)
+    assert row(node_signals(made, failed()).collect(), "n1")["node_days"] == pytest.approx(1)
 
 
 def test_only_time_in_the_window_counts() -> None:
     made = of(attempt("1", -24, 24, hosts="n1"), attempt("2", 48, 24 * 40, hosts="n2"))
-    found = signals(made, failed()).collect()
+    found = node_signals(made, failed()).collect()
     assert row(found, "n1")["node_days"] == pytest.approx(1)
     assert row(found, "n2")["node_days"] == pytest.approx(26)
 
@@ -91,7 +96,7 @@ def test_jobs_that_share_a_node_die_of_one_failure() -> None:
     made = of(*(attempt(str(n), 0, 5 + n / 60, gpus=1, hosts="n1", state="NODE_FAIL")
                 for n in range(8)),
               attempt("9", 6, 7, hosts="n1", state="NODE_FAIL"))  # fmt: skip
-    found = events(blamed(made, node_fails(made))).collect()
+    found = merge_simultaneous(attribute_to_nodes(made, node_fails(made))).collect()
     assert found["t_ns"].to_list() == [at_ns(5), at_ns(7)]
     assert found["weight"].to_list() == [1, 1]
 
@@ -102,7 +107,7 @@ def test_what_was_found_names_the_node() -> None:
         finding("n3", 4.99), finding("n2", 4.98, severity="warn"),
         attempt("2", 6, 9, hosts="n[1-4]", nodes=4, state="NODE_FAIL"),
     )  # fmt: skip
-    found = blamed(made, at_fault(attribute(made))).collect()
+    found = attribute_to_nodes(made, worst_nodes(attribute_failures(made))).collect()
     first, second = (found.filter(pl.col("job") == job) for job in "12")
     assert first.select("node", "weight", "named").rows() == [("n3", 1.0, True)]
     assert sorted(second["node"].to_list()) == ["n1", "n2", "n3", "n4"]
@@ -126,19 +131,19 @@ def fleet(
 def test_bad_nodes_are_found_and_no_others() -> None:
     bad = ("n7", "n55")
     made = of(*fleet(np.random.default_rng(1), bad=bad))
-    found = lemons(made, node_fails(made))
+    found = rank_lemons(made, node_fails(made))
     assert set(found.filter("lemon")["node"]) == set(bad)
     best = row(found, "n7")
     rate = best["expected"] / best["node_days"]
     assert rate == pytest.approx(0.01 * 24 / 23, rel=0.4)  # the lemons are left out of it
     assert best["p"] == pytest.approx(poisson_above(best["failures"] - 1, best["expected"]))
-    score = scored(found, bad)
+    score = score_ranking(found, bad)
     assert (score.precision, score.recall, score.precision_at_80) == (1, 1, 1)
 
 
 def test_chance_alone_makes_no_lemons() -> None:
     called = [
-        lemons(made, node_fails(made))["lemon"].sum()
+        rank_lemons(made, node_fails(made))["lemon"].sum()
         for made in (of(*fleet(np.random.default_rng(seed))) for seed in range(5))
     ]
     assert sum(called) == 0
@@ -155,7 +160,7 @@ def test_shares_alone_make_no_lemon() -> None:
         attempt(f"{n}/{day}", 24 * day, 24 * day + 23, hosts=f"n{n}")
         for day in range(28) for n in range(3, 40)
     ]  # fmt: skip
-    found = lemons(made := of(*pairs, *others), node_fails(made))
+    found = rank_lemons(made := of(*pairs, *others), node_fails(made))
     assert found["node"][0] in ("n1", "n2") and not found["lemon"].any()
 
 
@@ -172,9 +177,9 @@ def test_history_convicts_and_the_present_must_agree() -> None:
         ]
     long = of(*made, days=112)
     infra = node_fails(long)
-    with_past = lemons(long, infra, times_min=2)
+    with_past = rank_lemons(long, infra, times_min=2)
     assert with_past["past_node_days"].sum() > 3.5 * with_past["node_days"].sum()
-    without = lemons(long, infra, times_min=2, history_days=28)
+    without = rank_lemons(long, infra, times_min=2, history_days=28)
     assert row(with_past, "n1")["p"] < row(without, "n1")["p"]
     assert row(with_past, "n1")["lemon"] and not row(without, "n1")["lemon"]
     assert row(with_past, "n2")["p"] < 1e-9 and not row(with_past, "n2")["lemon"]
@@ -190,7 +195,7 @@ def test_kinds_are_held_against_their_own() -> None:
         for n in range(100)
     ]  # fmt: skip
     made = of(*fleet(rng, bad=bad), *seen)
-    assert not lemons(made, node_fails(made))["lemon"].any()
+    assert not rank_lemons(made, node_fails(made))["lemon"].any()
 
 
 def outage(node: str, since_h: float, until_h: float | None) -> Outage:
@@ -212,33 +217,39 @@ def test_outages_where_no_job_is_known() -> None:
         *(outage(f"n{n}", 5 * n, 5 * n + 1) for n in range(10, 30)),
         outage("n2", 24, None),
     )
-    found = lemons(made, failed(), by="outages")
+    found = rank_lemons(made, failed(), by="outages")
     assert found.filter("lemon")["node"].to_list() == ["n1"]
     assert row(found, "n1")["node_days"] == pytest.approx(14)
     assert row(found, "n2")["node_days"] == pytest.approx(1)
     assert len(found) == 100
-    assert len(lemons(made, failed())) == 0
+    assert len(rank_lemons(made, failed())) == 0
 
 
 def test_a_server_of_the_real_trace(traces: Path) -> None:
     """Of 400 servers one went away 8 times in the last month, and 14 times in the year."""
-    cluster_ = faults.Cluster(T0_NS, "c", nodes=400, gpus_per_node=8)
-    read = faults.read(traces / "infinitehbd" / "fault_trace.json", cluster_).whole().tables
+    cluster_ = outage_logs.TracedCluster(T0_NS, "c", nodes=400, gpus_per_node=8)
+    read = (
+        outage_logs.read_fault_trace(traces / "infinitehbd" / "fault_trace.json", cluster_)
+        .whole()
+        .tables
+    )
     outages = read["outages"]
     until_ns = max(t_ns for t_ns in outages["t_ns"]) + 1
     made = of()._replace(
         outages=outages.lazy(), nodes=read["nodes"].lazy(), since_ns=T0_NS, until_ns=until_ns
     )
     for days, failures in ((28, 8), (348, 14)):
-        worst = lemons(made, failed(), days=days, history_days=348, by="outages").row(0, named=True)
+        worst = rank_lemons(made, failed(), days=days, history_days=348, by="outages").row(
+            0, named=True
+        )
         assert worst["lemon"] and worst["node"].startswith("e7b02619")
         assert worst["failures"] == failures
 
 
 def test_little_data_convicts_nobody() -> None:
     one = of(attempt("1", 0, 1, hosts="n1", state="NODE_FAIL"), attempt("2", 0, 1, hosts="n2"))
-    assert not lemons(one, node_fails(one))["lemon"].any()
-    assert len(lemons(of(), failed())) == 0
+    assert not rank_lemons(one, node_fails(one))["lemon"].any()
+    assert len(rank_lemons(of(), failed())) == 0
 
 
 @pytest.mark.parametrize(
@@ -247,20 +258,20 @@ def test_little_data_convicts_nobody() -> None:
 )
 def test_impossible_questions_are_refused(more: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        lemons(of(), failed(), **more)
+        rank_lemons(of(), failed(), **more)
 
 
 def test_a_cluster_whose_truth_is_known() -> None:
     """A quarter of RSC-1 over 28 days, as its logs say it; benchmarks/fleet_truth.py has many."""
-    made, truth = cluster(RSC1, 28, seed=5, nodes=512)
-    infra = at_fault(attribute(made))
-    score = scored(lemons(made, infra), truth.lemons)
+    made, truth = make_cluster(RSC1, 28, seed=5, nodes=512)
+    infra = worst_nodes(attribute_failures(made))
+    score = score_ranking(rank_lemons(made, infra), truth.lemons)
     assert score.precision_at_80 is not None and score.precision_at_80 >= 0.9
     assert score.called - score.right <= 1 and score.right >= 0.8 * score.true
-    told = goodput.summary(made, goodput.lost(made, infra)).second_share
+    told = goodput_loss.total_loss(made, goodput_loss.lost_goodput(made, infra)).second_share
     assert told is not None and abs(told - truth.second_order_share) < 0.02
-    runs = ettr(made, infra, qos=["high"], across_s=3600)
-    (mean,) = overall(runs, truth.r_f / 86_400).iter_rows(named=True)
+    runs = measured_ettr(made, infra, qos=["high"], across_s=3600)
+    (mean,) = overall_ettr(runs, truth.r_f / 86_400).iter_rows(named=True)
     assert truth.ettr is not None and abs(mean["ettr"] - truth.ettr) < 0.01
 
 
@@ -270,9 +281,9 @@ def test_benjamini_and_hochberg(p: list[float], fdr: float) -> None:
     """Against the step-up rule itself: up to the last rank k with p_(k) <= k fdr/n."""
     ranked = sorted(p)
     passing = [k for k, each in enumerate(ranked, 1) if each * len(p) / k <= fdr]
-    called = sum(q <= fdr for q in adjusted(p))
+    called = sum(q <= fdr for q in benjamini_hochberg(p))
     assert called == (max(passing) if passing else 0)
-    assert all(q >= each * (1 - 1e-12) for q, each in zip(adjusted(p), p, strict=True))
+    assert all(q >= each * (1 - 1e-12) for q, each in zip(benjamini_hochberg(p), p, strict=True))
 
 
 def test_a_component_of_a_heterogeneous_job_does_not_blame_its_own_node() -> None:
@@ -282,7 +293,7 @@ def test_a_component_of_a_heterogeneous_job_does_not_blame_its_own_node() -> Non
         attempt("12+1", 0, 5, hosts="c1", state="NODE_FAIL"),
         attempt("13", 0, 5, hosts="c2", state="NODE_FAIL"),
     )
-    told = blamed(made, node_fails(made)).select("job", "node").collect()
+    told = attribute_to_nodes(made, node_fails(made)).select("job", "node").collect()
     assert sorted(told.rows()) == [("12+0", "n1"), ("12+1", "n1"), ("13", "c2")]
 
 
@@ -294,7 +305,7 @@ def ranking(*names: str) -> pl.DataFrame:
 
 def test_drain_lines_are_shell_safe() -> None:
     names = ("gpu-01", "n2; rm -rf /", "a b", "-x", "$(id)", "n\n3", "")
-    found = drain_list(ranking(*names), share_max=1)
+    found = drain_commands(ranking(*names), share_max=1)
     assert found.unsafe == list(names[1:])
     (line,) = found.lines
     asked = ["scontrol", "-M", "c", "update", "NodeName=gpu-01", "State=DRAIN"]
@@ -304,18 +315,18 @@ def test_drain_lines_are_shell_safe() -> None:
 
 def test_never_more_than_a_share() -> None:
     names = [f"n{n}" for n in range(10)]
-    found = drain_list(ranking(*names), share_max=0.25)
+    found = drain_commands(ranking(*names), share_max=0.25)
     assert len(found.lines) == 2 and found.beyond == names[2:]
-    assert len(drain_list(ranking(*names), share_max=0.01).lines) == 1
-    assert not drain_list(ranking(*names), share_max=0).lines
+    assert len(drain_commands(ranking(*names), share_max=0.01).lines) == 1
+    assert not drain_commands(ranking(*names), share_max=0).lines
     with pytest.raises(UsageError, match="share_max"):
-        drain_list(ranking(*names), share_max=2)
+        drain_commands(ranking(*names), share_max=2)
 
 
 def test_windows_end_where_the_tables_end() -> None:
     """A failure before the last days is history."""
     made: Tables = of(*fleet(np.random.default_rng(8), days=60), days=60)
-    found = lemons(made, node_fails(made), days=10)
+    found = rank_lemons(made, node_fails(made), days=10)
     assert (found["node_days"] <= 10).all()
     assert all(last_ns >= T0_NS + 50 * DAY_NS for last_ns in found["last_ns"].drop_nulls())
     assert (found["past_failures"] >= found["failures"]).all()

@@ -11,7 +11,7 @@ from tests.fleet.attempts import attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
-from outlast.fleet.tables import DAY_NS
+from outlast.fleet.record_tables import DAY_NS
 from outlast.log_records import Outage
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import T0_NS, at_ns, attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet import goodput
-from outlast.fleet.instigators import instigated
-from outlast.fleet.job_runs import node_fails
-from outlast.fleet.loops import begun_again, loops
+from outlast.fleet.analysis.jobs import goodput_loss
+from outlast.fleet.analysis.jobs.crash_loops import find_crash_loops, restarted_attempts
+from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.jobs.preemption_cascades import preemption_cascades
 from outlast.log_records import JobEnded
 
 
@@ -40,7 +40,7 @@ def test_a_loop_and_what_it_took_from_others() -> None:
         for node in ("n1", "n128")
     ]  # fmt: skip
     made = of(*big, *others)
-    (loop,) = loops(made, node_fails(made)).iter_rows(named=True)
+    (loop,) = find_crash_loops(made, node_fails(made)).iter_rows(named=True)
     assert (loop["job"], loop["failures"], loop["infra"], loop["gpus"]) == ("big", 35, 35, 1024)
     assert (loop["since_ns"], loop["until_ns"]) == (at_ns(10), at_ns(27))
     assert (loop["preempted"], loop["preempted_gpus"]) == (70, 560)
@@ -59,42 +59,46 @@ def test_who_preempted_whom_is_asked_once_for_both() -> None:
         attempt("w", 0, 30.05, hosts="n2", priority=1, state="PREEMPTED"),
     )  # fmt: skip
     infra = failed(("big", 0), ("once", 0))
-    both = pl.concat([begun_again(made, infra), goodput.begun_again(made, infra)])
-    shared = instigated(made, both)
+    both = pl.concat(
+        [restarted_attempts(made, infra), goodput_loss.restarted_attempts(made, infra)]
+    )
+    shared = preemption_cascades(made, both)
     assert len(shared) == 6
-    assert loops(made, infra, preempted=shared).equals(loops(made, infra))
-    assert goodput.lost(made, infra, preempted=shared).equals(goodput.lost(made, infra))
+    assert find_crash_loops(made, infra, preempted=shared).equals(find_crash_loops(made, infra))
+    assert goodput_loss.lost_goodput(made, infra, preempted=shared).equals(
+        goodput_loss.lost_goodput(made, infra)
+    )
 
 
 def test_too_few_or_too_slow_is_no_loop() -> None:
     made = of(*failing("few", [1, 2]), *failing("slow", [0.5, 30, 60, 90]))
-    assert len(loops(made, node_fails(made))) == 0
-    assert loops(made, node_fails(made), times=2)["job"].to_list() == ["few"]
+    assert len(find_crash_loops(made, node_fails(made))) == 0
+    assert find_crash_loops(made, node_fails(made), times=2)["job"].to_list() == ["few"]
 
 
 def test_a_job_that_gives_up_made_one_failure_less() -> None:
     """Its last failure was followed by nothing."""
     made = of(*failing("1", [1, 2, 3])[:-1])
-    assert len(loops(made, failed())) == 0
+    assert len(find_crash_loops(made, failed())) == 0
 
 
 def test_users_failures_loop_as_well() -> None:
     made = of(*(attempt("1", n, n + 0.5, attempt=n, state="FAILED") for n in range(5)))
-    (loop,) = loops(made, failed(("1", 1))).iter_rows(named=True)
+    (loop,) = find_crash_loops(made, failed(("1", 1))).iter_rows(named=True)
     assert (loop["failures"], loop["infra"], loop["preempted"]) == (4, 1, 0)
 
 
 def test_two_loops_of_one_job() -> None:
     made = of(*failing("1", [1, 2, 3, 200, 201, 202, 203]))
-    assert loops(made, failed())["failures"].to_list() == [4, 3]
+    assert find_crash_loops(made, failed())["failures"].to_list() == [4, 3]
 
 
 def test_empty_and_impossible() -> None:
-    assert len(loops(of(), failed())) == 0
+    assert len(find_crash_loops(of(), failed())) == 0
     with pytest.raises(UsageError, match="times"):
-        loops(of(), failed(), times=1)
+        find_crash_loops(of(), failed(), times=1)
     with pytest.raises(UsageError, match="window_s"):
-        loops(of(), failed(), window_s=0)
+        find_crash_loops(of(), failed(), window_s=0)
 
 
 @settings(max_examples=25)
@@ -111,7 +115,7 @@ def test_against_a_plain_search(ends: list[int], times: int, window_h: int) -> N
         for n in range(times - 1, len(ends))
         if ends[n] - ends[n - times + 1] <= window_h
     ]
-    found = loops(made, failed(), times=times, window_s=window_h * 3600)
+    found = find_crash_loops(made, failed(), times=times, window_s=window_h * 3600)
     mine = found.filter(found["job"] == "1").sort("since_ns")
     told = [
         ((low - T0_NS) // (3600 * 10**9), (high - T0_NS) // (3600 * 10**9), count)

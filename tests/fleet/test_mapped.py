@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet.hosts import OTHER_NODES
-from outlast.fleet.mapped import BACKWARDS, NO_DURATION, Given, read
-from outlast.fleet.mapping import load
-from outlast.fleet.moments import moments
-from outlast.fleet.readings import Part, Totals
+from outlast.fleet.formats.column_mapping import load_mapping
+from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch
+from outlast.fleet.formats.mapped_logs import BACKWARDS, NO_DURATION, MappedLogContext, read_mapped
+from outlast.fleet.formats.timestamps import parse_timestamps
+from outlast.fleet.host_lists import OTHER_NODES
 
 TAKEN_NS = 1_716_000_000 * 10**9
 EVENTS = """
@@ -59,9 +59,11 @@ def mapping(path: Path, text: str) -> Path:
 
 def reading(
     path: Path, said: str, text: str, *, zone: str = "UTC", cluster: str = ""
-) -> tuple[Part, Totals]:
+) -> tuple[RecordBatch, ReadTotals]:
     (path / "log").write_text(text)
-    found = read(path / "log", load(mapping(path, said)), Given(zone, cluster, TAKEN_NS))
+    found = read_mapped(
+        path / "log", load_mapping(mapping(path, said)), MappedLogContext(zone, cluster, TAKEN_NS)
+    )
     return found.whole(), found.totals
 
 
@@ -182,7 +184,7 @@ def test_every_kind_of_record_can_be_mapped(tmp_path: Path) -> None:
 )
 def test_what_a_mapping_cannot_say_is_said(tmp_path: Path, said: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        load(mapping(tmp_path, said))
+        load_mapping(mapping(tmp_path, said))
 
 
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
 
 def test_clocks_that_show_an_hour_twice_or_not_at_all() -> None:
     texts = pl.Series(["2024-10-27 02:30:00", "2024-03-31 02:30:00", "2024-10-27 02:30:00+01:00"])
-    found = moments(texts, "Europe/Paris")
+    found = parse_timestamps(texts, "Europe/Paris")
     assert seconds(found.ns) == [1729989000, None, 1729992600]
     assert (found.wrong.to_list(), found.twice) == ([False, True, False], 1)
 
@@ -212,7 +214,7 @@ def test_clocks_that_show_an_hour_twice_or_not_at_all() -> None:
     ],
 )
 def test_times_as_somebody_writes_them(text: str, format_: str | None, second: int | None) -> None:
-    assert seconds(moments(pl.Series([text]), "UTC", format_).ns) == [second]
+    assert seconds(parse_timestamps(pl.Series([text]), "UTC", format_).ns) == [second]
 
 
 ZONES = st.sampled_from(["UTC", "Europe/Paris", "America/St_Johns", "Asia/Kathmandu"])
@@ -229,7 +231,7 @@ def test_every_time_comes_back(times: list[int], zone: str) -> None:
         lambda t: dt.datetime.fromtimestamp(t, there).isoformat(),
         lambda t: dt.datetime.fromtimestamp(t, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
     ):
-        found = moments(pl.Series([write(t) for t in times]), zone)
+        found = parse_timestamps(pl.Series([write(t) for t in times]), zone)
         # a number of six more digits is one of microseconds
         assert seconds(found.ns) == times
         assert not found.wrong.any()
@@ -240,7 +242,9 @@ def test_every_time_comes_back(times: list[int], zone: str) -> None:
 def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("mapped")
     (path / "log").write_text("when,host,what,text\n" + text, errors="replace")
-    found = read(path / "log", load(mapping(path, EVENTS)), Given("", "", TAKEN_NS))
+    found = read_mapped(
+        path / "log", load_mapping(mapping(path, EVENTS)), MappedLogContext("", "", TAKEN_NS)
+    )
     for part in found:
         assert part.tables["findings"]["node"].is_in([""]).any() is False
     found.totals.check()

@@ -10,8 +10,8 @@ from tests.fleet.test_mapped import TAKEN_NS, reading, seconds
 
 from outlast.cli.main import main
 from outlast.errors import UsageError
-from outlast.fleet.json_paths import find, parse
-from outlast.fleet.lake import Lake
+from outlast.fleet.formats.log_rows import find_json_value, parse_json_path
+from outlast.fleet.store.lake import Lake
 
 PODS = """
 rows = "jobs"
@@ -101,13 +101,13 @@ def test_paths(path: str, found: object) -> None:
         "a": {"b": [{"c": 1, "kind": "x"}, {"c": 2, "kind": "w"}]}, "plain.key": "z",
         "l": {"k.with/dots": "y", "long.er": {"key": 5}},
     }  # fmt: skip
-    assert find(value, path, parse(path)) == found
+    assert find_json_value(value, path, parse_json_path(path)) == found
 
 
 @pytest.mark.parametrize("path", ["a..b", "a[", "a]", 'a."b', "." * 50])
 def test_what_is_no_path(path: str) -> None:
     with pytest.raises(UsageError, match="is no path"):
-        parse(path)
+        parse_json_path(path)
 
 
 KUEUE = """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import OutlastError
-from outlast.fleet.formats import Asked
-from outlast.fleet.ingest import Summary, ingest
-from outlast.fleet.lake import Lake
+from outlast.fleet.formats.format_detection import LogOptions
+from outlast.fleet.store.ingestion import IngestSummary, ingest
+from outlast.fleet.store.lake import Lake
 
 XID = (
     "2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen"
@@ -35,25 +35,29 @@ severity = "warn"
 """
 
 
-def read(tmp_path: Path, name: str, text: str | bytes, asked: Asked | None = None) -> Summary:
+def read(
+    tmp_path: Path, name: str, text: str | bytes, asked: LogOptions | None = None
+) -> IngestSummary:
     log = tmp_path / name
     log.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return ingest(tmp_path / "lake", [log], asked or Asked(node="n1"))
+    return ingest(tmp_path / "lake", [log], asked or LogOptions(node="n1"))
 
 
 @pytest.mark.parametrize(
     ("text", "asked", "kind"),
     [
-        (XID, Asked(), "findings"),
-        (SMI + HOT.format("[Unknown Error]"), Asked(node="n1"), "findings"),
-        ('{"Overall Health": "Healthy"}', Asked(node="n1", at="2024-05-17"), "findings"),
-        (FAULTS, Asked(epoch="2024-03-30"), "outages"),
-        ("t,n\n2024-05-17T10:00:00Z,n1\n", Asked(), "findings"),
-        ('{"t": "2024-05-17T10:00:00Z", "n": "n1"}\n', Asked(), "findings"),
-        ('[{"t": "2024-05-17T10:00:00Z", "n": "n1"}]', Asked(), "findings"),
+        (XID, LogOptions(), "findings"),
+        (SMI + HOT.format("[Unknown Error]"), LogOptions(node="n1"), "findings"),
+        ('{"Overall Health": "Healthy"}', LogOptions(node="n1", at="2024-05-17"), "findings"),
+        (FAULTS, LogOptions(epoch="2024-03-30"), "outages"),
+        ("t,n\n2024-05-17T10:00:00Z,n1\n", LogOptions(), "findings"),
+        ('{"t": "2024-05-17T10:00:00Z", "n": "n1"}\n', LogOptions(), "findings"),
+        ('[{"t": "2024-05-17T10:00:00Z", "n": "n1"}]', LogOptions(), "findings"),
     ],
 )
-def test_a_packed_log_is_read_as_it_was(tmp_path: Path, text: str, asked: Asked, kind: str) -> None:
+def test_a_packed_log_is_read_as_it_was(
+    tmp_path: Path, text: str, asked: LogOptions, kind: str
+) -> None:
     """A rotated kernel log was once taken for so many ordinary lines, and its XIDs were gone."""
     (tmp_path / "log.toml").write_text(MAPPING)
     (plain,) = read(tmp_path, "log.csv", text, asked).read
@@ -68,7 +72,7 @@ def test_a_packed_log_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(100_000).hex()  # beyond what a log is known by
     cut = gzip.compress(f"{XID}{noise}\n".encode())[:-9]
     with pytest.raises(OutlastError, match="cannot be read to its end"):
-        read(tmp_path, "log.gz", cut, Asked(format="kernel"))
+        read(tmp_path, "log.gz", cut, LogOptions(format="kernel"))
 
 
 def test_each_log_may_be_of_the_node_that_it_is_called_after(tmp_path: Path) -> None:
@@ -78,14 +82,14 @@ def test_each_log_may_be_of_the_node_that_it_is_called_after(tmp_path: Path) -> 
     logs[0].write_text(entry)
     logs[1].write_bytes(gzip.compress(entry.encode()))
     logs[2].write_text(entry)
-    found = ingest(tmp_path / "lake", logs, Asked(node="{name}"))
+    found = ingest(tmp_path / "lake", logs, LogOptions(node="{name}"))
     assert [one.source.format for one in found.read] == ["ipmi"] * 3
     nodes = Lake.open(tmp_path / "lake").tables().findings.collect()["node"]
     assert sorted(nodes) == ["n1", "n2.example.org", "n3"]
     (tmp_path / "n4").mkdir()
     again = tmp_path / "n4" / "sel.txt"
     again.write_text(entry)
-    ingest(tmp_path / "other", [again], Asked(node="{folder}"))
+    ingest(tmp_path / "other", [again], LogOptions(node="{folder}"))
     assert Lake.open(tmp_path / "other").tables().findings.collect()["node"].to_list() == ["n4"]
 
 
@@ -117,7 +121,7 @@ def test_what_is_nearly_accounting_is_refused_by_name(
 
 
 def test_columns_are_of_accounting_without_a_header(tmp_path: Path) -> None:
-    asked = Asked(columns="JobID,State,Start,End")
+    asked = LogOptions(columns="JobID,State,Start,End")
     (found,) = read(tmp_path, "dump.txt", ROW, asked).read
     assert found.source.format == "sacct" and found.source.records == {"jobs": 1}
     with pytest.raises(OutlastError, match="header of its own"):
@@ -127,4 +131,4 @@ def test_columns_are_of_accounting_without_a_header(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "log")
     with pytest.raises(OutlastError, match="leads nowhere"):
-        ingest(tmp_path / "lake", [tmp_path / "log"], Asked())
+        ingest(tmp_path / "lake", [tmp_path / "log"], LogOptions())

@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
 
-from outlast.fleet import faults
-from outlast.fleet.attribution import attribute
-from outlast.fleet.daily import jobs_by_day
-from outlast.fleet.exposure import attempts
-from outlast.fleet.fit import fit
-from outlast.fleet.outages import by_day, down_times, outage_rate, repair_time, rolling
-from outlast.fleet.rates import ALL, by_cause, introduced, swing
-from outlast.fleet.rates import rolling as by_time
-from outlast.fleet.swaps import swaps
-from outlast.fleet.tables import KIND_OF, Tables, schema
+from outlast.fleet.analysis.exposure import attempts, job_node_days
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.failure_rates import ALL, rates_by_cause, rates_of_new_checks, swing
+from outlast.fleet.analysis.failure_rates import rolling_rates as by_time
+from outlast.fleet.analysis.fitted_rates import fit_rates
+from outlast.fleet.analysis.outages import (
+    down_times,
+    outage_rate,
+    outages_by_day,
+    part_replacements,
+    repair_time,
+    rolling_outages,
+)
+from outlast.fleet.formats import outage_logs
+from outlast.fleet.record_tables import KIND_OF, Tables, schema
 from outlast.log_records import CheckAdded, NodeSeen, Outage, Repair
-from outlast.theory import gamma
+from outlast.theory import special_functions
 
 
 def outage(node: str = "n1", *, at: float, hours: float | None) -> Outage:
@@ -48,7 +53,7 @@ def test_rates_by_cause_of_all_gpu_hours() -> None:
         finding(at=4),
         finding(at=4, symptom="ib-link", check="ib", severity="drain"),
     )
-    told = by_cause(found, attribute(found))
+    told = rates_by_cause(found, attribute_failures(found))
     rows = {cause: row for cause, *row in told.select("cause", "failures", "share").rows()}
     assert rows == {
         "pcie": [2, pytest.approx(0.5)], "ib-link": [1, pytest.approx(1 / 6)],
@@ -57,13 +62,17 @@ def test_rates_by_cause_of_all_gpu_hours() -> None:
     whole = told.row(by_predicate=pl.col("cause") == ALL, named=True)
     assert whole["gpu_hours"] == pytest.approx(48)
     assert whole["per_gpu_hour"] == pytest.approx(3 / 48)
-    assert whole["per_gpu_hour_low"] == pytest.approx(gamma.quantile(3.5, 0.05) / 48)
-    assert whole["per_gpu_hour_exact_high"] == pytest.approx(gamma.quantile(4, 0.95) / 48)
+    assert whole["per_gpu_hour_low"] == pytest.approx(
+        special_functions.gamma_quantile(3.5, 0.05) / 48
+    )
+    assert whole["per_gpu_hour_exact_high"] == pytest.approx(
+        special_functions.gamma_quantile(4, 0.95) / 48
+    )
 
 
 def test_no_exposure_has_no_rate() -> None:
     found = cluster(finding())
-    told = by_cause(found, attribute(found))
+    told = rates_by_cause(found, attribute_failures(found))
     assert told.select("cause", "failures", "per_gpu_hour").rows() == [(ALL, 0, None)]
 
 
@@ -76,7 +85,7 @@ def test_days_hold_all_the_time_of_jobs_and_no_more(spans: list) -> None:
             for nth, (end, hours, nodes) in enumerate(spans)
         )
     )
-    days = jobs_by_day(found)
+    days = job_node_days(found)
     assert len(days) == 10
     whole = attempts(found).select(pl.col("node_days").sum()).collect().item()
     assert days["node_days"].sum() == pytest.approx(whole, abs=1e-6)
@@ -91,7 +100,7 @@ def test_a_rate_that_changes_and_the_check_that_made_it_visible() -> None:
         *(finding(at=at) for at in hours),
         CheckAdded(t_ns=T0 + 5 * DAY_NS, cluster="c", check="xid", symptom="pcie"),
     )
-    failed = attribute(found)
+    failed = attribute_failures(found)
     told = by_time(found, failed, days=4)
     whole = told.filter(pl.col("cause") == ALL)
     assert len(whole) == 7  # ten days, in whole stretches of four
@@ -99,14 +108,14 @@ def test_a_rate_that_changes_and_the_check_that_made_it_visible() -> None:
     assert whole["per_1000_node_days"][5] == pytest.approx(1000, rel=1e-3)
     assert told.filter(pl.col("cause") == "pcie")["failures"].to_list() == [0, 0, 1, 2, 3, 4, 3]
     assert swing(told) is None  # from nothing at all
-    (check,) = introduced(found, failed, days=4).rows(named=True)
+    (check,) = rates_of_new_checks(found, failed, days=4).rows(named=True)
     assert (check["before_failures"], check["after_failures"]) == (0, 4)
     assert check["after"] == pytest.approx(1000, rel=1e-3)
 
 
 def test_rolling_rates_of_many_jobs_swing_little_where_nothing_changes() -> None:
     found = poisson_jobs(5, jobs=4000, days=90)
-    told = by_time(found, attribute(found))
+    told = by_time(found, attribute_failures(found))
     assert told["cause"].unique().sort().to_list() == [ALL, "unattributed"]
     assert 1 < (swing(told) or 0) < 2
 
@@ -135,7 +144,7 @@ def test_a_cluster_of_which_nothing_is_known() -> None:
     told = outage_rate(cluster())
     assert (told.outages, told.nodes, told.per_1000_node_days, told.swing) == (0, 0, None, None)
     assert repair_time(cluster()).mean_s is None
-    assert swaps(cluster()).is_empty()
+    assert part_replacements(cluster()).is_empty()
 
 
 def test_swaps_by_part() -> None:
@@ -146,7 +155,7 @@ def test_swaps_by_part() -> None:
     found = cluster(
         *seen("n1", "n2", "n3"), swap("n1", "GPU"), swap("n1", "gpu"), swap("n2", "NIC"), ticket
     )
-    told = swaps(found).select("part", "swaps", "nodes", "per_1000_node_days").rows()
+    told = part_replacements(found).select("part", "swaps", "nodes", "per_1000_node_days").rows()
     assert told == [
         ("gpu", 2, 1, pytest.approx(2000 / 30)), ("nic", 1, 1, pytest.approx(1000 / 30)),
     ]  # fmt: skip
@@ -154,8 +163,8 @@ def test_swaps_by_part() -> None:
 
 def test_the_faults_of_400_real_servers(traces: Path) -> None:
     """348.98 days, 584 faults: published beside the trace, and computed here."""
-    reading = faults.read(
-        traces / "infinitehbd" / "fault_trace.json", faults.Cluster(T0, nodes=400)
+    reading = outage_logs.read_fault_trace(
+        traces / "infinitehbd" / "fault_trace.json", outage_logs.TracedCluster(T0, nodes=400)
     )
     frames = {name: pl.LazyFrame(schema=schema(kind)) for name, kind in KIND_OF.items()}
     for part in reading:
@@ -168,9 +177,9 @@ def test_the_faults_of_400_real_servers(traces: Path) -> None:
     assert told.high == pytest.approx(4.58, abs=0.005)
     assert told.per_node_variance == pytest.approx(2.58, abs=0.005)
     assert told.swing and 11 < told.swing < 12
-    assert len(rolling(by_day(found))) == 320
+    assert len(rolling_outages(outages_by_day(found))) == 320
     assert repair_time(found).median_s == pytest.approx(0.85 * 86_400, rel=0.01)
-    rate = fit(found).rate
+    rate = fit_rates(found).rate
     assert rate.basis == "outages"
     assert rate.per_1000_node_days == pytest.approx(told.per_1000_node_days)
     assert rate.weight_failures == pytest.approx(584 / 3.44, rel=0.01)

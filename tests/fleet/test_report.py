@@ -17,28 +17,29 @@ import pytest
 from outlast.cli.fleet.report import Drawer
 from outlast.cli.main import main
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, OutlastError
-from outlast.fleet import attribution, lemons, mttf, states
-from outlast.fleet.blame import at_fault
-from outlast.fleet.report import pictures
-from outlast.fleet.report.page import page
-from outlast.fleet.report.sections import Column
-from outlast.fleet.report.whole import Whole, report
-from outlast.fleet.synth import cluster
-from outlast.fleet.synth.truth import Truth
-from outlast.fleet.tables import DAY_NS, Tables, tables
+from outlast.fleet.analysis import failure_attribution, failure_rates, lemons
+from outlast.fleet.analysis.jobs import job_runs
+from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.record_tables import DAY_NS, Tables, tables
+from outlast.fleet.report import report_figures
+from outlast.fleet.report.fleet_report import DrawnReport, build_report
+from outlast.fleet.report.report_page import render_page
+from outlast.fleet.report.report_sections import ReportColumn
+from outlast.fleet.synth.ground_truth import GroundTruth
+from outlast.fleet.synth.synthetic_cluster import make_cluster
 from outlast.log_records import Finding, JobEnded
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e"
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[Tables, Truth]:
-    return cluster("rsc1", 10, seed=3, nodes=128)
+def small() -> tuple[Tables, GroundTruth]:
+    return make_cluster("rsc1", 10, seed=3, nodes=128)
 
 
 @pytest.fixture(scope="module")
-def whole(small: tuple[Tables, Truth]) -> Whole:
-    return report(small[0], "a cluster")
+def whole(small: tuple[Tables, GroundTruth]) -> DrawnReport:
+    return build_report(small[0], "a cluster")
 
 
 class Page(HTMLParser):
@@ -60,14 +61,16 @@ class Page(HTMLParser):
             self.headings.append(data)
 
 
-def test_figures_are_those_of_the_analyses(small: tuple[Tables, Truth], whole: Whole) -> None:
-    found = attribution.attribute(small[0])
+def test_figures_are_those_of_the_analyses(
+    small: tuple[Tables, GroundTruth], whole: DrawnReport
+) -> None:
+    found = failure_attribution.attribute_failures(small[0])
     rows = {one.key: one.rows for one in whole.report.sections}
-    rate = mttf.failure_rate(small[0], found)
+    rate = failure_rates.failure_rate(small[0], found)
     assert whole.report.headlines[0].figure == f"{rate.per_1000_node_days:.2f}"
-    of_states = states.states(small[0], found)
+    of_states = job_runs.jobs_by_state(small[0], found)
     assert sum(one["jobs"] for one in rows["states"]) == of_states["jobs"].sum()
-    ranking = lemons.lemons(small[0], at_fault(found).collect().lazy())
+    ranking = lemons.rank_lemons(small[0], worst_nodes(found).collect().lazy())
     called = [one["node"] for one in rows["lemons"] if one["called"]]
     assert called == ranking.filter("lemon")["node"].to_list()
     assert all(
@@ -105,27 +108,29 @@ def hostile() -> Tables:
     return tables([*jobs, *findings], 0, 4 * DAY_NS)
 
 
-def test_a_page_shows_names_and_obeys_none(whole: Whole) -> None:
-    bad = report(hostile(), HOSTILE)
+def test_a_page_shows_names_and_obeys_none(whole: DrawnReport) -> None:
+    bad = build_report(hostile(), HOSTILE)
     shown = [value for one in bad.report.sections for row in one.rows for value in row.values()]
     assert HOSTILE in shown
     for one in (whole, bad):
-        shown = Page(page(one, {"states": "<svg></svg>"}))
+        shown = Page(render_page(one, {"states": "<svg></svg>"}))
         assert shown.headings == [each.title for each in one.report.sections]
         assert not {"script", "img", "iframe", "object", "link", "form"} & set(shown.tags)
         for name, value in shown.attributes:
             assert not name.startswith("on") and "javascript:" not in (value or "")
             assert name not in ("src", "action") and (name != "href" or (value or "")[:1] == "#")
-    assert "<script>" not in page(bad, {})
+    assert "<script>" not in render_page(bad, {})
 
 
-def test_little_data_says_how_little(whole: Whole) -> None:
-    nothing = report(tables([], 0, DAY_NS), "nothing")
+def test_little_data_says_how_little(whole: DrawnReport) -> None:
+    nothing = build_report(tables([], 0, DAY_NS), "nothing")
     text = " ".join(nothing.report.notes)
     assert "no job is in this window" in text and "too short" in text
     assert not [one for one in nothing.told if one.draw]
-    assert "None." in page(nothing, {})
-    few = report(tables([one for one in _jobs(hostile()) if one.attempt < 3], 0, DAY_NS), "few")
+    assert "None." in render_page(nothing, {})
+    few = build_report(
+        tables([one for one in _jobs(hostile()) if one.attempt < 3], 0, DAY_NS), "few"
+    )
     text = " ".join(few.report.notes)
     assert "rests on 0 failures" in text and "no health findings" in text
 
@@ -144,9 +149,9 @@ def _jobs(of: Tables) -> list[JobEnded]:
     ],
 )  # fmt: skip
 def test_cells(value: object, unit: str, said: str) -> None:
-    from outlast.fleet.report.page import cell
+    from outlast.fleet.report.report_page import format_cell
 
-    assert cell(value, Column("key", "said", unit)) == said  # type: ignore[arg-type]
+    assert format_cell(value, ReportColumn("key", "said", unit)) == said  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -185,13 +190,13 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < cut["records"]["jobs"] < found["records"]["jobs"]
 
 
-def test_what_no_lemons_would_give(small: tuple[Tables, Truth], whole: Whole) -> None:
+def test_what_no_lemons_would_give(small: tuple[Tables, GroundTruth], whole: DrawnReport) -> None:
     (lemons, otherwise) = (
         one.section for one in whole.told if one.section.key in ("lemons", "whatif")
     )
     assert any(row["called"] for row in lemons.rows) and otherwise.rows
     assert all(row["without the lemons"] > row["as it is"] for row in otherwise.rows)
-    quiet = report(small[0]._replace(jobs=small[0].jobs.head(100)), "few jobs").report
+    quiet = build_report(small[0]._replace(jobs=small[0].jobs.head(100)), "few jobs").report
     (without,) = [one for one in quiet.sections if one.key == "whatif"]
     assert "without the lemons" not in [column.key for column in without.columns]
 
@@ -203,14 +208,14 @@ def _killed(*_: object) -> None:
 def test_who_draws_may_die(
     lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pictures, "states", _killed)
+    monkeypatch.setattr(report_figures, "draw_states", _killed)
     out = tmp_path / "x.html"
     assert main(["fleet", "report", str(lake), "--out", str(out)]) == EXIT_USER_ERROR
     assert "the process that draws the figures died" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_draws_may_be_dead_before_it_is_given_more(whole: Whole) -> None:
+def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> None:
     told = next(one for one in whole.told if one.draw)._replace(draw=_killed)
     with Drawer() as drawer:
         drawer.take(told)
@@ -247,12 +252,12 @@ def test_what_cannot_be_asked(
 
 
 @pytest.mark.process
-def test_a_browser_shows_it_without_a_complaint(whole: Whole, tmp_path: Path) -> None:
+def test_a_browser_shows_it_without_a_complaint(whole: DrawnReport, tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("there is no Chromium on this machine")
     path = tmp_path / "page.html"
-    path.write_text(page(whole, _drawn(whole)), encoding="utf-8")
+    path.write_text(render_page(whole, _drawn(whole)), encoding="utf-8")
     done = subprocess.run(
         [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
@@ -266,7 +271,7 @@ def test_a_browser_shows_it_without_a_complaint(whole: Whole, tmp_path: Path) ->
     assert "CONSOLE" not in done.stderr
 
 
-def _drawn(whole: Whole) -> dict[str, str]:
+def _drawn(whole: DrawnReport) -> dict[str, str]:
     from outlast import figure_style
 
     def of(draw: Callable[..., None], key: str) -> str:

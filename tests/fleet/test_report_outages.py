@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.fleet.attempts import attempt, of
 
-from outlast.fleet import outages
-from outlast.fleet.report.sections import Told
-from outlast.fleet.report.whole import report
-from outlast.fleet.tables import DAY_NS, Tables, tables
+from outlast.fleet.analysis import outages
+from outlast.fleet.record_tables import DAY_NS, Tables, tables
+from outlast.fleet.report.fleet_report import build_report
+from outlast.fleet.report.report_sections import DrawnSection
 from outlast.log_records import Finding, NodeSeen, Outage
 
 HOUR_NS = DAY_NS // 24
@@ -34,11 +34,11 @@ def trace() -> Tables:
 
 
 @pytest.fixture(scope="module")
-def told(trace: Tables) -> dict[str, Told]:
-    return {one.section.key: one for one in report(trace, "a trace").told}
+def told(trace: Tables) -> dict[str, DrawnSection]:
+    return {one.section.key: one for one in build_report(trace, "a trace").told}
 
 
-def test_lemons_are_told_by_outages(told: dict[str, Told]) -> None:
+def test_lemons_are_told_by_outages(told: dict[str, DrawnSection]) -> None:
     """The page once said that no node of such a cluster is bad."""
     section = told["lemons"].section
     assert [row["node"] for row in section.rows if row["called"]] == ["n7"]
@@ -47,13 +47,13 @@ def test_lemons_are_told_by_outages(told: dict[str, Told]) -> None:
 
 def test_what_is_read_first_is_outages(trace: Tables) -> None:
     """It was that no node is bad, of those that ran jobs."""
-    rate, lemons = report(trace, "a trace").report.headlines
+    rate, lemons = build_report(trace, "a trace").report.headlines
     assert (rate.figure, rate.said) == ("37.56", "outages in 1000 node-days")
     assert rate.rests_on.endswith("; 45 outages of 20 nodes")
     assert (lemons.figure, lemons.rests_on) == ("1", "n7")
 
 
-def test_the_rate_of_outages_is_drawn(told: dict[str, Told]) -> None:
+def test_the_rate_of_outages_is_drawn(told: dict[str, DrawnSection]) -> None:
     """It was an empty figure of 1970."""
     section = told["rolling"].section
     assert told["rolling"].draw is not None
@@ -62,7 +62,7 @@ def test_the_rate_of_outages_is_drawn(told: dict[str, Told]) -> None:
     assert section.notes == [f"the highest rate is {swing:.1f} times the lowest"]
 
 
-def test_symptoms_of_outages(trace: Tables, told: dict[str, Told]) -> None:
+def test_symptoms_of_outages(trace: Tables, told: dict[str, DrawnSection]) -> None:
     rows = told["causes"].section.rows
     assert [(row["symptom"], row["outages"], row["nodes"]) for row in rows] == [
         ("thermal", 30, 12),
@@ -82,7 +82,7 @@ def test_who_can_have_caused_a_failure() -> None:
                 severity="now", code="", device="", detail="")  # type: ignore[arg-type]
         for node, symptom in seen
     ]  # fmt: skip
-    found = report(of(*ran, *signs, days=2), "a cluster")
+    found = build_report(of(*ran, *signs, days=2), "a cluster")
     (causes,) = [one.section for one in found.told if one.section.key == "causes"]
     assert {row["cause"]: row["domains"] for row in causes.rows} == {
         "pcie": "hardware", "filesystem": "system", "services": "user, system, hardware",
@@ -102,7 +102,7 @@ def test_codes_say_what_mends_them_and_who_disagrees() -> None:
                 severity="now", code=code, device="", detail="")
         for one, code in zip(ran, ["XID 79", "XID 79", "XID 94"], strict=True)
     ]  # fmt: skip
-    found = report(of(*ran, *seen, days=5), "a cluster")
+    found = build_report(of(*ran, *seen, days=5), "a cluster")
     (codes,) = [one.section for one in found.told if one.section.key == "codes"]
     first, second = codes.rows
     assert (first["code"], first["failures"], first["nodes"]) == ("XID 79", 2, 1)
@@ -127,7 +127,7 @@ def test_findings_that_are_of_no_node_of_a_job(node: str, named: str, said: str)
     ran = [attempt(str(k), 24 * k, 24 * k + 5, hosts="n1", state="NODE_FAIL") for k in range(3)]
     seen = Finding(t_ns=ran[0].t_ns + DAY_NS // 2, cluster=named, node=node, check="x",
                    symptom="pcie", severity="now", code="", device="", detail="")  # fmt: skip
-    found = report(of(*ran, seen, days=5), "a cluster")
+    found = build_report(of(*ran, seen, days=5), "a cluster")
     (causes,) = [one.section for one in found.told if one.section.key == "causes"]
     assert [note for note in causes.notes if note.startswith(said or "none of")] == causes.notes[1:]
     assert len(causes.notes) == 1 + bool(said)
@@ -140,7 +140,7 @@ def test_both_intervals_of_r_f_are_said() -> None:
                 state="NODE_FAIL" if k % 4 == 0 else "COMPLETED")
         for k in range(20)
     ]  # fmt: skip
-    found = report(of(*ran, days=21), "a cluster")
+    found = build_report(of(*ran, days=21), "a cluster")
     (mttf,) = [one.section for one in found.told if one.section.key == "mttf"]
     (note,) = [note for note in mttf.notes if note.startswith("r_f")]
     assert "15.62 failures in 1000 node-days" in note and "by drawing runs anew" in note
@@ -148,5 +148,5 @@ def test_both_intervals_of_r_f_are_said() -> None:
 
 
 def test_nothing_at_all_is_no_figure() -> None:
-    found = report(tables([], 0, 10 * DAY_NS), "nothing")
+    found = build_report(tables([], 0, 10 * DAY_NS), "nothing")
     assert [one.section.key for one in found.told if one.draw] == []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fleet.accounts import HEADER, ROW, read, row
 
 from outlast.errors import SourceError, UsageError
-from outlast.fleet import sacct
-from outlast.fleet.readings import Totals
+from outlast.fleet.formats import sacct
+from outlast.fleet.formats.log_reading import ReadTotals
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_whole_reading_counts_attempts_over_all_its_parts(tmp_path: Path) -> N
         row(start=f"{day}{hour}:00:00", end=f"{day}{hour}:00:10") for hour in (3, 1, 2, 6, 5, 4)
     ]
     path.write_text("\n".join([HEADER, *rows]))
-    reading = sacct.read(path, sacct.Options(block_bytes=3 * len(ROW)))
+    reading = sacct.read_sacct(path, sacct.SacctOptions(block_bytes=3 * len(ROW)))
     assert reading.whole().tables["jobs"]["attempt"].to_list() == [2, 0, 1, 5, 4, 3]
-    assert len(list(sacct.read(path, sacct.Options(block_bytes=3 * len(ROW))))) > 2
+    assert len(list(sacct.read_sacct(path, sacct.SacctOptions(block_bytes=3 * len(ROW))))) > 2
 
 
 def test_rows_that_are_nowhere_are_a_fault_of_the_reader() -> None:
-    totals = Totals(rows=3)
+    totals = ReadTotals(rows=3)
     totals.records["jobs"] = 2
     with pytest.raises(AssertionError, match="3 rows were read, but 2 are accounted for"):
         totals.check()
@@ -100,16 +100,16 @@ def test_a_log_without_header_needs_its_columns(tmp_path: Path) -> None:
 
 def test_options_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="no time zone"):
-        sacct.Options(zone="Mars/Base")
+        sacct.SacctOptions(zone="Mars/Base")
     with pytest.raises(UsageError, match="cannot separate"):
-        sacct.Options(delimiter="a")
+        sacct.SacctOptions(delimiter="a")
 
 
 def test_nothing_readable_is_refused_with_the_commonest_reason(tmp_path: Path) -> None:
     path = tmp_path / "sacct.txt"
     path.write_text("\n".join([HEADER, *[row(state="?")] * 3, row(jobid="x")]))
     with pytest.raises(SourceError, match=r"none of its 4 rows.*3 of them: no job state"):
-        sacct.read(path).whole()
+        sacct.read_sacct(path).whole()
 
 
 fields = st.fixed_dictionaries(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outlast.errors import SourceError
-from outlast.fleet import sacct
-from outlast.fleet.readings import Part, Totals
+from outlast.fleet.formats import sacct
+from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch
 
 OLD: dict[str, Any] = {
     "job_id": 10, "array": {"job_id": 1, "task": None, "task_id": 7}, "cluster": "cedar",
@@ -38,10 +38,10 @@ NEW: dict[str, Any] = OLD | {
 }  # fmt: skip
 
 
-def read(folder: Path, document: object) -> tuple[Part, Totals]:
+def read(folder: Path, document: object) -> tuple[RecordBatch, ReadTotals]:
     path = folder / "sacct.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
-    reading = sacct.read(path)
+    reading = sacct.read_sacct(path)
     return reading.whole(), reading.totals
 
 
@@ -110,6 +110,6 @@ def test_other_json_is_refused_by_name(tmp_path: Path, document: object, match: 
 
 def test_an_empty_list_is_said(tmp_path: Path) -> None:
     part, totals = read(tmp_path, {"jobs": [], "errors": ["slurmdbd is down"]})
-    assert part == Part({}, [])
+    assert part == RecordBatch({}, [])
     assert totals.notes[0] == "sacct found no jobs"
     assert "slurmdbd is down" in totals.quoted[0]

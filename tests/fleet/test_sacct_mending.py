@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.fleet import sacct
-from outlast.fleet.readings import Reject, Totals
+from outlast.fleet.formats import sacct
+from outlast.fleet.formats.log_reading import ReadTotals, Reject
 
 HEADER = "JobID|JobName|State|Start|End|Comment|NNodes|SubmitLine"
 
@@ -17,11 +17,13 @@ def line(job: int, name: str = "train", comment: str = "", submit: str = "sbatch
     return f"{job}|{name}|{middle}|{comment}|1|{submit}"
 
 
-def read(folder: Path, text: str, block_bytes: int = 1 << 20) -> tuple[list, list[Reject], Totals]:
+def read(
+    folder: Path, text: str, block_bytes: int = 1 << 20
+) -> tuple[list, list[Reject], ReadTotals]:
     """Jobs and their names; rejects."""
     path = folder / "sacct.txt"
     path.write_text(f"{HEADER}\n{text}\n")
-    reading = sacct.read(path, sacct.Options(block_bytes=block_bytes))
+    reading = sacct.read_sacct(path, sacct.SacctOptions(block_bytes=block_bytes))
     part = reading.whole()
     rows = part.tables["jobs"].select("job", "name").rows() if part.tables else []
     return rows, part.rejects, reading.totals

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import SourceError
-from outlast.fleet import hosts, sacct
-from outlast.fleet.readings import Part, Totals
+from outlast.fleet import host_lists
+from outlast.fleet.formats import sacct
+from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch
 
 STEP = "step of a job"
 XDMOD = (
@@ -24,8 +25,8 @@ def dumps(traces: Path) -> Path:
     return found
 
 
-def read(path: Path, options: sacct.Options | None = None) -> tuple[Part, Totals]:
-    reading = sacct.read(path, options)
+def read(path: Path, options: sacct.SacctOptions | None = None) -> tuple[RecordBatch, ReadTotals]:
+    reading = sacct.read_sacct(path, options)
     return reading.whole(), reading.totals
 
 
@@ -72,7 +73,7 @@ def test_fields_with_line_breaks(dumps: Path) -> None:
     ]
     assert totals.odd == {"records put together from several lines": 3}
     for text, nodes in part.tables["jobs"].select("hosts", "nodes").iter_rows():
-        assert hosts.count(text) == nodes
+        assert host_lists.count(text) == nodes
 
 
 def test_bytes_that_are_no_utf8(dumps: Path) -> None:
@@ -98,15 +99,15 @@ def test_jobs_that_ran_when_they_were_asked_for(dumps: Path) -> None:
 def test_an_old_log_without_header(dumps: Path) -> None:
     """Of its seven rows one is a task of an array; the others say ranges, and nodes for each."""
     columns = tuple(XDMOD.split())
-    part, totals = read(dumps / "xdmod_job_arrays.log", sacct.Options(columns=columns))
+    part, totals = read(dumps / "xdmod_job_arrays.log", sacct.SacctOptions(columns=columns))
     assert part.tables["jobs"].select("job", "state", "nodes").rows() == [
         ("4103947_100", "TIMEOUT", 32)
     ]
-    assert hosts.count(part.tables["jobs"]["hosts"].item()) == 32
+    assert host_lists.count(part.tables["jobs"]["hosts"].item()) == 32
     assert (totals.rows, totals.rejects.total()) == (6, 5)
 
 
 @pytest.mark.parametrize("name", ["scontrol-show-config", "sinfo", "squeue"])
 def test_other_commands_of_slurm_are_refused(dumps: Path, name: str) -> None:
     with pytest.raises(SourceError, match="no header of sacct"):
-        sacct.read(dumps / f"sample-{name}-output.txt")
+        sacct.read_sacct(dumps / f"sample-{name}-output.txt")

@@ -276,9 +276,9 @@ def test_one_endless_line_is_a_reject_and_no_end_of_the_file(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line of 60 MB refused a file of a million good ones."""
-    from outlast.fleet.sacct import lines
+    from outlast.fleet.formats.sacct import sacct_text
 
-    monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(sacct_text, "RECORD_BYTES_MAX", 1 << 16)
     good = [row(jobid=str(n)) for n in range(40)]
     at = {"between": 20, "first": 0, "last": 40, "torn before": 20}[where]
     long = ["x" * (1 << 20)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.fleet.jobs_of import cluster, finding, job
 
-from outlast.fleet.attribution import attribute
-from outlast.fleet.sizes import sizes
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.jobs.job_runs import jobs_by_size
 
 
 def test_sizes_by_number_and_by_gpu_time() -> None:
-    told = sizes(
+    told = jobs_by_size(
         cluster(
             job("1", gpus=1),
             job("2", gpus=1),
@@ -28,5 +28,5 @@ def test_sizes_by_number_and_by_gpu_time() -> None:
 
 
 def test_no_jobs_have_no_sizes() -> None:
-    assert sizes(cluster(finding())).is_empty()
-    assert attribute(cluster(finding())).failures.is_empty()
+    assert jobs_by_size(cluster(finding())).is_empty()
+    assert attribute_failures(cluster(finding())).failures.is_empty()

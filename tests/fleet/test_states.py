@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.fleet.jobs_of import cluster, finding, job
 
-from outlast.fleet.attribution import attribute
-from outlast.fleet.states import states
+from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.jobs.job_runs import jobs_by_state
 
 
 def test_infrastructures_share_of_jobs_and_gpu_time() -> None:
@@ -20,7 +20,10 @@ def test_infrastructures_share_of_jobs_and_gpu_time() -> None:
         job("7", hours=-1),
         finding(),
     )
-    told = {(state, hw): row for state, hw, *row in states(found, attribute(found)).rows()}
+    told = {
+        (state, hw): row
+        for state, hw, *row in jobs_by_state(found, attribute_failures(found)).rows()
+    }
     assert set(told) == {
         ("NODE_FAIL", True), ("FAILED", True), ("FAILED", False), ("COMPLETED", False),
         ("CANCELLED", False),

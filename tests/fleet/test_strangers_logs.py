@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from outlast.errors import SourceError
-from outlast.fleet.exposure import attempts
-from outlast.fleet.formats import Asked
-from outlast.fleet.ingest import Summary, ingest
-from outlast.fleet.lake import Lake
-from outlast.fleet.machines import NO_CLOCK, NO_SHAPE
-from outlast.fleet.mapped import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
-from outlast.fleet.readings import NO_UTF8, TWICE
-from outlast.fleet.rows import UNCLOSED
-from outlast.fleet.scheduler_hosts import as_slurm
-from outlast.fleet.window import window
-from outlast.symptoms.envelopes import NO_ENTRY, NO_WRITER
-from outlast.symptoms.stamps import LEFT_OUT
+from outlast.fleet.analysis.exposure import attempts
+from outlast.fleet.formats.format_detection import LogOptions
+from outlast.fleet.formats.hardware_logs import NO_CLOCK, NO_SHAPE
+from outlast.fleet.formats.log_reading import NO_UTF8, TWICE
+from outlast.fleet.formats.log_rows import UNCLOSED
+from outlast.fleet.formats.mapped_logs import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
+from outlast.fleet.host_lists import to_slurm_list
+from outlast.fleet.store.ingestion import IngestSummary, ingest
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
+from outlast.node_logs.log_envelopes import NO_ENTRY, NO_WRITER
+from outlast.node_logs.log_timestamps import LEFT_OUT
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, GPU has fallen off the bus."
 JOBS = """rows = "jobs"
@@ -39,10 +39,10 @@ JOB = {
 }  # fmt: skip
 
 
-def read(folder: Path, content: str | bytes, name: str = "some.log", **asked: Any) -> Summary:
+def read(folder: Path, content: str | bytes, name: str = "some.log", **asked: Any) -> IngestSummary:
     log = folder / name
     log.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return ingest(folder / "lake", [log], Asked(**asked))
+    return ingest(folder / "lake", [log], LogOptions(**asked))
 
 
 def findings(folder: Path) -> list[tuple[str, int]]:
@@ -139,7 +139,7 @@ def test_an_event_log_in_the_zone_that_it_names(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_host_lists_of_other_schedulers(text: str, expected: str | None) -> None:
-    assert as_slurm(text) == expected
+    assert to_slurm_list(text) == expected
 
 
 def test_hosts_of_pbs_count_as_nodes(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_job_that_ends_long_after_a_window_ran_in_it(tmp_path: Path) -> None:
         )
     ]  # fmt: skip
     read(tmp_path, "JobID|State|Start|End|NNodes|AllocTRES\n" + "".join(rows))
-    found = attempts(window(Lake.open(tmp_path / "lake"), "2024-05-01", "2024-05-10"))
+    found = attempts(load_window(Lake.open(tmp_path / "lake"), "2024-05-01", "2024-05-10"))
     held = found.sort("job").select("node_days", "ended").collect().rows()
     assert held == [(256 * 9.0, False), (1.0, True), (2.0, False), (7.0, False)]
 

@@ -11,22 +11,21 @@ from msgspec import structs
 from tests.fleet.synthetic import Seen, hosts, problems, seen
 
 from outlast.errors import UsageError
-from outlast.fleet.synth import RSC1, RSC2, cluster
-from outlast.fleet.synth.hosts import host_lists, names
-from outlast.fleet.synth.pace import Pace
-from outlast.fleet.synth.shapes import EVENTFUL, Episode, Size
+from outlast.fleet.synth.cluster_shapes import EVENTFUL, FailureProcess, JobSize, RateEpisode
+from outlast.fleet.synth.synthetic_cluster import RSC1, RSC2, make_cluster
+from outlast.fleet.synth.synthetic_tables import host_lists, node_names
 
 GPU_HOURS = pl.col("gpus") * (pl.col("t_ns") - pl.col("start_ns")) / 3.6e12
 
 
 @pytest.fixture(scope="module")
 def small() -> Seen:
-    return seen(cluster("rsc1", 14, seed=3, nodes=256))
+    return seen(make_cluster("rsc1", 14, seed=3, nodes=256))
 
 
 @pytest.fixture(scope="module")
 def whole() -> Seen:
-    return seen(cluster("rsc1", 7, seed=1))
+    return seen(make_cluster("rsc1", 7, seed=1))
 
 
 def test_everything_that_a_cluster_tells_is_possible(small: Seen) -> None:
@@ -44,25 +43,25 @@ def test_any_small_cluster_is_possible(nodes, days, seed, shape, crowded) -> Non
             shape, utilization=1.0, preempt_share=0.8, r_f=0.3, excluding=0.3, loop_share=0.5,
             requeued=0.3, drains_per_day=0.5, resubmit_share=0.5, loop_length=4.0,
         )  # fmt: skip
-    one = seen(cluster(shape, days, seed, nodes=nodes))
+    one = seen(make_cluster(shape, days, seed, nodes=nodes))
     if len(one.jobs):
         assert problems(one) == []
 
 
 @pytest.mark.parametrize("gpus", [1, 8, 64])
 def test_a_shape_may_have_jobs_of_one_size_and_no_failure(gpus: int) -> None:
-    shape = structs.replace(RSC1, sizes=(Size(gpus, 1.0, 1.0),), r_f=0.0, drains_per_day=0.0)
-    one = seen(cluster(shape, 1, 0, nodes=16))
+    shape = structs.replace(RSC1, sizes=(JobSize(gpus, 1.0, 1.0),), r_f=0.0, drains_per_day=0.0)
+    one = seen(make_cluster(shape, 1, 0, nodes=16))
     assert problems(one) == []
     assert set(one.jobs["gpus"]) == {gpus}
     assert len(one.outages) == len(one.truth.failed) == one.truth.r_f == 0
 
 
 def test_the_same_seed_gives_the_same_cluster(small: Seen) -> None:
-    again = seen(cluster("rsc1", 14, seed=3, nodes=256))
+    again = seen(make_cluster("rsc1", 14, seed=3, nodes=256))
     assert all(mine.equals(theirs) for mine, theirs in zip(small[:6], again[:6], strict=True))
     assert again.truth == small.truth
-    other = seen(cluster("rsc1", 14, seed=4, nodes=256))
+    other = seen(make_cluster("rsc1", 14, seed=4, nodes=256))
     assert not other.jobs.equals(small.jobs)
     assert other.truth.lemons.keys() != small.truth.lemons.keys()
 
@@ -83,7 +82,7 @@ def test_failures_come_at_the_rate_that_is_true(whole: Seen) -> None:
 def test_rates_of_all_nodes_add_up_over_clusters() -> None:
     """Many failures: a rate that is 10 % off would be seen."""
     shape = structs.replace(RSC2, r_f=0.1, lemon_share=0.05, lemon_factors=(4.0, 8.0))
-    found = [cluster(shape, 28, seed, nodes=128)[1] for seed in range(3)]
+    found = [make_cluster(shape, 28, seed, nodes=128)[1] for seed in range(3)]
     expected = sum(one.r_f * one.node_days for one in found)
     counted = sum(one.failures_large for one in found)
     assert expected > 250
@@ -156,7 +155,7 @@ def test_a_new_check_sees_nothing_before_it_is_there(whole: Seen) -> None:
 
 def test_causes_ebb_and_flow() -> None:
     shape = structs.replace(EVENTFUL, r_f=0.2, lemon_share=0.0)
-    truth = cluster(shape, 20, 0, nodes=256)[1]
+    truth = make_cluster(shape, 20, 0, nodes=256)[1]
     links = [
         (one.t_ns - truth.since_ns) / 86400e9 for one in truth.failed if one.cause == "ib-link"
     ]
@@ -223,7 +222,7 @@ def test_runs_have_the_work_that_their_attempts_kept(whole: Seen) -> None:
 
 def test_loops_crash_soon_and_often() -> None:
     shape = structs.replace(RSC1, r_f=0.05, loop_share=0.5)
-    one = seen(cluster(shape, 4, 0, nodes=256))
+    one = seen(make_cluster(shape, 4, 0, nodes=256))
     assert one.truth.loops
     for loop in one.truth.loops:
         mine = one.jobs.filter(pl.col("job") == loop.job)
@@ -245,9 +244,10 @@ def test_repairs_go_with_outages(small: Seen) -> None:
 
 def test_pace_counts_exposure_back_and_forth() -> None:
     shape = structs.replace(
-        RSC1, episodes=(Episode("ib-link", 0.7, 0.8, 6.0), Episode("gpu-driver", 0.0, 0.2, 5.0))
+        RSC1,
+        episodes=(RateEpisode("ib-link", 0.7, 0.8, 6.0), RateEpisode("gpu-driver", 0.0, 0.2, 5.0)),
     )
-    pace = Pace(shape, 30, {})
+    pace = FailureProcess(shape, 30, {})
     times = np.linspace(-86400, 31 * 86400, 500)
     ages = [pace.age(t_s) for t_s in times]
     assert np.allclose([pace.when(age) for age in ages], times)
@@ -260,7 +260,7 @@ def test_pace_counts_exposure_back_and_forth() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 59), min_size=1, unique=True), min_size=1, max_size=8))
 def test_host_lists_are_read_back(lists: list[list[int]]) -> None:
-    named = names("c", 60)
+    named = node_names("c", 60)
     held = np.concatenate(lists).astype(np.int32)
     many = np.array([len(each) for each in lists])
     found = host_lists(named, held, np.cumsum(many) - many, many)
@@ -273,6 +273,6 @@ def test_host_lists_are_read_back(lists: list[list[int]]) -> None:
 )
 def test_what_cannot_be_is_refused(shape: str, days: float, nodes: int | None) -> None:
     with pytest.raises(UsageError):
-        cluster(shape, days, 0, nodes)
+        make_cluster(shape, days, 0, nodes)
     with pytest.raises(UsageError, match="utilization"):
-        cluster(structs.replace(RSC1, utilization=2.0), 1)
+        make_cluster(structs.replace(RSC1, utilization=2.0), 1)

@@ -8,40 +8,40 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from outlast.cli.fleet.synth import Made, synth
+from outlast.cli.fleet.synth import SynthReport, synth
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, StorageError, UsageError
-from outlast.fleet.formats import Asked
-from outlast.fleet.ingest import ingest
-from outlast.fleet.lake import Lake
-from outlast.fleet.synth import Truth, cluster
-from outlast.fleet.synth.files import write
-from outlast.fleet.tables import Tables
+from outlast.fleet.formats.format_detection import LogOptions
+from outlast.fleet.record_tables import Tables
+from outlast.fleet.store.ingestion import ingest
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster
+from outlast.fleet.synth.synthetic_files import write_files
 
 LISTED = ("findings", "outages", "repairs", "nodes", "checks")
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Tables, Truth]:
-    return cluster("rsc2", 4, seed=5, nodes=256)
+def made() -> tuple[Tables, GroundTruth]:
+    return make_cluster("rsc2", 4, seed=5, nodes=256)
 
 
 @pytest.fixture(scope="module")
-def site(made: tuple[Tables, Truth], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(made: tuple[Tables, GroundTruth], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synth") / "site"
-    write(*made, folder)
+    write_files(*made, folder)
     return folder
 
 
 def test_what_is_written_is_read_back(
-    made: tuple[Tables, Truth], site: Path, tmp_path: Path
+    made: tuple[Tables, GroundTruth], site: Path, tmp_path: Path
 ) -> None:
     tables, truth = made
     lake = tmp_path / "lake"
-    done = ingest(lake, [site / "sacct.txt"], Asked(), None)
+    done = ingest(lake, [site / "sacct.txt"], LogOptions(), None)
     assert not any(one.source.rejects for one in done.read)
     for log in ("health.jsonl", "nodes.csv", "repairs.csv", "outages.csv", "checks.csv"):
         mapping = (site / log).with_suffix(".toml")
-        done = ingest(lake, [site / log], Asked(mapping=mapping), None)
+        done = ingest(lake, [site / log], LogOptions(mapping=mapping), None)
         assert not any(one.source.rejects for one in done.read)
     found = Lake.open(lake).tables(truth.since_ns, truth.until_ns + 1)
     keys = ["job", "attempt"]
@@ -63,22 +63,22 @@ def test_accounting_is_as_awkward_as_it_is(site: Path) -> None:
     assert any("--exclude=rsc2-" in line for line in lines)
 
 
-def test_the_truth_is_beside_it(made: tuple[Tables, Truth], site: Path) -> None:
-    assert msgspec.json.decode((site / "truth.json").read_bytes(), type=Truth) == made[1]
+def test_the_truth_is_beside_it(made: tuple[Tables, GroundTruth], site: Path) -> None:
+    assert msgspec.json.decode((site / "truth.json").read_bytes(), type=GroundTruth) == made[1]
 
 
-def test_it_is_there_whole_or_not_at_all(made: tuple[Tables, Truth], tmp_path: Path) -> None:
+def test_it_is_there_whole_or_not_at_all(made: tuple[Tables, GroundTruth], tmp_path: Path) -> None:
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(*made, tmp_path / "site", stop)
+        write_files(*made, tmp_path / "site", stop)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="is no directory"):
-        write(*made, tmp_path / "missing" / "site")
+        write_files(*made, tmp_path / "missing" / "site")
     blocked = tmp_path / ("n" * 250)  # its draft has a name that is too long
     with pytest.raises(StorageError, match="nothing was kept"):
-        write(*made, blocked)
+        write_files(*made, blocked)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,9 +94,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site"
     assert synth(site, days=1, nodes=64, seed=2, json=True) == EXIT_DONE
-    said = msgspec.json.decode(capsys.readouterr().out, type=Made)
+    said = msgspec.json.decode(capsys.readouterr().out, type=SynthReport)
     assert said.files == sorted(path.name for path in site.iterdir())
-    tables, truth = cluster("rsc1", 1, 2, 64)
+    tables, truth = make_cluster("rsc1", 1, 2, 64)
     assert said.jobs == tables.jobs.select(pl.len()).collect().item()
     assert said.truth["r_f"] == truth.r_f
     assert said.truth["lemons"] == len(truth.lemons)

@@ -13,7 +13,7 @@ from tests.fleet.recorded import STEP_NS, T_NS, Job, played, write
 from outlast.cli.fleet.trace import trace
 from outlast.cli.main import main
 from outlast.errors import CorruptionError, StorageError, UsageError
-from outlast.fleet.trace.report import Report
+from outlast.fleet.flight_recorder.hang_report import HangReport
 from outlast.log_records import Finding, Severity
 
 Say = Callable[..., str]
@@ -44,8 +44,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Say:
     return said
 
 
-def _report(text: str) -> Report:
-    return msgspec.json.decode(text, type=Report)
+def _report(text: str) -> HangReport:
+    return msgspec.json.decode(text, type=HangReport)
 
 
 def test_the_rank_the_collective_and_the_time_are_said(dumps: Path, run: Say) -> None:

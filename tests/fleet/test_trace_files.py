@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.fleet.recorded import Raw, dump, entry, pickled
 
 from outlast.errors import CodecError, CorruptionError, OutlastError
-from outlast.fleet.trace.dumps import decode
-from outlast.fleet.trace.files import named
+from outlast.fleet.flight_recorder.recorder_dumps import decode_dump, identify_dump
 
 ONE = dump(entry(), entry(seq=2, record=1), groups={"0": (0, 1)})
 PLAIN = msgspec.to_builtins(ONE)
@@ -38,7 +37,7 @@ dist.destroy_process_group()
 def test_what_torch_writes_here_is_read_alike_from_both_formats(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _RECORDED, str(tmp_path)], check=True, timeout=60)
     for name in ("rank_0.json", "trace_0"):
-        read = decode((tmp_path / name).read_bytes(), name)
+        read = decode_dump((tmp_path / name).read_bytes(), name)
         assert [one.collective_seq_id for one in read.entries] == [3, 4, 5, 6]
         last = read.entries[-1]
         assert (last.profiling_name, last.input_sizes, last.input_dtypes) == (
@@ -48,7 +47,7 @@ def test_what_torch_writes_here_is_read_alike_from_both_formats(tmp_path: Path) 
 
 
 def test_a_pickle_is_read_as_its_json_is() -> None:
-    assert decode(pickled(PLAIN), "p") == decode(msgspec.json.encode(ONE), "j")
+    assert decode_dump(pickled(PLAIN), "p") == decode_dump(msgspec.json.encode(ONE), "j")
 
 
 def _with(opcodes: bytes) -> bytes:
@@ -99,7 +98,7 @@ def test_a_hostile_file_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     data, said = HOSTILE[name]
     with pytest.raises((CodecError, CorruptionError), match=said):
-        decode(data, "rank_0")
+        decode_dump(data, "rank_0")
     assert not (tmp_path / "ran").exists()
 
 
@@ -108,7 +107,7 @@ def test_a_hostile_file_is_refused_by_name(
 def test_a_dump_that_is_cut_off_is_said_to_be(data: bytes, at: st.DataObject) -> None:
     cut = at.draw(st.integers(0, len(data) - 1))
     with pytest.raises((CorruptionError, CodecError), match="rank_7"):
-        decode(data[:cut], "rank_7")
+        decode_dump(data[:cut], "rank_7")
 
 
 @given(
@@ -119,7 +118,7 @@ def test_a_dump_that_is_cut_off_is_said_to_be(data: bytes, at: st.DataObject) ->
 @example(b'{"entries":' + b"[" * 5000)
 def test_whatever_the_bytes_are_they_are_refused_in_words(data: bytes) -> None:
     with pytest.raises(OutlastError):
-        decode(data, "x")
+        decode_dump(data, "x")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +136,14 @@ def test_whatever_the_bytes_are_they_are_refused_in_words(data: bytes) -> None:
     ],
 )
 def test_a_name_says_the_rank_and_perhaps_the_host(name: str, rank: int | None, host: str) -> None:
-    assert named(Path("/a") / name)[1:] == (rank, host)
+    assert identify_dump(Path("/a") / name)[1:] == (rank, host)
 
 
 def test_what_records_have_alike_is_kept_once() -> None:
     """Else the dumps of thousands of ranks would need more memory than a node has."""
     data = msgspec.json.encode(dump(*(entry(seq=at + 1, record=at) for at in range(3))))
     known: dict[object, object] = {}
-    first, second = (decode(data, "x", known) for _ in range(2))
+    first, second = (decode_dump(data, "x", known) for _ in range(2))
     assert first == second
     for name in ("profiling_name", "process_group", "input_sizes", "output_dtypes"):
         assert len({id(getattr(one, name)) for one in (*first.entries, *second.entries)}) == 1

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fleet.recorded import Job, dump, entry, played, read
 
-from outlast.fleet.trace.dumps import Dump, Entry
-from outlast.fleet.trace.report import Report, analyse
+from outlast.fleet.flight_recorder.hang_report import HangReport, analyse_dumps
+from outlast.fleet.flight_recorder.recorder_dumps import RecorderDump, RecorderEntry
 
 ALL3 = {"0": (0, 1, 2)}
 
@@ -31,7 +31,7 @@ def jobs(draw: st.DrawFn) -> tuple[Job, int, int]:
 def test_the_rank_that_stayed_away_is_named(case: tuple[Job, int, int], gloo: bool) -> None:
     job, culprit, stops_at = case
     dumps, waits = played(job, culprit, stops_at, gloo=gloo)
-    report = analyse(read(dumps))
+    report = analyse_dumps(read(dumps))
     assert bool(report.stuck) == waits
     if waits:
         assert (report.ranks, report.stuck[0].kind) == ((culprit,), "absent")
@@ -51,7 +51,7 @@ def test_nobody_is_surely_blamed_who_is_innocent(
     left = {rank: one for rank, one in dumps.items() if rank not in lost}
     if not left:
         return
-    report = analyse(read(left), world=job.world)
+    report = analyse_dumps(read(left), world=job.world)
     if not waits:
         assert not any(one.kind == "absent" for one in report.stuck)
     if report.confidence == "sure":
@@ -59,17 +59,17 @@ def test_nobody_is_surely_blamed_who_is_innocent(
     assert set(report.missing) == lost & set(dumps)
 
 
-def _report(*dumps: Dump) -> Report:
-    return analyse(read(dict(enumerate(dumps))))
+def _report(*dumps: RecorderDump) -> HangReport:
+    return analyse_dumps(read(dict(enumerate(dumps))))
 
 
-def _three(*last: Entry) -> Report:
+def _three(*last: RecorderEntry) -> HangReport:
     """Three ranks that did one all-reduce together, and then this."""
     first = entry(seq=1, record=0)
     return _report(*(dump(first, one, groups=ALL3) for one in last))
 
 
-def _entered(name: str = "nccl:all_reduce", state: str = "started", **more: Any) -> Entry:
+def _entered(name: str = "nccl:all_reduce", state: str = "started", **more: Any) -> RecorderEntry:
     return entry(name, 2, 1, state=state, retired=False, **more)
 
 
@@ -117,7 +117,7 @@ def test_what_differs_and_is_through_is_not_why_it_stands() -> None:
 
 @pytest.mark.parametrize(("taken", "kind"), [(4, "unfinished"), (5, "mismatch")])
 def test_an_exchange_is_judged_by_its_sums(taken: int, kind: str) -> None:
-    def part(given: int, taken: int) -> Entry:
+    def part(given: int, taken: int) -> RecorderEntry:
         return _entered("nccl:all_to_all", input_sizes=((given,),), output_sizes=((taken,),))
 
     assert _three(part(2, 1), part(3, 4), part(taken, 4)).stuck[0].kind == kind
@@ -153,7 +153,7 @@ def test_records_that_were_reset_begin_anew_and_numbers_go_on() -> None:
 def test_a_batch_that_differs_in_one_of_its_sizes() -> None:
     """As an uneven all-gather of ranks that disagree about its parts."""
 
-    def batch(last: int) -> Dump:
+    def batch(last: int) -> RecorderDump:
         sizes: dict[str, Any] = {"state": "scheduled", "retired": False, "output_sizes": ((last,),)}
         parts = [
             entry("nccl:_broadcast_oop", 2, 1, state="scheduled"),
@@ -251,7 +251,7 @@ def test_groups_of_one_name_with_other_members_are_others() -> None:
 
 def test_a_rank_without_a_dump_may_be_the_one() -> None:
     waits = dump(entry(seq=1), entry(seq=2, record=1, state="started"), groups=ALL3)
-    report = analyse(read({0: waits, 1: waits}))
+    report = analyse_dumps(read({0: waits, 1: waits}))
     assert (report.stuck[0].kind, report.ranks, report.missing) == ("no-dump", (2,), (2,))
     assert report.confidence == "likely"
 
@@ -288,4 +288,4 @@ def test_who_entered_nothing_of_a_group_is_told_from_who_left_one_out() -> None:
     report = _report(dump(first, _entered(), groups=ALL3), dump(groups=ALL3), dump(groups=ALL3))
     assert "entered nothing of group 0 (default_pg), and so not all_reduce 1" in report.verdict
     dumps = {0: dump(first, _entered(), groups=ALL3), 1: dump(first, groups=ALL3)}
-    assert "Rank 1 never entered all_reduce 2" in analyse(read(dumps), world=2).verdict
+    assert "Rank 1 never entered all_reduce 2" in analyse_dumps(read(dumps), world=2).verdict

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from outlast.checkpoint import Checkpointer, tree
-from outlast.checkpoint.schema import STAGED_BYTES_MIN, TensorSpec
-from outlast.data.tickets import draw_seed
+from outlast.checkpoint import Checkpointer
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.value_encoder import STAGED_BYTES_MIN, TensorSpec
+from outlast.data.epoch_order import draw_seed
 from outlast.worker.compute_environment import fingerprint
 from outlast.worker.phases import state_transfer
 from outlast.worker.state import protected_state
@@ -36,13 +37,13 @@ def _state() -> dict[str, Any]:
 
 
 def _equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return tree.encode(a) == tree.encode(b)
+    return codec.encode(a) == codec.encode(b)
 
 
 @pytest.mark.usefixtures("defaults")
 def test_values_come_back_on_the_cpu() -> None:
     state = _state()
-    assert _equal(tree.decode(tree.encode(state)), state)
+    assert _equal(codec.decode(codec.encode(state)), state)
 
 
 @pytest.mark.usefixtures("defaults")
@@ -112,7 +113,7 @@ class _Copies(TorchFunctionMode):
 
 
 def test_a_donor_copies_from_its_device_what_it_sends_next_and_no_more() -> None:
-    _, tensors = tree.flatten(_state())
+    _, tensors = codec.flatten(_state())
     with _Copies() as copies:
         chunks = list(state_transfer._chunks(tensors))
     assert sum(copies.sizes) == sum(c.numel() for c in chunks) == (5 << 22) + 4

@@ -13,12 +13,11 @@ import msgspec
 import pytest
 
 from outlast.cli.main import main
-from outlast.health.report import WORST_FIRST, Report, worst
-from outlast.health.verdict import exit_code, nagios
+from outlast.health.node_report import WORST_FIRST, NodeReport, exit_code, nagios, worst_severity
 from outlast.log_records import SEVERITIES, Finding, Severity
 
 OWN = """
-from outlast.health.contract import Check, Probe, Said, Sample
+from outlast.health.check_contract import Check, Probe, Observation as Said, Sample
 
 class Weather(Sample, frozen=True):
     said: str
@@ -54,7 +53,7 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     """Whatever it lacks: every check of the profile has said something, and nothing is healthy
     that was not seen."""
     code = main(["check", "--profile", "periodic", "--state", str(tmp_path), "--json"])
-    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    report = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
     assert code == exit_code(report, unknown_passes=False)
     heard = {one.check.partition(".")[0] for one in report.findings}
     heard |= {one.check for one in report.not_applicable}
@@ -64,7 +63,7 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "healthy" in {one.severity for one in report.findings if one.check == "memory"}
     assert (tmp_path / "check.json").exists()
     main(["check", "--profile", "periodic", "--state", str(tmp_path), "--json"])
-    again = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    again = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
     assert any("not there yet" in note for note in report.notes) and again.notes == ()
 
 
@@ -138,7 +137,7 @@ def test_what_other_settings_expect_and_nobody_looked_at_is_unknown(
     )
     capsys.readouterr()
     main(["check", "--replay", str(record), "--settings", str(settings), "--json"])
-    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    report = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
     unseen = {(one.check, one.device) for one in report.findings if "not looked at" in one.detail}
     assert unseen == {("service", ""), ("mount", "/none")} and report.not_applicable == ()
     assert {one.severity for one in report.findings if one.check == "service"} == {"unknown"}
@@ -248,7 +247,7 @@ def test_root_runs_no_check_that_others_can_name(
 
 
 BROKEN = """
-from outlast.health.contract import Check, Probe, Sample
+from outlast.health.check_contract import Check, Probe, Sample
 
 def fails(*_):
     raise RuntimeError("a mistake in it")
@@ -276,7 +275,7 @@ def test_a_mistake_in_a_check_of_ones_own_ends_no_other(
     names = ["judges-badly", "counts-badly", "probes-badly", "says-nothing", "memory"]
     asked = [*names, "has-no-probe"]
     assert main(["check", "--json", "--settings", str(settings), "--only", *asked]) == 3
-    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    report = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
     told = {one.check: (one.severity, one.detail) for one in report.findings}
     assert told.keys() == set(names) and told["memory"][0] == "healthy"
     assert {told[name][0] for name in names[:4]} == {"unknown"}
@@ -290,7 +289,7 @@ def test_a_state_directory_that_cannot_be_used_ends_nothing(
     (tmp_path / "file").write_text("")
     state = ["--state", str(tmp_path / "file" / "state"), "--json"]
     assert main([*own("healthy"), *state]) == 3
-    report = msgspec.json.decode(capsys.readouterr().out, type=Report)
+    report = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
     assert [(one.check, one.severity) for one in report.findings] == [
         ("state", "unknown"), ("weather", "healthy"),
     ]  # fmt: skip
@@ -298,8 +297,8 @@ def test_a_state_directory_that_cannot_be_used_ends_nothing(
 
 
 def test_nothing_checked_is_unknown() -> None:
-    report = Report(
-        cluster="", node="n", profile="prolog", t_ns=0, took_s=0.0, severity=worst([]),
+    report = NodeReport(
+        cluster="", node="n", profile="prolog", t_ns=0, took_s=0.0, severity=worst_severity([]),
         findings=(), not_applicable=(),
     )  # fmt: skip
     assert exit_code(report, unknown_passes=True) == 3
@@ -315,7 +314,7 @@ def test_the_worst_counts_and_unknown_is_above_a_warning() -> None:
 
     assert set(WORST_FIRST) == set(SEVERITIES)
     for k, severity in enumerate(WORST_FIRST):
-        assert worst(map(finding, WORST_FIRST[k:])) == severity
+        assert worst_severity(map(finding, WORST_FIRST[k:])) == severity
 
 
 @pytest.mark.process

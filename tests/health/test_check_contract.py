@@ -10,54 +10,77 @@ from test_matmul_check import one
 from test_mounts_check import HOME, mounted
 from test_node_parts import RAM, TSC
 
+from outlast.health.check_contract import AnyCheck, Sample
+from outlast.health.check_profiles import SHIPPED
+from outlast.health.check_settings import CheckSettings, parse_settings
 from outlast.health.checks import (
-    clock,
-    compute,
-    disks,
-    gpus,
-    kernel,
-    links,
-    memory,
-    mounts,
-    neighbours,
-    services,
+    clock_check,
+    compute_check,
+    disk_check,
+    gpu_check,
+    kernel_log_check,
+    link_check,
+    memory_check,
+    mount_check,
+    neighbour_check,
+    service_check,
 )
-from outlast.health.checks.compute import Products
-from outlast.health.checks.disks import Drive, Drives, Smart
-from outlast.health.checks.gpus import Gpus, Leftovers, Process
-from outlast.health.checks.links import Links
-from outlast.health.checks.memory import Controller, Ram
-from outlast.health.checks.neighbours import Pairs
-from outlast.health.checks.services import Services
-from outlast.health.contract import AnyCheck, Sample
-from outlast.health.profiles import SHIPPED
-from outlast.health.settings import Settings, settled
-from outlast.testing.checks import CheckContract
+from outlast.health.checks.compute_check import ComputeSample
+from outlast.health.checks.disk_check import Drive, DrivesSample, SmartSample
+from outlast.health.checks.gpu_check import GpuProcess, GpusSample, LeftoversSample
+from outlast.health.checks.link_check import LinksSample
+from outlast.health.checks.memory_check import MemoryController, MemorySample
+from outlast.health.checks.neighbour_check import PairsSample
+from outlast.health.checks.service_check import ServicesSample
+from outlast.testing.node_check_contract import CheckContract
 
-BAD_RAM = Ram(
+BAD_RAM = MemorySample(
     total_bytes=None, available_bytes=None, hugepages=None,
-    controllers=(Controller(name="mc0", corrected=3, uncorrected=1),),
+    controllers=(MemoryController(name="mc0", corrected=3, uncorrected=1),),
 )  # fmt: skip
 CASES: list[tuple[AnyCheck, list[Sample]]] = [
-    (kernel.CHECK, [log(), log((-2, XID79), (-1, OOM)), log((-2, "quiet"), first=9)]),
-    (mounts.CHECK, [HOME, mounted(type=""), mounted(trouble="ESTALE"), mounted(free_bytes=0)]),
-    (memory.CHECK, [RAM, BAD_RAM]),
-    (links.CHECK, [ib(link_downed=3), ib(link_downed=9), ib("DOWN"), Links(ports=())]),
-    (disks.CHECK, [Drives(drives=(Drive(name="a"), Drive(name="b", state="dead")))]),
-    (disks.SMART, [Smart(name="a", passed=True), Smart(name="a"), Smart(name="b", passed=False)]),
-    (clock.CHECK, [TSC, clock.Clock(source="", available=())]),
-    (services.CHECK, [Services(states={"a": "active", "b": "failed"}), Services(states={})]),
-    (gpus.CHECK, [
-        node(H100, gpu(nvlinks=ONE_DOWN, pci="b", uuid="GPU-2")), node(gpu(lost=True)),
-        Gpus(on_bus=8, trouble="no driver"),
-    ]),
-    (compute.CHECK, [one(), one(wrong=1), Products(devices=())]),
-    (neighbours.CHECK, [
-        Pairs(rank=0, names=("a", "b", "c"), pairs=((0, 1, 4e9), (1, 2, 4e9), (0, 2, 1e9))),
-        Pairs(rank=1, names=("a", "b"), pairs=()), Pairs(rank=0, names=(), pairs=()),
-    ]),
-    (gpus.LEFTOVER, [Leftovers(on={}), Leftovers(on={"a": (Process(pid=1, name="x"),)})]),
-]  # fmt: skip
+    (kernel_log_check.CHECK, [log(), log((-2, XID79), (-1, OOM)), log((-2, "quiet"), first=9)]),
+    (mount_check.CHECK, [HOME, mounted(type=""), mounted(trouble="ESTALE"), mounted(free_bytes=0)]),
+    (memory_check.CHECK, [RAM, BAD_RAM]),
+    (link_check.CHECK, [ib(link_downed=3), ib(link_downed=9), ib("DOWN"), LinksSample(ports=())]),
+    (disk_check.CHECK, [DrivesSample(drives=(Drive(name="a"), Drive(name="b", state="dead")))]),
+    (
+        disk_check.SMART,
+        [
+            SmartSample(name="a", passed=True),
+            SmartSample(name="a"),
+            SmartSample(name="b", passed=False),
+        ],
+    ),
+    (clock_check.CHECK, [TSC, clock_check.ClockSample(source="", available=())]),
+    (
+        service_check.CHECK,
+        [ServicesSample(states={"a": "active", "b": "failed"}), ServicesSample(states={})],
+    ),
+    (
+        gpu_check.CHECK,
+        [
+            node(H100, gpu(nvlinks=ONE_DOWN, pci="b", uuid="GPU-2")),
+            node(gpu(lost=True)),
+            GpusSample(on_bus=8, trouble="no driver"),
+        ],
+    ),
+    (compute_check.CHECK, [one(), one(wrong=1), ComputeSample(devices=())]),
+    (
+        neighbour_check.CHECK,
+        [
+            PairsSample(
+                rank=0, names=("a", "b", "c"), pairs=((0, 1, 4e9), (1, 2, 4e9), (0, 2, 1e9))
+            ),
+            PairsSample(rank=1, names=("a", "b"), pairs=()),
+            PairsSample(rank=0, names=(), pairs=()),
+        ],
+    ),
+    (
+        gpu_check.LEFTOVER,
+        [LeftoversSample(on={}), LeftoversSample(on={"a": (GpuProcess(pid=1, name="x"),)})],
+    ),
+]
 
 
 class TestShipped(CheckContract):
@@ -74,8 +97,8 @@ class TestShipped(CheckContract):
         return case[1]
 
     @pytest.fixture
-    def settings(self) -> Settings:
-        return settled({"services": {"active": ["a", "b"]}, "gpus": {"count": 2}}, "t")
+    def settings(self) -> CheckSettings:
+        return parse_settings({"services": {"active": ["a", "b"]}, "gpus": {"count": 2}}, "t")
 
 
 def test_all_that_is_shipped_is_held_to_it() -> None:

@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.cli.main import main
-from outlast.health.breaker import PREFIX, REASON_MAX, Drained, allowance, reason, recent
-from outlast.health.drain import LEDGER, drain, take_slot
-from outlast.health.report import Report
-from outlast.health.settings import Drain
+from outlast.health.check_settings import DrainSettings
+from outlast.health.node_drain import LEDGER, drain_node, take_slot
+from outlast.health.node_report import NodeReport
+from outlast.health.slurm_nodes import (
+    PREFIX,
+    REASON_MAX,
+    DrainedNode,
+    drain_allowance,
+    drain_reason,
+    recently_drained,
+)
 from outlast.log_records import Finding
 
 NOW_NS = time.time_ns()
@@ -80,12 +87,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(place)
 
 
-def report(severity: str = "now", detail: str = "GPU has fallen off the bus") -> Report:
+def report(severity: str = "now", detail: str = "GPU has fallen off the bus") -> NodeReport:
     one = Finding(
         t_ns=NOW_NS, cluster="c", node="n1", check="kernel.xid", symptom="gpu-unavailable",
         severity=severity, code="XID 79", device="0000:3b:00.0", detail=detail,  # type: ignore[arg-type]
     )  # fmt: skip
-    return Report(
+    return NodeReport(
         cluster="c", node="n1", profile="periodic", t_ns=NOW_NS, took_s=0.0,
         severity=severity, findings=(one,), not_applicable=(),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -97,12 +104,12 @@ def ago(seconds: float) -> str:
 
 def test_a_bad_node_is_drained_with_our_reason(slurm: Slurm) -> None:
     slurm.has(n1=("MIXED", "", "Unknown"))
-    assert drain(report(), Drain()).drained
+    assert drain_node(report(), DrainSettings()).drained
     state, said = slurm.node("n1")
     assert state == "MIXED+DRAIN" and said == (
         "outlast: kernel.xid 0000:3b:00.0 XID 79 GPU has fallen off the bus"
     )
-    second = drain(report(), Drain())
+    second = drain_node(report(), DrainSettings())
     assert not second.drained and "away already (outlast: kernel.xid" in second.why
     assert sum(call.startswith("update") for call in slurm.calls) == 1
 
@@ -115,7 +122,7 @@ def test_another_cluster_of_the_environment_is_not_spoken_to(
         f"#!/bin/sh\necho clusters=$SLURM_CLUSTERS >>{slurm.place}/said\nexit 1\n"
     )
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
-    assert not drain(report(), Drain()).drained
+    assert not drain_node(report(), DrainSettings()).drained
     assert (slurm.place / "said").read_text() == "clusters=\n"
 
 
@@ -124,7 +131,7 @@ def test_another_cluster_of_the_environment_is_not_spoken_to(
 )
 def test_what_an_administrator_sent_away_is_not_touched(slurm: Slurm, state: str) -> None:
     slurm.has(n1=(state, "bad fan, ticket 7", ago(60)))
-    outcome = drain(report(), Drain())
+    outcome = drain_node(report(), DrainSettings())
     assert not outcome.drained and "away already (bad fan, ticket 7)" in outcome.why
     assert slurm.node("n1") == (state, "bad fan, ticket 7")
     assert [call.split()[0] for call in slurm.calls] == ["show"]
@@ -133,7 +140,7 @@ def test_what_an_administrator_sent_away_is_not_touched(slurm: Slurm, state: str
 @pytest.mark.parametrize("state", ["UNKNOWN", "IDLE*", "DOWN*", "IDLE+NOT_RESPONDING", "IDLE~"])
 def test_a_node_that_has_not_registered_is_left_alone(slurm: Slurm, state: str) -> None:
     slurm.has(n1=(state, "", "Unknown"))
-    outcome = drain(report(), Drain())
+    outcome = drain_node(report(), DrainSettings())
     assert not outcome.drained and "does not have it yet" in outcome.why
     assert slurm.node("n1")[0] == state
 
@@ -145,14 +152,14 @@ def test_nothing_is_asked_of_slurm_in_its_own_scripts(
     """Whatever the profile is: there slurmctld may wait for us."""
     slurm.has(n1=("IDLE", "", "Unknown"))
     monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", context)
-    assert not drain(report(), Drain()).drained
+    assert not drain_node(report(), DrainSettings()).drained
     assert slurm.calls == []
 
 
 @pytest.mark.parametrize("severity", ["unknown", "warn", "healthy"])
 def test_only_what_costs_a_job_drains(slurm: Slurm, severity: str) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
-    assert not drain(report(severity), Drain()).drained
+    assert not drain_node(report(severity), DrainSettings()).drained
     assert slurm.calls == []
 
 
@@ -160,12 +167,12 @@ def test_the_breaker_counts_ours_of_the_last_hour_only(slurm: Slurm) -> None:
     """Of 103 nodes 2 % are two."""
     old, theirs = ("IDLE+DRAIN", "outlast: a", ago(4000)), ("DOWN", "ticket", ago(10))
     slurm.has(n1=("IDLE", "", "Unknown"), a=("IDLE+DRAIN", "outlast: a", ago(10)), b=old)
-    assert drain(report(), Drain(percent=2)).drained
+    assert drain_node(report(), DrainSettings(percent=2)).drained
     slurm.has(
         n1=("IDLE", "", "Unknown"), a=("IDLE+DRAIN", "outlast: a", ago(10)),
         b=("IDLE+DRAIN", "outlast: b", "Unknown"), c=theirs,
     )  # fmt: skip
-    outcome = drain(report(), Drain(percent=2))
+    outcome = drain_node(report(), DrainSettings(percent=2))
     assert not outcome.drained and "2 nodes were drained within 3600 s, at most 2" in outcome.why
     assert slurm.node("n1") == ("IDLE", "")
 
@@ -173,7 +180,7 @@ def test_the_breaker_counts_ours_of_the_last_hour_only(slurm: Slurm) -> None:
 def test_a_slurm_that_does_not_answer_drains_nothing(slurm: Slurm) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
     (slurm.place / "hangs").touch()
-    outcome = drain(report(), Drain(deadline_s=0.5))
+    outcome = drain_node(report(), DrainSettings(deadline_s=0.5))
     assert not outcome.drained and "scontrol did not answer within 0.5 s" in outcome.why
 
 
@@ -181,43 +188,43 @@ def test_a_slurm_that_is_not_there_or_knows_no_such_node(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.has()
-    assert "Node n1 not found" in drain(report(), Drain()).why
+    assert "Node n1 not found" in drain_node(report(), DrainSettings()).why
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert "scontrol: No such file" in drain(report(), Drain()).why
+    assert "scontrol: No such file" in drain_node(report(), DrainSettings()).why
 
 
 def test_no_name_becomes_an_option(slurm: Slurm) -> None:
     for name in ("-h", "a b", "n[1-3]", "", "ALL,x", "a=b"):
         one = report()
-        outcome = drain(Report(**{**_fields(one), "node": name}), Drain())
+        outcome = drain_node(NodeReport(**{**_fields(one), "node": name}), DrainSettings())
         assert not outcome.drained and "no name of a node" in outcome.why
     assert slurm.calls == []
 
 
-def _fields(one: Report) -> dict[str, Any]:
+def _fields(one: NodeReport) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
 
 
 def test_the_shared_ledger_lets_no_more_go_than_may(slurm: Slurm, tmp_path: Path) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
     shared = tmp_path / "shared"
-    settings = Drain(percent=2, shared=str(shared), deadline_s=20)
-    assert "could not be asked (FileNotFoundError" in drain(report(), settings).why
+    settings = DrainSettings(percent=2, shared=str(shared), deadline_s=20)
+    assert "could not be asked (FileNotFoundError" in drain_node(report(), settings).why
     shared.mkdir()
     for name in ("a", "b"):
         assert take_slot(shared, name, 2, NOW_NS, 3600).granted
-    outcome = drain(report(), settings)
+    outcome = drain_node(report(), settings)
     assert not outcome.drained and "2 nodes were drained within 3600 s by the ledger" in outcome.why
     (shared / LEDGER).write_text("{damaged")
-    assert "is damaged" in drain(report(), settings).why
+    assert "is damaged" in drain_node(report(), settings).why
     (shared / LEDGER).unlink()
-    assert drain(report(), settings).drained
+    assert drain_node(report(), settings).drained
 
 
 SLOT = """
 import sys, time
 from pathlib import Path
-from outlast.health.drain import take_slot
+from outlast.health.node_drain import take_slot
 slot = take_slot(Path(sys.argv[1]), sys.argv[2], 3, int(sys.argv[3]), 3600)
 print(int(slot.granted))
 """
@@ -242,20 +249,20 @@ def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_p
     slurm.has(n1=("IDLE", "", "Unknown"))
     shared, target = tmp_path / "shared", tmp_path / "crontab"
     shared.mkdir()
-    asked = Drain(shared=str(shared), deadline_s=20)
+    asked = DrainSettings(shared=str(shared), deadline_s=20)
     (shared / LEDGER).symlink_to(target)
-    assert "could not be asked" in drain(report(), asked).why
+    assert "could not be asked" in drain_node(report(), asked).why
     assert not target.exists()
     (shared / LEDGER).unlink()
     target.write_text("")
     (shared / LEDGER).hardlink_to(target)
-    assert "no file of its own" in drain(report(), asked).why
+    assert "no file of its own" in drain_node(report(), asked).why
     (shared / LEDGER).unlink()
     shared.chmod(0o777)
-    assert "everybody can write" in drain(report(), asked).why
+    assert "everybody can write" in drain_node(report(), asked).why
     assert slurm.node("n1")[0] == "IDLE" and target.read_text() == ""
     shared.chmod(0o755)
-    assert drain(report(), asked).drained
+    assert drain_node(report(), asked).drained
 
 
 def test_the_command_drains_and_says_so(
@@ -273,7 +280,7 @@ def test_the_command_drains_and_says_so(
 @given(st.text(max_size=400))
 @settings(max_examples=80)
 def test_a_reason_is_one_plain_line(said: str) -> None:
-    found = reason(said)
+    found = drain_reason(said)
     assert found.startswith(PREFIX) and len(found) <= REASON_MAX
     assert not set("\n\r|'\"`$\\<>&*?[]{}\0") & set(found)
 
@@ -281,10 +288,10 @@ def test_a_reason_is_one_plain_line(said: str) -> None:
 @given(st.integers(0, 10_000), st.floats(0.1, 100))
 @settings(max_examples=50)
 def test_the_allowance_is_a_share_but_never_none(nodes: int, percent: float) -> None:
-    most = allowance(nodes, percent)
+    most = drain_allowance(nodes, percent)
     assert most == 1 or most <= nodes * percent / 100
 
 
 def test_what_is_recent() -> None:
-    past = [Drained("a", 0), Drained("b", None), Drained("c", 50), Drained("c", 60)]
-    assert recent(past, 100, 60e-9) == {"b", "c"}
+    past = [DrainedNode("a", 0), DrainedNode("b", None), DrainedNode("c", 50), DrainedNode("c", 60)]
+    assert recently_drained(past, 100, 60e-9) == {"b", "c"}

@@ -11,10 +11,18 @@ import msgspec
 import pytest
 from judging import about, after, found, said, severities
 
-from outlast.health.checks.gpus import CHECK, LEFTOVER, Gpu, Gpus, Leftovers, NvLink, Process
-from outlast.health.contract import AbsentError
-from outlast.health.memory import Memory
-from outlast.health.probes.gpus import on_bus, take
+from outlast.health.check_contract import AbsentError
+from outlast.health.check_memory import CheckMemory
+from outlast.health.checks.gpu_check import (
+    CHECK,
+    LEFTOVER,
+    Gpu,
+    GpuProcess,
+    GpusSample,
+    LeftoversSample,
+    NvLink,
+)
+from outlast.health.checks.gpu_probe import on_bus, take
 
 H100 = Gpu(
     index=0, pci="0000:3b:00.0", uuid="GPU-1", name="NVIDIA H100 80GB HBM3", temperature_c=41,
@@ -29,8 +37,8 @@ def gpu(**other: object) -> Gpu:
     return msgspec.structs.replace(H100, **other)
 
 
-def node(*gpus: Gpu, on_bus: int | None = None) -> Gpus:
-    return Gpus(on_bus=len(gpus) if on_bus is None else on_bus, driver="550.54.15", gpus=gpus)
+def node(*gpus: Gpu, on_bus: int | None = None) -> GpusSample:
+    return GpusSample(on_bus=len(gpus) if on_bus is None else on_bus, driver="550.54.15", gpus=gpus)
 
 
 def test_a_sound_gpu_is_healthy() -> None:
@@ -95,7 +103,7 @@ def test_a_gpu_that_is_missing() -> None:
 
 def test_a_gpu_that_fell_off_the_bus_since_the_last_check_is_missed() -> None:
     """Where the settings count none, a node is held against itself, also as it was."""
-    memory = after(CHECK, node(gpu(), gpu(index=1)), about(Memory()))
+    memory = after(CHECK, node(gpu(), gpu(index=1)), about(CheckMemory()))
     one = node(gpu(), on_bus=1)
     assert ("now", "", "1 on the PCI bus, and 2 at an earlier check") in said(
         CHECK, one, about(memory, 60)
@@ -104,11 +112,11 @@ def test_a_gpu_that_fell_off_the_bus_since_the_last_check_is_missed() -> None:
 
 
 def test_processes_of_no_gpu_are_unknown() -> None:
-    assert severities(LEFTOVER, Leftovers(on={}), about()) == ["unknown"]
+    assert severities(LEFTOVER, LeftoversSample(on={}), about()) == ["unknown"]
 
 
 def test_without_a_driver_nothing_is_healthy() -> None:
-    silent = Gpus(on_bus=8, trouble="the NVIDIA driver could not be asked: Driver Not Loaded")
+    silent = GpusSample(on_bus=8, trouble="the NVIDIA driver could not be asked: Driver Not Loaded")
     assert severities(CHECK, silent, about(gpus={"count": 8})) == ["unknown"]
     assert severities(CHECK, silent, about(gpus={"count": 9})) == ["now", "unknown"]
 
@@ -126,8 +134,8 @@ def test_nvlinks_are_as_on_most_gpus_or_as_the_settings_say() -> None:
 
 def test_errors_that_are_new_count() -> None:
     old = gpu(uncorrected_ever=4)
-    assert severities(CHECK, node(old), about(Memory())) == ["healthy"]
-    memory = after(CHECK, node(old), about(Memory()))
+    assert severities(CHECK, node(old), about(CheckMemory())) == ["healthy"]
+    memory = after(CHECK, node(old), about(CheckMemory()))
     assert severities(CHECK, node(old), about(memory, 60)) == ["healthy"]
     assert severities(CHECK, node(gpu(uncorrected_ever=5)), about(memory, 60)) == ["drain"]
     worn = gpu(nvlinks=(NvLink(number=0, active=True, errors=101), *H100.nvlinks[1:]))
@@ -135,11 +143,11 @@ def test_errors_that_are_new_count() -> None:
 
 
 def test_processes_left_over() -> None:
-    mine = Process(pid=77, name="python", bytes=10**9)
-    allowed = Process(pid=8, name="nv-hostengine")
+    mine = GpuProcess(pid=77, name="python", bytes=10**9)
+    allowed = GpuProcess(pid=8, name="nv-hostengine")
     at = about()
-    assert severities(LEFTOVER, Leftovers(on={"0000:3b:00.0": (allowed,)}), at) == ["healthy"]
-    assert said(LEFTOVER, Leftovers(on={"0000:3b:00.0": (allowed, mine), "b": ()}), at) == [
+    assert severities(LEFTOVER, LeftoversSample(on={"0000:3b:00.0": (allowed,)}), at) == ["healthy"]
+    assert said(LEFTOVER, LeftoversSample(on={"0000:3b:00.0": (allowed, mine), "b": ()}), at) == [
         ("drain", "0000:3b:00.0", "1 processes are left over: python (77)")
     ]
 
@@ -213,7 +221,7 @@ int nvmlDeviceGetNvLinkErrorCounter(dev d, unsigned link, int kind, unsigned lon
 const char *nvmlErrorString(int code) { return "an error of the test's driver"; }
 """
 ASK = (
-    "import msgspec, sys\nfrom outlast.health.probes.gpus import take\n"
+    "import msgspec, sys\nfrom outlast.health.checks.gpu_probe import take\n"
     "sys.stdout.buffer.write(msgspec.json.encode(take(2)))\n"
 )
 
@@ -234,7 +242,7 @@ def test_the_driver_is_asked_for_real(tmp_path: Path) -> None:
         [sys.executable, "-c", ASK], capture_output=True, check=True, timeout=60,
         env={"LD_LIBRARY_PATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    sample = msgspec.json.decode(done.stdout, type=Gpus)
+    sample = msgspec.json.decode(done.stdout, type=GpusSample)
     assert sample.trouble == "" and sample.driver == "550.54.15"
     one, lost, halved = sample.gpus
     assert lost.lost

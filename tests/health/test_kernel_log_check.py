@@ -8,24 +8,24 @@ import msgspec
 import pytest
 from judging import SECOND_NS, T0_NS, about, after, found, said, severities
 
-from outlast.health.checks.kernel import CHECK, Log
-from outlast.health.memory import Memory
-from outlast.health.probes import kernel as probe
-from outlast.symptoms.policy import shipped
-from outlast.symptoms.storms import times
+from outlast.health.check_memory import CheckMemory
+from outlast.health.checks import kernel_log_check as probe
+from outlast.health.checks.kernel_log_check import CHECK, KernelLogSample
+from outlast.node_logs.log_readings import finding_count
+from outlast.node_logs.xid_policy import shipped_policy
 
 BOOT_NS = T0_NS - 10_000 * SECOND_NS
 XID79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 OOM = "Out of memory: Killed process 77 (python) total-vm:1kB"
 
 
-def log(*messages: tuple[float, str], first: int = 0, boot: str = "b") -> Log:
+def log(*messages: tuple[float, str], first: int = 0, boot: str = "b") -> KernelLogSample:
     """Messages at seconds after T0, as /dev/kmsg has them."""
     lines = tuple(
         (first + k, f"3,{first + k},{round((t_s + 10_000) * 1e6)},-;{text}")
         for k, (t_s, text) in enumerate(messages)
     )
-    return Log(
+    return KernelLogSample(
         boot=boot, boot_ns=BOOT_NS, source="kmsg", first=first, last=first + len(lines) - 1,
         cut=first > 0, lines=lines,
     )  # fmt: skip
@@ -46,7 +46,7 @@ def test_without_a_mark_only_the_last_hour_counts() -> None:
 
 def test_what_was_read_is_not_read_again_and_a_boot_begins_anew() -> None:
     first = log((-2, XID79))
-    memory = after(CHECK, first, about(Memory()), boot="b")
+    memory = after(CHECK, first, about(CheckMemory()), boot="b")
     later = log((-2, XID79), (30, "quiet"))
     assert severities(CHECK, later, about(memory, 60)) == ["healthy"]
     more = log((-2, XID79), (30, OOM))
@@ -61,20 +61,20 @@ def test_an_empty_log_is_unknown(source: str) -> None:
     empty = msgspec.structs.replace(log(), source=source)
     (one,) = said(CHECK, empty, about())
     assert one[0] == "unknown" and "no line can be read" in one[2]
-    memory = after(CHECK, log((-2, "quiet")), about(Memory()), boot="b")
+    memory = after(CHECK, log((-2, "quiet")), about(CheckMemory()), boot="b")
     assert severities(CHECK, log(), about(memory, 60)) == ["unknown"]
     kept = after(CHECK, log(), about(memory, 60), boot="b")
     assert kept.counters == memory.counters, "the mark stays where it was"
 
 
 def test_a_log_that_ends_before_its_mark_is_another_ones() -> None:
-    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(Memory()), boot="b")
+    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(CheckMemory()), boot="b")
     (one,) = said(CHECK, log((-2, "quiet")), about(memory, 60))
     assert one[0] == "unknown" and "was read to 1" in one[2]
 
 
 def test_lines_that_the_kernel_overwrote_are_said() -> None:
-    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(Memory()), boot="b")
+    memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(CheckMemory()), boot="b")
     lost = log((30, "quiet"), first=7)
     assert said(CHECK, lost, about(memory, 60))[0] == (
         "unknown", "", "the kernel overwrote 5 lines before they were read",
@@ -89,16 +89,16 @@ def test_a_log_that_does_not_go_back_to_the_window_is_unknown() -> None:
 
 
 def test_lines_of_a_journal_that_were_too_many_are_said() -> None:
-    def journal(*t_s: float, cut: bool) -> Log:
+    def journal(*t_s: float, cut: bool) -> KernelLogSample:
         numbers = [round((each + 10_000) * 1e6) for each in t_s]
-        return Log(
+        return KernelLogSample(
             boot="b", boot_ns=BOOT_NS, source="journal", first=numbers[0], last=numbers[-1],
             cut=cut, lines=tuple((number, '{"MESSAGE": "quiet"}') for number in numbers),
         )  # fmt: skip
 
     assert severities(CHECK, journal(-60, -1, cut=True), about()) == ["unknown"]
     assert severities(CHECK, journal(-60, -1, cut=False), about()) == ["healthy"]
-    memory = after(CHECK, journal(-60, -1, cut=False), about(Memory()), boot="b")
+    memory = after(CHECK, journal(-60, -1, cut=False), about(CheckMemory()), boot="b")
     assert severities(CHECK, journal(-60, 9, cut=True), about(memory, 60)) == ["healthy"]
     assert severities(CHECK, journal(5, 9, cut=True), about(memory, 60)) == ["unknown"]
 
@@ -154,7 +154,7 @@ def test_a_link_that_came_up_again_is_a_warning_that_it_went_down() -> None:
 
 def test_a_storm_is_one_finding() -> None:
     (one,) = found(CHECK, log(*[(-60 + k / 100, XID79) for k in range(5000)]), about())
-    assert times(one) == 5000
+    assert finding_count(one) == 5000
 
 
 def test_ignored_checks_and_codes_are_not_said() -> None:
@@ -165,7 +165,7 @@ def test_ignored_checks_and_codes_are_not_said() -> None:
 
 
 def test_another_policy_decides() -> None:
-    policy = shipped()
+    policy = shipped_policy()
     mild = msgspec.structs.replace(
         policy, xid={79: msgspec.structs.replace(policy.xid[79], severity="warn")}
     )
@@ -173,7 +173,7 @@ def test_another_policy_decides() -> None:
 
 
 def test_a_line_that_cannot_be_placed_is_unknown() -> None:
-    odd = Log(
+    odd = KernelLogSample(
         boot="b", boot_ns=BOOT_NS, source="kmsg", first=0, last=0,
         lines=((0, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),),
     )  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_line_that_cannot_be_placed_is_unknown() -> None:
 def test_a_real_log(fixtures: Path) -> None:
     """Lines of a machine with XID 119: seconds since boot, long before."""
     text = (fixtures / "dmesg-with-xid-119.log").read_text("utf-8", "replace").splitlines()
-    sample = Log(
+    sample = KernelLogSample(
         boot="b", boot_ns=BOOT_NS, source="kmsg", first=0, last=len(text) - 1,
         lines=tuple(enumerate(text)),
     )  # fmt: skip

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from judging import about, after, found, said, severities
 
-from outlast.health.checks.links import CHECK, Links, Port
-from outlast.health.memory import Memory
-from outlast.health.probes.links import take
+from outlast.health.check_memory import CheckMemory
+from outlast.health.checks.link_check import CHECK, LinkPort, LinksSample, take
 
 
 def write(root: Path, files: dict[str, str | int]) -> None:
@@ -42,23 +41,23 @@ def tree(root: Path) -> Path:
 
 def ib(
     state: str = "ACTIVE", physical: str = "LinkUp", rate: float | None = 400.0, **n: int
-) -> Links:
-    port = Port(
+) -> LinksSample:
+    port = LinkPort(
         name="mlx5_0/1", kind="ib", state=state, physical=physical, rate_gbps=rate, counters=n
     )
-    return Links(ports=(port,))
+    return LinksSample(ports=(port,))
 
 
-def rail(up: int, down: int, physical: str = "Polling", second: int = 0) -> Links:
+def rail(up: int, down: int, physical: str = "Polling", second: int = 0) -> LinksSample:
     """As many adapters with their first port up, or down; with `second` their second port down."""
     ports = [
-        Port(name=f"mlx5_{n}/1", kind="ib", state="ACTIVE" if n < up else "DOWN",
+        LinkPort(name=f"mlx5_{n}/1", kind="ib", state="ACTIVE" if n < up else "DOWN",
              physical="LinkUp" if n < up else physical, rate_gbps=400.0)
         for n in range(up + down)
     ]  # fmt: skip
-    ports += [Port(name=f"mlx5_{n}/2", kind="ib", state="DOWN", physical="Polling")
+    ports += [LinkPort(name=f"mlx5_{n}/2", kind="ib", state="DOWN", physical="Polling")
               for n in range(second)]  # fmt: skip
-    return Links(ports=tuple(ports))
+    return LinksSample(ports=tuple(ports))
 
 
 @pytest.mark.parametrize("physical", ["Polling", "Disabled", "Sleep"])
@@ -73,7 +72,7 @@ def test_second_ports_that_nobody_uses_are_not_missed() -> None:
 
 
 def test_a_port_that_was_up_is_missed_when_it_is_down_or_not_there() -> None:
-    memory = after(CHECK, rail(2, 2), about(Memory()))
+    memory = after(CHECK, rail(2, 2), about(CheckMemory()))
     down = said(CHECK, rail(1, 3), about(memory, 60))
     text = "is DOWN (Polling), and was up at an earlier check"
     assert [one for one in down if one[0] != "healthy"] == [("drain", "mlx5_1/1", text)]
@@ -121,7 +120,7 @@ def test_a_link_that_is_down_missing_or_slow_where_it_is_expected() -> None:
         ("drain", "mlx5_0/1", "200 Gb/s, and 400 are expected")
     ]
     assert severities(CHECK, ib(rate=None), wanted) == ["unknown"]
-    assert said(CHECK, Links(ports=()), wanted) == [("now", "mlx5_0/1", "is not there")]
+    assert said(CHECK, LinksSample(ports=()), wanted) == [("now", "mlx5_0/1", "is not there")]
 
 
 def test_a_port_that_nobody_named_is_not_missed() -> None:
@@ -131,13 +130,13 @@ def test_a_port_that_nobody_named_is_not_missed() -> None:
 
 
 def test_a_node_without_any_link_is_not_healthy() -> None:
-    assert severities(CHECK, Links(ports=()), about()) == ["unknown"]
+    assert severities(CHECK, LinksSample(ports=()), about()) == ["unknown"]
 
 
 def test_errors_count_by_the_hour_not_since_boot() -> None:
     many = ib(symbol_error=1_000_000)
-    assert severities(CHECK, many, about(Memory())) == ["healthy"], "of any age"
-    memory = after(CHECK, many, about(Memory()))
+    assert severities(CHECK, many, about(CheckMemory())) == ["healthy"], "of any age"
+    memory = after(CHECK, many, about(CheckMemory()))
     assert severities(CHECK, ib(symbol_error=1_000_100), about(memory, 60)) == ["healthy"]
     assert said(CHECK, ib(symbol_error=1_000_101), about(memory, 60)) == [
         ("warn", "mlx5_0/1", "symbol_error rose by 101 within the hour, at most 100")
@@ -154,7 +153,7 @@ def test_a_counter_at_its_end_tells_nothing_any_more() -> None:
 
 def test_a_flap_has_memory() -> None:
     """Down three times in an hour: drain, and until it was quiet for half an hour."""
-    memory, seen = Memory(), []
+    memory, seen = CheckMemory(), []
     for t_s, downs in ((0, 5), (300, 6), (600, 7), (900, 8), (1200, 8), (2699, 8), (2700, 8)):
         at = about(memory, t_s)
         sample = ib(link_downed=downs)

@@ -7,16 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import about, said, severities
 
-from outlast.health.checks.compute import CHECK, Device, Products
-from outlast.health.contract import AbsentError
-from outlast.health.probes import compute, neighbours
-from outlast.health.probes.asking import ToolError
-from outlast.health.probes.compute import computed, product_is_right
-from outlast.health.settings import Ring, Settings, settled
+from outlast.health.check_contract import AbsentError
+from outlast.health.check_settings import CheckSettings, RingSettings, parse_settings
+from outlast.health.checks import compute_check, neighbour_check
+from outlast.health.checks.compute_check import (
+    CHECK,
+    ComputeDevice,
+    ComputeSample,
+    compute_products,
+    product_is_right,
+)
+from outlast.health.checks.probe_tools import ToolError
 
 
-def one(wrong: int = 0, tflops: float = 400.0) -> Products:
-    return Products(devices=(Device(name="cuda:0", products=4, wrong=wrong, tflops=tflops),))
+def one(wrong: int = 0, tflops: float = 400.0) -> ComputeSample:
+    return ComputeSample(
+        devices=(ComputeDevice(name="cuda:0", products=4, wrong=wrong, tflops=tflops),)
+    )
 
 
 def test_products_are_judged() -> None:
@@ -24,41 +31,41 @@ def test_products_are_judged() -> None:
     assert severities(CHECK, one(), about(compute={"tflops_min": 300})) == ["healthy"]
     assert severities(CHECK, one(), about(compute={"tflops_min": 500})) == ["drain"]
     assert said(CHECK, one(wrong=1), about())[0][0] == "now"
-    assert severities(CHECK, Products(devices=()), about()) == ["unknown"]
+    assert severities(CHECK, ComputeSample(devices=()), about()) == ["unknown"]
 
 
 def test_this_machine_computes_right() -> None:
     torch = pytest.importorskip("torch")
-    sample = computed("cpu")
+    sample = compute_products("cpu")
     (device,) = sample.devices
     assert device.name == "cpu" and device.wrong == 0 and device.tflops > 0
     if not torch.cuda.is_available():
-        assert computed("cuda").devices == ()
+        assert compute_products("cuda").devices == ()
 
 
 def test_a_gpu_that_torch_does_not_see_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(compute, "on_bus", lambda: 8)
-    assert computed("auto").devices == ()
-    assert computed("cpu").devices[0].name == "cpu", "where the settings say so"
+    monkeypatch.setattr(compute_check, "on_bus", lambda: 8)
+    assert compute_products("auto").devices == ()
+    assert compute_products("cpu").devices[0].name == "cpu", "where the settings say so"
 
 
 def test_where_torch_is_missing_what_was_asked_of_it_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compute, "find_spec", lambda _: None)
-    monkeypatch.setattr(neighbours, "find_spec", lambda _: None)
-    (bare,) = CHECK.probes(Settings())
-    (asked,) = CHECK.probes(settled({"compute": {"tflops_min": 100}}, "t"))
+    monkeypatch.setattr(compute_check, "find_spec", lambda _: None)
+    monkeypatch.setattr(neighbour_check, "find_spec", lambda _: None)
+    (bare,) = CHECK.probes(CheckSettings())
+    (asked,) = CHECK.probes(parse_settings({"compute": {"tflops_min": 100}}, "t"))
     with pytest.raises(AbsentError):
         bare.take()
     with pytest.raises(ToolError, match="torch is not installed"):
         asked.take()
     with pytest.raises(AbsentError):
-        neighbours.take(Ring())
+        neighbour_check.take(RingSettings())
     with pytest.raises(ToolError, match="torch is not installed"):
-        neighbours.take(Ring(address="a:1", world=2))
+        neighbour_check.take(RingSettings(address="a:1", world=2))
 
 
 @given(

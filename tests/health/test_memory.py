@@ -6,28 +6,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import SECOND_NS, T0_NS
 
-from outlast.health.memory import (
+from outlast.health.check_memory import (
     KEYS_MAX,
     POINTS_MAX,
+    CheckMemory,
     Flap,
-    Memory,
-    Rule,
+    FlapRule,
+    counter_rise,
     flap_after,
-    remembered,
-    rise,
-    still,
+    still_holding,
+    updated_memory,
 )
 from outlast.log_records import Finding
 
-RULE = Rule(times=3, window_s=3600, recovery_s=1800)
+RULE = FlapRule(times=3, window_s=3600, recovery_s=1800)
 
 
 def at(t_s: float) -> int:
     return T0_NS + round(t_s * SECOND_NS)
 
 
-def seen(memory: Memory, t_s: float, value: int, *, flaps: bool = True, boot: str = "") -> Memory:
-    return remembered(
+def seen(
+    memory: CheckMemory, t_s: float, value: int, *, flaps: bool = True, boot: str = ""
+) -> CheckMemory:
+    return updated_memory(
         memory, boot=boot, counts={"k": (value, flaps)}, events=[], now_ns=at(t_s), rule=RULE
     )
 
@@ -54,19 +56,19 @@ def test_a_rise_is_the_sum_of_what_was_counted_over_any_resets(
         truth += step
         points.append((at(k), value))
     *before, (now_ns, last) = points
-    assert rise(before, last, now_ns, 1e6) == truth
+    assert counter_rise(before, last, now_ns, 1e6) == truth
 
 
 def test_a_rise_is_over_the_window_and_not_known_at_first() -> None:
-    assert rise([], 5, at(0), 60) is None
+    assert counter_rise([], 5, at(0), 60) is None
     points = [(at(0), 0), (at(100), 10), (at(200), 30)]
-    assert rise(points, 31, at(210), 60) == 21, "since the last look before the window"
-    assert rise(points, 31, at(210), 5) == 1
-    assert rise(points, 31, at(210), 1e6) == 31
+    assert counter_rise(points, 31, at(210), 60) == 21, "since the last look before the window"
+    assert counter_rise(points, 31, at(210), 5) == 1
+    assert counter_rise(points, 31, at(210), 1e6) == 31
 
 
 def flapping(events: list[tuple[float, int]], now_s: float) -> bool:
-    memory = seen(Memory(), 0, 0)
+    memory = seen(CheckMemory(), 0, 0)
     total = 0
     for t_s, many in events:
         total += many
@@ -98,7 +100,7 @@ def test_what_was_quiet_does_not_come_back_by_one_more_event() -> None:
 @settings(max_examples=60)
 def test_a_flap_is_as_a_simple_reading_of_all_events_says(steps: list[tuple[int, int]]) -> None:
     """Held against the definition, over all events since the begin."""
-    memory, t_s, total = seen(Memory(), 0, 0), 0, 0
+    memory, t_s, total = seen(CheckMemory(), 0, 0), 0, 0
     events: list[int] = []
     truth = False
     for gap, many in steps:
@@ -114,42 +116,46 @@ def test_a_flap_is_as_a_simple_reading_of_all_events_says(steps: list[tuple[int,
 
 
 def test_a_finding_of_an_event_holds_until_quiet_and_ends_with_a_boot() -> None:
-    memory = remembered(
-        Memory(boot="a"), boot="a", counts={}, events=[finding()], now_ns=at(1), rule=RULE
+    memory = updated_memory(
+        CheckMemory(boot="a"), boot="a", counts={}, events=[finding()], now_ns=at(1), rule=RULE
     )
-    (held,) = still(memory, [], at(1000), 1800)
+    (held,) = still_holding(memory, [], at(1000), 1800)
     assert held.finding == finding() and held.last_ns == at(0)
-    assert still(memory, [finding(5)], at(1000), 1800) == [], "it is found anew"
-    assert still(memory, [], at(1800), 1800) == []
-    later = remembered(memory, boot="b", counts={}, events=[], now_ns=at(9), rule=RULE)
+    assert still_holding(memory, [finding(5)], at(1000), 1800) == [], "it is found anew"
+    assert still_holding(memory, [], at(1800), 1800) == []
+    later = updated_memory(memory, boot="b", counts={}, events=[], now_ns=at(9), rule=RULE)
     assert later.held == {} and later.boot == "b"
 
 
 def test_a_held_finding_ends_where_it_is_well_again() -> None:
-    memory = remembered(Memory(), boot="", counts={}, events=[finding()], now_ns=at(1), rule=RULE)
+    memory = updated_memory(
+        CheckMemory(), boot="", counts={}, events=[finding()], now_ns=at(1), rule=RULE
+    )
     well = finding(60, severity="healthy")
-    memory = remembered(memory, boot="", counts={}, events=[well], now_ns=at(61), rule=RULE)
-    assert still(memory, [], at(62), 1800) == []
+    memory = updated_memory(memory, boot="", counts={}, events=[well], now_ns=at(61), rule=RULE)
+    assert still_holding(memory, [], at(62), 1800) == []
 
 
 def test_memory_is_bounded() -> None:
-    memory = Memory()
+    memory = CheckMemory()
     for k in range(POINTS_MAX * 4):
         memory = seen(memory, float(k), k)
     points = memory.counters["k"]
     assert len(points) <= POINTS_MAX and points[-1][1] == POINTS_MAX * 4 - 1
-    assert rise(points, points[-1][1], at(POINTS_MAX * 4), 1e6) == points[-1][1] - points[0][1]
+    assert (
+        counter_rise(points, points[-1][1], at(POINTS_MAX * 4), 1e6) == points[-1][1] - points[0][1]
+    )
     counts = {f"k{k}": (k, False) for k in range(KEYS_MAX + 50)}
-    memory = remembered(memory, boot="", counts=counts, events=[], now_ns=at(1e4), rule=RULE)
+    memory = updated_memory(memory, boot="", counts=counts, events=[], now_ns=at(1e4), rule=RULE)
     assert len(memory.counters) == KEYS_MAX
     events = [finding(k, device=str(k)) for k in range(KEYS_MAX + 50)]
     rule = RULE._replace(recovery_s=1e8)
-    memory = remembered(memory, boot="", counts={}, events=events, now_ns=at(1e4), rule=rule)
+    memory = updated_memory(memory, boot="", counts={}, events=events, now_ns=at(1e4), rule=rule)
     assert len(memory.held) == KEYS_MAX and finding(0).device not in memory.held
 
 
 def test_a_clock_that_was_set_back_ends_no_flap_and_keeps_none_for_ever() -> None:
-    ahead = seen(seen(Memory(), 1e8, 0), 1e8 + 60, 3)
+    ahead = seen(seen(CheckMemory(), 1e8, 0), 1e8 + 60, 3)
     assert ahead.flaps["k"].flapping
     back = seen(ahead, 60, 3)
     assert back.flaps["k"].flapping, "a second is enough to set a clock back"
@@ -159,8 +165,10 @@ def test_a_clock_that_was_set_back_ends_no_flap_and_keeps_none_for_ever() -> Non
 
 def test_a_clock_that_was_set_back_ends_no_finding_and_keeps_none_for_ever() -> None:
     ahead = finding(1e8)
-    memory = remembered(Memory(), boot="", counts={}, events=[ahead], now_ns=at(1e8), rule=RULE)
-    assert [held.finding for held in still(memory, [], at(60), 1800)] == [ahead]
-    back = remembered(memory, boot="", counts={}, events=[], now_ns=at(60), rule=RULE)
-    assert len(still(back, [], at(60 + 1799), 1800)) == 1
-    assert still(back, [], at(60 + 1800), 1800) == []
+    memory = updated_memory(
+        CheckMemory(), boot="", counts={}, events=[ahead], now_ns=at(1e8), rule=RULE
+    )
+    assert [held.finding for held in still_holding(memory, [], at(60), 1800)] == [ahead]
+    back = updated_memory(memory, boot="", counts={}, events=[], now_ns=at(60), rule=RULE)
+    assert len(still_holding(back, [], at(60 + 1799), 1800)) == 1
+    assert still_holding(back, [], at(60 + 1800), 1800) == []

@@ -10,20 +10,26 @@ import msgspec
 import pytest
 from judging import about, found, said, severities
 
-from outlast.health.checks.mounts import CHECK, Mounted
-from outlast.health.probes import mounts
-from outlast.health.probes.mounts import Line, probes, table, take
-from outlast.health.settings import Settings, settled
+from outlast.health.check_settings import CheckSettings, parse_settings
+from outlast.health.checks import mount_check
+from outlast.health.checks.mount_check import (
+    CHECK,
+    MountLine,
+    MountSample,
+    parse_mounts,
+    probes,
+    take,
+)
 
-HOME = Mounted(
+HOME = MountSample(
     path="/home", source="fs1:/home", type="nfs4", options=("rw", "hard"), size_bytes=10**13,
     free_bytes=10**12, inodes=10**6, inodes_free=10**5,
 )  # fmt: skip
 
 
-def mounted(**other: object) -> Mounted:
+def mounted(**other: object) -> MountSample:
     fields = {name: getattr(HOME, name) for name in HOME.__struct_fields__}
-    return Mounted(**{**fields, **other})
+    return MountSample(**{**fields, **other})
 
 
 WANTED = {"expected": {"/home": {"type": "nfs4"}}}
@@ -62,8 +68,10 @@ def test_a_read_only_mount_that_nobody_named_is_no_fault() -> None:
 
 
 def test_the_kernels_table_is_read() -> None:
-    lines = table("fs:/a\\040b /mnt/a\\040b nfs4 rw,hard 0 0\nodd\n/dev/sda1 / ext4 ro 0 0\n")
-    assert lines[0] == Line("fs:/a b", "/mnt/a b", "nfs4", ("rw", "hard"))
+    lines = parse_mounts(
+        "fs:/a\\040b /mnt/a\\040b nfs4 rw,hard 0 0\nodd\n/dev/sda1 / ext4 ro 0 0\n"
+    )
+    assert lines[0] == MountLine("fs:/a b", "/mnt/a b", "nfs4", ("rw", "hard"))
     assert [line.path for line in lines] == ["/mnt/a b", "/"]
 
 
@@ -75,16 +83,16 @@ def test_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "fs:/h /home nfs4 rw 0 0\nscratch /scratch lustre rw 0 0\ntmpfs /run tmpfs rw 0 0\n"
         "tmpfs /dev/shm tmpfs rw 0 0\noverlay /var/lib/x overlay rw 0 0\n"
     )
-    monkeypatch.setattr(mounts, "TABLE", listed)
-    asked = settled(
+    monkeypatch.setattr(mount_check, "TABLE", listed)
+    asked = parse_settings(
         {"mounts": {"expected": {"/data": {}, "/run": {}}, "ignore": ["/scratch"]}}, "t"
     )
     assert {probe.device for probe in probes(asked)} == {
         "/", "/home", "/data", "/run", "/dev/shm", "/var/lib/x",
     }  # fmt: skip
     answers = {probe.device: probe for probe in probes(asked)}
-    assert answers["/data"].take() == Mounted(path="/data")
-    assert {probe.device for probe in probes(Settings())} == {
+    assert answers["/data"].take() == MountSample(path="/data")
+    assert {probe.device for probe in probes(CheckSettings())} == {
         "/", "/home", "/scratch", "/dev/shm", "/var/lib/x",
     }  # fmt: skip
 
@@ -96,8 +104,8 @@ def test_what_is_mounted_by_being_asked_is_judged_as_what_it_then_is(
     listed, place = tmp_path / "mounts", tmp_path / "home"
     place.mkdir()
     listed.write_text(f"auto {place} autofs rw 0 0\nfs:/h {place} nfs4 ro 0 0\n")
-    monkeypatch.setattr(mounts, "TABLE", listed)
-    sample = take(str(place), Line("auto", str(place), "autofs", ("rw",)))
+    monkeypatch.setattr(mount_check, "TABLE", listed)
+    sample = take(str(place), MountLine("auto", str(place), "autofs", ("rw",)))
     assert (sample.type, sample.source, sample.options) == ("nfs4", "fs:/h", ("ro",))
 
 
@@ -108,22 +116,22 @@ def test_names_that_are_no_text_are_told_as_text(
     listed, place = tmp_path / "mounts", os.fsencode(tmp_path) + b"/home\xff"
     os.mkdir(place)  # noqa: PTH102 - of bytes
     listed.write_bytes(b"fs:/\xff " + place + b" nfs4 rw,x=\xff 0 0\n")
-    monkeypatch.setattr(mounts, "TABLE", listed)
-    (probe,) = probes(Settings())
-    sample = msgspec.json.decode(msgspec.json.encode(probe.take()), type=Mounted)
+    monkeypatch.setattr(mount_check, "TABLE", listed)
+    (probe,) = probes(CheckSettings())
+    sample = msgspec.json.decode(msgspec.json.encode(probe.take()), type=MountSample)
     assert sample.path == probe.device and sample.path.endswith("home\\xff")
     assert sample.size_bytes > 0
 
 
 def test_the_root_of_this_machine_answers() -> None:
-    sample = take("/", Line("x", "/", "ext4", ("rw",)))
+    sample = take("/", MountLine("x", "/", "ext4", ("rw",)))
     figures = os.statvfs("/")
     assert sample.size_bytes > sample.free_bytes > 0 and sample.inodes == figures.f_files
 
 
 def test_a_path_that_fails_says_how(tmp_path: Path) -> None:
-    sample = take(str(tmp_path / "none"), Line("x", "x", "nfs", ("rw",)))
+    sample = take(str(tmp_path / "none"), MountLine("x", "x", "nfs", ("rw",)))
     assert sample.trouble == "No such file or directory (ENOENT)"
     looped = tmp_path / "loop"
     looped.symlink_to(looped)
-    assert "ELOOP" in partial(take, str(looped), Line("x", "x", "nfs", ()))().trouble
+    assert "ELOOP" in partial(take, str(looped), MountLine("x", "x", "nfs", ()))().trouble

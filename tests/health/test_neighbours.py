@@ -14,9 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import about, said, severities
 
-from outlast.health.checks.neighbours import CHECK, Pairs
-from outlast.health.neighbours import Measured, Pair, search, verdict
-from outlast.health.report import Report
+from outlast.health.checks.neighbour_check import (
+    CHECK,
+    Pair,
+    PairSpeeds,
+    PairsSample,
+    judge_pairs,
+    search_slow,
+)
+from outlast.health.node_report import NodeReport
 
 FAST, SLOW = 40e9, 4e9
 # The other nodes, which need to import torch only once.
@@ -24,8 +30,8 @@ OTHERS = """
 import os, sys
 from pathlib import Path
 import msgspec, torch.distributed
-from outlast.health.probes.neighbours import measure
-from outlast.health.settings import Ring
+from outlast.health.checks.neighbour_check import measure
+from outlast.health.check_settings import RingSettings as Ring
 place, address = sys.argv[1:]
 pids = []
 for rank in (1, 2):
@@ -40,10 +46,10 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
 
 def measured(
     world: int, nodes: set[int], links: set[Pair], least: float | None = None
-) -> tuple[Measured, int]:
+) -> tuple[PairSpeeds, int]:
     """What a search finds out about a fleet, and in how many rounds. Pairs of a round are
     disjoint."""
-    steps, rounds = search(world, least), 0
+    steps, rounds = search_slow(world, least), 0
     answers: Mapping[Pair, float] | None = None
     while True:
         try:
@@ -61,7 +67,7 @@ def measured(
 def test_one_slow_node_is_found_whoever_it_is(world: int, data: st.DataObject) -> None:
     node = data.draw(st.integers(0, world - 1))
     found, rounds = measured(world, {node}, set())
-    told = verdict(world, found, None)
+    told = judge_pairs(world, found, None)
     assert told.nodes == {node} and told.links == set() and not told.unclear
     assert rounds <= 6
 
@@ -72,7 +78,7 @@ def test_one_slow_link_between_neighbours_is_found(world: int, data: st.DataObje
     a = data.draw(st.integers(0, world - 1))
     link = (min(a, (a + 1) % world), max(a, (a + 1) % world))
     found, _ = measured(world, set(), {link})
-    told = verdict(world, found, None)
+    told = judge_pairs(world, found, None)
     assert told.links == {link} and told.nodes == set()
 
 
@@ -84,20 +90,20 @@ def test_several_slow_nodes_are_found_and_no_good_one_blamed(
     """As long as more than half are fast, and what is expected is known."""
     nodes = data.draw(st.sets(st.integers(0, world - 1), max_size=world // 4))
     found, _ = measured(world, nodes, set(), least=20e9)
-    told = verdict(world, found, 20e9)
+    told = judge_pairs(world, found, 20e9)
     assert told.nodes == nodes and told.links == set()
 
 
 def test_a_good_node_between_two_slow_ones_is_cleared() -> None:
     found, _ = measured(8, {2, 4}, set())
-    assert verdict(8, found, None).nodes == {2, 4}
+    assert judge_pairs(8, found, None).nodes == {2, 4}
 
 
 def test_where_nothing_is_fast_nothing_is_blamed() -> None:
     found, _ = measured(6, set(range(6)), set(), least=20e9)
-    assert verdict(6, found, 20e9).unclear
+    assert judge_pairs(6, found, 20e9).unclear
     none = dict.fromkeys(found, 0.0)
-    assert verdict(6, none, None).unclear, "not one answer"
+    assert judge_pairs(6, none, None).unclear, "not one answer"
 
 
 def test_each_node_judges_itself() -> None:
@@ -106,14 +112,16 @@ def test_each_node_judges_itself() -> None:
     pairs = tuple((a, b, speed) for (a, b), speed in found.items())
 
     def of(rank: int) -> list[tuple[str, str, str]]:
-        return said(CHECK, Pairs(rank=rank, names=names, pairs=pairs), about())
+        return said(CHECK, PairsSample(rank=rank, names=names, pairs=pairs), about())
 
     assert [of(rank)[0][0] for rank in range(6)] == [
         "warn", "warn", "healthy", "healthy", "drain", "healthy",
     ]  # fmt: skip
     assert of(0) == [("warn", "n1", "4 GB/s to n1, and both are fast with others")]
     demanding = about(ring={"gbytes_min": 100})
-    assert severities(CHECK, Pairs(rank=2, names=names, pairs=pairs), demanding) == ["unknown"]
+    assert severities(CHECK, PairsSample(rank=2, names=names, pairs=pairs), demanding) == [
+        "unknown"
+    ]
 
 
 @pytest.mark.process
@@ -133,8 +141,8 @@ def test_three_nodes_meet_for_real(tmp_path: Path) -> None:
         [sys.executable, "-m", "outlast", *words], stdout=subprocess.PIPE, timeout=240, check=True
     )
     assert others.wait(timeout=60) == 0
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = msgspec.json.decode(done.stdout, type=NodeReport)
     assert report.severity == "healthy" and "beside 2 others" in report.findings[0].detail
     for rank in (1, 2):
-        sample = msgspec.json.decode((tmp_path / f"{rank}.json").read_bytes(), type=Pairs)
+        sample = msgspec.json.decode((tmp_path / f"{rank}.json").read_bytes(), type=PairsSample)
         assert severities(CHECK, sample, about(ring={"gbytes_min": 1e-9})) == ["healthy"]

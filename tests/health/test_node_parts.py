@@ -8,20 +8,20 @@ import msgspec
 import pytest
 from judging import about, after, said, severities
 
-from outlast.health.checks import clock as clocks
-from outlast.health.checks import disks
-from outlast.health.checks import memory as memories
-from outlast.health.checks import services as services_of
-from outlast.health.checks.clock import Clock
-from outlast.health.checks.disks import Drive, Drives, Smart
-from outlast.health.checks.memory import Controller, Ram
-from outlast.health.contract import AbsentError
-from outlast.health.memory import Memory
-from outlast.health.probes import clock as clock_probe
-from outlast.health.probes import disks as disk_probe
-from outlast.health.probes import memory as memory_probe
-from outlast.health.probes.asking import ToolError
-from outlast.health.probes.services import take as take_services
+from outlast.health.check_contract import AbsentError
+from outlast.health.check_memory import CheckMemory
+from outlast.health.checks import clock_check as clock_probe
+from outlast.health.checks import clock_check as clocks
+from outlast.health.checks import disk_check
+from outlast.health.checks import disk_check as disk_probe
+from outlast.health.checks import memory_check as memories
+from outlast.health.checks import memory_check as memory_probe
+from outlast.health.checks import service_check as services_of
+from outlast.health.checks.clock_check import ClockSample
+from outlast.health.checks.disk_check import Drive, DrivesSample, SmartSample
+from outlast.health.checks.memory_check import MemoryController, MemorySample
+from outlast.health.checks.probe_tools import ToolError
+from outlast.health.checks.service_check import take as take_services
 
 GIB = 2**30
 
@@ -37,7 +37,9 @@ def put(root: Path, **files: str) -> Path:
 # Memory
 
 
-RAM = Ram(total_bytes=2000 * GIB, available_bytes=1000 * GIB, hugepages=0, controllers=None)
+RAM = MemorySample(
+    total_bytes=2000 * GIB, available_bytes=1000 * GIB, hugepages=0, controllers=None
+)
 
 
 def test_memory_is_read(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_memory_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     sample = memory_probe.take(root)
     assert (sample.total_bytes, sample.available_bytes, sample.hugepages) == (2**20, 2**19, 7)
-    assert sample.controllers == (Controller(name="mc0", corrected=12, uncorrected=0),)
+    assert sample.controllers == (MemoryController(name="mc0", corrected=12, uncorrected=0),)
     empty = memory_probe.take(tmp_path / "none")
     assert empty.total_bytes is None and empty.controllers is None
     assert severities(memories.CHECK, empty, about()) == ["unknown"]
@@ -67,13 +69,13 @@ def test_memory_as_expected(wanted: dict[str, float], severity: str) -> None:
 
 
 def test_corrected_errors_count_by_the_hour_and_others_at_once() -> None:
-    def counted(corrected: int, uncorrected: int = 0) -> Ram:
-        one = Controller(name="mc0", corrected=corrected, uncorrected=uncorrected)
+    def counted(corrected: int, uncorrected: int = 0) -> MemorySample:
+        one = MemoryController(name="mc0", corrected=corrected, uncorrected=uncorrected)
         return msgspec.structs.replace(RAM, controllers=(one,))
 
     check = memories.CHECK
-    assert severities(check, counted(10_000), about(Memory())) == ["healthy"]
-    memory = after(check, counted(10_000), about(Memory()))
+    assert severities(check, counted(10_000), about(CheckMemory())) == ["healthy"]
+    memory = after(check, counted(10_000), about(CheckMemory()))
     assert severities(check, counted(10_100), about(memory, 60)) == ["healthy"]
     assert said(check, counted(10_101), about(memory, 60)) == [
         ("drain", "mc0", "101 corrected errors within the hour")
@@ -87,7 +89,7 @@ def test_counters_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
         sys__devices__system__edac__mc__mc0__ce_count="12",
     )  # fmt: skip
     sample = memory_probe.take(root)
-    assert sample.controllers == (Controller(name="mc0", corrected=12, uncorrected=None),)
+    assert sample.controllers == (MemoryController(name="mc0", corrected=12, uncorrected=None),)
     assert severities(memories.CHECK, sample, about()) == ["unknown"]
     assert [one.key for one in memories.CHECK.counts(sample)] == ["memory|mc0|corrected"]
 
@@ -113,11 +115,11 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
 
 
 def test_drives_are_judged() -> None:
-    assert severities(disks.CHECK, Drives(drives=()), about()) == ["unknown"]
-    two = Drives(drives=(Drive(name="a", state="live"), Drive(name="b", state="offline")))
-    assert said(disks.CHECK, two, about()) == [("now", "b", "the kernel says it is offline")]
-    assert severities(disks.CHECK, two, about(disks={"count": 3})) == ["drain", "now"]
-    assert severities(disks.CHECK, Drives(drives=two.drives[:1]), about()) == ["healthy"]
+    assert severities(disk_check.CHECK, DrivesSample(drives=()), about()) == ["unknown"]
+    two = DrivesSample(drives=(Drive(name="a", state="live"), Drive(name="b", state="offline")))
+    assert said(disk_check.CHECK, two, about()) == [("now", "b", "the kernel says it is offline")]
+    assert severities(disk_check.CHECK, two, about(disks={"count": 3})) == ["drain", "now"]
+    assert severities(disk_check.CHECK, DrivesSample(drives=two.drives[:1]), about()) == ["healthy"]
 
 
 NVME = """{"smartctl": {"exit_status": %d, "messages": [{"string": "a word"}]},
@@ -129,7 +131,7 @@ ATA = """{"smartctl": {"exit_status": 0}, "smart_status": {"passed": true},
 
 
 def smart(answer: str) -> list[tuple[str, str, str]]:
-    return said(disks.SMART, disk_probe.parsed("nvme0n1", answer), about())
+    return said(disk_check.SMART, disk_probe.parse_smart("nvme0n1", answer), about())
 
 
 @pytest.mark.parametrize(
@@ -153,16 +155,16 @@ def test_other_drives_and_other_answers() -> None:
     assert smart("{}")[0][0] == "unknown"
     for answer in ("", "no JSON", "[" * 100_000):
         with pytest.raises(ToolError):
-            disk_probe.parsed("a", answer)
+            disk_probe.parse_smart("a", answer)
     with pytest.raises(ToolError, match="a word"):
-        disk_probe.parsed("a", NVME % (2, "true", 0, 0, 0))
-    assert disk_probe.parsed("a", '[{"smartctl": 3}]') == Smart(name="a")
+        disk_probe.parse_smart("a", NVME % (2, "true", 0, 0, 0))
+    assert disk_probe.parse_smart("a", '[{"smartctl": 3}]') == SmartSample(name="a")
 
 
 # Clock
 
 
-TSC = Clock(
+TSC = ClockSample(
     source="tsc", available=("tsc", "hpet"), synchronized=True, off_s=1e-5, told_by="chrony"
 )
 
@@ -210,7 +212,9 @@ def test_the_clock_of_this_machine() -> None:
 
 
 def test_services() -> None:
-    sample = services_of.Services(states={"munge": "active", "sshd": "failed", "x": "activating"})
+    sample = services_of.ServicesSample(
+        states={"munge": "active", "sshd": "failed", "x": "activating"}
+    )
     wanted = about(services={"active": ["munge", "sshd", "x", "y"]})
     assert said(services_of.CHECK, sample, wanted) == [
         ("drain", "sshd", "is failed"), ("warn", "x", "is activating"),

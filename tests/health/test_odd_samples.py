@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judging import T0_NS, about, after
 
-from outlast.health.contract import AnyCheck
-from outlast.health.memory import Memory
-from outlast.health.probing import Taken
-from outlast.health.profiles import SHIPPED
-from outlast.health.report import judged, sorted_by_severity, worst
+from outlast.health.check_contract import AnyCheck
+from outlast.health.check_memory import CheckMemory
+from outlast.health.check_profiles import SHIPPED
+from outlast.health.node_report import judge_samples, sorted_by_severity, worst_severity
+from outlast.health.probe_runner import TakenSample
 
 LEAVES: dict[type, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8) | st.sampled_from(["up", "ACTIVE", "active", "ro", "nfs4", "cpu"]),
@@ -65,14 +65,14 @@ def test_any_sample_is_judged(check: AnyCheck, data: st.DataObject) -> None:
     strategy = any_of(check.sample)
     first, second = data.draw(strategy), data.draw(strategy)
     wanted = {"services": {"active": ["a"]}, "links": {"expected": {"b": {"rate_gbps": 4}}}}
-    memory = after(check, first, about(Memory(), **wanted))
+    memory = after(check, first, about(CheckMemory(), **wanted))
     for sample in (first, second):
         at = about(memory, 60, **wanted)
-        taken = Taken(
+        taken = TakenSample(
             check=check.name, device="", t_ns=T0_NS, took_s=0.0,
             sample=msgspec.Raw(msgspec.json.encode(sample)),
         )  # fmt: skip
-        found = judged([taken], {check.name: check}, at)
-        assert found.findings and worst(found.findings)
+        found = judge_samples([taken], {check.name: check}, at)
+        assert found.findings and worst_severity(found.findings)
         assert not any("the check failed" in one.detail for one in found.findings)
         assert all(one.detail for one in sorted_by_severity(found.findings))

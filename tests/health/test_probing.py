@@ -13,9 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outlast.health.contract import AbsentError, Check, Probe, Said, Sample
-from outlast.health.memory import Stuck
-from outlast.health.probing import Asked, Taken, is_there, lateness, take_all
+from outlast.health.check_contract import AbsentError, Check, Observation, Probe, Sample
+from outlast.health.check_memory import StuckProcess
+from outlast.health.probe_runner import (
+    ProbeRequest,
+    TakenSample,
+    is_alive,
+    run_probes,
+    stuck_processes,
+)
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -26,17 +32,17 @@ class Seen(Sample, frozen=True):
     fds: tuple[str, ...] = ()
 
 
-CHECK = Check("seen", "other", Seen, lambda _: (), lambda _s, _a: [Said("healthy", "")])
+CHECK = Check("seen", "other", Seen, lambda _: (), lambda _s, _a: [Observation("healthy", "")])
 
 
 def taken(
     *takes: Callable[[], Seen], deadline_s: float = 20.0, within_s: float = 60.0
-) -> list[Taken]:
-    asked = [Asked(CHECK, Probe(str(k), take, deadline_s)) for k, take in enumerate(takes)]
-    return take_all(asked, within_s=within_s)
+) -> list[TakenSample]:
+    asked = [ProbeRequest(CHECK, Probe(str(k), take, deadline_s)) for k, take in enumerate(takes)]
+    return run_probes(asked, within_s=within_s)
 
 
-def sample(one: Taken) -> Seen:
+def sample(one: TakenSample) -> Seen:
     assert bytes(one.sample) != b"null", one
     return msgspec.json.decode(one.sample, type=Seen)
 
@@ -130,14 +136,14 @@ def test_a_probe_without_a_parent_ends_itself() -> None:
     """Slurm kills a check that takes too long; its probes must not stay for ever."""
     code = (
         "import os, signal\n"
-        "from outlast.health import probing\n"
-        "from outlast.health.contract import Check, Probe, Sample\n"
+        "from outlast.health import probe_runner as probing\n"
+        "from outlast.health.check_contract import Check, Probe, Sample\n"
         "probing.GRACE_S = 0.3\n"
         "def hang():\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
         "    signal.pause()\n"
         "check = Check('c', 'other', Sample, None, None)\n"
-        "probing.take_all([probing.Asked(check, Probe('', hang, 0.3))], within_s=9)\n"
+        "probing.run_probes([probing.ProbeRequest(check, Probe('', hang, 0.3))], within_s=9)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
@@ -153,8 +159,8 @@ def test_a_probe_whose_check_is_killed_ends_at_once_with_what_it_started() -> No
     """Long before its deadline: nobody can hear it."""
     code = (
         "import os, signal, subprocess\n"
-        "from outlast.health.probing import Asked, take_all\n"
-        "from outlast.health.contract import Check, Probe, Sample\n"
+        "from outlast.health.probe_runner import ProbeRequest as Asked, run_probes as take_all\n"
+        "from outlast.health.check_contract import Check, Probe, Sample\n"
         "def hang():\n"
         "    subprocess.Popen(['sleep', '98765.4'])\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
@@ -187,18 +193,20 @@ def test_what_is_stuck_is_not_started_again_while_it_is_there() -> None:
     other = subprocess.Popen(["sleep", "1000"])
     try:
         fields = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()
-        stuck = Stuck(other.pid, int(fields[19]), time.time_ns() - 60 * 10**9)
-        asked = [Asked(CHECK, Probe("a", Seen)), Asked(CHECK, Probe("b", Seen))]
-        a, b = take_all(asked, within_s=20, stuck={"seen|a": stuck})
+        stuck = StuckProcess(other.pid, int(fields[19]), time.time_ns() - 60 * 10**9)
+        asked = [ProbeRequest(CHECK, Probe("a", Seen)), ProbeRequest(CHECK, Probe("b", Seen))]
+        a, b = run_probes(asked, within_s=20, stuck={"seen|a": stuck})
         assert f"of 60 s ago (process {other.pid}) is still stuck" in a.late
         assert sample(b) == Seen()
-        assert lateness([a, b]) == {"seen|a": stuck}
-        assert not is_there(Stuck(other.pid, int(fields[19]) + 1, 0)), "another with its number"
+        assert stuck_processes([a, b]) == {"seen|a": stuck}
+        assert not is_alive(StuckProcess(other.pid, int(fields[19]) + 1, 0)), (
+            "another with its number"
+        )
     finally:
         other.kill()
         other.wait(timeout=30)
-    assert not is_there(stuck)
-    (again,) = take_all(asked[:1], within_s=20, stuck={"seen|a": stuck})
+    assert not is_alive(stuck)
+    (again,) = run_probes(asked[:1], within_s=20, stuck={"seen|a": stuck})
     assert sample(again) == Seen()
 
 
@@ -221,9 +229,9 @@ def test_a_probe_that_cannot_be_killed_is_left_behind() -> None:
         if late.stuck is None:
             pytest.skip("this kernel kills frozen processes")
         assert late.late.endswith("cannot be killed, and was left behind")
-        assert is_there(late.stuck) and sample(well) == Seen()
-        (again,) = take_all(
-            [Asked(CHECK, Probe("0", Seen))], within_s=9, stuck={"seen|0": late.stuck}
+        assert is_alive(late.stuck) and sample(well) == Seen()
+        (again,) = run_probes(
+            [ProbeRequest(CHECK, Probe("0", Seen))], within_s=9, stuck={"seen|0": late.stuck}
         )
         assert "is still stuck" in again.late
     finally:
@@ -231,4 +239,4 @@ def test_a_probe_that_cannot_be_killed_is_left_behind() -> None:
         if late.stuck:
             os.waitpid(late.stuck.pid, 0)
         cage.rmdir()
-    assert not is_there(late.stuck)
+    assert not is_alive(late.stuck)

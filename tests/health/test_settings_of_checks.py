@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.health.examine import LOCK_S
-from outlast.health.profiles import PROFILES, SHIPPED, chosen, known
-from outlast.health.settings import Drain, Settings, read, settled
+from outlast.health.check_profiles import PROFILES, SHIPPED, all_checks, checks_of_profile
+from outlast.health.check_settings import (
+    CheckSettings,
+    DrainSettings,
+    parse_settings,
+    read_settings,
+)
+from outlast.health.node_examination import LOCK_S
 
 WHOLE = """
 cluster = "rsc"
@@ -29,10 +34,10 @@ prolog = ["gpu", "mount"]
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "check.toml"
     path.write_text(WHOLE)
-    settings = read(path)
+    settings = read_settings(path)
     assert settings.gpus.count == 8 and settings.links.expected["mlx5_0/1"].rate_gbps == 400.0
     assert settings.mounts.expected["/scratch"].writable is True
-    names = [check.name for check in chosen("prolog", settings, known(settings))]
+    names = [check.name for check in checks_of_profile("prolog", settings, all_checks(settings))]
     assert names == ["gpu", "mount"]
 
 
@@ -65,16 +70,16 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "check.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        read_settings(path)
     assert word in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No such file.*; nothing was checked"):
-        read(tmp_path / "none")
+        read_settings(tmp_path / "none")
     (tmp_path / "large").write_bytes(b"#" * (1 << 20) + b"\n")
     with pytest.raises(ConfigError, match=r"larger than.*; nothing was checked"):
-        read(tmp_path / "large")
+        read_settings(tmp_path / "large")
 
 
 def test_every_profile_has_checks_that_there_are() -> None:
@@ -82,33 +87,35 @@ def test_every_profile_has_checks_that_there_are() -> None:
     assert len(names) == len(SHIPPED)
     for profile, plan in PROFILES.items():
         assert set(plan.checks) <= names and plan.within_s > 0
-        assert chosen(profile, Settings(), known(Settings()))
-    words_with_slurm_s = 3 * Drain().deadline_s + Drain().deadline_s  # and the ledger
+        assert checks_of_profile(profile, CheckSettings(), all_checks(CheckSettings()))
+    words_with_slurm_s = (
+        3 * DrainSettings().deadline_s + DrainSettings().deadline_s
+    )  # and the ledger
     assert PROFILES["periodic"].within_s + LOCK_S + words_with_slurm_s < 60, "Slurm kills it then"
 
 
 def test_a_check_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match=r"did you mean mount\?"):
-        chosen("periodic", Settings(), known(Settings()), ["mounts"])
+        checks_of_profile("periodic", CheckSettings(), all_checks(CheckSettings()), ["mounts"])
 
 
 def test_checks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site_checks_of_test.py").write_text(
-        "from outlast.health.contract import Check, Sample\n"
+        "from outlast.health.check_contract import Check, Sample\n"
         "CHECKS = (Check('site', 'other', Sample, lambda _: (), lambda _s, _a: ()),)\n"
         "TWICE = Check('gpu', 'other', Sample, lambda _: (), lambda _s, _a: ())\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def names(*own: str) -> list[str]:
-        settings = settled({"own": list(own)}, "t")
-        return [check.name for check in chosen("prolog", settings, known(settings))]
+        settings = parse_settings({"own": list(own)}, "t")
+        return [check.name for check in checks_of_profile("prolog", settings, all_checks(settings))]
 
     assert names("site_checks_of_test:CHECKS")[-1] == "site"
     for own, word in (
         ("site_checks_of_test:TWICE", "there is a check 'gpu' already"),
         ("site_checks_of_test:NONE", "NONE"), ("no_such_module_of_test", "No module"),
-        ("site_checks_of_test:Sample", "is no outlast.health.contract.Check"),
+        ("site_checks_of_test:Sample", "is no outlast.health.check_contract.Check"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=word):
             names(own)

@@ -10,10 +10,10 @@ import pytest
 from tests.checkpoint.making import make
 from tests.checkpoint.sources import checkpoint, flip, place
 
-from outlast.checkpoint.catalog import open_checkpoint, places, verify
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.errors import ConfigError, CorruptionError, StorageError
 from outlast.launch import run_directory
 from outlast.launch.newest_copy import CheckpointSearch, find_copies
@@ -67,7 +67,7 @@ def test_a_fresh_directory_takes_the_job_over(tmp_path: Path, far: Folder) -> No
     kept = msgspec.json.decode((run_dir.path / "run.json").read_bytes(), type=RunningJob)
     assert kept == run_dir.job
     local = Folder(run_dir.room("checkpoints"))
-    assert places(local) == [place(3)] and verify(open_checkpoint(local, place(3))) == []
+    assert checkpoint_places(local) == [place(3)] and verify(open_checkpoint(local, place(3))) == []
 
 
 def test_the_newest_whole_one_of_all_targets_wins(tmp_path: Path, far: Folder) -> None:
@@ -82,7 +82,7 @@ def test_the_newest_whole_one_of_all_targets_wins(tmp_path: Path, far: Folder) -
 
 def test_what_one_target_has_damaged_comes_from_the_next(tmp_path: Path, far: Folder) -> None:
     mirror = Folder(tmp_path / "mirror")
-    copy(far, place(2), mirror)
+    copy_checkpoint(far, place(2), mirror)
     flip(far.root / place(2).directory / "shard-00000", 5)
     step, notes, told = started(taken(tmp_path), far, mirror)
     assert step == 2 and any("is passed over" in note for note in notes)
@@ -123,12 +123,12 @@ def test_storage_of_another_job_is_refused(tmp_path: Path, far: Folder) -> None:
     (run_dir.room("journal") / "term000001").write_text("it has begun")
     with pytest.raises(ConfigError, match=r"holds checkpoints of job .*nothing was started"):
         started(run_dir, far)
-    assert len(places(far)) == 2
+    assert len(checkpoint_places(far)) == 2
 
 
 def test_what_is_whole_here_is_not_asked_for(tmp_path: Path, far: Folder) -> None:
     run_dir = taken(tmp_path, job=job_of(far), term=2)
-    copy(far, place(1), Folder(run_dir.room("checkpoints")))
+    copy_checkpoint(far, place(1), Folder(run_dir.room("checkpoints")))
     assert started(run_dir, far) == (1, [], [])
 
 
@@ -136,7 +136,7 @@ def test_what_is_damaged_here_is_mended(tmp_path: Path, far: Folder) -> None:
     run_dir = taken(tmp_path, job=job_of(far), term=2)
     local = Folder(run_dir.room("checkpoints"))
     for step in (1, 2):
-        copy(far, place(step), local)
+        copy_checkpoint(far, place(step), local)
     flip(local.root / place(2).directory / "shard-00000", 5)
     step, notes, _ = started(run_dir, far)
     assert step == 2 and "is passed over" in notes[0]
@@ -159,7 +159,7 @@ def test_storage_without_anything_whole_is_no_fresh_start(tmp_path: Path, far: F
 def test_a_checkpoint_of_another_job_is_passed_over(tmp_path: Path, far: Folder) -> None:
     """Somebody has put it there; a start from it would end in the middle."""
     run_dir = taken(tmp_path, "mine")
-    copy(far, place(2), Folder(run_dir.room("checkpoints")))
+    copy_checkpoint(far, place(2), Folder(run_dir.room("checkpoints")))
     step, notes, _ = started(run_dir)
     assert step == 0
     assert f"is passed over: it is of job {job_of(far)}, and this is job mine" in notes[0]
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_job_is_passed_over(tmp_path: Path, far: Folder)
 def test_terms_go_on_behind_all_attempts_of_storage(tmp_path: Path) -> None:
     """A run that went back has older checkpoints with later terms."""
     far = tmp_path / "far"
-    for at in (Place(5, 5, "t2g1"), Place(3, 3, "t7g1")):
+    for at in (SavePoint(5, 5, "t2g1"), SavePoint(3, 3, "t7g1")):
         tensor = np.arange(9000, dtype=np.uint8)
         make(far, at, {"weight": tensor}, 1, job="far")
     run_dir = taken(tmp_path)
@@ -182,7 +182,7 @@ def test_empty_storage_is_a_fresh_start(tmp_path: Path) -> None:
 
 def test_a_restart_looks_further_only_where_something_is_wrong(tmp_path: Path, far: Folder) -> None:
     local = Folder(tmp_path / "here")
-    copy(far, place(1), local)
+    copy_checkpoint(far, place(1), local)
     search = CheckpointSearch(local.root, job_of(far), (), "", [far])
     near = find_copies(search).checkpoint
     assert near is not None and near.step == 1
@@ -200,7 +200,7 @@ def test_storage_that_is_gone_ends_a_restart_only_where_nothing_is_here(
         find_copies(CheckpointSearch(local.root, job_of(far), (), "", [gone])).error, StorageError
     )
     for step in (1, 2):
-        copy(far, place(step), local)
+        copy_checkpoint(far, place(step), local)
     flip(local.root / place(2).directory / "shard-00000", 5)
     found = find_copies(CheckpointSearch(local.root, job_of(far), (), "", [gone]))
     assert found.checkpoint is not None and found.checkpoint.step == 1 and not found.error

@@ -13,7 +13,7 @@ import pytest
 
 from outlast.controller.inputs import FindingKey, Opened, RankMigrated
 from outlast.events import Warned
-from outlast.health.keeping import refuse_shared
+from outlast.health.check_memory import refuse_shared_directory
 from outlast.launch.host import check_runner
 from outlast.launch.host.check_process import CheckFailedError, CheckProcess
 from outlast.launch.host.check_runner import CheckRunner, failed, left, local_rank, read
@@ -140,7 +140,7 @@ def test_what_it_remembers_is_its_own_whatever_the_umask_is(stage: Stage) -> Non
         answer(stage, "print(1)")
     finally:
         os.umask(before)
-    refuse_shared(stage.root / "health")
+    refuse_shared_directory(stage.root / "health")
 
 
 def test_one_that_says_nothing_is_quoted(stage: Stage) -> None:
@@ -219,7 +219,7 @@ def settings(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> str:
     """A check of one's own that fires while a file is there."""
     (stage.root / "own_checks.py").write_text(
         "from pathlib import Path\n"
-        "from outlast.health.contract import Check, Probe, Said, Sample\n"
+        "from outlast.health.check_contract import Check, Probe, Observation as Said, Sample\n"
         "class Flag(Sample, frozen=True):\n"
         "    there: bool\n"
         f"def take(): return Flag(there=Path({str(stage.root / 'flag')!r}).exists())\n"

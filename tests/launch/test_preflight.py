@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.checkpoint.bucket_server import BUCKET, BucketServer
 
-from outlast.checkpoint import room
+from outlast.checkpoint.keeper import arena
 from outlast.errors import ConfigError, StorageError
 from outlast.launch import preflight, torchrun_arguments
 from outlast.launch.host.worker_environment import free_port
@@ -69,7 +69,7 @@ def kernel(tmp_path: Path) -> Path:
 
 
 def free(kernel: Path) -> tuple[int, str]:
-    return room.tightest(kernel / "proc", kernel / "cgroup")[:2]
+    return arena.tightest_limit(kernel / "proc", kernel / "cgroup")[:2]
 
 
 def test_a_host_without_control_groups(kernel: Path) -> None:
@@ -110,7 +110,7 @@ def test_too_little_memory_is_said_before_anything(
     write(kernel / "proc/self/cgroup", "0::/")
     write(kernel / "cgroup/memory.max", str(8 * MIB))
     write(kernel / "cgroup/memory.current", str(5 * MIB))
-    monkeypatch.setattr(room.tightest, "__defaults__", (kernel / "proc", kernel / "cgroup"))
+    monkeypatch.setattr(arena.tightest_limit, "__defaults__", (kernel / "proc", kernel / "cgroup"))
     preflight.check(stage.plan(stage.script("")))
     with pytest.raises(ConfigError, match=r"pages of 2 workers .*control group.*nothing was"):
         preflight.check(stage.plan(stage.script(""), "--nproc-per-node", "2"))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
 import signal
 import socket
 from pathlib import Path
@@ -390,17 +389,3 @@ print(Clock(worker_settings().clock_anchor_ns).now_ns())
         assert before_ns < told_ns < crew.clock.now_ns()
 
     stage.play(stage.plan(stage.script(text)), act)
-
-
-def test_nobody_asks_the_host_for_the_time() -> None:
-    """But the clock itself, who has no launcher, and a date that no event carries."""
-    package = Path(worker_family.__file__).parents[1]
-    asking = {
-        str(path.relative_to(package))
-        for room in ("core", "data", "launch", "observe", "worker")
-        for path in (package / room).rglob("*.py")
-        if re.search(r"\btime\.time(_ns)?\(", path.read_text())
-    }
-    assert asking == {
-        *("telemetry/event_store.py", "worker/worker_events.py", "launch/run_directory.py"),
-    }

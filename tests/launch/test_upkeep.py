@@ -12,10 +12,10 @@ from tests.checkpoint.sources import checkpoint, flip, place
 from tests.launch.conftest import Stage
 
 from outlast import events
-from outlast.checkpoint.catalog import places
-from outlast.checkpoint.durable import Target, parse
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget, parse_durable
+from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller.inputs import EndRun
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.run_display import DisplayRecord
@@ -38,8 +38,8 @@ class Told(DisplayRecord):
         return [event.text for event in self.events if isinstance(event, events.Note)]
 
 
-def to(store: Folder, options: str = "") -> Target:
-    return Target(parse(f"{store.where} {options}"), store)
+def to(store: Folder, options: str = "") -> DurableTarget:
+    return DurableTarget(parse_durable(f"{store.where} {options}"), store)
 
 
 def end(
@@ -65,11 +65,13 @@ def test_what_no_rule_keeps_goes_and_the_rest_is_drained(tmp_path: Path, record:
         checkpoint(root, step, size=9000, world=1)
     upkeep = CheckpointUpkeep(root, Keep(last=2), [to(far)], record)
     upkeep.committed()
-    Stage.eventually(lambda: places(Folder(root)) == [place(3), place(2)], "step 1 is deleted")
-    Stage.eventually(lambda: len(places(far)) == 2, "two are drained")
+    Stage.eventually(
+        lambda: checkpoint_places(Folder(root)) == [place(3), place(2)], "step 1 is deleted"
+    )
+    Stage.eventually(lambda: len(checkpoint_places(far)) == 2, "two are drained")
     checkpoint(root, 4, size=9000, world=1)
     end(upkeep)  # a last look, without a word of the fourth
-    assert places(far) == places(Folder(root)) == [place(4), place(3)]
+    assert checkpoint_places(far) == checkpoint_places(Folder(root)) == [place(4), place(3)]
     drained = [event for event in record.events if isinstance(event, events.Drained)]
     assert {event.step for event in drained} == {2, 3, 4}
     assert drained[-1].where == f"{far.where}/{place(4).directory}" and drained[-1].seconds > 0
@@ -82,7 +84,7 @@ def test_nothing_goes_while_nothing_newer_is_whole(tmp_path: Path, record: Told)
     upkeep = CheckpointUpkeep(tmp_path / "c", Keep(last=1), [], record)
     upkeep.committed()
     end(upkeep)
-    assert len(places(Folder(tmp_path / "c"))) == 3 and record.texts() == []
+    assert len(checkpoint_places(Folder(tmp_path / "c"))) == 3 and record.texts() == []
 
 
 def test_storage_that_fails_is_told_and_what_is_missing_there_is_said(
@@ -107,11 +109,13 @@ def test_a_target_that_fails_holds_up_no_other_and_is_named(tmp_path: Path, reco
     upkeep = CheckpointUpkeep(
         root, Keep(last=9), [to(gone), to(far), to(mirror, "every=10 keep=last=1")], record
     )
-    Stage.eventually(lambda: len(places(far)) == 5, "all are in one")
-    Stage.eventually(lambda: places(mirror) == [place(20)], "one of ten, and one stays there")
+    Stage.eventually(lambda: len(checkpoint_places(far)) == 5, "all are in one")
+    Stage.eventually(
+        lambda: checkpoint_places(mirror) == [place(20)], "one of ten, and one stays there"
+    )
     checkpoint(root, 22, size=9000, world=1)
     end(upkeep, done=True)
-    assert places(mirror) == [place(22)]  # the last one of the run, too
+    assert checkpoint_places(mirror) == [place(22)]  # the last one of the run, too
     reached = {(Path(e.where).parent.name, e.step) for e in record.events
                if isinstance(e, events.Drained)}  # fmt: skip
     assert reached == {*(("far", step) for step in (10, 11, 12, 20, 21, 22)),

@@ -25,7 +25,7 @@ from outlast.telemetry import time_accounting
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.time_accounting import BUCKET_OF_KIND, TimeAccount, account
 from outlast.telemetry.time_spans import BUCKETS
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 TIMES = st.integers(0, 60)
 WORKERS = st.sampled_from(["w1-0", "w1-1", "w1-2", "w2-0"])
@@ -147,7 +147,7 @@ def spans_ms(result: TimeAccount, seat: int) -> list[tuple[str, float]]:
 
 
 def test_an_undisturbed_run(tmp_path: Path) -> None:
-    Story(tmp_path, world=2).start(ms=500).phase(ms=100).steps(1, ms=80, script_ms=3).phase(
+    SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100).steps(1, ms=80, script_ms=3).phase(
         "eval", ms=40
     ).phase("checkpoint", ms=30).end()
     result = account(read_events(tmp_path))
@@ -173,7 +173,7 @@ def test_an_undisturbed_run(tmp_path: Path) -> None:
 
 
 def test_a_kill_costs_an_attempt_and_a_recovery(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3).start(ms=500).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=3).start(ms=500).phase(ms=100)
     story.broken(1, story.fault("killed", 1, signal=9), ms=20)
     story.decide((1,)).heal((1,), join_ms=400, copy_ms=90).phase(ms=100).end()
     result = account(read_events(tmp_path))
@@ -187,7 +187,7 @@ def test_a_kill_costs_an_attempt_and_a_recovery(tmp_path: Path) -> None:
 def test_a_commit_that_spans_the_recovery_is_cut_at_its_edges(tmp_path: Path) -> None:
     """A survivor that applies on `commit`: its phase began before the close, ended after the
     opening; the time between is the recovery's."""
-    story = Story(tmp_path, world=1, spares=0).start(ms=100)
+    story = SyntheticRun(tmp_path, world=1, spares=0).start(ms=100)
     begin_ns = story.t_ns
     story.wait(30)
     story.incident = 1
@@ -204,7 +204,7 @@ def test_a_commit_that_spans_the_recovery_is_cut_at_its_edges(tmp_path: Path) ->
 
 
 def test_steps_rolled_back_are_lost(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start(ms=500)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500)
     for _ in range(4):
         story.phase(ms=100)
     story.broken(0, story.fault("killed", 0, signal=9), ms=0)
@@ -220,7 +220,7 @@ def test_steps_rolled_back_are_lost(tmp_path: Path) -> None:
 
 
 def test_two_terms_and_the_gap_between_them(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start(ms=500).phase(ms=100).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100).phase(ms=100)
     story.wait(30)
     story.close()  # the launcher is killed: no RunEnded
     story.wait(5000)
@@ -238,7 +238,7 @@ def test_two_terms_and_the_gap_between_them(tmp_path: Path) -> None:
 
 
 def test_a_run_that_died_in_a_recovery(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start(ms=500).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100)
     story.broken(0, story.fault("killed", 0, signal=9), ms=20).decide((0,))
     story.wait(70)
     story.closed()
@@ -252,7 +252,7 @@ def test_a_run_that_died_in_a_recovery(tmp_path: Path) -> None:
 
 
 def test_a_living_run_counts_the_open_attempt_as_lost_until_it_commits(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=1, spares=0).start(ms=500).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=1, spares=0).start(ms=500).phase(ms=100)
     story.wait(40)
     story.closed()
     story.close()
@@ -260,7 +260,7 @@ def test_a_living_run_counts_the_open_attempt_as_lost_until_it_commits(tmp_path:
 
 
 def test_a_rehearsal_is_part_of_the_start(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=1, spares=0).start(ms=500)
+    story = SyntheticRun(tmp_path, world=1, spares=0).start(ms=500)
     begin_ns = story.t_ns
     story.write(
         "w1-0",
@@ -281,7 +281,7 @@ def test_a_rehearsal_is_part_of_the_start(tmp_path: Path) -> None:
 
 
 def test_events_without_a_start(tmp_path: Path) -> None:
-    story = Story(tmp_path)
+    story = SyntheticRun(tmp_path)
     story.say(GenerationClosed(t_ns=1, incident=1, generation=1))
     story.close()
     with pytest.raises(RunDirError, match="no start of a run"):
@@ -289,7 +289,7 @@ def test_events_without_a_start(tmp_path: Path) -> None:
 
 
 def test_sums_that_differ_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Story(tmp_path).start().steps(2).end()
+    SyntheticRun(tmp_path).start().steps(2).end()
     events = read_events(tmp_path)
     divide = time_accounting._divide
     monkeypatch.setattr(time_accounting, "_divide", lambda *given: divide(*given)[1:])
@@ -319,7 +319,7 @@ def test_the_workers_kinds_are_the_vocabularys() -> None:
 
 def test_a_note_before_the_next_start_does_not_date_the_death(tmp_path: Path) -> None:
     """A launcher that resumes says which checkpoints it passed over: nobody lived until then."""
-    story = Story(tmp_path, world=2).start(ms=500).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100)
     story.wait(30_000)
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="checkpoint passed over"))
     story.close()
@@ -330,7 +330,7 @@ def test_a_note_before_the_next_start_does_not_date_the_death(tmp_path: Path) ->
 
 
 def test_the_step_that_a_living_run_is_in_is_not_lost(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start(ms=500).steps(3, ms=100, script_ms=0)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500).steps(3, ms=100, script_ms=0)
     story.wait(40)
     story.done(0, n=4, step=4, begin_ns=story.t_ns - 40_000_000)  # rank 1 is still in it
     story.close()
@@ -340,7 +340,7 @@ def test_the_step_that_a_living_run_is_in_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_living_run_in_a_recovery_counts_it(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start(ms=500).phase(ms=100)
+    story = SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100)
     story.broken(0, story.fault("killed", 0, signal=9), ms=20).decide((0,))
     story.wait(70)
     story.say(Note(t_ns=story.t_ns, worker="w1-1", seat=1, text="still here", level="info"))

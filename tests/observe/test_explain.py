@@ -13,7 +13,7 @@ from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incident_explanation import explain
 from outlast.telemetry.incidents import incidents
 from outlast.telemetry.launcher_liveness import Life
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: bad batch'
 
@@ -25,7 +25,7 @@ def explained(run_dir: Path, width: int = 110) -> str:
 
 
 def test_a_replacement(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(5).killed(2).steps(2)
+    story = SyntheticRun(tmp_path).start().steps(5).killed(2).steps(2)
     story.end()
     text = explained(tmp_path)
     for said in (
@@ -46,7 +46,7 @@ def test_a_replacement(tmp_path: Path) -> None:
 
 
 def test_the_longest_phase_has_the_longest_bar(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(5).killed(2).steps(2).end()
+    SyntheticRun(tmp_path).start().steps(5).killed(2).steps(2).end()
     bars = {
         line.split()[1]: line.count("█") for line in explained(tmp_path).splitlines() if "█" in line
     }
@@ -55,7 +55,7 @@ def test_the_longest_phase_has_the_longest_bar(tmp_path: Path) -> None:
 
 
 def test_phases_that_did_not_happen_take_no_line(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     story.broken(1, story.fault("raised", 1), how="report").decide(rung="retry").heal()
     story.steps(1).end()
     text = explained(tmp_path)
@@ -63,7 +63,7 @@ def test_phases_that_did_not_happen_take_no_line(tmp_path: Path) -> None:
 
 
 def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     for _ in range(3):
         fault = story.fault("raised", 1, traceback=TRACEBACK)
         story.broken(1, fault, how="report").decide(rung="retry").heal()
@@ -78,7 +78,7 @@ def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_a_peers_broken_connection_is_an_echo(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     noise = "RuntimeError: pair.cc:537 Read error: Connection reset by peer. " * 20
     story.broken(0, story.fault("transport", 0, detail=noise), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
@@ -90,7 +90,7 @@ def test_a_peers_broken_connection_is_an_echo(tmp_path: Path) -> None:
 
 
 def test_a_long_error_leaves_the_frame_whole(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     fault = story.fault("raised", 1, traceback="pkg.errors.DataError: " + "long " * 80)
     story.broken(1, fault, how="report").decide(rung="retry").heal().steps(1).end()
     first = explained(tmp_path).splitlines()[0]
@@ -98,7 +98,7 @@ def test_a_long_error_leaves_the_frame_whole(tmp_path: Path) -> None:
 
 
 def test_rolled_back_steps_are_not_called_kept(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(9)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(9)
     story.broken(0, story.fault("killed", 0, signal=9))
     story.decide((0, 1), rung="restart", n=5, step=5).heal((0, 1)).steps(6).end()
     text = explained(tmp_path)
@@ -110,7 +110,7 @@ def test_rolled_back_steps_are_not_called_kept(tmp_path: Path) -> None:
 def test_a_copy_in_memory_that_lost_nothing_is_not_the_checkpoint(
     tmp_path: Path, checkpoint_step: int
 ) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(6)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(6)
     if checkpoint_step:
         saved = CheckpointSaved(t_ns=story.t_ns, n=4, step=4, path="c", size_bytes=1, seconds=0.1)
         story.say(saved)
@@ -120,7 +120,7 @@ def test_a_copy_in_memory_that_lost_nothing_is_not_the_checkpoint(
 
 
 def test_long_times_are_minutes_and_days_have_dates(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     for took_ms in (9_999, 1_220_280):
         story.wait(30 * 3600 * 1000)
         fault = story.fault("killed", 1, signal=9)
@@ -135,7 +135,7 @@ def test_long_times_are_minutes_and_days_have_dates(tmp_path: Path) -> None:
 
 
 def test_an_incident_without_an_end(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(
         1, story.fault("hung", 1, detail="rank 1 has not moved for 12.3 s"), how="heartbeat"
     )
@@ -147,12 +147,12 @@ def test_an_incident_without_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [50, 80])
 def test_it_fits_narrow_terminals(tmp_path: Path, width: int) -> None:
-    Story(tmp_path).start().steps(5).killed(2).steps(2).end()
+    SyntheticRun(tmp_path).start().steps(5).killed(2).steps(2).end()
     assert max(map(len, explained(tmp_path, width).splitlines())) == width
 
 
 def test_markup_in_messages_is_shown_as_it_is(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     fault = story.fault(
         "raised", 1, detail="[bold]x[/bold] [/oops]", traceback="KeyError: '[/red]'"
     )
@@ -164,7 +164,7 @@ def test_markup_in_messages_is_shown_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_stop_redid_nothing(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(6)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(6)
     story.say(CheckpointSaved(t_ns=story.t_ns, n=4, step=4, path="c", size_bytes=1, seconds=0.1))
     fault = story.fault("killed", 0, signal=9)
     story.broken(0, fault).give_up((0, 1)).end("gave_up", 3, fault)
@@ -175,7 +175,7 @@ def test_a_stop_redid_nothing(tmp_path: Path) -> None:
 
 
 def test_a_drain_is_told_as_one(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(5).drained()
+    SyntheticRun(tmp_path).start().steps(5).drained()
     text = explained(tmp_path)
     assert "the run was asked to end: SIGTERM to the launcher" in text
     assert "drain: all ranks stop at one place" in text and "after step 5" in text
@@ -184,7 +184,7 @@ def test_a_drain_is_told_as_one(tmp_path: Path) -> None:
 
 
 def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3).start().steps(3)
+    story = SyntheticRun(tmp_path, world=3).start().steps(3)
     fault = story.fault("killed", 1, signal=9, state="applying")
     story.n = story.step = 4
     for seat in (0, 2):
@@ -206,7 +206,7 @@ def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
 def test_an_open_incident_knows_whether_the_run_lives(
     tmp_path: Path, life: Life, said: str
 ) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(1, story.fault("hung", 1), how="heartbeat").close()
     out = io.StringIO()
     explain(incidents(read_events(tmp_path)), Console(file=out, width=110), life)
@@ -216,7 +216,7 @@ def test_an_open_incident_knows_whether_the_run_lives(
 
 
 def test_an_open_incident_before_a_later_launcher(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(1, story.fault("killed", 1, signal=9)).decide((1,)).close()
     story.wait(3000)
     story.start(resumed_n=2, resumed_step=2).steps(1).end()

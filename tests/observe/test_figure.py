@@ -18,12 +18,12 @@ from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_figure import COLOUR, COLUMNS, apart, columns, report
 from outlast.telemetry.time_accounting import account
 from outlast.telemetry.time_spans import BUCKETS, Span
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 
 def _twins(tmp_path: Path) -> list[tuple[Path, str]]:
-    Story(tmp_path / "plain", spares=0).start().steps(30).phase("eval").end()
-    Story(tmp_path / "hurt").start().steps(10).killed(2).steps(20).phase("eval").end()
+    SyntheticRun(tmp_path / "plain", spares=0).start().steps(30).phase("eval").end()
+    SyntheticRun(tmp_path / "hurt").start().steps(10).killed(2).steps(20).phase("eval").end()
     return [(tmp_path / "plain", "undisturbed"), (tmp_path / "hurt", "killed once")]
 
 
@@ -50,7 +50,7 @@ def test_equal_runs_are_called_equal_and_others_are_not(tmp_path: Path) -> None:
 
 
 def test_a_long_run_makes_a_small_file(tmp_path: Path) -> None:
-    Story(tmp_path / "run").start().steps(3000).end()
+    SyntheticRun(tmp_path / "run").start().steps(3000).end()
     lane = account(read_events(tmp_path / "run")).lanes[0]
     assert len(lane.spans) > 6000
     report([(tmp_path / "run", "long")], tmp_path / "report.svg")
@@ -58,7 +58,7 @@ def test_a_long_run_makes_a_small_file(tmp_path: Path) -> None:
 
 
 def test_many_incidents_and_long_errors_still_fit(tmp_path: Path) -> None:
-    story = Story(tmp_path / "run").start().steps(3)
+    story = SyntheticRun(tmp_path / "run").start().steps(3)
     for k in range(40):
         fault = story.fault("raised", k % 4, traceback="ValueError: " + "long " * 100)
         story.broken(k % 4, fault, how="report").decide(rung="retry").heal().steps(1)
@@ -70,7 +70,7 @@ def test_many_incidents_and_long_errors_still_fit(tmp_path: Path) -> None:
 
 
 def test_a_run_without_losses_is_drawn(tmp_path: Path) -> None:
-    story = Story(tmp_path / "run").start()
+    story = SyntheticRun(tmp_path / "run").start()
     story.wait(100)
     story.end("interrupted", 4)
     report([(tmp_path / "run", "x"), (tmp_path / "run", "y")], tmp_path / "report.pdf")

@@ -16,10 +16,10 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incidents import Incident, Replacement, incidents
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 
-def told(story: Story) -> list[Incident]:
+def told(story: SyntheticRun) -> list[Incident]:
     found = incidents(read_events(story.run_dir))
     for one in found:
         assert sum(one.phases_ms.values()) == pytest.approx(one.total_ms)
@@ -27,7 +27,7 @@ def told(story: Story) -> list[Incident]:
 
 
 def test_a_kill_from_the_fault_to_the_redone_step(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3).start().steps(4)
+    story = SyntheticRun(tmp_path, world=3).start().steps(4)
     story.broken(1, story.fault("killed", 1, signal=9, t_ns=story.t_ns + 20_000_000), ms=20)
     story.decide((1,), reason="a spare is warm").heal((1,), join_ms=400, copy_ms=90)
     story.steps(3, ms=100, script_ms=2).end()
@@ -50,7 +50,7 @@ def test_a_kill_from_the_fault_to_the_redone_step(tmp_path: Path) -> None:
 
 
 def test_an_injected_fault_says_when_it_struck(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     struck_ns = story.wait(5)
     for worker in story.seats[:2]:  # worker 0's fault (slow) ends well: it breaks nothing
         story.write(
@@ -66,7 +66,7 @@ def test_an_injected_fault_says_when_it_struck(tmp_path: Path) -> None:
 
 
 def test_a_fault_that_broke_nothing_dates_no_later_incident(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     story.write(
         "w1-1",
         FaultInjected(t_ns=story.t_ns, worker="w1-1", seat=1, spec="slow:rank=1", n=1, step=2),
@@ -76,7 +76,7 @@ def test_a_fault_that_broke_nothing_dates_no_later_incident(tmp_path: Path) -> N
 
 
 def test_a_second_failure_in_the_recovery_is_the_same_incident(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3, spares=1).start().steps(2)
+    story = SyntheticRun(tmp_path, world=3, spares=1).start().steps(2)
     story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
     story.wait(50)  # the spare dies while it builds its model
     story.notice(story.fault("killed", 1, signal=11))
@@ -105,7 +105,7 @@ def test_a_second_failure_in_the_recovery_is_the_same_incident(tmp_path: Path) -
 
 
 def test_a_failure_after_the_opening_is_the_next_incident(tmp_path: Path) -> None:
-    story = Story(tmp_path, spares=2).start().steps(2).killed(2)
+    story = SyntheticRun(tmp_path, spares=2).start().steps(2).killed(2)
     story.broken(0, story.fault("killed", 0, signal=9), ms=30)  # before step 3 is redone
     story.decide((0,)).heal((0,)).steps(1, ms=100, script_ms=0).end()
     first, second = told(story)
@@ -117,7 +117,7 @@ def test_a_failure_after_the_opening_is_the_next_incident(tmp_path: Path) -> Non
 
 
 def test_a_restart_counts_what_was_rolled_back(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(9)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(9)
     story.broken(0, story.fault("killed", 0, signal=9))
     story.decide((0, 1), rung="restart", n=5, step=5).heal((0, 1))
     story.steps(4, ms=100, script_ms=0)
@@ -128,7 +128,7 @@ def test_a_restart_counts_what_was_rolled_back(tmp_path: Path) -> None:
 
 
 def test_a_commit_needs_no_redo(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(3)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(3)
     begin_ns = story.t_ns
     story.wait(100)
     story.incident = 1
@@ -162,7 +162,7 @@ def test_a_commit_needs_no_redo(tmp_path: Path) -> None:
 
 
 def test_an_end_inside_an_incident(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     fault = story.fault("raised", 1, traceback="Traceback\nKeyError: 'x'")
     story.broken(1, fault, how="report").end("user_error", 1, fault)
     (one,) = told(story)
@@ -171,7 +171,7 @@ def test_an_end_inside_an_incident(tmp_path: Path) -> None:
 
 
 def test_an_incident_before_a_later_launcher_says_that_its_own_died(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
     story.close()
     story.wait(3000)
@@ -182,7 +182,7 @@ def test_an_incident_before_a_later_launcher_says_that_its_own_died(tmp_path: Pa
 
 
 def test_what_explains_the_others_is_the_cause(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
     story.notice(story.fault("raised", 3, traceback="ValueError: no"), how="report")
@@ -195,7 +195,7 @@ def test_what_explains_the_others_is_the_cause(tmp_path: Path) -> None:
 
 def test_a_stop_loses_nothing_and_resets_nothing(tmp_path: Path) -> None:
     """With no survivor the decision to stop names phase 0: nobody goes there."""
-    story = Story(tmp_path, world=2, spares=0).start().steps(4)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(4)
     story.phase("checkpoint").say(
         CheckpointSaved(t_ns=story.t_ns, n=5, step=4, path="c", size_bytes=1, seconds=0.1)
     )
@@ -209,7 +209,7 @@ def test_a_stop_loses_nothing_and_resets_nothing(tmp_path: Path) -> None:
 
 
 def test_a_death_behind_the_last_step_is_over_when_the_generation_opens(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(5)
+    story = SyntheticRun(tmp_path).start().steps(5)
     story.broken(1, story.fault("killed", 1, signal=9, state="idle"))
     story.decide((1,)).heal((1,), join_ms=400)
     story.wait(7000)  # the script's tail, once more on the new worker
@@ -220,7 +220,7 @@ def test_a_death_behind_the_last_step_is_over_when_the_generation_opens(tmp_path
 
 
 def test_a_restart_behind_the_last_step_is_over_when_all_have_it_again(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(5)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(5)
     story.broken(1, story.fault("killed", 1, signal=9, state="idle"))
     story.restart(n=2, step=2).steps(3, ms=100, script_ms=0)
     story.wait(7000)
@@ -235,7 +235,7 @@ def test_a_restart_behind_the_last_step_is_over_when_all_have_it_again(tmp_path:
 
 
 def test_what_a_dead_rank_alone_had_done_was_never_committed(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3).start().steps(5)
+    story = SyntheticRun(tmp_path, world=3).start().steps(5)
     story.done(1, n=6, step=6)
     story.broken(1, story.fault("killed", 1, signal=9, n=6))
     story.decide((1,), n=5, step=5).heal((1,)).steps(1, ms=100, script_ms=0).end()
@@ -245,7 +245,7 @@ def test_what_a_dead_rank_alone_had_done_was_never_committed(tmp_path: Path) -> 
 
 
 def test_a_restart_counts_new_workers_as_joining(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=0).start().steps(3)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(3)
     story.broken(0, story.fault("killed", 0, signal=9))
     story.restart(n=2, step=2, start_ms=4000).steps(2).end()
     (one,) = told(story)
@@ -269,7 +269,7 @@ def test_where_is_where_the_victim_was(
     tmp_path: Path, kind: str, state: str, behind: int, where: str, step: int
 ) -> None:
     """`behind`: the survivors have done the phase in which the victim died."""
-    story = Story(tmp_path, world=3).start().steps(3)
+    story = SyntheticRun(tmp_path, world=3).start().steps(3)
     fault = story.fault("killed", 1, signal=9, state=state)
     if behind:
         for seat in (0, 2):
@@ -282,7 +282,7 @@ def test_where_is_where_the_victim_was(
 
 def test_the_trail_of_a_restart_is_not_that_of_what_follows(tmp_path: Path) -> None:
     """Phases have other numbers the second time: the checkpoint is not written again."""
-    story = Story(tmp_path, world=2, spares=0).start().steps(2).phase("checkpoint").steps(1)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(2).phase("checkpoint").steps(1)
     story.broken(0, story.fault("killed", 0, signal=9))
     story.restart(n=2, step=2).steps(4).end()
     (one,) = told(story)
@@ -290,15 +290,15 @@ def test_the_trail_of_a_restart_is_not_that_of_what_follows(tmp_path: Path) -> N
 
 
 def test_a_drain_is_no_failure(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(5).drained()
+    story = SyntheticRun(tmp_path).start().steps(5).drained()
     (one,) = told(story)
     assert one.is_drain and one.where == "after step 5"
-    story = Story(tmp_path / "broken").start().steps(5).killed(1).steps(1).end()
+    story = SyntheticRun(tmp_path / "broken").start().steps(5).killed(1).steps(1).end()
     assert not told(story)[0].is_drain
 
 
 def test_a_spare_that_was_killed_dates_no_later_incident(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     spare = story.warm[0]
     story.write(
         spare,

@@ -26,10 +26,10 @@ from outlast.telemetry.incidents import incidents
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display, view
 from outlast.telemetry.run_board import Beats, RunBoard, headline, progress
 from outlast.telemetry.time_accounting import account
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 
-class Shown(Story):
+class Shown(SyntheticRun):
     """A story that a display watches: the launcher's events at once, the workers' on disk."""
 
     display: LineDisplay | LiveDisplay
@@ -39,12 +39,12 @@ class Shown(Story):
         self.display.event(event)
 
 
-def beats(story: Story, state: str = "running", loss: float = 2.5) -> Beats:
+def beats(story: SyntheticRun, state: str = "running", loss: float = 2.5) -> Beats:
     seated = dict.fromkeys(story.seats, (story.n, story.step, state, loss))
     return seated | dict.fromkeys(story.warm, (0, 0, "waiting", math.nan))
 
 
-def board_of(story: Story) -> RunBoard:
+def board_of(story: SyntheticRun) -> RunBoard:
     board = RunBoard()
     for event in read_events(story.run_dir):
         board.take(event)
@@ -58,7 +58,7 @@ def drawn(board: RunBoard, now_ns: int, width: int = 100, *notes: str) -> str:
 
 
 def test_the_board_knows_who_sits_where(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=3, spares=2).start().steps(4).killed(1).steps(2)
+    story = SyntheticRun(tmp_path, world=3, spares=2).start().steps(4).killed(1).steps(2)
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
     assert [(row.seat, row.worker, row.generation) for row in board.seats] == [
@@ -71,7 +71,7 @@ def test_the_board_knows_who_sits_where(tmp_path: Path) -> None:
 
 
 def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start().steps(1).killed(0)
+    story = SyntheticRun(tmp_path, world=2).start().steps(1).killed(0)
     board = board_of(story)
     board.beat({"w1-0": (1, 1, "running", 2.0), **beats(story)}, story.t_ns)
     assert [row.worker for row in board.seats] == ["w1-2", "w1-1"]
@@ -79,7 +79,7 @@ def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
 
 
 def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(30).killed(2).steps(30)
+    story = SyntheticRun(tmp_path).start().steps(30).killed(2).steps(30)
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="now", level="info"))
     times = account(read_events(tmp_path))
     board = board_of(story)
@@ -90,7 +90,7 @@ def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> Non
 
 def test_a_redone_step_counts_from_the_opening(tmp_path: Path) -> None:
     """A survivor's own account of the redone phase begins where its refused attempt ended."""
-    story = Story(tmp_path, world=1, spares=0).start(ms=0)
+    story = SyntheticRun(tmp_path, world=1, spares=0).start(ms=0)
     story.wait(900)
     story.say(GenerationOpened(t_ns=story.t_ns, incident=1, generation=2, n=0))
     begin_ns = story.t_ns - 800_000_000
@@ -101,7 +101,7 @@ def test_a_redone_step_counts_from_the_opening(tmp_path: Path) -> None:
 
 
 def test_lost_time_runs_on_while_recovering(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(3)
+    story = SyntheticRun(tmp_path).start().steps(3)
     story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
     board = board_of(story)
     assert board.recovering
@@ -110,7 +110,7 @@ def test_lost_time_runs_on_while_recovering(tmp_path: Path) -> None:
 
 
 def test_steps_per_second_come_from_beats(tmp_path: Path) -> None:
-    story = Story(tmp_path).start()
+    story = SyntheticRun(tmp_path).start()
     board = board_of(story)
     for _ in range(5):
         story.steps(10, ms=100, script_ms=0)
@@ -120,7 +120,7 @@ def test_steps_per_second_come_from_beats(tmp_path: Path) -> None:
 
 
 def test_the_view_shows_ranks_incidents_and_notes(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(5).killed(2).steps(5)
+    story = SyntheticRun(tmp_path).start().steps(5).killed(2).steps(5)
     story.broken(1, story.fault("raised", 1, traceback="ValueError: x"), how="report")
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
@@ -134,14 +134,14 @@ def test_the_view_shows_ranks_incidents_and_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [50, 80, 160])
 def test_the_view_fits(tmp_path: Path, width: int) -> None:
-    story = Story(tmp_path).start().steps(5).killed(2).steps(5)
+    story = SyntheticRun(tmp_path).start().steps(5).killed(2).steps(5)
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
     assert max(map(len, drawn(board, story.t_ns, width).splitlines())) == width
 
 
 def test_large_worlds_show_who_is_behind(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=64, spares=0).start().steps(2)
+    story = SyntheticRun(tmp_path, world=64, spares=0).start().steps(2)
     board = board_of(story)
     late = {"w1-40": (1, 1, "running", 2.0)}
     board.beat(beats(story) | late, story.t_ns)
@@ -183,7 +183,7 @@ def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_incident_that_ends_the_run_is_told_once(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     fault = story.fault("raised", 1, traceback="KeyError: 'x'")
     story.broken(1, fault, how="report").end("user_error", 1, fault)
     said = io.StringIO()
@@ -225,7 +225,7 @@ def test_lines_are_chosen_where_no_terminal_is(tmp_path: Path) -> None:
 
 
 def test_an_open_incident_says_so(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
     said = "incident 1: rank 2 was killed by SIGKILL"  # that a peer saw it is no second fault
@@ -236,7 +236,7 @@ def test_an_open_incident_says_so(tmp_path: Path) -> None:
 
 
 def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start().steps(4)
+    story = SyntheticRun(tmp_path, world=2).start().steps(4)
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
     for seat, worker in enumerate(story.seats):
@@ -251,7 +251,7 @@ def test_nothing_yet() -> None:
 
 
 def test_a_loss_that_is_not_a_number_shows(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2).start()
+    story = SyntheticRun(tmp_path, world=2).start()
     board = board_of(story)
     board.beat(dict.fromkeys(story.seats, (0, 0, "starting", 0.0)), story.t_ns)
     board.beat(beats(story, loss=math.nan), story.t_ns)
@@ -264,7 +264,7 @@ def test_a_loss_that_is_not_a_number_shows(tmp_path: Path) -> None:
 
 
 def test_how_far_and_how_long_still(tmp_path: Path) -> None:
-    story = Story(tmp_path).start()
+    story = SyntheticRun(tmp_path).start()
     begun = LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=3000, epochs=None, length=None)
     story.write("w1-0", begun)
     board = board_of(story)
@@ -278,7 +278,7 @@ def test_how_far_and_how_long_still(tmp_path: Path) -> None:
 
 def test_a_resumed_run_numbers_its_incidents_on(tmp_path: Path) -> None:
     """As `outlast explain` does; what earlier launchers saw is not told once more."""
-    story = Story(tmp_path, spares=2).start().steps(2).killed(1).steps(1).killed(2).steps(1)
+    story = SyntheticRun(tmp_path, spares=2).start().steps(2).killed(1).steps(1).killed(2).steps(1)
     story.close()
     resumed, said = Shown(tmp_path), io.StringIO()
     resumed.term, resumed.t_ns = 1, story.wait(5000)

@@ -18,7 +18,7 @@ from outlast.events import AnyEvent, Note, PhaseDone, RunEnded, WorkerWarm
 from outlast.telemetry import event_store
 from outlast.telemetry.event_store import EventClock, EventWriter, follow, read_events
 from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter, segment_paths
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 
 
 @contextmanager
@@ -246,7 +246,7 @@ def test_following_stops_when_asked_even_where_nothing_is(tmp_path: Path) -> Non
 
 
 def test_a_torn_worker_does_not_hide_the_others(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(3).killed(2).steps(2).end()
+    SyntheticRun(tmp_path).start().steps(3).killed(2).steps(2).end()
     path = next(p for p in segment_paths(tmp_path / "events") if p.name.startswith("w1-2."))
     path.write_bytes(path.read_bytes()[:-5])
     found = read_events(tmp_path)

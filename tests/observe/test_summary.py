@@ -30,7 +30,7 @@ from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summ
 from outlast.telemetry.segment_files import segment_paths
 from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
 from outlast.telemetry.time_spans import BUCKETS
-from outlast.testing.stories import Story
+from outlast.testing.synthetic_run import SyntheticRun
 from outlast.text_formatting import duration, size
 
 
@@ -41,7 +41,7 @@ def shown(summary: RunSummary, width: int = 100) -> str:
 
 
 def test_a_run_with_two_incidents(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=4, spares=1).start().steps(5).killed(2).steps(5)
+    story = SyntheticRun(tmp_path, world=4, spares=1).start().steps(5).killed(2).steps(5)
     story.broken(1, story.fault("stopped", 1), how="heartbeat", ms=50)
     story.decide((1,), rung="respawn").heal((1,)).steps(5).end()
     summary = summarise(tmp_path)
@@ -65,7 +65,7 @@ def test_a_run_with_two_incidents(tmp_path: Path) -> None:
 
 def test_an_event_may_stand_for_many_steps(tmp_path: Path) -> None:
     """As in a simulated run; of a real one nothing is written of it."""
-    story = Story(tmp_path, world=2).start()
+    story = SyntheticRun(tmp_path, world=2).start()
     story.step = story.n = 40
     begin_ns, end_ns = story.t_ns, story.wait(40 * 10_000)
     for seat, worker in enumerate(story.seats):
@@ -83,7 +83,7 @@ def test_an_event_may_stand_for_many_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_it_is_shown_at_any_width(tmp_path: Path, width: int) -> None:
-    Story(tmp_path).start().steps(5).killed(2).steps(5).end()
+    SyntheticRun(tmp_path).start().steps(5).killed(2).steps(5).end()
     text = shown(summarise(tmp_path), width)
     assert max(len(line) for line in text.splitlines()) == width
     for word in ("10 steps", "rank 2 was killed by SIGKILL", "replace", "0 committed", "ETTR"):
@@ -91,13 +91,13 @@ def test_it_is_shown_at_any_width(tmp_path: Path, width: int) -> None:
 
 
 def test_it_survives_json(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(5).killed(2).steps(5).end()
+    SyntheticRun(tmp_path).start().steps(5).killed(2).steps(5).end()
     summary = summarise(tmp_path)
     assert msgspec.json.decode(msgspec.json.encode(summary), type=RunSummary) == summary
 
 
 def test_two_terms(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(7)
+    story = SyntheticRun(tmp_path).start().steps(7)
     story.close()
     story.wait(4000)
     story.start(resumed_n=4, resumed_step=4).steps(6).end()
@@ -111,7 +111,7 @@ def test_two_terms(tmp_path: Path) -> None:
 def test_a_hang_whose_flight_recorders_were_written_is_told_with_where_to_ask(
     tmp_path: Path,
 ) -> None:
-    story = Story(tmp_path).start().steps(3)
+    story = SyntheticRun(tmp_path).start().steps(3)
     hung = story.fault("hung", 1)
     story.broken(1, replace(hung, detail=f"{RECORDED} 3 rank(s): traces/x"), how="heartbeat")
     story.decide((1,)).heal((1,)).steps(3).end()
@@ -121,7 +121,7 @@ def test_a_hang_whose_flight_recorders_were_written_is_told_with_where_to_ask(
 
 
 def test_a_run_that_never_ended(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(3)
+    story = SyntheticRun(tmp_path).start().steps(3)
     story.broken(1, story.fault("killed", 1, signal=9)).close()
     summary = summarise(tmp_path)
     assert (summary.outcome, summary.exit_code, summary.steps) == ("unfinished", None, 3)
@@ -130,7 +130,7 @@ def test_a_run_that_never_ended(tmp_path: Path) -> None:
 
 
 def test_a_user_error_names_its_root_cause(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(2)
+    story = SyntheticRun(tmp_path).start().steps(2)
     fault = story.fault("raised", 3, traceback="Traceback ...\nKeyError: 'tokens'")
     story.broken(3, fault, how="report").end("user_error", 1, fault)
     text = shown(summarise(tmp_path))
@@ -138,7 +138,7 @@ def test_a_user_error_names_its_root_cause(tmp_path: Path) -> None:
 
 
 def test_a_root_cause_that_says_what_to_do_is_said_whole_and_once(tmp_path: Path) -> None:
-    story = Story(tmp_path).start()
+    story = SyntheticRun(tmp_path).start()
     detail = "rank 0 died before its first step: KeyError: 'x'; " + "do this and that " * 20
     fault = story.fault("raised", 0, detail=detail, traceback="Traceback\nKeyError: 'x'")
     story.broken(0, fault, how="report").end("user_error", 1, fault)
@@ -148,7 +148,7 @@ def test_a_root_cause_that_says_what_to_do_is_said_whole_and_once(tmp_path: Path
 
 
 def test_a_script_that_never_called_init(tmp_path: Path) -> None:
-    story = Story(tmp_path)
+    story = SyntheticRun(tmp_path)
     story.say(
         RunStarted(t_ns=story.t_ns, run="r", term=1, world=2, spares=0, script="old.py", args=())
     )
@@ -166,7 +166,7 @@ def test_a_script_that_never_called_init(tmp_path: Path) -> None:
 
 
 def test_durable_storage_is_summed_up(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     failure = "rank 1: No space left"
     story.say(CheckpointFailed(t_ns=story.t_ns, n=1, step=1, path="ckpt/1", error=failure))
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text=f"step 1 failed: {failure}; kept"))
@@ -191,7 +191,7 @@ def test_durable_storage_is_summed_up(tmp_path: Path) -> None:
 
 
 def test_notes_are_said_once_and_not_endlessly(tmp_path: Path) -> None:
-    story = Story(tmp_path).start().steps(1)
+    story = SyntheticRun(tmp_path).start().steps(1)
     for seat in (0, 0, 0, 1):
         story.say(Note(t_ns=story.t_ns, worker="w", seat=seat, text="a large position"))
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="fine", level="info"))
@@ -210,7 +210,7 @@ def test_notes_are_said_once_and_not_endlessly(tmp_path: Path) -> None:
 
 def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
     run_dir = tmp_path / "[red]run[" / "x]"
-    story = Story(run_dir).start().steps(1)
+    story = SyntheticRun(run_dir).start().steps(1)
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="[/oops] :bug:"))
     fault = story.fault("raised", 0, detail="[/b]", traceback="KeyError: '[/red]'")
     story.broken(0, fault).end("user_error", 1, fault)
@@ -220,7 +220,7 @@ def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
 
 
 def test_damage_is_in_the_notes(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(5).end()
+    SyntheticRun(tmp_path).start().steps(5).end()
     path = next(p for p in segment_paths(tmp_path / "events") if p.name.startswith("w1-3"))
     data = bytearray(path.read_bytes())
     data[200] ^= 0xFF
@@ -263,7 +263,7 @@ def test_every_bucket_has_a_colour_and_a_meaning() -> None:
 
 def test_a_stop_without_survivors_loses_nothing(tmp_path: Path) -> None:
     """A real one: all ranks had 6 steps, and were told to have run 4 with 6 lost."""
-    story = Story(tmp_path, world=2, spares=0).start().steps(6)
+    story = SyntheticRun(tmp_path, world=2, spares=0).start().steps(6)
     fault = story.fault("killed", 0, signal=9)
     story.broken(0, fault).give_up((0, 1))
     story.step = 4  # what the controller last heard
@@ -273,7 +273,7 @@ def test_a_stop_without_survivors_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(5).killed(1).steps(2).drained()
+    SyntheticRun(tmp_path).start().steps(5).killed(1).steps(2).drained()
     summary = summarise(tmp_path)
     assert [line.drain for line in summary.incidents] == [False, True]
     assert set(summary.causes) == {"killed"}
@@ -283,7 +283,7 @@ def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
 
 
 def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:
-    story = Story(tmp_path, world=2, spares=1).start().steps(2)
+    story = SyntheticRun(tmp_path, world=2, spares=1).start().steps(2)
     for seat in (0, 1):
         story.killed(seat).steps(1)
         story.warm.append(story.spawn(-1))
@@ -297,7 +297,7 @@ def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:
 
 
 def test_incidents_by_cause(tmp_path: Path) -> None:
-    story = Story(tmp_path, spares=30).start().steps(1)
+    story = SyntheticRun(tmp_path, spares=30).start().steps(1)
     for k in range(24):
         story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
         story.heal((1,), join_ms=9000 if k == 3 else 400).steps(1)
@@ -315,7 +315,7 @@ def test_incidents_by_cause(tmp_path: Path) -> None:
 
 
 def init_failed(tmp_path: Path, exit_code: int, traceback: str) -> RunSummary:
-    story = Story(tmp_path, world=1, spares=0)
+    story = SyntheticRun(tmp_path, world=1, spares=0)
     story.say(
         RunStarted(t_ns=story.t_ns, run="r", term=1, world=1, spares=0, script="x.py", args=())
     )
@@ -343,7 +343,7 @@ def test_a_script_that_ended_well_without_init_never_called_it(tmp_path: Path) -
 
 
 def test_a_living_run_says_how_far_it_is(tmp_path: Path) -> None:
-    story = Story(tmp_path).start()
+    story = SyntheticRun(tmp_path).start()
     story.write(
         "w1-0",
         LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=200, epochs=None, length=None),

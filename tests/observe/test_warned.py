@@ -13,7 +13,7 @@ from outlast.telemetry.incident_explanation import LINES_MAX, finding_lines
 from outlast.telemetry.incidents import incidents
 from outlast.telemetry.live_view import LineDisplay
 from outlast.telemetry.run_summary import summarise
-from outlast.testing.stories import T0_NS, Story
+from outlast.testing.synthetic_run import T0_NS, SyntheticRun
 
 
 def warned(t_ns: int, severity: str = "now", host: str = "node-1", device: str = "GPU 2") -> Warned:
@@ -25,7 +25,7 @@ def warned(t_ns: int, severity: str = "now", host: str = "node-1", device: str =
 
 def told(tmp_path: Path, before_s: dict[float, Warned]) -> list[str]:
     """A run whose rank 2 is killed; warnings so many seconds before."""
-    Story(tmp_path).start().steps(5).killed(2).steps(2).end()
+    SyntheticRun(tmp_path).start().steps(5).killed(2).steps(2).end()
     found: list[AnyEvent] = read_events(tmp_path)
     (one,) = incidents(found)
     for seconds, event in before_s.items():
@@ -65,7 +65,7 @@ def test_a_line_in_the_progress_and_a_note_in_the_summary(tmp_path: Path) -> Non
     display = LineDisplay(lines=lines_out, said=said)
     display.event(warned(1))
     assert "node check: now: kernel: XID 79 on GPU 2 (node-1): fell off the bus" in said.getvalue()
-    story = Story(tmp_path).start()
+    story = SyntheticRun(tmp_path).start()
     for severity in ("warn", "warn", "healthy"):
         story.say(warned(T0_NS, severity))
     story.steps(3).end()

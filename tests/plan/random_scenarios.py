@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from outlast.errors import ConfigError
-from outlast.plan.ladders import STRATEGIES, Strategy
-from outlast.plan.parts import Part, run_part
-from outlast.plan.scenario import Scenario, scenario_of
-from outlast.plan.simulated import bounded, job_of
-from outlast.plan.strategies import Prediction, possible, predict
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
+from outlast.plan.model.scenario import Scenario, scenario_of
+from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
+from outlast.plan.simulate.replications import ReplicationPart, run_part
+from outlast.plan.simulate.scenario_job import bound_failures, job_of
 
 FAILURES = 200_000  # simulated for each scenario, so that its error is some tenths of a per cent
 RUNS_LEAST, RUNS_MOST = 24, 4000
@@ -46,7 +46,7 @@ def draw(seed: int) -> Drawn | None:
         scenario = scenario_of(fields)
     except ConfigError:
         return None
-    if possible(scenario, strategy):
+    if reason_impossible(scenario, strategy):
         return None
     return Drawn(fields, scenario, strategy, predict(scenario, strategy))
 
@@ -59,10 +59,10 @@ def can_be_simulated(of: Drawn) -> bool:
 
 def simulate(of: Drawn, failures: int = FAILURES) -> Runs:
     """Simulate some `failures`, in runs of the whole scenario."""
-    job = bounded(job_of(of.scenario, of.strategy), of.predicted)
+    job = bound_failures(job_of(of.scenario, of.strategy), of.predicted)
     each = max(1.0, of.predicted.outcome.failures_per_s * of.predicted.wall_s)
     runs = int(min(RUNS_MOST, max(RUNS_LEAST, failures / each)))
-    wall_s = run_part(Part(job, 5, 0, runs))["wall_s"]
+    wall_s = run_part(ReplicationPart(job, 5, 0, runs))["wall_s"]
     assert np.isfinite(wall_s).all(), of.fields
     return Runs(float(wall_s.mean()), float(wall_s.std()) / math.sqrt(runs))
 

@@ -9,19 +9,23 @@ import pytest
 from msgspec.structs import replace
 from tests.plan.asking import Plan
 
-from outlast.plan.advice import Advice
-from outlast.plan.advise import advise
-from outlast.plan.answers import at_rate
-from outlast.plan.counsel import failures_to_halve
-from outlast.plan.ladders import STRATEGIES, Strategy, kinds_of
-from outlast.plan.levers import best, fixed, settings_of
-from outlast.plan.priced import priced
-from outlast.plan.scenario import Scenario, scenario_of
-from outlast.plan.simulate import simulate
-from outlast.plan.simulated import job_of
-from outlast.plan.stock import stock
-from outlast.plan.strategies import possible, predict
-from outlast.theory import gamma
+from outlast.plan.answers.advice import Advice
+from outlast.plan.answers.advice_text import failures_to_halve
+from outlast.plan.answers.advisor import advise
+from outlast.plan.answers.input_sensitivity import (
+    best_settings,
+    price_strategy,
+    settings_of,
+    with_settings,
+)
+from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.model.answer_values import at_rate
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, kinds_of
+from outlast.plan.model.scenario import Scenario, scenario_of
+from outlast.plan.model.strategy_prediction import predict, reason_impossible
+from outlast.plan.simulate.replications import simulate
+from outlast.plan.simulate.scenario_job import job_of
+from outlast.theory import special_functions
 from outlast.theory.bursts import Stalling
 
 
@@ -33,7 +37,7 @@ def least_usd(scenario: Scenario) -> float:
     """Of strategies that need their spares, of which migrate is taken where one that drops replicas
     costs as much with spares in place of all of them."""
     can: list[Strategy] = [
-        one for one in STRATEGIES if one != "drop" and not possible(scenario, one)
+        one for one in STRATEGIES if one != "drop" and not reason_impossible(scenario, one)
     ]
     return min(predict(scenario, one).usd for one in can)
 
@@ -70,8 +74,8 @@ def test_spares_are_those_of_an_independent_computation(gpus: str) -> None:
     """By what goes up and comes down past each number in repair, without Erlang's formula."""
     scenario = scenario_of({"gpus": gpus})
     rates = [at_rate(scenario, (stratum + 0.5) / 16) for stratum in range(16)]
-    assert stock(scenario).best == min(_cheapest(rates), scenario.nodes)
-    assert stock(scenario).known == min(_cheapest([scenario]), scenario.nodes)
+    assert cheapest_spares(scenario).best == min(_cheapest(rates), scenario.nodes)
+    assert cheapest_spares(scenario).known == min(_cheapest([scenario]), scenario.nodes)
 
 
 def _cheapest(rates: list[Scenario]) -> int:
@@ -88,13 +92,13 @@ def test_versions_in_the_memory_of_one_node_are_not_in_use() -> None:
 def test_bands_of_strategies_keep_their_settings() -> None:
     """By predictions with the intervals and spares that each was told with."""
     scenario = scenario_of({"gpus": "16384"})
-    at = best(scenario)
+    at = best_settings(scenario)
     for one in advise(scenario).strategies:
         assert one.usd is not None and one.low_usd is not None and one.high_usd is not None
         assert one.low_usd < one.usd < one.high_usd, one.strategy
         of = next(each for each in at.found if each.strategy == one.strategy)
-        dear = fixed(at_rate(at.scenario, 0.95), settings_of(at.scenario, of))
-        assert one.high_usd == pytest.approx(priced(dear, one.strategy).usd)
+        dear = with_settings(at_rate(at.scenario, 0.95), settings_of(at.scenario, of))
+        assert one.high_usd == pytest.approx(price_strategy(dear, one.strategy).usd)
 
 
 FAR_OUT = {"gpus": "4096", "failures": "5kh", "spares": "1"}
@@ -120,24 +124,26 @@ def test_what_a_formula_promises_outside_its_regime_is_simulated() -> None:
 def test_a_simulated_strategy_has_an_interval_that_suits_it() -> None:
     """By prices at the interval that its formula would have taken, and at others."""
     scenario = scenario_of(FAR_OUT)
-    taken = priced(scenario, "drop")
+    taken = price_strategy(scenario, "drop")
     others = [predict(scenario, "drop").interval_s, 4 * taken.interval_s, 16 * taken.interval_s]
-    dearer = [priced(replace(scenario, interval_s=other), "drop").usd for other in others]
+    dearer = [price_strategy(replace(scenario, interval_s=other), "drop").usd for other in others]
     assert min(dearer) > taken.usd
 
 
 def test_a_price_is_the_same_whatever_was_priced_before() -> None:
     scenario = scenario_of(FAR_OUT)
-    assert priced(scenario, "drop") == priced(replace(scenario, detect_s=30.0), "drop")
-    rough = priced(scenario, "drop", beside_usd=1.0)
+    assert price_strategy(scenario, "drop") == price_strategy(
+        replace(scenario, detect_s=30.0), "drop"
+    )
+    rough = price_strategy(scenario, "drop", beside_usd=1.0)
     assert rough.how == "simulated"
-    assert rough.usd == pytest.approx(priced(scenario, "drop").usd, rel=0.4)
+    assert rough.usd == pytest.approx(price_strategy(scenario, "drop").usd, rel=0.4)
 
 
 def test_without_a_simulator_a_formula_is_not_taken_at_its_word_outside_its_regime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outlast.plan.priced.find_spec", lambda _: None)
+    monkeypatch.setattr("outlast.plan.answers.input_sensitivity.find_spec", lambda _: None)
     found = advise(scenario_of({**FAR_OUT, "failures": "4500h"}))
     usd = {one.strategy: one.usd or math.inf for one in found.strategies}
     assert found.items[0].set_to == "migrate" and 0.8 < usd["drop"] / usd["migrate"] < 0.9
@@ -165,10 +171,10 @@ def test_a_doubt_is_what_not_knowing_costs() -> None:
     scenario = scenario_of({"gpus": "1M"})
     found = advise(scenario)
     (doubt,) = [one for one in found.doubts if "95 %" in one.unknown]
-    at = best(scenario)
+    at = best_settings(scenario)
     there = at_rate(scenario, 0.95)
-    kept = priced(fixed(there, settings_of(at.scenario, at.taken)), "migrate").usd
-    assert doubt.regret_usd == pytest.approx(kept - best(there).taken.usd, rel=1e-9)
+    kept = price_strategy(with_settings(there, settings_of(at.scenario, at.taken)), "migrate").usd
+    assert doubt.regret_usd == pytest.approx(kept - best_settings(there).taken.usd, rel=1e-9)
     assert "2.4 times as often" in doubt.said
     (held,) = [one for one in found.doubts if "only once" in one.unknown]
     assert held.strategy == "peer-memory" and "migrate cannot be had" in held.said
@@ -177,7 +183,10 @@ def test_a_doubt_is_what_not_knowing_costs() -> None:
 @pytest.mark.parametrize("weight", [1.0, 2.0, 40.0])
 def test_failures_that_halve_a_band(weight: float) -> None:
     def width(shape: float) -> float:
-        return (gamma.quantile(shape, 0.95) - gamma.quantile(shape, 0.05)) / shape
+        return (
+            special_functions.gamma_quantile(shape, 0.95)
+            - special_functions.gamma_quantile(shape, 0.05)
+        ) / shape
 
     more = failures_to_halve(weight)
     assert width(weight + more) <= width(weight) / 2 < width(weight + more - 1)

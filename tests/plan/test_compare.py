@@ -16,28 +16,40 @@ from tests.plan.asking import Plan
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import UsageError
-from outlast.plan.answers import at_rate
-from outlast.plan.beside import beside, seen
-from outlast.plan.compare import Asked, Comparison, Contender, compare
-from outlast.plan.ensemble import FAILURES_MAX, STRATA, affordable, at_factor, draws, run
-from outlast.plan.ladders import Strategy
-from outlast.plan.pools import Place
-from outlast.plan.scenario import resized, scenario_of
-from outlast.plan.simulated import job_of
-from outlast.plan.strategies import at_other_rate, predict, tuned_job
-from outlast.testing.stories import Story
-from outlast.theory.strategies import Job
+from outlast.plan.answers.measured_run import compare_run, read_measured_run
+from outlast.plan.answers.strategy_comparison import (
+    ComparedStrategy,
+    ComparisonRequest,
+    StrategyComparison,
+    compare,
+)
+from outlast.plan.model.answer_values import at_rate
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import resize, scenario_of
+from outlast.plan.model.strategy_prediction import at_other_rate, predict, tuned_job
+from outlast.plan.simulate.ensembles import (
+    ENSEMBLE_FAILURES_MAX,
+    STRATA,
+    affordable,
+    at_factor,
+    draws,
+    run_ensemble,
+)
+from outlast.plan.simulate.part_executors import PartExecutor
+from outlast.plan.simulate.scenario_job import job_of
+from outlast.testing.synthetic_run import SyntheticRun
+from outlast.theory.strategies import RecoveryJob
 
 BEGINS = datetime(2027, 1, 31, tzinfo=UTC)
 
 
-def of(found: Comparison, strategy: Strategy) -> Contender:
+def of(found: StrategyComparison, strategy: Strategy) -> ComparedStrategy:
     return next(one for one in found.contenders if one.strategy == strategy)
 
 
 def test_it_agrees_with_theory() -> None:
     scenario = scenario_of({"gpus": "8192", "failures": "20kh", "work": "60d"})
-    found = compare(scenario, Asked(replications=320, seed=5))
+    found = compare(scenario, ComparisonRequest(replications=320, seed=5))
     assert found.runs == 384 and found.rates == 1
     for one in found.contenders:
         assert math.fsum(one.shares.values()) == pytest.approx(1)
@@ -55,14 +67,16 @@ def test_it_agrees_with_theory() -> None:
 
 def test_theory_waits_for_the_last_flush_as_runs_do() -> None:
     said = {"gpus": "8", "failures": "1000y", "work": "1d", "interval": "6h", "flush": "2h"}
-    one = of(compare(scenario_of({**said, "drag": "50%"}), Asked(replications=16)), "outlast")
+    one = of(
+        compare(scenario_of({**said, "drag": "50%"}), ComparisonRequest(replications=16)), "outlast"
+    )
     assert abs(one.theory.differs or 0.0) < 1e-3
 
 
 def test_bands_are_those_of_the_rate() -> None:
     """Where luck averages out, what is left is how unsure the rate is."""
     scenario = scenario_of({"gpus": "65536", "spares": "1000"})
-    one = of(compare(scenario, Asked(replications=640)), "checkpoint-restart")
+    one = of(compare(scenario, ComparisonRequest(replications=640)), "checkpoint-restart")
     job = tuned_job(scenario, "checkpoint-restart")
     for quantity, share in (
         (one.goodput.high, 0.05),
@@ -76,7 +90,7 @@ def test_bands_are_those_of_the_rate() -> None:
 def test_the_same_failures() -> None:
     """Where no node is ever lost, three strategies are one and the same."""
     scenario = scenario_of({"gpus": "16384", "transient": "100%", "fatal": "0%"})
-    found = compare(scenario, Asked(replications=160))
+    found = compare(scenario, ComparisonRequest(replications=160))
     for name in ("drop", "migrate"):
         other = of(found, name).dearer
         assert (other.low, other.value, other.high) == (0, 0, 0)
@@ -89,11 +103,11 @@ def test_the_same_failures() -> None:
 def test_what_is_cut_short_is_scaled_up() -> None:
     scenario = scenario_of({"gpus": "1048576", "failures": "50kh", "work": "365d"})
     name: Strategy = "migrate"
-    found = run({name: job_of(scenario, name)}, draws(scenario, 1))
+    found = run_ensemble({name: job_of(scenario, name)}, draws(scenario, 1))
     runs = found.runs[name]
     assert runs.capped.all() and len(found.draw_of) == STRATA
     assert runs.wall_s.mean() == pytest.approx(predict(scenario, name).wall_s, rel=0.02)
-    assert (runs.failures > 5 * FAILURES_MAX).all()
+    assert (runs.failures > 5 * ENSEMBLE_FAILURES_MAX).all()
 
 
 def test_a_run_without_an_end_says_so(plan: Plan) -> None:
@@ -132,14 +146,14 @@ def test_what_is_simulated_is_affordable() -> None:
     counts: list[int] = []
     for gpus in ("1024", "131072", "1048576", "8388608"):
         scenario = scenario_of({"gpus": gpus})
-        tuned: dict[Strategy, Job] = {"migrate": tuned_job(scenario, "migrate")}
+        tuned: dict[Strategy, RecoveryJob] = {"migrate": tuned_job(scenario, "migrate")}
         counts.append(affordable(scenario, tuned, scenario.work_s))
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] >= 3
     assert sum(one.runs for one in draws(scenario_of({"gpus": "1024"}), 20)) >= 20 * STRATA
 
 
 def test_dates(plan: Plan) -> None:
-    found = compare(scenario_of({"gpus": "1024"}), Asked(replications=16, start=BEGINS))
+    found = compare(scenario_of({"gpus": "1024"}), ComparisonRequest(replications=16, start=BEGINS))
     best = found.contenders[0]
     assert best.finish is not None and best.finish.middle is not None
     days = (best.finish.middle - BEGINS).total_seconds() / 86400
@@ -175,13 +189,15 @@ def test_what_no_simulation_can_do_is_refused_before_it_runs() -> None:
     """Racks so large that the random numbers of their nodes would be those of other failures."""
     said = {"gpus": "2048", "rack-nodes": "200", "step": "5s"}
     with pytest.raises(UsageError, match="rack_nodes is at most 120"):
-        compare(scenario_of({**said, "rack-mtbf": "1y"}), Asked(replications=16))
-    assert compare(scenario_of(said), Asked(replications=16)).runs == 16  # they never fail
+        compare(scenario_of({**said, "rack-mtbf": "1y"}), ComparisonRequest(replications=16))
+    assert (
+        compare(scenario_of(said), ComparisonRequest(replications=16)).runs == 16
+    )  # they never fail
 
 
 def test_nodes_that_never_fail_do_not_age() -> None:
     scenario = scenario_of({"gpus": "1024", "fatal": "100%", "transient": "0", "shape": "0.7"})
-    one = of(compare(scenario, Asked(replications=16)), "checkpoint-restart")
+    one = of(compare(scenario, ComparisonRequest(replications=16)), "checkpoint-restart")
     assert one.shares["wait"] == 0 and one.failures.value > 0
 
 
@@ -193,9 +209,9 @@ def test_impossible_strategies_are_named(plan: Plan) -> None:
 
 def test_threads_give_the_same_and_an_interruption_keeps_whole_rounds() -> None:
     scenario = scenario_of({"gpus": "1024"})
-    here = compare(scenario, Asked(replications=64))
+    here = compare(scenario, ComparisonRequest(replications=64))
     with ThreadPoolExecutor(2) as pool:
-        there = compare(scenario, Asked(replications=64), place=Place(pool, 8))
+        there = compare(scenario, ComparisonRequest(replications=64), place=PartExecutor(pool, 8))
     assert here == there
 
     def stop(done: int, whole: int) -> None:
@@ -203,7 +219,7 @@ def test_threads_give_the_same_and_an_interruption_keeps_whole_rounds() -> None:
         if done == (2 * STRATA + 3) * 5 + 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    cut = compare(scenario, Asked(replications=64), on_progress=stop)
+    cut = compare(scenario, ComparisonRequest(replications=64), on_progress=stop)
     assert cut.interrupted and cut.runs == 2 * STRATA
     assert math.isfinite(cut.contenders[0].takes.value)
 
@@ -212,7 +228,7 @@ def test_threads_give_the_same_and_an_interruption_keeps_whole_rounds() -> None:
 
 
 def test_a_run_beside_its_prediction(tmp_path: Path, plan: Plan) -> None:
-    Story(tmp_path).start().steps(50).killed(2).steps(50).end()
+    SyntheticRun(tmp_path).start().steps(50).killed(2).steps(50).end()
     said = plan("compare", f"--run={tmp_path}", "--replications=16", "--json")
     found = said.json["observed"]
     assert (found["devices"], found["steps"], found["incidents"]) == (4, 100, {"killed": 1})
@@ -231,11 +247,11 @@ def test_a_run_beside_its_prediction(tmp_path: Path, plan: Plan) -> None:
 
 
 def test_a_run_without_failures_is_within(tmp_path: Path) -> None:
-    Story(tmp_path).start().steps(50, script_ms=0).end()
+    SyntheticRun(tmp_path).start().steps(50, script_ms=0).end()
     scenario = scenario_of(
         {"gpus": "4", "gpus-per-node": "1", "cost": "0", "flush": "0", "memory-cost": "0"}
     )
-    found = beside(scenario, seen(tmp_path))
+    found = compare_run(scenario, read_measured_run(tmp_path))
     assert found.rows[0].observed.low == 0 and found.rows[0].at_its_rate is None
     assert {one.verdict for one in found.rows} == {"within"}
 
@@ -243,7 +259,7 @@ def test_a_run_without_failures_is_within(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there(tmp_path: Path, plan: Plan) -> None:
     said = plan("compare", f"--run={tmp_path / 'none'}")
     assert said.code == 1 and "holds no events" in said.err
-    Story(tmp_path).start().steps(3).close()  # its launcher died: what is known is said
+    SyntheticRun(tmp_path).start().steps(3).close()  # its launcher died: what is known is said
     assert plan("compare", f"--run={tmp_path}", "--replications=16").code == 0
 
 
@@ -262,12 +278,12 @@ def test_pictures(tmp_path: Path, plan: Plan, picture: str) -> None:
 
 def test_phases_are_won_by_the_cheapest() -> None:
     pytest.importorskip("matplotlib")
-    from outlast.plan.figures.phases import SIMPLE, phases
+    from outlast.plan.figures.scale_figures import SIMPLE, strategy_phases
 
     scenario = scenario_of({"gpus": "16384", "fatal": "10%", "pause": "3min"})
-    found = phases(scenario, rows=2)
+    found = strategy_phases(scenario, rows=2)
     column = found.gpus.index(1_048_576)
-    here = resized(
+    here = resize(
         scenario_of({"gpus": "16384", "fatal": "10%", "pause": "3min", "restart": "10s"}), 1_048_576
     )
     usd = {one: predict(here, one).usd for one in SIMPLE}
@@ -277,16 +293,16 @@ def test_phases_are_won_by_the_cheapest() -> None:
 
 def test_where_lines_cross() -> None:
     pytest.importorskip("matplotlib")
-    from outlast.plan.figures.scale import Line, crossings, line
+    from outlast.plan.figures.scale_figures import ScaleLine, crossings, scale_line
 
     gpus = np.array([10.0, 100.0, 1000.0])
     falls, flat = np.array([0.9, 0.7, 0.1]), np.array([0.5, 0.5, 0.5])
-    (found,) = crossings(Line(gpus, falls, falls, falls), Line(gpus, flat, flat, flat))
+    (found,) = crossings(ScaleLine(gpus, falls, falls, falls), ScaleLine(gpus, flat, flat, flat))
     assert found == pytest.approx((100 * 10 ** (1 / 3), 0.5))
-    assert not crossings(Line(gpus, falls, falls, falls), Line(gpus, falls, falls, falls))
-    at = [resized(scenario_of({"gpus": "16384"}), many) for many in (8, 1024)]
-    (only,) = line(at, "migrate").gpus
+    assert not crossings(ScaleLine(gpus, falls, falls, falls), ScaleLine(gpus, falls, falls, falls))
+    at = [resize(scenario_of({"gpus": "16384"}), many) for many in (8, 1024)]
+    (only,) = scale_line(at, "migrate").gpus
     assert only == 1024
-    drawn = line(at, "checkpoint-restart")
+    drawn = scale_line(at, "checkpoint-restart")
     assert drawn.middle[1] == pytest.approx(predict(at[1], "checkpoint-restart").outcome.goodput)
     assert (drawn.low < drawn.middle).all() and (drawn.middle < drawn.high).all()

@@ -11,10 +11,10 @@ pytest.importorskip("numba", reason="the simulator is compiled: pip install 'out
 from tests.plan.asking import Plan
 from tests.plan.random_scenarios import Drawn, can_be_simulated, draw, simulate
 
-from outlast.plan.domain import EXACT_TO
-from outlast.plan.ladders import Strategy
-from outlast.plan.scenario import scenario_of
-from outlast.plan.strategies import predict
+from outlast.plan.model.formula_domain import EXACT_TO
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
 
 ERRORS = 5.0  # standard errors: chance exceeds them once in two million scenarios
 FAST, SOAK = 20, 2000

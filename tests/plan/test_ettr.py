@@ -9,10 +9,10 @@ import pytest
 from tests.plan.asking import Plan
 
 from outlast.errors import UsageError
-from outlast.plan.answers import Answer
-from outlast.plan.ettr import ettr
-from outlast.plan.ladders import mtbf_s
-from outlast.plan.scenario import scenario_of
+from outlast.plan.answers.ettr_formulas import ettr
+from outlast.plan.model.answer_values import Answer
+from outlast.plan.model.ladder_costs import mtbf_s
+from outlast.plan.model.scenario import scenario_of
 
 HOUR_S = 3600.0
 RSC = {"detect": "0", "cost": "0", "flush": "0", "work": "300d"}

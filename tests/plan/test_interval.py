@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.plan.asking import Plan
 
-from outlast.plan.ladders import Strategy
-from outlast.plan.scenario import scenario_of
-from outlast.plan.strategies import predict
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
 from outlast.theory import intervals
 
 HOUR_S = 3600.0
@@ -82,9 +82,9 @@ def test_odd_scenarios_are_answered(plan: Plan, strategy: str, said: dict[str, s
 def test_bands_keep_intervals_and_spares(plan: Plan, strategy: Strategy) -> None:
     """More failures than were thought find no more spares than were bought."""
     pytest.importorskip("numba")
-    from outlast.plan.ensemble import at_factor
-    from outlast.plan.simulate import simulate
-    from outlast.plan.simulated import job_of
+    from outlast.plan.simulate.ensembles import at_factor
+    from outlast.plan.simulate.replications import simulate
+    from outlast.plan.simulate.scenario_job import job_of
 
     said = {"gpus": "64", "failures": "rsc-1", "work": "3y", "repair": "7d"}
     flags = (f"--{key}={text}" for key, text in said.items())

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import UsageError
-from outlast.plan.compiled import cached
-from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
-from outlast.plan.simulate import simulate
+from outlast.plan.simulate.numba_compilation import cached
+from outlast.plan.simulate.replications import simulate
+from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.theory import degraded, strategies
 
 Z_MAX = 4.0
@@ -24,9 +24,9 @@ SPENT = ("redo_s", "save_s", "detect_s", "restart_s", "wait_s", "slow_s")
 GRID = [(1e5, 600.0, 5.0, 300.0), (1e4, 1000.0, 100.0, 300.0), (1e3, 1000.0, 1000.0, 500.0)]
 
 
-def job(mtbf_s: float = 1e4, **how: object) -> Job:
+def job(mtbf_s: float = 1e4, **how: object) -> SimulatedJob:
     """One of its nodes fails every `mtbf_s`; there are as many spares as it may take."""
-    plain = Job(
+    plain = SimulatedJob(
         work_s=1_000_000.0, interval_s=1000.0, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=100.0, flush_s=0.0, nodes=NODES, spares=4000, replicas=1, copies=0, window_s=0.0,
         node_rate=1 / mtbf_s / NODES, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0,
@@ -37,7 +37,7 @@ def job(mtbf_s: float = 1e4, **how: object) -> Job:
     return plain._replace(**how)  # pyright: ignore[reportArgumentType]
 
 
-def z_of(one: Job, goodput: float, replications: int = 400) -> float:
+def z_of(one: SimulatedJob, goodput: float, replications: int = 400) -> float:
     """How many standard errors the simulated goodput lies from this one."""
     wall_s = simulate(one, replications, seed=7)["wall_s"]
     simulated = one.work_s / wall_s.mean()
@@ -52,7 +52,7 @@ def test_checkpoint_restart(
 ) -> None:
     how = {"interval_s": interval_s, "cost_s": cost_s, "flush_s": flushed * interval_s}
     exact = strategies.checkpoint_restart(
-        strategies.Job(mtbf_s=mtbf_s, detect_s=60.0, **how), restart_s
+        strategies.RecoveryJob(mtbf_s=mtbf_s, detect_s=60.0, **how), restart_s
     )
     one = job(mtbf_s, restart_s=(0.0, 0.0, restart_s), **how)
     assert abs(z_of(one, exact.goodput)) < Z_MAX
@@ -64,7 +64,7 @@ def test_memory_first_and_storage_where_it_is_gone(
 ) -> None:
     how = {"interval_s": interval_s, "cost_s": cost_s, "flush_s": 0.25 * interval_s}
     exact = strategies.peer_memory(
-        strategies.Job(
+        strategies.RecoveryJob(
             mtbf_s=mtbf_s, detect_s=60.0, snapshots=4, snapshot_cost_s=cost_s / 10, **how
         ),
         restart_s / 5, restart_s, 0.3,
@@ -83,7 +83,7 @@ def test_a_replica_has_what_was_lost(
 ) -> None:
     how = {"interval_s": interval_s, "cost_s": cost_s}
     exact = strategies.migrate(
-        strategies.Job(mtbf_s=mtbf_s, detect_s=60.0, **how), 100.0, restart_s, 0.2
+        strategies.RecoveryJob(mtbf_s=mtbf_s, detect_s=60.0, **how), 100.0, restart_s, 0.2
     )
     one = job(
         mtbf_s, software_rate=0.2 / mtbf_s, node_rate=0.8 / mtbf_s / NODES, node_from=LIVE,
@@ -95,7 +95,7 @@ def test_a_replica_has_what_was_lost(
 @pytest.mark.parametrize(("spares", "shape"), [(0, 1.0), (2, 0.0), (3, 0.5)])
 def test_too_few_spares_are_waited_for(spares: int, shape: float) -> None:
     """Whatever law repairs follow: Erlang's B."""
-    saves = strategies.Job(
+    saves = strategies.RecoveryJob(
         mtbf_s=1e4, interval_s=1000.0, cost_s=100.0, detect_s=60.0, spares=spares, repair_s=2e4
     )
     exact = strategies.checkpoint_restart(saves, 300.0)
@@ -106,7 +106,7 @@ def test_too_few_spares_are_waited_for(spares: int, shape: float) -> None:
 
 @pytest.mark.parametrize("repair_s", [500.0, 50_000.0])
 def test_dropped_replicas_come_back(repair_s: float) -> None:
-    saves = strategies.Job(
+    saves = strategies.RecoveryJob(
         mtbf_s=1e4, interval_s=1000.0, cost_s=0.0, detect_s=60.0, repair_s=repair_s
     )
     exact = degraded.drop_and_regrow(saves, NODES, 100.0)
@@ -120,7 +120,7 @@ def test_dropped_replicas_come_back(repair_s: float) -> None:
 def test_a_node_alone_fails_as_often_as_the_first_time() -> None:
     """While it is away nothing can fail, and what was drawn for it is kept."""
     exact = strategies.checkpoint_restart(
-        strategies.Job(mtbf_s=1e4, interval_s=1000.0, cost_s=100.0, detect_s=60.0), 300.0
+        strategies.RecoveryJob(mtbf_s=1e4, interval_s=1000.0, cost_s=100.0, detect_s=60.0), 300.0
     )
     alone = job(nodes=1, node_rate=1e-4, rack_nodes=1, spares=1, repair_s=0.0)
     assert abs(z_of(alone, exact.goodput)) < Z_MAX
@@ -129,7 +129,7 @@ def test_a_node_alone_fails_as_often_as_the_first_time() -> None:
 def test_racks_fail_though_nodes_age() -> None:
     """Thousands of times each node, which leaves as many ages that nobody has any more."""
     exact = strategies.checkpoint_restart(
-        strategies.Job(mtbf_s=1e4, interval_s=1000.0, cost_s=100.0, detect_s=60.0), 300.0
+        strategies.RecoveryJob(mtbf_s=1e4, interval_s=1000.0, cost_s=100.0, detect_s=60.0), 300.0
     )
     racks = job(
         nodes=8, node_rate=0.0, rack_rate=1e-4, rack_nodes=8, shape=0.7, scale_s=1e15, work_s=4e7
@@ -137,7 +137,7 @@ def test_racks_fail_though_nodes_age() -> None:
     assert abs(z_of(racks, exact.goodput, replications=20)) < Z_MAX
 
 
-def hard(**how: object) -> Job:
+def hard(**how: object) -> SimulatedJob:
     """Everything at once."""
     return job(
         2e4, work_s=300_000.0, interval_s=1000.0, versions=5, step_s=10.0, memory_cost_s=1.0,

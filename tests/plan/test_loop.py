@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="the simulator is compiled: pip install 'out
 pytest.importorskip("polars", reason="rates are fitted: pip install 'outlast[fleet]'")
 
 from outlast.cli.main import main
-from outlast.plan.scenario import scenario_of
+from outlast.plan.model.scenario import scenario_of
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_costs import mean_of, run_costs
 

@@ -8,9 +8,8 @@ import pytest
 from tests.plan.asking import Plan
 
 from outlast.errors import ConfigError
-from outlast.plan.measured import measured
-from outlast.plan.rates import EXACT
-from outlast.plan.scenario import scenario_of
+from outlast.plan.model.rates import EXACT, read_rates
+from outlast.plan.model.scenario import scenario_of
 
 RATES = """
 format = "outlast-rates"
@@ -101,7 +100,7 @@ def test_a_file_of_rates_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--rates: .*gone.toml: No such file"):
         scenario_of({"gpus": "8", "rates": str(tmp_path / "gone.toml")})
     with pytest.raises(ConfigError, match="that is no file of rates"):
-        measured(Path("/dev/zero"))
+        read_rates(Path("/dev/zero"))
 
 
 def test_every_question_takes_it(plan: Plan, rates: Path) -> None:

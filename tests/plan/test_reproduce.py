@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from outlast.cli.plan.reproducing import reproduce
 from outlast.errors import UsageError
 from outlast.plan.reproduce import DOCUMENTS, rows
-from outlast.plan.reproduce.gaps import Gaps, failures, paused, restarted
-from outlast.plan.reproduce.row import Document, Row
+from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce.strategy_experiment import (
+    UniformGaps,
+    mean_failures,
+    paused_wall_time,
+    restarted_run,
+)
 
 ROWS = {(row.document, row.quantity): row for row in rows()}
 LIMIT = "GPUs from which failures take more than training"
@@ -113,7 +118,7 @@ def test_documents_one_by_one() -> None:
 
 @given(st.floats(-1e9, 1e9), st.integers(0, 6))
 def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int) -> None:
-    source = Document("x", "a document")
+    source = SourceDocument("x", "a document")
     unit = Decimal(1).scaleb(-digits)
     printed = Decimal(ours).quantize(unit, ROUND_HALF_EVEN)
     assert source.says("q", str(printed), ours, "").agrees
@@ -134,25 +139,27 @@ def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int)
     ],
 )
 def test_digits_and_bounds(printed: str, ours: float, agrees: bool) -> None:
-    assert Document("x", "a document").says("q", printed, ours, "").agrees is agrees
+    assert SourceDocument("x", "a document").says("q", printed, ours, "").agrees is agrees
 
 
 def test_regular_gaps_by_hand() -> None:
     """A failure every 60 min and 10 min to restart: 4 intervals of 13.5, then 3 in each 50 min."""
-    always = Gaps(60.0, 60.0 + 1e-9)
-    run = restarted(always, 30, 13.5, 10.0)
+    always = UniformGaps(60.0, 60.0 + 1e-9)
+    run = restarted_run(always, 30, 13.5, 10.0)
     assert run.failures == pytest.approx(9)
     assert run.wall == pytest.approx(70 + 8 * 60 + 27)
-    assert restarted(always, 30, 13.5, 10.0, clock=False).wall == pytest.approx(7 * 70 + 2 * 13.5)
-    assert failures(always, 405.0) == pytest.approx(6)
-    assert paused(always, 405.0, 20.0) == pytest.approx(405 + 9 * 20)
-    assert paused(always, 405.0, 20.0, clock=False) == pytest.approx(405 + 6 * 20)
-    assert failures(always, 59.0) == 0
+    assert restarted_run(always, 30, 13.5, 10.0, clock=False).wall == pytest.approx(
+        7 * 70 + 2 * 13.5
+    )
+    assert mean_failures(always, 405.0) == pytest.approx(6)
+    assert paused_wall_time(always, 405.0, 20.0) == pytest.approx(405 + 9 * 20)
+    assert paused_wall_time(always, 405.0, 20.0, clock=False) == pytest.approx(405 + 6 * 20)
+    assert mean_failures(always, 59.0) == 0
 
 
 @pytest.mark.parametrize("clock", [True, False])
 def test_even_gaps_as_simulated(clock: bool) -> None:
-    draw, gaps, count = random.Random(3), Gaps(45.0, 75.0), 4000
+    draw, gaps, count = random.Random(3), UniformGaps(45.0, 75.0), 4000
     walls, struck, pauses = [], [], []
     for _ in range(count):
         gap, wall, done, fails = draw.uniform(45, 75), 0.0, 0, 0
@@ -166,26 +173,26 @@ def test_even_gaps_as_simulated(clock: bool) -> None:
             worked, fails = worked + gap, fails + 1
             gap = draw.uniform(45, 75) - (8 if clock else 0)
         pauses.append(fails)
-    run = restarted(gaps, 30, 13.5, 25.0, clock=clock)
+    run = restarted_run(gaps, 30, 13.5, 25.0, clock=clock)
     error = run.deviation / math.sqrt(count)
     assert abs(math.fsum(walls) / count - run.wall) < 4 * error
     spread = math.sqrt(math.fsum((wall - run.wall) ** 2 for wall in walls) / count)
     assert spread == pytest.approx(run.deviation, rel=0.05)
     assert sum(struck) / count == pytest.approx(run.failures, abs=0.06)
-    expected = failures(gaps, 405.0, pause=8.0, clock=clock)
+    expected = mean_failures(gaps, 405.0, pause=8.0, clock=clock)
     assert sum(pauses) / count == pytest.approx(expected, abs=0.05)
 
 
 def test_impossible_gaps() -> None:
     with pytest.raises(UsageError, match=r"a gap may leave 13, too short for 13\.5 of work"):
-        restarted(Gaps(45.0, 75.0), 30, 13.5, 32.0)
+        restarted_run(UniformGaps(45.0, 75.0), 30, 13.5, 32.0)
     with pytest.raises(UsageError, match="a pause of 45 outlasts the shortest gap, 45"):
-        failures(Gaps(45.0, 75.0), 405.0, pause=45.0)
+        mean_failures(UniformGaps(45.0, 75.0), 405.0, pause=45.0)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(json=True) == 0
-    told = msgspec.json.decode(capsys.readouterr().out, type=list[Row], strict=True)
+    told = msgspec.json.decode(capsys.readouterr().out, type=list[ReproducedFigure], strict=True)
     assert told == rows()
     assert reproduce("004") == 0
     text = capsys.readouterr().out

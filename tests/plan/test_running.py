@@ -28,11 +28,10 @@ import pyarrow.parquet as pq
 import outlast
 from outlast.cli.main import main
 from outlast.errors import StorageError
-from outlast.plan.parts import ROWS
-from outlast.plan.scenario import scenario_of
-from outlast.plan.simulate import simulate
-from outlast.plan.simulated import job_of
-from outlast.plan.tables import SUFFIXES, Column, about, table
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.simulate.replications import ROWS, simulate
+from outlast.plan.simulate.result_tables import SUFFIXES, TableColumn, open_table, provenance
+from outlast.plan.simulate.scenario_job import job_of
 
 SAID = ("--gpus", "1024", "--failures", "5kh", "--work", "10d")
 PATIENCE_S = 200.0
@@ -186,9 +185,9 @@ def small_files() -> Iterator[None]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_full_disk_leaves_no_half_a_table(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows{suffix}"
-    said = about(scenario_of({"gpus": "64"}))
+    said = provenance(scenario_of({"gpus": "64"}))
     refused = pytest.raises(StorageError, match="nothing was kept of it")
-    with refused, table(path, [Column("wall_s", "number")], said) as made:
+    with refused, open_table(path, [TableColumn("wall_s", "number")], said) as made:
         made.write({"wall_s": np.random.default_rng(1).random(20_000)})
     assert list(tmp_path.iterdir()) == []
 
@@ -234,7 +233,10 @@ def test_ctrl_c_keeps_the_first_runs(tmp_path: Path) -> None:
 
 def test_compiling_is_said(tmp_path: Path) -> None:
     """In a process that finds nothing compiled; the second one loads what the first one kept."""
-    code = "from outlast.plan.parts import compile_once; compile_once(); compile_once()"
+    code = (
+        "from outlast.plan.simulate.replications import compile_once; compile_once();"
+        " compile_once()"
+    )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for times in (1, 0):
         said = subprocess.run(

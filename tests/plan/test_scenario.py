@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from outlast import quantities
 from outlast.errors import ConfigError
-from outlast.plan.ladders import STRATEGIES, matters
-from outlast.plan.rates import EXACT, failures_of
-from outlast.plan.replicas import replicas
-from outlast.plan.scenario import FIELDS, KEYS, scenario_of, taken
-from outlast.plan.strategies import possible, predict
+from outlast.plan.answers.copy_counts import memory_copies
+from outlast.plan.model.ladder_costs import STRATEGIES, matters
+from outlast.plan.model.rates import EXACT, parse_failures
+from outlast.plan.model.scenario import FIELDS, KEYS, default_text, scenario_of
+from outlast.plan.model.strategy_prediction import predict, reason_impossible
 from outlast.theory.failures import DAY_S, HOUR_S, PRESETS
 from outlast.toml_files import FILE_BYTES_MAX
 
@@ -152,7 +152,7 @@ def test_what_is_assumed_could_have_been_said() -> None:
     """Every default, as a flag, gives the same scenario; what follows from the nodes is named."""
     for gpus in ("8", "72", "1000", "16384"):
         plain = scenario_of({"gpus": gpus})
-        texts = {field.key: taken(plain, field) for field in FIELDS if field.default}
+        texts = {field.key: default_text(plain, field) for field in FIELDS if field.default}
         said = scenario_of({"gpus": gpus, **texts})
         assert plain.assumed == KEYS.keys() - {"gpus"} and not said.assumed
         for field in FIELDS:
@@ -165,12 +165,12 @@ def test_what_is_assumed_could_have_been_said() -> None:
 
 
 def test_rates_in_every_form() -> None:
-    day = failures_of("x", "0.5%/day", 8, None)
+    day = parse_failures("x", "0.5%/day", 8, None)
     assert day.per_gpu_s == pytest.approx(-math.log(0.995) / DAY_S)
-    assert failures_of("x", " 0.005/ d", 8, None).per_gpu_s == day.per_gpu_s
-    days = failures_of("x", "6.5/1000 node-days", 8, None)
+    assert parse_failures("x", " 0.005/ d", 8, None).per_gpu_s == day.per_gpu_s
+    days = parse_failures("x", "6.5/1000 node-days", 8, None)
     assert days.per_gpu_s == pytest.approx(PRESETS["rsc-1"].rate_per_device_s)
-    hours = failures_of("x", "50kh", 8, None)
+    hours = parse_failures("x", "50kh", 8, None)
     assert hours.per_gpu_s == 1 / (50_000 * HOUR_S) and hours.weight_failures == EXACT
     assert hours.at(0.05) == hours.at(0.95) == hours.per_gpu_s
 
@@ -178,10 +178,10 @@ def test_rates_in_every_form() -> None:
 @pytest.mark.parametrize(("seen", "low", "high"), [(1, 0.0513, 2.996), (40, 0.7549, 1.2735)])
 def test_a_rate_is_as_sure_as_what_it_was_counted_from(seen: int, low: float, high: float) -> None:
     """Quantiles of the gamma distribution, chi-squared with twice as many degrees of freedom."""
-    rate = failures_of("x", "50kh", 8, seen)
+    rate = parse_failures("x", "50kh", 8, seen)
     assert rate.at(0.05) / rate.per_gpu_s == pytest.approx(low, rel=1e-3)
     assert rate.at(0.95) / rate.per_gpu_s == pytest.approx(high, rel=1e-3)
-    preset = failures_of("x", "rsc-2", 8, None)
+    preset = parse_failures("x", "rsc-2", 8, None)
     assert preset.at(0.95) / preset.at(0.05) == pytest.approx(13.3, abs=0.1)
 
 
@@ -223,7 +223,7 @@ def test_what_matters_changes_what_becomes_of_a_run_and_nothing_else_does(strate
 def test_what_no_strategy_names_is_used_all_the_same() -> None:
     """By the simulator, by what copies take, by prices and by bands."""
     pytest.importorskip("numba", reason="the job that is simulated")
-    from outlast.plan.simulated import job_of
+    from outlast.plan.simulate.scenario_job import job_of
 
     rich = {**RICH, "lemons": "5%", "shape": "0.8", "spares": "9"}
     plain = scenario_of(rich)
@@ -236,8 +236,8 @@ def test_what_no_strategy_names_is_used_all_the_same() -> None:
         assert job_of(scenario_of({**rich, key: text}), "outlast") != job, key
     dear = scenario_of({**rich, "gpu-hour": "$5"})
     assert predict(dear, "outlast").usd == pytest.approx(2 * predict(plain, "outlast").usd)
-    large = replicas(scenario_of({**rich, "state": "3TB"})).rows[1]
-    assert large.memory_per_gpu_bytes == 2 * replicas(plain).rows[1].memory_per_gpu_bytes
+    large = memory_copies(scenario_of({**rich, "state": "3TB"})).rows[1]
+    assert large.memory_per_gpu_bytes == 2 * memory_copies(plain).rows[1].memory_per_gpu_bytes
     sure = scenario_of({**rich, "failures-seen": "90"}).failures
     assert sure.at(0.95) < plain.failures.at(0.95)
     assert BESIDES - {"gpus", "gpu-hour", "state", "failures-seen", "rates"} == set(others)
@@ -262,7 +262,7 @@ def test_whatever_is_said_is_read_or_refused(said: dict[str, str], nodes: int) -
     assert 0 < scenario.failures.per_gpu_s < math.inf
     assert 0 <= scenario.cost_s < math.inf and 0 < scenario.work_s < math.inf
     assert scenario.nodes % scenario.replicas == scenario.nodes % scenario.copies == 0
-    assert not possible(scenario, "checkpoint-restart")
+    assert not reason_impossible(scenario, "checkpoint-restart")
 
 
 @given(st.binary(max_size=60))

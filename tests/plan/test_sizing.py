@@ -8,11 +8,11 @@ import pytest
 from tests.plan.asking import Plan
 
 from outlast.errors import UsageError
-from outlast.plan.extras import AskedExtras, extras
-from outlast.plan.scenario import Scenario, scenario_of
-from outlast.plan.sizing import peak_flops
-from outlast.plan.strategies import Prediction, predict
-from outlast.theory import interruptions, stragglers
+from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
+from outlast.plan.model.model_sizing import peak_flops
+from outlast.plan.model.scenario import Scenario, scenario_of
+from outlast.plan.model.strategy_prediction import Prediction, predict
+from outlast.theory import other_losses
 
 LLAMA = ("--gpus", "16384", "--parameters", "405B", "--tokens", "15.6T", "--replica-gpus", "128")
 
@@ -128,18 +128,18 @@ def _advised() -> tuple[Scenario, Prediction]:
 
 def test_extras_are_what_their_formulas_say() -> None:
     scenario, taken = _advised()
-    asked = AskedExtras(
+    asked = ExtraInputs(
         silent_mtbf_s=20 * 86400.0, verify_s=60.0, straggler_share=1e-6, straggler_factor=3.0,
         maintenance_every_s=30 * 86400.0, preempted_every_s=43_200.0, notice_s=300.0,
         usd_per_spot_hour=1.0, usd_per_gb_month=0.02, local_cost_s=2.0,
     )  # fmt: skip
-    found = {one.what: one for one in extras(scenario, taken, asked)}
+    found = {one.what: one for one in extra_costs(scenario, taken, asked)}
     assert set(found) == {"silent errors", "stragglers", "planned stops", "spot prices", "storage",
                           "levels of saves"}  # fmt: skip
     assert all(one.how == "first order" for one in found.values())
-    slower = stragglers.step_slowdown(1e-6, 16384, 3.0) - 1
+    slower = other_losses.step_slowdown(1e-6, 16384, 3.0) - 1
     assert found["stragglers"].usd == pytest.approx(taken.usd * slower)
-    cost_s = interruptions.preemption_s(300, 125, taken.interval_s, restart_s=600)
+    cost_s = other_losses.preemption_s(300, 125, taken.interval_s, restart_s=600)
     spot_usd = taken.usd / 2.5 * (1 + cost_s / 43_200)
     assert found["spot prices"].usd == pytest.approx(spot_usd - taken.usd)
     assert "is enough for" in found["spot prices"].said and found["silent errors"].usd > 0
@@ -149,7 +149,9 @@ def test_extras_are_what_their_formulas_say() -> None:
 def test_without_notice_half_an_interval_is_lost() -> None:
     scenario, taken = _advised()
     usd = [
-        extras(scenario, taken, AskedExtras(preempted_every_s=43_200.0, notice_s=notice_s))[0].usd
+        extra_costs(scenario, taken, ExtraInputs(preempted_every_s=43_200.0, notice_s=notice_s))[
+            0
+        ].usd
         for notice_s in (0.0, 3600.0)
     ]
     assert usd[0] > 0 and usd[0] != usd[1]

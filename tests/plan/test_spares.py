@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.plan.asking import Plan
 
-from outlast.plan.ladders import kinds_of
-from outlast.plan.replicas import losses, replicas, short_s
-from outlast.plan.scenario import scenario_of
-from outlast.plan.spares import Stocks, cheapest, plain_usd, spares
-from outlast.plan.strategies import predict
+from outlast.plan.answers.copy_counts import exposed_s, losses, memory_copies
+from outlast.plan.answers.spare_nodes import SpareModel, cheapest, plain_usd, spare_nodes
+from outlast.plan.model.ladder_costs import kinds_of
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
 from outlast.theory import scale
 from outlast.theory.bursts import Stalling
 
@@ -25,7 +25,7 @@ RACKS = {
 
 
 def test_the_mean_is_a_trap() -> None:
-    found = spares(scenario_of(TRAP))
+    found = spare_nodes(scenario_of(TRAP))
     mean = next(one for one in found.rows if "the mean" in one.names)
     assert mean.spares == 480 and mean.short == pytest.approx(0.488, abs=0.001)
     enough = next(one for one in found.rows if "99.9 %" in one.names)
@@ -39,9 +39,9 @@ def test_the_mean_is_a_trap() -> None:
 @pytest.mark.parametrize("count", [2, 6, 15])
 def test_dollars_are_those_of_the_strategy(count: int) -> None:
     scenario = scenario_of({"gpus": "16384", "spares": str(count)})
-    given = next(one for one in spares(scenario).rows if "given" in one.names)
+    given = next(one for one in spare_nodes(scenario).rows if "given" in one.names)
     usd = predict(scenario, "outlast").usd
-    assert given.stalling_usd + plain_usd(scenario, Stocks(scenario)) == pytest.approx(
+    assert given.stalling_usd + plain_usd(scenario, SpareModel(scenario)) == pytest.approx(
         usd, rel=1e-6
     )
 
@@ -52,7 +52,7 @@ BROKEN = {"gpus": "256", "failures": "300h", "repair": "50d"}  # few spares: nob
 @pytest.mark.parametrize("said", [RACKS, {"gpus": "8192", "repair": "3d"}, BROKEN])
 @pytest.mark.parametrize("dropping", [False, True])
 def test_the_cheapest_is_cheapest(said: dict[str, str], dropping: bool) -> None:
-    stocks = Stocks(scenario_of(said))
+    stocks = SpareModel(scenario_of(said))
     prices = [stocks.price(count, dropping=dropping) for count in range(stocks.most)]
     best = cheapest([stocks], dropping=dropping)
     assert prices[best] == min(prices) < math.inf
@@ -63,7 +63,7 @@ def test_going_on_without() -> None:
     scenario = scenario_of(
         {"gpus": "16", "replica-gpus": "8", "failures": "1kh", "transient": "0%", "fatal": "0%"}
     )
-    stocks, mean = Stocks(scenario), 16 / 1000 * 24
+    stocks, mean = SpareModel(scenario), 16 / 1000 * 24
     points = [math.exp(-mean) * mean**k / math.factorial(k) for k in range(30)]
     for count in (0, 1, 3):
         right = math.fsum(p * 0.5 ** max(0, k - count) for k, p in enumerate(points))
@@ -74,8 +74,8 @@ def test_going_on_without() -> None:
 def test_racks_stall_as_simulated(count: int) -> None:
     """The kernel knows nodes, racks and repairs one by one, and none of this formula."""
     pytest.importorskip("numba", reason="the simulator is compiled")
-    from outlast.plan.simulate import simulate
-    from outlast.plan.simulated import job_of
+    from outlast.plan.simulate.replications import simulate
+    from outlast.plan.simulate.scenario_job import job_of
 
     scenario = scenario_of({**RACKS, "spares": str(count)})
     rows = simulate(job_of(scenario, "checkpoint-restart"), 100, seed=count)
@@ -110,8 +110,8 @@ def test_asked(plan: Plan, tmp_path: Path) -> None:
 
 def test_copies() -> None:
     scenario = scenario_of({"gpus": "16384", "failures": "50kh", "fatal": "0%", "state": "2TB"})
-    rows = replicas(scenario).rows
-    node, window_s = 8 / (50_000 * 3600), short_s(scenario)
+    rows = memory_copies(scenario).rows
+    node, window_s = 8 / (50_000 * 3600), exposed_s(scenario)
     assert window_s == 30 + 120 + 60
     pairs = 1024 * 2 * node * (1 - math.exp(-node * window_s))
     assert rows[1].lost_every_s == pytest.approx(1 / pairs, rel=1e-4)
@@ -124,12 +124,12 @@ def test_copies() -> None:
         2e12 / 16384 / (held.memory_interval_s or math.nan)
     )
     assert rows[1].goodput == held.outcome.goodput and rows[1].losses == losses(scenario, 2)
-    assert len(replicas(scenario_of({"gpus": "16"})).rows) == 2
+    assert len(memory_copies(scenario_of({"gpus": "16"})).rows) == 2
 
 
 def test_half_is_left_at_the_limit() -> None:
     scenario = scenario_of({"gpus": "16384", "failures": "50kh"})
-    limits = {one.name: one.value for one in replicas(scenario).quantities}
+    limits = {one.name: one.value for one in memory_copies(scenario).quantities}
     gpus = limits["half goodput, storage"]
     at = scale.best_efficiency(
         5 * math.sqrt(gpus / 16384), 50_000 * 3600 / gpus, restart_s=630.0
@@ -149,8 +149,8 @@ def test_half_is_left_at_the_limit() -> None:
 
 def test_a_limit_that_is_none_is_said_in_words() -> None:
     free = scenario_of({"gpus": "16384", "memory-cost": "0"})
-    assert any("its limit is infinite" in one for one in replicas(free).warnings)
-    assert not replicas(scenario_of({"gpus": "16384"})).warnings
+    assert any("its limit is infinite" in one for one in memory_copies(free).warnings)
+    assert not memory_copies(scenario_of({"gpus": "16384"})).warnings
 
 
 def test_copies_asked(plan: Plan) -> None:

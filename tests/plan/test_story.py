@@ -14,8 +14,8 @@ pytest.importorskip("numpy", reason="jobs are tables: pip install 'outlast[plan]
 from outlast import events
 from outlast.config import Limits
 from outlast.errors import RunDirError, UsageError
-from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
-from outlast.plan.story.simulator import NODES_MAX, Story, tell
+from outlast.plan.narrate.narrator import NODES_MAX, NarratedRun, narrate
+from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incident_explanation import explain
 from outlast.telemetry.incidents import incidents
@@ -25,9 +25,9 @@ NODES = 8
 SPENT = ("redo_s", "save_s", "detect_s", "restart_s", "wait_s", "slow_s")
 
 
-def job(mtbf_s: float = 1e4, **how: object) -> Job:
+def job(mtbf_s: float = 1e4, **how: object) -> SimulatedJob:
     """One of its nodes fails every `mtbf_s`, about twenty times in all."""
-    plain = Job(
+    plain = SimulatedJob(
         work_s=20 * mtbf_s, interval_s=1000.0, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=100.0, flush_s=0.0, nodes=NODES, spares=12, replicas=1, copies=0, window_s=0.0,
         node_rate=1 / mtbf_s / NODES, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0,
@@ -66,23 +66,23 @@ RUNGS = {"retry", "replace", "respawn", "rollback", "restart"}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Story, Path]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[NarratedRun, Path]:
     """A story with most of what there is, written."""
     run_dir = tmp_path_factory.mktemp("told")
-    return tell(LADDER, seed=3, run_dir=run_dir), run_dir
+    return narrate(LADDER, seed=3, run_dir=run_dir), run_dir
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_as_the_kernel_has_it(name: str) -> None:
     """The same failures, and the same seconds and counts, in every replication."""
     pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
-    from outlast.plan.simulate import simulate
+    from outlast.plan.simulate.replications import simulate
 
     one = JOBS[name]
     rows = simulate(one, 6, seed=5)
     failures = 0.0
     for replication, row in enumerate(rows):
-        story = tell(one, seed=5, replication=replication)
+        story = narrate(one, seed=5, replication=replication)
         assert story.outcome == "done"
         kernel = {key: float(row[key]) for key in row.dtype.names}
         assert story.tallies == pytest.approx(kernel, rel=1e-9, abs=1e-3)
@@ -93,7 +93,7 @@ def test_as_the_kernel_has_it(name: str) -> None:
 def test_every_rung_is_taken_and_every_second_is_in_one_account() -> None:
     rungs: set[str] = set()
     for one in JOBS.values():
-        story = tell(one, seed=9)
+        story = narrate(one, seed=9)
         rungs |= set(story.rungs)
         spent = sum(story.tallies[name] for name in SPENT)
         assert story.tallies["wall_s"] == pytest.approx(one.work_s + spent, abs=1e-3)
@@ -101,7 +101,7 @@ def test_every_rung_is_taken_and_every_second_is_in_one_account() -> None:
     assert rungs == RUNGS
 
 
-def test_a_written_story_adds_up_like_a_run(told: tuple[Story, Path]) -> None:
+def test_a_written_story_adds_up_like_a_run(told: tuple[NarratedRun, Path]) -> None:
     story, run_dir = told
     result = summarise(run_dir)
     assert (result.outcome, result.exit_code, result.notes) == ("done", 0, ())
@@ -122,7 +122,7 @@ def test_a_written_story_adds_up_like_a_run(told: tuple[Story, Path]) -> None:
     assert len(saved) >= LADDER.work_s / LADDER.interval_s
 
 
-def test_a_written_story_is_explained(told: tuple[Story, Path]) -> None:
+def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
     found = incidents(read_events(told[1]))
     assert {one.state for one in found} == {"recovered"}
     assert {one.rung for one in found} == set(told[0].rungs)
@@ -145,8 +145,10 @@ def test_a_written_story_is_explained(told: tuple[Story, Path]) -> None:
         assert words in page.getvalue()
 
 
-def test_the_same_seed_writes_the_same_bytes(told: tuple[Story, Path], tmp_path: Path) -> None:
-    again = tell(LADDER, seed=3, run_dir=tmp_path)
+def test_the_same_seed_writes_the_same_bytes(
+    told: tuple[NarratedRun, Path], tmp_path: Path
+) -> None:
+    again = narrate(LADDER, seed=3, run_dir=tmp_path)
     assert again == told[0]
     names = [path.name for path in (tmp_path / "events").iterdir()]
     for name in names:
@@ -156,36 +158,36 @@ def test_the_same_seed_writes_the_same_bytes(told: tuple[Story, Path], tmp_path:
 def test_with_a_runs_own_limits_it_gives_up_where_a_run_would(tmp_path: Path) -> None:
     """For want of a node, after restarts without progress, and where a join takes too long."""
     waits = job(spares=0, repair_s=2e4)
-    assert tell(waits, seed=1).outcome == "done"
-    story = tell(waits, seed=1, limits=Limits(), run_dir=tmp_path)
+    assert narrate(waits, seed=1).outcome == "done"
+    story = narrate(waits, seed=1, limits=Limits(), run_dir=tmp_path)
     assert story.outcome == "gave_up" and "no agent had room" in story.why
     assert story.tallies["wall_s"] == math.inf and story.tallies["done_s"] < waits.work_s
     assert summarise(tmp_path).outcome == "gave_up"
-    hopeless = tell(job(300.0, cost_s=1000.0), seed=1, limits=Limits())
+    hopeless = narrate(job(300.0, cost_s=1000.0), seed=1, limits=Limits())
     assert hopeless.outcome == "gave_up" and "3 restarts in a row" in hopeless.why
-    late = tell(job(restart_s=(0.0, 0.0, 900.0)), seed=1, limits=Limits())
+    late = narrate(job(restart_s=(0.0, 0.0, 900.0)), seed=1, limits=Limits())
     assert late.outcome == "gave_up" and "was not ready within 600 s" in late.why
 
 
 def test_a_run_that_cannot_finish_says_so() -> None:
-    hopeless = tell(job(10.0, work_s=1e5, failures_max=200))
+    hopeless = narrate(job(10.0, work_s=1e5, failures_max=200))
     assert (hopeless.outcome, hopeless.tallies["wall_s"]) == ("interrupted", math.inf)
     assert "200 failures" in hopeless.why
-    never = tell(job(spares=0, repair_s=1e30))
+    never = narrate(job(spares=0, repair_s=1e30))
     assert (never.outcome, never.tallies["wall_s"]) == ("gave_up", math.inf)
 
 
 def test_it_stops_where_that_was_enough(tmp_path: Path) -> None:
     """Between two failures, and in a recovery that never ends."""
     asked = iter([False] * 30)
-    story = tell(LADDER, seed=3, run_dir=tmp_path / "a", stopped=lambda: next(asked, True))
+    story = narrate(LADDER, seed=3, run_dir=tmp_path / "a", stopped=lambda: next(asked, True))
     assert story.outcome == "interrupted" and story.why.startswith("interrupted: ")
     result = summarise(tmp_path / "a")
     assert (result.outcome, result.wall_s) == ("interrupted", pytest.approx(story.ended_s))
     assert 0 < result.steps < LADDER.work_s / LADDER.step_s
     asked = iter([False] * 30)
     hopeless = job(1.0, work_s=1e5)
-    assert tell(hopeless, stopped=lambda: next(asked, True)).tallies["incidents"] == 1
+    assert narrate(hopeless, stopped=lambda: next(asked, True)).tallies["incidents"] == 1
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
@@ -196,10 +198,10 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
         ({"replicas": 3}, "replicas"),
     ):
         with pytest.raises(UsageError, match=told):
-            tell(job(**how))
+            narrate(job(**how))
     with pytest.raises(UsageError, match="run_dir"):
-        tell(job(work_s=1e9), run_dir=tmp_path)
+        narrate(job(work_s=1e9), run_dir=tmp_path)
     assert not list(tmp_path.iterdir())
-    tell(job(work_s=2000.0), run_dir=tmp_path)
+    narrate(job(work_s=2000.0), run_dir=tmp_path)
     with pytest.raises(RunDirError, match="another directory"):
-        tell(job(work_s=2000.0), run_dir=tmp_path)
+        narrate(job(work_s=2000.0), run_dir=tmp_path)

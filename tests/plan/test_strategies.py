@@ -9,14 +9,14 @@ import pytest
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import ConfigError, UsageError
-from outlast.plan import parts
-from outlast.plan.ladders import STRATEGIES, Strategy, kinds_of, mtbf_s
-from outlast.plan.priced import priced
-from outlast.plan.reproduce import gaps
-from outlast.plan.scenario import OVERHEAD_OF, scenario_of
-from outlast.plan.simulate import simulate
-from outlast.plan.simulated import job_of
-from outlast.plan.strategies import predict
+from outlast.plan.answers.input_sensitivity import price_strategy
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, kinds_of, mtbf_s
+from outlast.plan.model.scenario import OVERHEAD_OF, scenario_of
+from outlast.plan.model.strategy_prediction import predict
+from outlast.plan.reproduce import strategy_experiment
+from outlast.plan.simulate import replications
+from outlast.plan.simulate.replications import simulate
+from outlast.plan.simulate.scenario_job import job_of
 from outlast.theory import replicas
 
 Z_MAX, REPLICATIONS = 4.0, 200
@@ -147,10 +147,10 @@ def test_shares_of_failures_sum_to_all_of_them() -> None:
 
 def test_what_no_run_ends_with_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred million GPUs fail each 2 s: nothing comes out of a recovery of 30 s."""
-    monkeypatch.setattr(parts, "run_part", lambda _: pytest.fail("simulated"))
+    monkeypatch.setattr(replications, "run_part", lambda _: pytest.fail("simulated"))
     scenario = scenario_of({"gpus": "100M"})
     for strategy in ("checkpoint-restart", "peer-memory", "migrate", "outlast"):
-        assert math.isinf(priced(scenario, strategy).usd)
+        assert math.isinf(price_strategy(scenario, strategy).usd)
 
 
 def test_a_part_with_very_many_holders_is_counted_at_once() -> None:
@@ -206,7 +206,9 @@ def test_failures_at_even_gaps_are_those_of_document_003() -> None:
     }  # fmt: skip
     scenario = scenario_of(said)
     rows = simulate(job_of(scenario, "migrate"), 4000, seed=3)
-    expected = gaps.failures(gaps.Gaps(45 * 60.0, 75 * 60.0), 405 * 60.0, pause=100.0)
+    expected = strategy_experiment.mean_failures(
+        strategy_experiment.UniformGaps(45 * 60.0, 75 * 60.0), 405 * 60.0, pause=100.0
+    )
     assert rows["failures"].mean() == pytest.approx(expected, abs=0.05)
     assert rows["failures"].std() < 1
     predicted = predict(scenario, "migrate")

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from outlast.plan.summary import ACCURACY, Summary
-from outlast.plan.tallies import Tally
+from outlast.plan.simulate.tallies import ACCURACY, StreamingSummary, Tally
 
 VALUES = st.lists(
     st.one_of(st.floats(0, 1e12, allow_subnormal=False), st.integers(0, 4095), st.just(math.inf)),
@@ -20,8 +19,8 @@ VALUES = st.lists(
 )  # fmt: skip
 
 
-def summed(values: list[float], cut: int) -> Summary:
-    found = Summary()
+def summed(values: list[float], cut: int) -> StreamingSummary:
+    found = StreamingSummary()
     for part in (values[:cut], values[cut:]):
         found.add(np.array(part))
     return found
@@ -51,12 +50,12 @@ def test_whole_numbers_are_themselves() -> None:
 
 
 def test_nothing_has_no_quantile() -> None:
-    assert math.isnan(Summary().mean) and math.isnan(Summary().quantile(0.5))
+    assert math.isnan(StreamingSummary().mean) and math.isnan(StreamingSummary().quantile(0.5))
 
 
 def test_memory_does_not_grow_with_values() -> None:
     """A hundred times as many, of the same law."""
-    found, random = Summary(), np.random.default_rng(1)
+    found, random = StreamingSummary(), np.random.default_rng(1)
     held: list[int] = []
     tracemalloc.start()
     try:

@@ -18,24 +18,24 @@ import pytest
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import OutlastError, UsageError
-from outlast.plan import parts
-from outlast.plan.pools import dask, processes
-from outlast.plan.ranges import axis
-from outlast.plan.scenario import scenario_of
-from outlast.plan.simulate import simulate
-from outlast.plan.simulated import job_of
-from outlast.plan.spread import spread
-from outlast.plan.strategies import predict
-from outlast.plan.sweep import Point, points, strategies_of, sweep
+from outlast.plan.answers.parameter_sweep import SweepPoint, strategies_of, sweep, sweep_points
+from outlast.plan.answers.run_distribution import run_distribution
+from outlast.plan.answers.sweep_axes import parse_axis
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
+from outlast.plan.simulate import replications
+from outlast.plan.simulate.part_executors import dask_executor, local_executor
+from outlast.plan.simulate.replications import simulate
+from outlast.plan.simulate.scenario_job import job_of
 
 SAID = {"gpus": "1024", "failures": "5kh", "work": "10d"}
 KEPT = "what was simulated before is kept"
 OVER = ["gpus=1024,4096", "interval=10min,1h"]
 
 
-def wanted(*strategies: str) -> list[Point]:
+def wanted(*strategies: str) -> list[SweepPoint]:
     said = {"failures": "5kh", "work": "10d"}
-    return points(said, None, OVER, strategies_of(",".join(strategies or ["outlast"])))
+    return sweep_points(said, None, OVER, strategies_of(",".join(strategies or ["outlast"])))
 
 
 # --- numbers ---
@@ -44,7 +44,7 @@ def wanted(*strategies: str) -> list[Point]:
 def test_a_spread_says_what_its_rows_say() -> None:
     scenario = scenario_of(SAID)
     given: list[np.ndarray] = []
-    found = spread(scenario, "peer-memory", 5000, seed=3, on_rows=given.append)
+    found = run_distribution(scenario, "peer-memory", 5000, seed=3, on_rows=given.append)
     rows = np.concatenate(given)
     assert (
         len(given) > 1 and (rows == simulate(job_of(scenario, "peer-memory"), 5000, seed=3)).all()
@@ -64,7 +64,7 @@ def test_a_spread_says_what_its_rows_say() -> None:
 
 
 def test_runs_that_have_no_end_are_counted_and_cost_no_hours() -> None:
-    found = spread(scenario_of({"gpus": "16777216"}), "checkpoint-restart", 3)
+    found = run_distribution(scenario_of({"gpus": "16777216"}), "checkpoint-restart", 3)
     assert found.unfinished == 3 and found.tallies[0].middle == math.inf
     assert found.tallies[0].error is None
     assert "3 of 3 runs have no end: 100,000 failures came first" in found.warnings[-1]
@@ -91,7 +91,7 @@ def test_a_point_is_the_same_alone_and_among_others() -> None:
 
 
 def test_where_a_strategy_cannot_be_had_it_says_why_and_the_rest_goes_on() -> None:
-    some = points({"work": "1d"}, None, ["gpus=8,64"], ["migrate"])
+    some = sweep_points({"work": "1d"}, None, ["gpus=8,64"], ["migrate"])
     none, found = sweep(some, 5).points
     assert none.runs is None and none.theory is None and "two replicas" in none.why
     assert found.runs is not None and found.runs.replications == 5
@@ -115,7 +115,7 @@ def test_where_a_strategy_cannot_be_had_it_says_why_and_the_rest_goes_on() -> No
     ],
 )  # fmt: skip
 def test_ranges(text: str, values: list[str]) -> None:
-    assert list(axis(text, {}).texts) == values
+    assert list(parse_axis(text, {}).texts) == values
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,12 @@ def test_ranges(text: str, values: list[str]) -> None:
 )
 def test_what_cannot_be_gone_over_is_refused_by_name(over: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        points({"work": "3d", "gpus_per_node": "8", **({} if "gpus=" in over else {"gpus": "64"})},
-               None, [over], strategies_of("all"))  # fmt: skip
+        sweep_points(
+            {"work": "3d", "gpus_per_node": "8", **({} if "gpus=" in over else {"gpus": "64"})},
+            None,
+            [over],
+            strategies_of("all"),
+        )
 
 
 # --- where it runs ---
@@ -158,7 +162,9 @@ class Counting(ThreadPoolExecutor):
 def test_a_bounded_number_of_parts_is_in_flight() -> None:
     job = job_of(scenario_of({**SAID, "gpus": "64"}), "outlast")._replace(failures_max=2)
     with Counting() as pool:
-        for _ in parts.results(zip(count(), parts.parts(job, 200_000)), pool, in_flight=5):
+        for _ in replications.results(
+            zip(count(), replications.parts(job, 200_000)), pool, in_flight=5
+        ):
             pool.ahead -= 1
     assert pool.most == 5
 
@@ -185,7 +191,7 @@ def test_a_point_that_fails_names_itself_and_the_others_go_on() -> None:
     assert found.points[0].runs is not None and found.points[0].runs.replications == 20
     assert any("gpus=4096 interval=10min outlast" in text for text in found.warnings)
     with pytest.raises(OutlastError, match="from 0 failed, and nothing was kept: MemoryError"):
-        spread(wanted()[-1].scenario, "outlast", 5, executor=Failing(512))
+        run_distribution(wanted()[-1].scenario, "outlast", 5, executor=Failing(512))
 
 
 @pytest.mark.process
@@ -195,25 +201,27 @@ def test_a_killed_worker_is_told_in_words() -> None:
             worker.kill()
 
     lost = "a worker process died (killed, perhaps for want of memory); ask again with fewer"
-    with processes(2) as place:
+    with local_executor(2) as place:
         found = sweep(wanted(), 9000, executor=place.executor, in_flight=2, on_progress=kill)
     assert {one.failed for one in found.points} - {""} == {f"{lost} --workers; {KEPT}"}
     assert found.points[0].runs is not None and not found.interrupted
     refused = pytest.raises(OutlastError, match=re.escape(f"nothing was kept: {lost}"))
-    with processes(2) as (pool, _), refused:
-        spread(scenario_of(SAID), "drop", 90_000, executor=pool, in_flight=2, on_rows=kill)
+    with local_executor(2) as (pool, _), refused:
+        run_distribution(
+            scenario_of(SAID), "drop", 90_000, executor=pool, in_flight=2, on_rows=kill
+        )
 
 
 def test_another_outlast_is_refused() -> None:
-    part = next(parts.parts(job_of(scenario_of(SAID), "outlast"), 1))
+    part = next(replications.parts(job_of(scenario_of(SAID), "outlast"), 1))
     with pytest.raises(UsageError, match=r"asked for by outlast 0\.0"):
-        parts.run_part(msgspec.structs.replace(part, version="0.0"))
+        replications.run_part(msgspec.structs.replace(part, version="0.0"))
 
 
 @pytest.mark.process
 def test_processes_give_the_same() -> None:
     here = sweep(wanted(), 30, seed=5)
-    with processes(2) as place:
+    with local_executor(2) as place:
         there = sweep(wanted(), 30, seed=5, executor=place.executor, in_flight=place.in_flight)
     assert there == here
 
@@ -225,7 +233,7 @@ def test_a_dask_cluster_gives_the_same() -> None:
         n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None,
         protocol="tcp", host="127.0.0.1",
     )  # fmt: skip
-    with cluster, dask(cluster.scheduler_address) as place:
+    with cluster, dask_executor(cluster.scheduler_address) as place:
         there = sweep(wanted(), 30, seed=5, executor=place.executor, in_flight=place.in_flight)
     assert there == here
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
-from outlast.plan.job import LIVE, MEMORY, STORAGE, Job
-from outlast.plan.simulate import simulate
-from outlast.plan.story.simulator import tell
+from outlast.plan.narrate.narrator import narrate
+from outlast.plan.simulate.replications import simulate
+from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.theory import strategies
 
 Z_MAX = 4.0
@@ -28,9 +28,9 @@ GRID = [
 ]
 
 
-def job(interval_s: float, cost_s: float, work_s: float, **how: object) -> Job:
+def job(interval_s: float, cost_s: float, work_s: float, **how: object) -> SimulatedJob:
     """Repairs are short, and spares many: nobody waits."""
-    plain = Job(
+    plain = SimulatedJob(
         work_s=work_s, interval_s=interval_s, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=cost_s, flush_s=0.0, nodes=NODES, spares=12, replicas=1, copies=0, window_s=0.0,
         node_rate=0.0, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0, software_rate=0.0,
@@ -51,10 +51,10 @@ def error_s(walls_s: Sequence[float]) -> float:
     return float(np.std(walls_s, ddof=1)) / math.sqrt(len(walls_s))
 
 
-def agree(one: Job, exact: strategies.Outcome, rungs: set[str]) -> None:
+def agree(one: SimulatedJob, exact: strategies.RecoveryOutcome, rungs: set[str]) -> None:
     """Pairwise; the stories meet other failures than the kernel."""
     assert exact.exact
-    told = [tell(one, seed=1, replication=k) for k in range(STORIES)]
+    told = [narrate(one, seed=1, replication=k) for k in range(STORIES)]
     story = [each.tallies["wall_s"] for each in told]
     kernel = [float(wall_s) for wall_s in simulate(one, REPLICATIONS, seed=2)["wall_s"]]
     assert {rung for each in told for rung in each.rungs} == rungs
@@ -68,7 +68,9 @@ def agree(one: Job, exact: strategies.Outcome, rungs: set[str]) -> None:
 def test_restarts_from_storage(
     mtbf_s: float, interval_s: float, cost_s: float, restart_s: float, work_s: float
 ) -> None:
-    saves = strategies.Job(mtbf_s=mtbf_s, interval_s=interval_s, cost_s=cost_s, detect_s=DETECT_S)
+    saves = strategies.RecoveryJob(
+        mtbf_s=mtbf_s, interval_s=interval_s, cost_s=cost_s, detect_s=DETECT_S
+    )
     one = job(
         interval_s, cost_s, work_s, node_rate=1 / mtbf_s / NODES, restart_s=(0.0, 0.0, restart_s)
     )
@@ -79,7 +81,7 @@ def test_restarts_from_storage(
 def test_rolls_back_in_memory_first(
     mtbf_s: float, interval_s: float, cost_s: float, restart_s: float, work_s: float
 ) -> None:
-    saves = strategies.Job(
+    saves = strategies.RecoveryJob(
         mtbf_s=mtbf_s, interval_s=interval_s, cost_s=cost_s, snapshots=4,
         snapshot_cost_s=cost_s / 10, detect_s=DETECT_S,
     )  # fmt: skip
@@ -96,7 +98,9 @@ def test_rolls_back_in_memory_first(
 def test_replaces_from_a_replica(
     mtbf_s: float, interval_s: float, cost_s: float, restart_s: float, work_s: float
 ) -> None:
-    saves = strategies.Job(mtbf_s=mtbf_s, interval_s=interval_s, cost_s=cost_s, detect_s=DETECT_S)
+    saves = strategies.RecoveryJob(
+        mtbf_s=mtbf_s, interval_s=interval_s, cost_s=cost_s, detect_s=DETECT_S
+    )
     one = job(
         interval_s, cost_s, work_s, replicas=NODES, node_from=LIVE,
         node_rate=0.8 / mtbf_s / NODES, software_rate=0.2 / mtbf_s,

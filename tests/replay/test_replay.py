@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outlast.checkpoint.record import COMMIT, Place
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.cli.replay import _shortened, _until, replay
-from outlast.cli.replayed import Report
+from outlast.cli.replay_report import ReplayReport
 from outlast.config import child_environment
 from outlast.errors import CorruptionError, RunDirError, UsageError
 from outlast.events import LoopBegun
@@ -61,7 +61,7 @@ def contents(run_dir: Path) -> set[str]:
 def test_a_deterministic_run_is_replayed_to_the_bit(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     done = outlast("replay", str(run), "--from=4", "--json", cwd=tmp_path, code=0)
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = msgspec.json.decode(done.stdout, type=ReplayReport)
     assert report.verdict == "identical"
     assert (report.from_step, report.until_step) == (4, 8), "as far as the run's next checkpoint"
     assert report.replays.numbers == 2 * EVERY
@@ -76,7 +76,7 @@ def test_a_deterministic_run_is_replayed_to_the_bit(run: Path, tmp_path: Path) -
 def test_a_seed_from_outside_is_named(run: Path, tmp_path: Path) -> None:
     words = ("--from=4", "--steps=3", "--json")
     done = outlast("replay", str(run), *words, cwd=tmp_path, bug="seed", code=1)
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = msgspec.json.decode(done.stdout, type=ReplayReport)
     assert report.verdict == "different"
     parting, states = report.replays.parting, report.replays.states
     assert parting is not None and states is not None
@@ -127,7 +127,7 @@ def test_it_goes_no_further_than_the_loop(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / DIRECTORY, "test")
     writer.emit(LoopBegun(t_ns=1, worker="w", seat=0, until=STEPS, epochs=None, length=None))
     writer.close()
-    places = [Place(step, step, "t1g1") for step in (2, 8, 11)]
+    places = [SavePoint(step, step, "t1g1") for step in (2, 8, 11)]
     for place in places:
         (tmp_path / "checkpoints" / place.directory).mkdir(parents=True)
         (tmp_path / "checkpoints" / place.directory / COMMIT).touch()

@@ -7,27 +7,38 @@ import math
 import msgspec
 import pytest
 
-from outlast.checkpoint.comparing import Difference
-from outlast.cli.replayed import Original, Report, Verdict, headline, judge, show
-from outlast.cli.stream import Printer
-from outlast.cli.verdict import Number, Odd, Parting, Sides, States, hints, parting, unlike
+from outlast.checkpoint.load.checkpoint_diff import TensorDifference
+from outlast.cli.output_stream import Printer
+from outlast.cli.replay_comparison import (
+    DifferingValue,
+    FirstDifference,
+    NumberDifference,
+    RunPair,
+    StateComparison,
+    hints,
+    origin_differences,
+    parting,
+)
+from outlast.cli.replay_report import Original, ReplayReport, Verdict, headline, judge, show
 
-SAME = Sides(numbers=4, parting=None, states=States(compared=3, ranks=2, tensors=[], values=[]))
-APART = Parting(6, [Number(1, "loss", 0.5, 0.25)])
-ODD = Sides(
+SAME = RunPair(
+    numbers=4, parting=None, states=StateComparison(compared=3, ranks=2, tensors=[], values=[])
+)
+APART = FirstDifference(6, [NumberDifference(1, "loss", 0.5, 0.25)])
+ODD = RunPair(
     numbers=4,
     parting=APART,
-    states=States(
+    states=StateComparison(
         compared=3,
         ranks=2,
-        tensors=[Difference("model.weight", "float32 2", "float32 2", 2, 1, 0.125)],
-        values=[Odd(1, "random.torch", "9 differ of 5056", "9 differ of 5056")],
+        tensors=[TensorDifference("model.weight", "float32 2", "float32 2", 2, 1, 0.125)],
+        values=[DifferingValue(1, "random.torch", "9 differ of 5056", "9 differ of 5056")],
     ),
 )
-NOTHING = Sides(numbers=0, parting=None, states=None)
+NOTHING = RunPair(numbers=0, parting=None, states=None)
 
 
-def original(sides: Sides = SAME, **changed: tuple[str, str]) -> Original:
+def original(sides: RunPair = SAME, **changed: tuple[str, str]) -> Original:
     return Original(sides=sides, unlike=changed)
 
 
@@ -42,7 +53,7 @@ def original(sides: Sides = SAME, **changed: tuple[str, str]) -> Original:
         (NOTHING, original(NOTHING), "nothing compared"),
     ],
 )
-def test_verdicts(replays: Sides, run: Original, verdict: Verdict) -> None:
+def test_verdicts(replays: RunPair, run: Original, verdict: Verdict) -> None:
     assert judge(replays, run) == verdict
 
 
@@ -51,10 +62,10 @@ def test_numbers_part_at_the_first_step_and_by_their_bits() -> None:
     assert parting(one, dict(one)) is None
     two = {**one, (1, 2, "loss"): -0.0, (0, 3, "x"): 2.0}
     found = parting(one, two)
-    assert found == Parting(2, [Number(1, "loss", 0.0, -0.0)])
+    assert found == FirstDifference(2, [NumberDifference(1, "loss", 0.0, -0.0)])
     del two[1, 2, "loss"]
     found = parting(one, two)
-    assert found == Parting(2, [Number(1, "loss", 0.0, None)])
+    assert found == FirstDifference(2, [NumberDifference(1, "loss", 0.0, None)])
 
 
 def test_json_tells_nan_from_a_number_that_is_missing() -> None:
@@ -67,10 +78,12 @@ def test_json_tells_nan_from_a_number_that_is_missing() -> None:
 
 def test_where_the_script_lay_changes_no_bit() -> None:
     then = {"script": "/a", "cpu": "AVX2", "host": "a"}
-    assert unlike(then, {"script": "/b", "cpu": "AVX512", "host": "a"}) == {
+    assert origin_differences(then, {"script": "/b", "cpu": "AVX512", "host": "a"}) == {
         "cpu": ("AVX2", "AVX512")
     }
-    assert unlike({}, {"cpu": "AVX512"}) == {"cpu": ("", "AVX512")}, "not known is not equal"
+    assert origin_differences({}, {"cpu": "AVX512"}) == {"cpu": ("", "AVX512")}, (
+        "not known is not equal"
+    )
 
 
 def test_hints_name_what_was_seen() -> None:
@@ -85,14 +98,14 @@ def test_hints_name_what_was_seen() -> None:
     ] * 3
 
 
-def report(verdict: Verdict, replays: Sides, run: Original) -> Report:
-    return Report(
+def report(verdict: Verdict, replays: RunPair, run: Original) -> ReplayReport:
+    return ReplayReport(
         verdict=verdict, run_dir="r", from_step=4, until_step=8, replays=replays, original=run,
         hints=["a hint"], notes=[], kept=("r/first",), wall_s=2.0,
     )  # fmt: skip
 
 
-def said(report: Report, capsys: pytest.CaptureFixture[str]) -> str:
+def said(report: ReplayReport, capsys: pytest.CaptureFixture[str]) -> str:
     show(report, Printer())
     return capsys.readouterr().out
 
@@ -111,6 +124,6 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 
 def test_equal_numbers_do_not_hide_another_state() -> None:
-    quiet = Sides(numbers=4, parting=None, states=ODD.states)
+    quiet = RunPair(numbers=4, parting=None, states=ODD.states)
     assert not quiet.equal
     assert "4 reported numbers of 4 steps equal" in headline(report("different", quiet, original()))

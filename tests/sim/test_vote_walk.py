@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from outlast.testing.desk import Desk
+from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 pytestmark = pytest.mark.sim
@@ -39,14 +39,14 @@ def fates(world: int) -> Iterator[tuple]:
             yield fate
 
 
-def opened(world: int) -> Desk:
-    desk = Desk(world=world, spares=world).begin().open()
+def opened(world: int) -> ControllerDriver:
+    desk = ControllerDriver(world=world, spares=world).begin().open()
     for worker in desk.seats():
         desk.say(worker, messages.Recorded(seat=desk.seats().index(worker), record=worker.encode()))
     return desk
 
 
-def close(desk: Desk, fate: tuple, order: list[int]) -> tuple[str, ...]:
+def close(desk: ControllerDriver, fate: tuple, order: list[int]) -> tuple[str, ...]:
     workers = desk.seats()
     for seat in order:
         alive, what, n = fate[seat]

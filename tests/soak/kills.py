@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from lives import WORLD, Job, Life, content
 
-from outlast.checkpoint.catalog import Checkpoint, newest
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.starting import Served
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.stores.catalog import Checkpoint, newest_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 
 STRIKES = {"rank": 3, "keeper": 4, "rank and its keeper": 2, "both keepers": 2, "all": 2}
 WITHIN_S = 0.25  # after the life's first commit, or the last kill
@@ -50,7 +50,7 @@ class Soak:
         self.root, self.dice, self.elements = root, dice, elements
         self.store = Folder(root)
         self.token = secrets.token_hex(16)
-        self.served: list[Served] = [self._serve(rank) for rank in range(WORLD)]
+        self.served: list[ServedKeeper] = [self._serve(rank) for rank in range(WORLD)]
         self.life: Life | None = None
         self.lives, self.told = 0, 0  # `told`: the greatest step that was said to be committed
         self.struck: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class Soak:
 
     def _begin(self) -> None:
         self.lives += 1
-        found = newest(self.store, damaged)
+        found = newest_checkpoint(self.store, damaged)
         begun = found.place.step if found else 0
         own = self.dice.random() < 0.3  # keepers of the ranks' own: those end with them
         addresses = [] if own else [_address(rank) for rank in range(WORLD)]
@@ -113,37 +113,37 @@ class Soak:
         """At once: keepers may still be writing."""
         life.listen_for(0)
         self.told = max(self.told, life.told)
-        found = newest(self.store, damaged, verify=True)
+        found = newest_checkpoint(self.store, damaged, verify=True)
         assert found and found.place.step >= self.told, f"{found and found.place} < {self.told}"
         check(found, self.elements)
         self._forget_before(found.place)
         if not (life.ended and life.addresses):
             return  # keepers speak to one at a time
-        copies = Copies.reach(life.addresses, self.token, "the soak")
-        if held := newest(copies, damaged):
+        copies = MemoryCopies.reach(life.addresses, self.token, "the soak")
+        if held := newest_checkpoint(copies, damaged):
             check(held, self.elements)
             self.in_memory += 1
         copies.close()
 
-    def _forget_before(self, place: Place) -> None:
+    def _forget_before(self, place: SavePoint) -> None:
         """Room for the next; the newest two stay."""
-        steps = sorted({p.step for p in map(Place.parse, self.store.directories()) if p})
+        steps = sorted({p.step for p in map(SavePoint.parse, self.store.directories()) if p})
         for name in self.store.directories():
-            old = Place.parse(name)
+            old = SavePoint.parse(name)
             if old and old.step < place.step and old.step in steps[:-2]:
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
-    def _serve(self, rank: int) -> Served:
-        return Served(_address(rank), self.token, f"rank {rank}")
+    def _serve(self, rank: int) -> ServedKeeper:
+        return ServedKeeper(_address(rank), self.token, f"rank {rank}")
 
 
 def check(checkpoint: Checkpoint, elements: int) -> None:
     """Every element of every tensor, and both kinds of blobs."""
-    place, reader = checkpoint.place, Reader(checkpoint)
+    place, reader = checkpoint.place, CheckpointReader(checkpoint)
     wanted = [content(place, rank, elements) for rank in range(WORLD)]
     whole = {name: tensor for tensors in wanted for name, tensor in tensors.items()}
     found = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
-    Engine.read(reader, found)
+    SaveEngine.read(reader, found)
     for name, tensor in whole.items():
         assert np.array_equal(found[name].numpy(), tensor.numpy()), f"{place}: {name} differs"
     assert reader.blob(0, "shared").decode() == place.directory

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.save.save_engine import SaveEngine
 
 WORLD = 2
 EVERY = 3  # steps between saves to the disk
@@ -29,7 +29,7 @@ SAVE_S = 30.0
 _SIZE = struct.Struct("<I")
 
 
-def content(place: Place, rank: int, elements: int) -> dict[str, torch.Tensor]:
+def content(place: SavePoint, rank: int, elements: int) -> dict[str, torch.Tensor]:
     """What this rank holds there: other bytes at each step, in each life."""
     begin = hash((place.step, place.attempt)) & 0xFFFFFF
     replica = np.arange(begin, begin + elements, dtype=np.int64)
@@ -144,15 +144,15 @@ def _be_rank(rank: int, job: Job, link: socket.socket, told_fd: int) -> None:
     try:
         link.settimeout(SAVE_S)
         name = f"rank {rank}"
-        reach = job.addresses and Keeper.connect(job.addresses[rank], job.token, name)
-        engine = Engine(
+        reach = job.addresses and KeeperClient.connect(job.addresses[rank], job.token, name)
+        engine = SaveEngine(
             job.root, rank=rank, world=WORLD, job="soak", exchange=exchange,
-            keeper=reach or Keeper.start(name), save_s=SAVE_S,
+            keeper=reach or KeeperClient.start(name), save_s=SAVE_S,
         )  # fmt: skip
         step = job.begun
         while True:
             step += 1
-            place = Place(step, step, f"l{job.life}")
+            place = SavePoint(step, step, f"l{job.life}")
             engine.save(
                 place, content(place, rank, job.elements), shared=place.directory.encode(),
                 own=f"{rank} {place.directory}".encode(), origin={}, to_disk=step % EVERY == 0,

@@ -17,7 +17,7 @@ from tests.survive.conftest import WORLD, same, wait_for
 pytestmark = pytest.mark.process
 OWN = """
 from pathlib import Path
-from outlast.health.contract import Check, Probe, Said, Sample
+from outlast.health.check_contract import Check, Probe, Observation as Said, Sample
 class Flag(Sample, frozen=True):
     there: bool
 def take():

@@ -12,7 +12,7 @@ from tests.checkpoint.bucket_server import BUCKET, BucketServer
 from tests.survive.conftest import Outcome, Runner, same, wait_for
 
 from outlast import events
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.controller.inputs import SharedValueStored
 from outlast.launch.decision_journal import read_journal
 from outlast.telemetry.event_store import read_events
@@ -74,7 +74,7 @@ def test_another_machine_takes_the_run_up_from_a_bucket(
     flags = ("--checkpoint-every=3", *targets, "--keep=last=1")
     killed_at_step_8(runner, tmp_path, *flags, drained=6)
     journal = read_journal(tmp_path / "run" / "journal", lambda _: None)
-    names = {tree.decode(entry.value) for entry in journal if isinstance(entry, SharedValueStored)}
+    names = {codec.decode(entry.value) for entry in journal if isinstance(entry, SharedValueStored)}
     shutil.rmtree(tmp_path / "run")
     resumed = runner.run(*flags, job=("--hold", str(tmp_path / "hold")))
     same(resumed, undisturbed)

@@ -16,9 +16,9 @@ import pytest
 from torch._C import _distributed_c10d as c10d
 
 from outlast import events
-from outlast.cli.traced import traced
-from outlast.fleet.trace.files import read
-from outlast.fleet.trace.report import analyse
+from outlast.cli.explain import trace_lines
+from outlast.fleet.flight_recorder.hang_report import analyse_dumps
+from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incidents import incidents
 from outlast.transport import messages
@@ -78,13 +78,13 @@ def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
         assert sorted(path.name.partition("@")[0] for path in folder.iterdir()) == [
             "rank_0", "rank_1", "rank_2",
         ]  # fmt: skip
-    first, second = (analyse(read([folder])) for folder in folders)
+    first, second = (analyse_dumps(read_dumps([folder])) for folder in folders)
     assert (first.ranks, first.confidence, first.missing) == ((1,), "sure", ())
     assert (first.stuck[0].members, first.stuck[0].seq) == ((1, 2), 5)
     assert first.hosts.keys() == {0, 1, 2}
     assert (second.ranks, second.confidence) == ((2,), "sure"), second.verdict
     assert (second.stuck[0].members, second.stuck[0].seq) == ((0, 1, 2), 1)
-    lines = list(traced(run_dir, incidents(found)))
+    lines = list(trace_lines(run_dir, incidents(found)))
     assert any("Rank 1 never entered all_reduce" in line for line in lines), lines
 
 
@@ -129,7 +129,7 @@ def test_who_leaves_a_collective_out_is_the_one_that_is_named(
     assert noticed[0].kind == "transport", "the first time nobody is blamed"
     assert {(fault.kind, fault.seat) for fault in noticed} <= {("transport", -1), ("hung", 2)}
     for folder in (run_dir / "traces").iterdir():
-        assert analyse(read([folder])).ranks == (2,)
+        assert analyse_dumps(read_dumps([folder])).ranks == (2,)
     (end,) = [one for one in found if isinstance(one, events.RunEnded)]
     if often == "once":
         rungs = [one.rung for one in found if isinstance(one, events.Decided)]

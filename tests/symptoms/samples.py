@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from outlast.log_records import Finding
-from outlast.symptoms.kernel_log import findings
-from outlast.symptoms.unread import Reading, Unread
+from outlast.node_logs.kernel_log import findings
+from outlast.node_logs.log_readings import Reading, UnreadText
 
 BOOT_NS = 1_700_000_000 * 10**9
 READ_NS = 1_740_400_000 * 10**9  # 2025-02-24 12:26:40 UTC
@@ -23,8 +23,8 @@ def found(readings: list[Reading]) -> list[Finding]:
     return [one for one in readings if isinstance(one, Finding)]
 
 
-def unread(readings: list[Reading]) -> list[Unread]:
-    return [one for one in readings if isinstance(one, Unread)]
+def unread(readings: list[Reading]) -> list[UnreadText]:
+    return [one for one in readings if isinstance(one, UnreadText)]
 
 
 def diagnostic(root: str, *tests: tuple[str, str], **result: object) -> str:

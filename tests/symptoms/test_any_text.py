@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.symptoms.samples import SEL, SMALL, XID
 
-from outlast.symptoms import dcgm, ipmi, kernel_log, nvidia_smi, smi_links
-from outlast.symptoms.storms import fold
-from outlast.symptoms.unread import Reading, Unread
+from outlast.node_logs import dcgm, ipmi_events, kernel_log, nvidia_smi
+from outlast.node_logs.log_readings import Reading, UnreadText, fold_storms
 
 HEADS = ("[ 1.5] ", "4,1,2,-;", "[Sun Feb 23 16:24:18 2025] ", "Feb 29 24:60:61 h kernel: ",
          "2025-99-99T00:00:00Z h kernel: ", "Sun 2025-02-23 16:24:18 +xx h kernel: ",
@@ -38,8 +37,8 @@ READERS: tuple[Callable[[str], Iterable[Reading]], ...] = (
     lambda text: kernel_log.findings(text, **WHO, boot_ns=0, read_ns=10**18, bare_ns=0),
     lambda text: dcgm.findings(text, **WHO, t_ns=0, level=3),
     lambda text: nvidia_smi.findings(text, **WHO, t_ns=0),
-    lambda text: smi_links.findings(text, **WHO, t_ns=0),
-    lambda text: ipmi.findings(text, **WHO),
+    lambda text: nvidia_smi.link_findings(text, **WHO, t_ns=0),
+    lambda text: ipmi_events.findings(text, **WHO),
 )
 
 
@@ -48,7 +47,7 @@ READERS: tuple[Callable[[str], Iterable[Reading]], ...] = (
 def test_no_reader_raises_for_any_text(text: str) -> None:
     for reader in READERS:
         for one in reader(text):
-            if isinstance(one, Unread):
+            if isinstance(one, UnreadText):
                 assert one.reason and len(one.text) <= 400 and one.line <= text.count("\n") + 1
             else:
                 assert 0 <= one.t_ns < 2**63 and len(one.detail) <= 1000
@@ -59,19 +58,19 @@ def test_no_reader_raises_for_any_text(text: str) -> None:
 def test_a_dead_gpu_is_found_whatever_stands_around_it(text: str) -> None:
     line = f"[ 7.0] {XID}"
     for lines in (f"{text}\n{line}", f"{line}\n{text}"):
-        readings = fold(READERS[0](lines), 0.0)
-        assert any(not isinstance(one, Unread) and one.code == "XID 79" for one in readings)
+        readings = fold_storms(READERS[0](lines), 0.0)
+        assert any(not isinstance(one, UnreadText) and one.code == "XID 79" for one in readings)
 
 
 @given(spoilt())
 @settings(max_examples=50)
 def test_a_diagnostic_is_never_healthy_and_in_trouble_at_once(text: str) -> None:
-    severities = {one.severity for one in READERS[1](text) if not isinstance(one, Unread)}
+    severities = {one.severity for one in READERS[1](text) if not isinstance(one, UnreadText)}
     assert severities and (severities == {"healthy"} or "healthy" not in severities)
 
 
 def test_lines_of_any_kind_are_read_one_by_one() -> None:
     """A log of any length: nothing waits for its end."""
     entries = iter(SEL.splitlines())
-    first = next(iter(ipmi.findings(entries, **WHO)))
-    assert not isinstance(first, Unread) and next(entries).startswith("   2")
+    first = next(iter(ipmi_events.findings(entries, **WHO)))
+    assert not isinstance(first, UnreadText) and next(entries).startswith("   2")

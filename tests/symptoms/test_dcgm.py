@@ -7,8 +7,8 @@ import json
 import pytest
 from tests.symptoms.samples import DEPLOYED, diagnostic, found, unread
 
-from outlast.symptoms.dcgm import canonical, findings
-from outlast.symptoms.unread import Reading
+from outlast.node_logs.dcgm import canonical_name, findings
+from outlast.node_logs.log_readings import Reading
 
 ROOTS = ["DCGM GPU Diagnostic", "DCGM Diagnostic"]
 
@@ -74,9 +74,9 @@ def test_a_test_of_the_level_that_is_not_there_is_missed() -> None:
 
 
 def test_renamed_tests_are_the_same_tests() -> None:
-    assert canonical("Blacklist") == canonical("Denylist")
-    assert canonical("SM Stress") == canonical("Diagnostic")
-    assert canonical("Memory") == canonical("GPU Memory")
+    assert canonical_name("Blacklist") == canonical_name("Denylist")
+    assert canonical_name("SM Stress") == canonical_name("Diagnostic")
+    assert canonical_name("Memory") == canonical_name("GPU Memory")
 
 
 def test_a_list_in_place_of_the_categories_is_read_and_told() -> None:

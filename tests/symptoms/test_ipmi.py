@@ -7,7 +7,7 @@ from datetime import timedelta, timezone
 import pytest
 from tests.symptoms.samples import SEL, found, unread
 
-from outlast.symptoms.ipmi import findings
+from outlast.node_logs.ipmi_events import findings
 
 DAY_S = 1_681_257_600  # 2023-04-12
 

@@ -8,8 +8,8 @@ from datetime import timedelta, timezone
 import pytest
 from tests.symptoms.samples import BOOT_NS, READ_NS, XID, XID_NS, found, read, unread
 
-from outlast.symptoms.envelopes import known
-from outlast.symptoms.kernel_log import findings
+from outlast.node_logs.kernel_log import findings
+from outlast.node_logs.log_envelopes import has_known_time
 
 
 def journal(**more: object) -> str:
@@ -42,7 +42,7 @@ def journal(**more: object) -> str:
 )
 def test_every_shape_is_placed(line: str, t_ns: int) -> None:
     (one,) = found(read(line))
-    assert one.t_ns == t_ns and known(line.rstrip())
+    assert one.t_ns == t_ns and has_known_time(line.rstrip())
     assert (one.code, one.severity, one.symptom) == ("XID 79", "now", "gpu-unavailable")
     assert one.device == "0000:9b:00.0" and one.node == "n"
     assert one.detail == "GPU has fallen off the bus. (pid 1234, name python3)"

@@ -6,18 +6,18 @@ import msgspec
 import pytest
 from tests.symptoms.samples import SMI_CSV, SMI_XML, XID_NS, found, unread
 
-from outlast.symptoms.gpu_samples import GpuSample, Limits, troubles
-from outlast.symptoms.nvidia_smi import findings, taken
-from outlast.symptoms.unread import Reading
+from outlast.node_logs.gpu_samples import GpuLimits, GpuSample, troubles
+from outlast.node_logs.log_readings import Reading
+from outlast.node_logs.nvidia_smi import findings, read_samples
 
 
 def read(text: str, **limits: object) -> list[Reading]:
-    told = msgspec.convert(limits, Limits)
+    told = msgspec.convert(limits, GpuLimits)
     return list(findings(text, cluster="c", node="n", t_ns=7, limits=told))
 
 
 def test_csv_values_have_units_and_addresses_one_form() -> None:
-    first, hot, lost = taken(SMI_CSV, t_ns=7).samples
+    first, hot, lost = read_samples(SMI_CSV, t_ns=7).samples
     assert (first.index, first.pci, first.power_w, first.remap_pending) == (
         0, "0000:1b:00.0", 70.89, False,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def test_too_few_gpus() -> None:
 
 
 def test_xml_is_flattened_and_its_errors_summed() -> None:
-    first, second = taken(SMI_XML, t_ns=7).samples
+    first, second = read_samples(SMI_XML, t_ns=7).samples
     assert first.t_ns == XID_NS and first.driver == "550.90.07" and first.pci == "0000:1b:00.0"
     assert (first.corrected, first.uncorrected, first.hw_thermal) == (7, 6, True)
     assert (first.pcie_width, first.temperature_c, first.remap_failed) == (16, 41, False)
@@ -65,7 +65,7 @@ def test_xml_with_entities_is_refused_whole() -> None:
     readings = read(bomb)
     assert "entities" in unread(readings)[0].reason
     assert [one.severity for one in found(readings)] == ["unknown"]
-    assert taken(SMI_XML.replace("GPU-aaaa", "&b;"), t_ns=7).samples == []
+    assert read_samples(SMI_XML.replace("GPU-aaaa", "&b;"), t_ns=7).samples == []
 
 
 def test_xml_cut_off_or_of_too_few_gpus_is_told() -> None:
@@ -103,9 +103,9 @@ def test_a_gpu_that_is_well_has_no_trouble() -> None:
         pcie_generation=1.0, pcie_generation_max=5.0, busy_percent=0.0, state="P0", ecc_on=True,
         remap_failed=False, fabric="Completed", recovery="None", uncorrected_ever=9.0,
     )  # fmt: skip
-    assert list(troubles(well, Limits())) == []
+    assert list(troubles(well, GpuLimits())) == []
     at_work = msgspec.structs.replace(well, busy_percent=99.0)
-    assert [one[:2] for one in troubles(at_work, Limits())] == [("pcie", "warn")]
+    assert [one[:2] for one in troubles(at_work, GpuLimits())] == [("pcie", "warn")]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_a_gpu_that_is_well_has_no_trouble() -> None:
 )  # fmt: skip
 def test_a_trouble_each(field: str, value: object, severity: str) -> None:
     sample = msgspec.convert({"t_ns": 0, field: value}, GpuSample)
-    assert [one[1] for one in troubles(sample, Limits())] == [severity]
+    assert [one[1] for one in troubles(sample, GpuLimits())] == [severity]
 
 
 def test_limits_are_the_sites_own() -> None:
     sample = GpuSample(t_ns=0, temperature_c=60.0, corrected=11.0)
-    assert [one[0] for one in troubles(sample, Limits(temperature_c=50.0, corrected=10.0))] == [
+    assert [one[0] for one in troubles(sample, GpuLimits(temperature_c=50.0, corrected=10.0))] == [
         "thermal", "gpu-memory",
     ]  # fmt: skip

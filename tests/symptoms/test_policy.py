@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.symptoms.policy import Policy, disagreements, load, shipped
+from outlast.node_logs.xid_policy import XidPolicy, disagreements, load_policy, shipped_policy
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -17,7 +17,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_it_covers_the_catalogue() -> None:
-    policy = shipped()
+    policy = shipped_policy()
     assert set(policy.xid) == set(range(1, 173)) and policy.version
     silent = [code for code, entry in policy.xid.items() if "nvidia" not in entry.says]
     assert silent == list(range(162, 173))  # for these the catalogue names no action
@@ -29,19 +29,21 @@ def test_it_covers_the_catalogue() -> None:
      (13, "warn", "restart-app"), (119, "now", "reset-gpu"), (5, "unknown", "contact")],
 )  # fmt: skip
 def test_severity_and_action_are_two_answers(code: int, severity: str, action: str) -> None:
-    judged = shipped().judge("xid", code)
+    judged = shipped_policy().judge("xid", code)
     assert (judged.severity, judged.action) == (severity, action)
 
 
 def test_a_code_that_nobody_knows_is_never_healthy() -> None:
-    assert shipped().judge("xid", 99_999).severity == "unknown"
-    assert shipped().judge("sxid", 99_999).severity == "unknown"
-    healthy = [code for code in range(1000) if shipped().judge("xid", code).severity == "healthy"]
+    assert shipped_policy().judge("xid", 99_999).severity == "unknown"
+    assert shipped_policy().judge("sxid", 99_999).severity == "unknown"
+    healthy = [
+        code for code in range(1000) if shipped_policy().judge("xid", code).severity == "healthy"
+    ]
     assert healthy == []
 
 
 def test_the_words_of_the_line_decide() -> None:
-    judge = shipped().judge
+    judge = shipped_policy().judge
     assert judge("xid", 145, "RLW_REMAP Nonfatal XC1 i0 Link 10").severity == "warn"
     assert judge("xid", 145, "RLW_REMAP Fatal XC1 i0 Link 10").severity == "now"
     assert judge("xid", 145).severity == "drain"
@@ -65,12 +67,12 @@ def test_who_disagrees_is_visible() -> None:
 
 
 def test_a_finding_leads_back_to_its_entry() -> None:
-    entry = shipped().entry("XID 79")
+    entry = shipped_policy().entry("XID 79")
     assert entry is not None and entry.action == "reboot"
-    switch = shipped().entry("SXID 20034")
+    switch = shipped_policy().entry("SXID 20034")
     assert switch is not None and switch.symptom == "nvlink"
     for none in ("", "XID", "XID x", "MCE 4", "XID 99999", "XID " + "9" * 5000):
-        assert shipped().entry(none) is None
+        assert shipped_policy().entry(none) is None
 
 
 def test_ones_own_file_overrides_single_entries(tmp_path: Path) -> None:
@@ -80,12 +82,12 @@ def test_ones_own_file_overrides_single_entries(tmp_path: Path) -> None:
         '900 = { name = "ours", symptom = "other", severity = "drain", action = "inspect" }\n'
         '[lines]\nswitch = [{ has = "fatal", severity = "drain", action = "inspect" }]\n',
     )
-    mine = load(path)
+    mine = load_policy(path)
     assert mine.xid[63].severity == "warn" and mine.xid[63].action == "reset-gpu"
-    assert mine.xid[900].name == "ours" and mine.xid[79] == shipped().xid[79]
+    assert mine.xid[900].name == "ours" and mine.xid[79] == shipped_policy().xid[79]
     assert mine.judge("sxid", 20034, "Fatal, Link 1").severity == "drain"
-    assert mine.version == f"site-3 over {shipped().version}"
-    assert shipped().xid[63].severity == "drain"
+    assert mine.version == f"site-3 over {shipped_policy().version}"
+    assert shipped_policy().xid[63].severity == "drain"
 
 
 @pytest.mark.parametrize(
@@ -113,18 +115,18 @@ def test_ones_own_file_overrides_single_entries(tmp_path: Path) -> None:
 )
 def test_an_error_names_the_entry(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load(written(tmp_path, text))
+        load_policy(written(tmp_path, text))
 
 
 def test_no_file_and_a_huge_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone.toml: No such file"):
-        load(tmp_path / "gone.toml")
+        load_policy(tmp_path / "gone.toml")
     with pytest.raises(ConfigError, match="that is no policy"):
-        load(written(tmp_path, "#" * (1 << 20) + "\n#"))
+        load_policy(written(tmp_path, "#" * (1 << 20) + "\n#"))
 
 
 def test_what_sources_say_is_of_known_sources() -> None:
-    policy: Policy = shipped()
+    policy: XidPolicy = shipped_policy()
     for entry in policy.xid.values():
         assert all(entry.says.values())
     assert {source for entry in policy.xid.values() for source in entry.says} == {

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from tests.symptoms.samples import found, read, unread
 
-from outlast.symptoms import dcgm, nvidia_smi, smi_links
-from outlast.symptoms.envelopes import known
-from outlast.symptoms.policy import disagreements, shipped
-from outlast.symptoms.storms import fold, times
-from outlast.symptoms.unread import Reading
+from outlast.node_logs import dcgm, nvidia_smi
+from outlast.node_logs.log_envelopes import has_known_time
+from outlast.node_logs.log_readings import Reading, finding_count, fold_storms
+from outlast.node_logs.xid_policy import disagreements, shipped_policy
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,16 @@ def test_a_gpu_whose_firmware_hung(real: Path) -> None:
     assert Counter(one.code for one in told) == {"XID 119": 5, "": 1}
     assert {one.severity for one in told} == {"now"} and told[0].t_ns == 1_740_327_858 * 10**9
     assert all("GPU-509665ad" in one.detail for one in told)
-    assert sorted(times(one) for one in fold(readings, 3600) if one in found([one])) == [1, 5]  # type: ignore[arg-type]
+    assert sorted(
+        finding_count(one) for one in fold_storms(readings, 3600) if one in found([one])
+    ) == [1, 5]  # type: ignore[arg-type]
 
 
 def test_a_crash_on_purpose_and_a_quiet_machine(real: Path) -> None:
     crash = found(read(lines_of(real, "dmesg-erst.txt")))
     assert [(one.check, one.symptom) for one in crash] == [("kernel.crash", "services")]
     quiet = lines_of(real, "kmsg.1.log")
-    assert read(quiet) == [] and all(known(line) for line in quiet.splitlines())
+    assert read(quiet) == [] and all(has_known_time(line) for line in quiet.splitlines())
 
 
 def test_the_fabric_manager(real: Path) -> None:
@@ -80,7 +81,7 @@ def test_lines_of_switches(real: Path) -> None:
 def test_what_the_sources_say(real: Path) -> None:
     told = json.loads(lines_of(real, "xid_policy_conflicts.json"))
     for code, said in told.items():
-        says = shipped().xid[int(code)].says
+        says = shipped_policy().xid[int(code)].says
         assert says["nvidia"] == said["nvidia"] and says["gpud"] == said["gpud"].lower()
         assert (says["gcm"] == "critical") == (said["gcm"] == "CRITICAL")
         assert says["k8s"] == said["k8s_dp"]
@@ -103,16 +104,16 @@ def test_diagnostics(real: Path, name: str, level: int | None, severities: list[
 
 def test_eight_gpus(real: Path) -> None:
     text = lines_of(real, "query-gpu-8xH100.csv")
-    got = nvidia_smi.taken(text, t_ns=7)
+    got = nvidia_smi.read_samples(text, t_ns=7)
     assert [one.index for one in got.samples] == list(range(8)) and not got.unread
     assert {one.name for one in got.samples} == {"NVIDIA H100 80GB HBM3"}
     assert got.samples[0].power_w == 70.89 and got.samples[3].pci == "0000:69:00.0"
-    limits = nvidia_smi.Limits(gpus=8, must=["uncorrected", "temperature_c", "pcie_width"])
+    limits = nvidia_smi.GpuLimits(gpus=8, must=["uncorrected", "temperature_c", "pcie_width"])
     assert list(nvidia_smi.findings(text, cluster="c", node="n", t_ns=7, limits=limits)) == []
 
 
 def test_links_of_eight_gpus(real: Path) -> None:
     text = lines_of(real, "nvidia-smi.nvlink.status.a100")
-    told = [one for one in smi_links.links(text) if isinstance(one, smi_links.GpuLinks)]
+    told = [one for one in nvidia_smi.read_links(text) if isinstance(one, nvidia_smi.GpuLinks)]
     assert len(told) == 8 and all(set(one.speeds.values()) == {25.0} for one in told)
-    assert list(smi_links.findings(text, cluster="c", node="n", t_ns=7)) == []
+    assert list(nvidia_smi.link_findings(text, cluster="c", node="n", t_ns=7)) == []

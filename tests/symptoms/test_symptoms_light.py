@@ -8,9 +8,10 @@ import sys
 
 def test_importing_it_loads_nothing_heavy() -> None:
     code = (
-        "import sys; import outlast.symptoms.kernel_log, outlast.symptoms.dcgm,"
-        " outlast.symptoms.nvidia_smi, outlast.symptoms.smi_links, outlast.symptoms.ipmi,"
-        " outlast.symptoms.storms, outlast.symptoms.taxonomy;"
+        "import sys; import outlast.node_logs.kernel_log, outlast.node_logs.dcgm,"
+        " outlast.node_logs.nvidia_smi, outlast.node_logs.nvidia_smi,"
+        " outlast.node_logs.ipmi_events,"
+        " outlast.node_logs.log_readings, outlast.node_logs.taxonomy;"
         " heavy = {'polars', 'torch', 'numpy', 'pandas', 'xml.etree.ElementTree', 'asyncio'};"
         " print(sorted(heavy & set(sys.modules)))"
     )

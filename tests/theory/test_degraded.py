@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from outlast.errors import UsageError
-from outlast.theory import dollars, interruptions, stragglers
+from outlast.theory import dollars, other_losses
 from outlast.theory.degraded import drop_and_regrow, replicas_present
 from outlast.theory.intervals import optimum
-from outlast.theory.strategies import Job, Rung, checkpoint_restart, ladder
+from outlast.theory.strategies import RecoveryJob, Rung, checkpoint_restart, ladder
 
 
 def simulated(
@@ -48,7 +48,7 @@ def test_dropping_as_simulated(
     replicas: int, repair_s: float, detect_s: float, pause_s: float
 ) -> None:
     """M = 100 s, so that pauses overlap."""
-    job = Job(mtbf_s=100, interval_s=50, detect_s=detect_s, repair_s=repair_s)
+    job = RecoveryJob(mtbf_s=100, interval_s=50, detect_s=detect_s, repair_s=repair_s)
     found = drop_and_regrow(job, replicas, pause_s)
     assert found.exact and found.save == found.redo == 0
     told = simulated(replicas, 100, repair_s, detect_s + pause_s, pause_s, 6)[2:]
@@ -63,14 +63,14 @@ def test_replicas_in_repair() -> None:
     GPUs of 50,000 h, a day of repair."""
     present = replicas_present(50_000 * 3600 / 512, 86400)
     assert present == pytest.approx(0.803, abs=0.0005)
-    job = Job(mtbf_s=50_000 * 3600 / 16_384, interval_s=600, repair_s=86400)
+    job = RecoveryJob(mtbf_s=50_000 * 3600 / 16_384, interval_s=600, repair_s=86400)
     assert drop_and_regrow(job, 32, 0.0).goodput == pytest.approx(present)
     assert drop_and_regrow(replace(job, repair_s=0), 32, 0.0).goodput == pytest.approx(1)
 
 
 def test_a_share_falls_back() -> None:
     """All of them: checkpoint and restart. None: no restart. Between: first order, and it sums."""
-    job = Job(mtbf_s=1e4, interval_s=600, cost_s=5, detect_s=20, repair_s=3000)
+    job = RecoveryJob(mtbf_s=1e4, interval_s=600, cost_s=5, detect_s=20, repair_s=3000)
     whole = drop_and_regrow(job, 8, 30, 300, 1.0)
     assert whole.goodput == pytest.approx(checkpoint_restart(job, 300).goodput)
     found = drop_and_regrow(job, 8, 30, 300, 0.2, slower=0.1)
@@ -90,49 +90,51 @@ def test_a_share_falls_back() -> None:
 
 def test_planned_stops() -> None:
     """47 in 54 days, half an hour each: 1.8 %."""
-    lost = interruptions.maintenance_share(54 * 86400 / 47 - 1800, 1800)
+    lost = other_losses.maintenance_share(54 * 86400 / 47 - 1800, 1800)
     assert lost == pytest.approx(47 * 1800 / (54 * 86400))
-    more = interruptions.maintenance_share(9e4, 600, save_s=60, restart_s=300, mtbf_s=1e3)
+    more = other_losses.maintenance_share(9e4, 600, save_s=60, restart_s=300, mtbf_s=1e3)
     stop_s = 660 + 1e3 * math.expm1(0.3)
     assert more == pytest.approx(stop_s / (9e4 + stop_s))
-    assert interruptions.maintenance_share(9e4, 600, restart_s=1e6, mtbf_s=1.0) == 1
+    assert other_losses.maintenance_share(9e4, 600, restart_s=1e6, mtbf_s=1.0) == 1
 
 
 def test_preemption() -> None:
-    assert interruptions.preemption_s(120, 30, 600, restart_s=60, queue_s=300) == 390
-    assert interruptions.preemption_s(10, 30, 600, restart_s=60, queue_s=300) == 660
-    job = Job(mtbf_s=1e5, interval_s=600, cost_s=30)
+    assert other_losses.preemption_s(120, 30, 600, restart_s=60, queue_s=300) == 390
+    assert other_losses.preemption_s(10, 30, 600, restart_s=60, queue_s=300) == 660
+    job = RecoveryJob(mtbf_s=1e5, interval_s=600, cost_s=30)
     rest = Rung(name="restart", share=0.5, recover_s=60, loses="checkpoint")
-    told = interruptions.preemption(0.5, 120, 30, restart_s=60, queue_s=300)
-    blind = interruptions.preemption(0.5, 10, 30, restart_s=60, queue_s=300)
+    told = other_losses.preemption(0.5, 120, 30, restart_s=60, queue_s=300)
+    blind = other_losses.preemption(0.5, 10, 30, restart_s=60, queue_s=300)
     gain = ladder(job, [told, rest]).goodput - ladder(job, [blind, rest]).goodput
     per_failure_s = 600 / 2 - 30 + 30 / 2  # a failure finds half an interval and half a save
     assert gain == pytest.approx(0.5 / 1e5 * per_failure_s, rel=0.1)
 
 
 def test_stragglers() -> None:
-    assert stragglers.any_slow(1e-4, 16_384) == pytest.approx(0.806, abs=0.0005)
-    assert stragglers.any_slow(0.0, 10) == 0 and stragglers.any_slow(1.0, 10) == 1
-    assert stragglers.step_slowdown(1e-4, 16_384, 1.5) == pytest.approx(1.403, abs=0.0005)
+    assert other_losses.any_slow(1e-4, 16_384) == pytest.approx(0.806, abs=0.0005)
+    assert other_losses.any_slow(0.0, 10) == 0 and other_losses.any_slow(1.0, 10) == 1
+    assert other_losses.step_slowdown(1e-4, 16_384, 1.5) == pytest.approx(1.403, abs=0.0005)
     with pytest.raises(UsageError, match="factor must be 1 or above"):
-        stragglers.step_slowdown(0.1, 10, 0.5)
+        other_losses.step_slowdown(0.1, 10, 0.5)
     with pytest.raises(UsageError, match="workers must be from 1"):
-        stragglers.slowest_s(1, 0.1, 0)
+        other_losses.slowest_s(1, 0.1, 0)
 
 
 def test_the_slowest_of_many() -> None:
     """Known: 1/sqrt(pi), 3/(2 sqrt(pi)); and drawn, for a hundred."""
-    assert stragglers.slowest_s(1.0, 1.0, 1) == pytest.approx(1, abs=1e-8)
-    assert stragglers.slowest_s(1.0, 1.0, 2) == pytest.approx(1 + 1 / math.sqrt(math.pi), abs=1e-8)
+    assert other_losses.slowest_s(1.0, 1.0, 1) == pytest.approx(1, abs=1e-8)
+    assert other_losses.slowest_s(1.0, 1.0, 2) == pytest.approx(
+        1 + 1 / math.sqrt(math.pi), abs=1e-8
+    )
     three = 1 + 1.5 / math.sqrt(math.pi)
-    assert stragglers.slowest_s(1.0, 1.0, 3) == pytest.approx(three, abs=1e-8)
+    assert other_losses.slowest_s(1.0, 1.0, 3) == pytest.approx(three, abs=1e-8)
     draw = random.Random(1)
     told = [max(draw.gauss(5, 2) for _ in range(100)) for _ in range(1000)]
     error = statistics.stdev(told) / math.sqrt(len(told))
-    assert abs(statistics.fmean(told) - stragglers.slowest_s(5, 2, 100)) < 4 * error
+    assert abs(statistics.fmean(told) - other_losses.slowest_s(5, 2, 100)) < 4 * error
     for workers, above in ((2, 2.087), (1000, 1.147), (10**7, 1.071)):
-        bound = stragglers.slowest_at_most_s(1, 1, workers) - 1
-        assert bound / (stragglers.slowest_s(1, 1, workers) - 1) == pytest.approx(above, abs=2e-3)
+        bound = other_losses.slowest_at_most_s(1, 1, workers) - 1
+        assert bound / (other_losses.slowest_s(1, 1, workers) - 1) == pytest.approx(above, abs=2e-3)
 
 
 def test_dollars_of_a_run() -> None:
@@ -162,7 +164,9 @@ def test_what_matters_most() -> None:
     """At the optimum the interval does not matter, restarts do."""
 
     def usd(mtbf_s: float, interval_s: float, restart_s: float) -> float:
-        found = checkpoint_restart(Job(mtbf_s=mtbf_s, interval_s=interval_s, cost_s=5), restart_s)
+        found = checkpoint_restart(
+            RecoveryJob(mtbf_s=mtbf_s, interval_s=interval_s, cost_s=5), restart_s
+        )
         return dollars.cost_usd(1e4, dollars.wall_s(1e6, found.goodput), 2.0)
 
     at = {"mtbf_s": 1e4, "interval_s": optimum(5, 1e4), "restart_s": 300.0}

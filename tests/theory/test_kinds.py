@@ -7,23 +7,22 @@ import math
 import pytest
 
 from outlast.errors import UsageError
-from outlast.theory import kinds
-from outlast.theory.failures import DAY_S, expected_failures, no_failure
-from outlast.theory.kinds import Kind
+from outlast.theory import failures
+from outlast.theory.failures import DAY_S, FailureKind, expected_failures, no_failure
 
 FLEET = [
-    Kind(name="gpu", rate_per_unit_s=1e-8, units=16_384),
-    Kind(name="host", rate_per_unit_s=2e-8, units=2_048, devices_killed=8),
-    Kind(name="rack", rate_per_unit_s=1e-8, units=128, devices_killed=128),
-    Kind(name="software", rate_per_unit_s=1e-5, devices_killed=0),
+    FailureKind(name="gpu", rate_per_unit_s=1e-8, units=16_384),
+    FailureKind(name="host", rate_per_unit_s=2e-8, units=2_048, devices_killed=8),
+    FailureKind(name="rack", rate_per_unit_s=1e-8, units=128, devices_killed=128),
+    FailureKind(name="software", rate_per_unit_s=1e-5, devices_killed=0),
 ]
 
 
 def test_rates_add_up() -> None:
     rate = 16_384e-8 + 2 * 2_048e-8 + 128e-8 + 1e-5
-    assert kinds.rate_per_s(FLEET) == pytest.approx(rate)
-    assert kinds.mtbf_s(FLEET) == pytest.approx(1 / rate)
-    told = kinds.shares(FLEET)
+    assert failures.rate_per_s(FLEET) == pytest.approx(rate)
+    assert failures.mtbf_s(FLEET) == pytest.approx(1 / rate)
+    told = failures.kind_shares(FLEET)
     assert list(told) == ["gpu", "host", "rack", "software"]
     assert told["software"] == pytest.approx(1e-5 / rate)
     assert math.fsum(told.values()) == pytest.approx(1)
@@ -32,10 +31,10 @@ def test_rates_add_up() -> None:
 def test_what_they_take() -> None:
     """Variance over mean of K: racks are rare, and still most of the variance."""
     killed = 16_384e-8 + 8 * 2 * 2_048e-8 + 128 * 128e-8
-    assert kinds.devices_killed_per_s(FLEET) == pytest.approx(killed)
+    assert failures.devices_killed_per_s(FLEET) == pytest.approx(killed)
     square = 16_384e-8 + 64 * 2 * 2_048e-8 + 128**2 * 128e-8
-    assert kinds.burstiness(FLEET) == pytest.approx(square / killed)
-    assert kinds.burstiness(FLEET[:1]) == 1
+    assert failures.burstiness(FLEET) == pytest.approx(square / killed)
+    assert failures.burstiness(FLEET[:1]) == 1
 
 
 def test_failures_of_a_run() -> None:
@@ -48,13 +47,13 @@ def test_failures_of_a_run() -> None:
 
 def test_impossible_kinds() -> None:
     with pytest.raises(UsageError, match="at least one kind"):
-        kinds.rate_per_s([])
+        failures.rate_per_s([])
     with pytest.raises(UsageError, match="gpu: rate_per_unit_s must be 0 or above"):
-        kinds.mtbf_s([Kind(name="gpu", rate_per_unit_s=-1.0)])
+        failures.mtbf_s([FailureKind(name="gpu", rate_per_unit_s=-1.0)])
     with pytest.raises(UsageError, match="two kinds of failure are called 'gpu'"):
-        kinds.mtbf_s([FLEET[0], FLEET[0]])
+        failures.mtbf_s([FLEET[0], FLEET[0]])
     with pytest.raises(UsageError, match="none of gpu ever fails"):
-        kinds.shares([Kind(name="gpu", rate_per_unit_s=0.0)])
+        failures.kind_shares([FailureKind(name="gpu", rate_per_unit_s=0.0)])
     with pytest.raises(UsageError, match="no kind of failure takes a device"):
-        kinds.burstiness(FLEET[3:])
-    assert kinds.mtbf_s([Kind(name="gpu", rate_per_unit_s=0.0)]) == math.inf
+        failures.burstiness(FLEET[3:])
+    assert failures.mtbf_s([FailureKind(name="gpu", rate_per_unit_s=0.0)]) == math.inf

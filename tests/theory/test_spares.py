@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory import bursts, gamma, spares
-from outlast.theory.kinds import Kind
+from outlast.theory import bursts, spares, special_functions
+from outlast.theory.failures import FailureKind
 
 DAY_S = 86400.0
 
@@ -113,7 +113,9 @@ def test_the_best_number_is_best(mean: float, nodes: int, price: float) -> None:
 
 @pytest.mark.parametrize("mean", [0.5, 6.0, 480.0, 2000.0])
 def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
-    stalling = bursts.Stalling([Kind(name="node", rate_per_unit_s=mean)], 1.0, int(2 * mean) + 9)
+    stalling = bursts.Stalling(
+        [FailureKind(name="node", rate_per_unit_s=mean)], 1.0, int(2 * mean) + 9
+    )
     for s in (0, 1, int(mean), int(mean + 3 * math.sqrt(mean))):
         assert stalling.share(s) == pytest.approx(spares.stalled_share(s, mean), rel=1e-7)
 
@@ -121,12 +123,14 @@ def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
 def test_bursts_of_all_stall_as_one_node_would() -> None:
     """A job of one rack without spares is away until the last of its two nodes is back: after 3/2
     repairs on the average."""
-    stalling = bursts.Stalling([Kind(name="rack", rate_per_unit_s=0.2, devices_killed=2)], 1.0, 0)
+    stalling = bursts.Stalling(
+        [FailureKind(name="rack", rate_per_unit_s=0.2, devices_killed=2)], 1.0, 0
+    )
     assert stalling.share(0) == pytest.approx(0.3 / 1.3)
 
 
 def test_nothing_in_repair() -> None:
-    assert bursts.Stalling([Kind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
+    assert bursts.Stalling([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
     assert spares.short_share(0, 0.0) == spares.wait_share(1, 0.0) == 0
     assert spares.wait_share(0, 0.0) == 1  # who has no spare finds none
     assert spares.stalled_share(0, 0.0) == spares.shortage(0, 0.0) == 0
@@ -150,9 +154,9 @@ def burst_points(loads: list[tuple[int, float]], count: int) -> list[float]:
 def test_bursts_are_convolutions() -> None:
     found = bursts.in_repair(
         [
-            Kind(name="node", rate_per_unit_s=3e-4, units=10),
-            Kind(name="rack", rate_per_unit_s=2e-4, devices_killed=9),
-            Kind(name="software", rate_per_unit_s=1.0, devices_killed=0),
+            FailureKind(name="node", rate_per_unit_s=3e-4, units=10),
+            FailureKind(name="rack", rate_per_unit_s=2e-4, devices_killed=9),
+            FailureKind(name="software", rate_per_unit_s=1.0, devices_killed=0),
         ],
         1000.0,
     )
@@ -172,7 +176,7 @@ def test_bursts_are_convolutions() -> None:
 @pytest.mark.parametrize("mean", [0.5, 480.0, 5000.0])
 def test_bursts_of_one_are_poisson(mean: float) -> None:
     """Far beyond the range of floats: e^-5000 is the first probability."""
-    found = bursts.in_repair([Kind(name="node", rate_per_unit_s=mean)], 1.0)
+    found = bursts.in_repair([FailureKind(name="node", rate_per_unit_s=mean)], 1.0)
     assert found.quantile(0.999) == spares.quantile(0.999, mean)
     s = int(mean * 1.02) + 1
     assert found.short_share(s) == pytest.approx(spares.short_share(s, mean), rel=1e-8)
@@ -181,16 +185,16 @@ def test_bursts_of_one_are_poisson(mean: float) -> None:
 
 
 def test_bursts_that_leave_gaps() -> None:
-    found = bursts.in_repair([Kind(name="rack", rate_per_unit_s=2.0, devices_killed=4)], 1.0)
+    found = bursts.in_repair([FailureKind(name="rack", rate_per_unit_s=2.0, devices_killed=4)], 1.0)
     assert found.points[:12:4] == pytest.approx(points(2.0, 3))
     assert not any(p for k, p in enumerate(found.points) if k % 4)
-    empty = bursts.in_repair([Kind(name="none", rate_per_unit_s=0.0)], 1.0)
+    empty = bursts.in_repair([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0)
     assert empty.points == (1.0,) and empty.quantile(0.999) == 0 and empty.shortage(0) == 0
 
 
 def test_the_tails_meet() -> None:
     for mean, s in itertools.product((0.3, 50.0, 3000.0), (0, 40, 3000)):
-        both = gamma.poisson_above(s, mean) + gamma.poisson_at_most(s, mean)
+        both = special_functions.poisson_above(s, mean) + special_functions.poisson_at_most(s, mean)
         assert both == pytest.approx(1, abs=1e-10)
 
 
@@ -206,7 +210,7 @@ def test_the_tails_meet() -> None:
         (lambda: spares.best_stalling(3.0, 0), "job_nodes must be above 0"),
         (lambda: spares.best_degraded(3.0, 1, spare_price=0), "spare_price must be above 0"),
         (
-            lambda: bursts.in_repair([Kind(name="n", rate_per_unit_s=1.0)], 1e9),
+            lambda: bursts.in_repair([FailureKind(name="n", rate_per_unit_s=1.0)], 1e9),
             "1e.09 nodes in repair",
         ),
     ],

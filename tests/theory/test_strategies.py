@@ -17,15 +17,15 @@ from outlast.theory import intervals
 from outlast.theory.spares import stalled_share
 from outlast.theory.strategies import (
     DEPTHS,
-    Job,
-    Outcome,
+    RecoveryJob,
+    RecoveryOutcome,
     Rung,
     checkpoint_restart,
     ladder,
     migrate,
     peer_memory,
+    tune_interval,
 )
-from outlast.theory.tuning import tuned
 
 
 class Told(NamedTuple):
@@ -40,7 +40,7 @@ class Told(NamedTuple):
 class Life:
     """A job of the model, `M` = `job.mtbf_s`; rounds are counted, time within one is a position."""
 
-    def __init__(self, job: Job, rungs: list[Rung], draw: random.Random) -> None:
+    def __init__(self, job: RecoveryJob, rungs: list[Rung], draw: random.Random) -> None:
         self.job, self.rungs, self.draw = job, rungs, draw
         self.saves = max(1, job.snapshots)
         self.chunk_s = job.interval_s / self.saves + job.snapshot_cost_s
@@ -110,7 +110,9 @@ def agrees(shares: list[tuple[float, float]], exact: float) -> None:
     assert error < 0.05 * math.fsum(bottom for _, bottom in shares) / len(shares)
 
 
-def simulated(job: Job, rungs: list[Rung], found: Outcome, failures: int = 400) -> None:
+def simulated(
+    job: RecoveryJob, rungs: list[Rung], found: RecoveryOutcome, failures: int = 400
+) -> None:
     life = Life(job, rungs, random.Random(20_240_731))
     parts: list[Told] = []
     before = life.told()
@@ -135,7 +137,7 @@ SCALES = [0.02, 0.3, 1.0]  # of C, R and tau, from much shorter than M to equal 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_checkpoint_restart(scale: float) -> None:
-    job = Job(mtbf_s=100, interval_s=100 * scale, cost_s=30 * scale, flush_s=50 * scale)
+    job = RecoveryJob(mtbf_s=100, interval_s=100 * scale, cost_s=30 * scale, flush_s=50 * scale)
     job = replace(job, detect_s=10 * scale)
     found = checkpoint_restart(job, 100 * scale, wait_s=7)
     again = Rung(name="restart", share=1, recover_s=100 * scale, loses="checkpoint", wait_s=7)
@@ -150,7 +152,7 @@ def test_checkpoint_restart(scale: float) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_whole_ladder(scale: float) -> None:
     """Snapshots, flushes, queues, and failures in the midst of recovery."""
-    job = Job(
+    job = RecoveryJob(
         mtbf_s=100,
         interval_s=200 * scale,
         cost_s=20 * scale,
@@ -169,7 +171,7 @@ def test_the_whole_ladder(scale: float) -> None:
 @pytest.mark.parametrize("spares", [0, 2, 6])
 def test_the_ladder_short_of_nodes(spares: int) -> None:
     """0.7 of failures take a node for 500 s: 3.5 in repair on the average."""
-    job = Job(
+    job = RecoveryJob(
         mtbf_s=100, interval_s=60, cost_s=2, snapshots=3, snapshot_cost_s=1, detect_s=2,
         spares=spares, repair_s=500,
     )  # fmt: skip
@@ -180,7 +182,9 @@ def test_the_ladder_short_of_nodes(spares: int) -> None:
 
 
 def test_named_strategies() -> None:
-    job = Job(mtbf_s=100, interval_s=60, cost_s=2, snapshots=4, snapshot_cost_s=0.5, detect_s=2)
+    job = RecoveryJob(
+        mtbf_s=100, interval_s=60, cost_s=2, snapshots=4, snapshot_cost_s=0.5, detect_s=2
+    )
     begins = Rung(name="restore", share=0.9, recover_s=10, loses="snapshot")
     found = peer_memory(job, 10, 40, 0.1)
     simulated(job, [begins, replace(RESTART, recover_s=40)], found)
@@ -198,7 +202,7 @@ def test_nothing_is_lost_twice(
     shares: list[float], lengths: tuple[float, ...], mtbf_s: float
 ) -> None:
     """All shares of time sum to 1, and none is negative."""
-    job = Job(
+    job = RecoveryJob(
         mtbf_s=mtbf_s, interval_s=50, cost_s=3, flush_s=20, snapshots=5, snapshot_cost_s=1,
         detect_s=2, spares=3, repair_s=300,
     )  # fmt: skip
@@ -220,7 +224,7 @@ def test_nothing_is_lost_twice(
 
 @given(st.floats(1.01, 10), st.sampled_from(["mtbf_s", "cost_s", "detect_s", "repair_s"]))
 def test_worse_is_worse(factor: float, name: str) -> None:
-    job = Job(
+    job = RecoveryJob(
         mtbf_s=1000, interval_s=50, cost_s=1, flush_s=5, snapshots=5, snapshot_cost_s=0.1,
         detect_s=2, spares=2, repair_s=1000,
     )  # fmt: skip
@@ -232,21 +236,21 @@ def test_worse_is_worse(factor: float, name: str) -> None:
 
 
 def test_limits() -> None:
-    never = Job(mtbf_s=math.inf, interval_s=60, cost_s=2, snapshots=4, snapshot_cost_s=0.5)
+    never = RecoveryJob(mtbf_s=math.inf, interval_s=60, cost_s=2, snapshots=4, snapshot_cost_s=0.5)
     found = ladder(never, LADDER)
     assert found.goodput == pytest.approx(60 / 64)
     assert found.save == pytest.approx(4 / 64)
     assert found.redo == found.recover == found.wait == found.failures_per_s == 0
-    free = migrate(Job(mtbf_s=100, interval_s=60), 0, 0, 0)
+    free = migrate(RecoveryJob(mtbf_s=100, interval_s=60), 0, 0, 0)
     assert free.goodput == pytest.approx(1)
-    hopeless = checkpoint_restart(Job(mtbf_s=1, interval_s=60), 1e4)
+    hopeless = checkpoint_restart(RecoveryJob(mtbf_s=1, interval_s=60), 1e4)
     assert hopeless.goodput == 0 and hopeless.recover == 1
-    lost = checkpoint_restart(Job(mtbf_s=1, interval_s=1e4), 0)
+    lost = checkpoint_restart(RecoveryJob(mtbf_s=1, interval_s=1e4), 0)
     assert lost.goodput == 0 and lost.redo == 1
 
 
 def test_what_is_first_order_says_so() -> None:
-    job = Job(mtbf_s=100, interval_s=60, cost_s=2, flush_s=50, drag=0.1, snapshots=4)
+    job = RecoveryJob(mtbf_s=100, interval_s=60, cost_s=2, flush_s=50, drag=0.1, snapshots=4)
     assert checkpoint_restart(job, 10).exact
     assert not ladder(job, LADDER).exact and not ladder(job, LADDER).in_regime
     assert ladder(replace(job, flush_s=10), LADDER).in_regime
@@ -259,26 +263,30 @@ def test_figures_of_the_prototype() -> None:
     million."""
     for gpus, says in ((1024, 0.990), (16_384, 0.939), (131_072, 0.706), (1_000_000, 0.106)):
         mtbf_s = 50_000 * 3600 / gpus
-        job = Job(mtbf_s=mtbf_s, interval_s=intervals.optimum(5, mtbf_s), cost_s=5, detect_s=60)
+        job = RecoveryJob(
+            mtbf_s=mtbf_s, interval_s=intervals.optimum(5, mtbf_s), cost_s=5, detect_s=60
+        )
         assert checkpoint_restart(job, 300).goodput == pytest.approx(says, abs=0.0006)
 
 
 def test_the_best_interval() -> None:
-    job = Job(mtbf_s=1000, interval_s=1, cost_s=5, flush_s=30, drag=0.2)
-    best = tuned(lambda one: checkpoint_restart(one, 60), job)
+    job = RecoveryJob(mtbf_s=1000, interval_s=1, cost_s=5, flush_s=30, drag=0.2)
+    best = tune_interval(lambda one: checkpoint_restart(one, 60), job)
     assert best.interval_s == pytest.approx(intervals.optimum(11, 1000), rel=1e-5)
-    held = tuned(lambda one: checkpoint_restart(one, 60), replace(job, flush_s=500, drag=0))
+    held = tune_interval(lambda one: checkpoint_restart(one, 60), replace(job, flush_s=500, drag=0))
     assert held.interval_s == pytest.approx(500, rel=1e-6)
 
 
 def test_the_best_number_of_snapshots() -> None:
     """Against all of them."""
-    job = Job(mtbf_s=2000, interval_s=1, cost_s=30, snapshots=1, snapshot_cost_s=1, detect_s=2)
+    job = RecoveryJob(
+        mtbf_s=2000, interval_s=1, cost_s=30, snapshots=1, snapshot_cost_s=1, detect_s=2
+    )
 
-    def strategy(one: Job) -> Outcome:
+    def strategy(one: RecoveryJob) -> RecoveryOutcome:
         return peer_memory(one, 10, 60, 0.1)
 
-    best = tuned(strategy, job)
+    best = tune_interval(strategy, job)
     goodput = strategy(best).goodput
     for snapshots in range(1, 40):
         for factor in (0.8, 0.95, 1.0, 1.05, 1.25):
@@ -300,13 +308,13 @@ def test_the_best_number_of_snapshots() -> None:
     ],
 )
 def test_jobs_that_cannot_be(change: dict[str, float], said: str) -> None:
-    job = Job(mtbf_s=100, interval_s=60, snapshots=4)
+    job = RecoveryJob(mtbf_s=100, interval_s=60, snapshots=4)
     with pytest.raises(UsageError, match=said):
         ladder(replace(job, **change), LADDER)
 
 
 def test_ladders_that_cannot_be() -> None:
-    job = Job(mtbf_s=100, interval_s=60, snapshots=4)
+    job = RecoveryJob(mtbf_s=100, interval_s=60, snapshots=4)
     with pytest.raises(UsageError, match="roll back loses less than the rung before it"):
         ladder(job, LADDER[::-1])
     with pytest.raises(UsageError, match=r"must sum to 1, not 0\.9"):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Source
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
@@ -150,3 +152,17 @@ def test_no_path_of_one_machine(everything: list[Source]) -> None:
         if PLACES.search(line) and "PLACES" not in line
     ]
     assert wrong == []
+
+
+def test_nobody_asks_the_host_for_the_time(root: Path) -> None:
+    """But the clock itself, who has no launcher, and a date that no event carries."""
+    package = root / "src" / "outlast"
+    asking = {
+        str(path.relative_to(package))
+        for room in ("controller", "data", "launch", "telemetry", "transport", "worker")
+        for path in (package / room).rglob("*.py")
+        if re.search(r"\btime\.time(_ns)?\(", path.read_text())
+    }
+    assert asking == {
+        *("telemetry/event_store.py", "worker/worker_events.py", "launch/run_directory.py"),
+    }

@@ -35,7 +35,9 @@ def _third_party(source: Source) -> set[str]:
     return found - sys.stdlib_module_names - {"outlast"}
 
 
-@pytest.mark.parametrize(("extra", "rooms"), [("fleet", {"fleet", "symptoms"}), ("plan", {"plan"})])
+@pytest.mark.parametrize(
+    ("extra", "rooms"), [("fleet", {"fleet", "node_logs"}), ("plan", {"plan"})]
+)
 def test_an_extra_brings_what_its_rooms_import(
     package: list[Source], root: Path, extra: str, rooms: set[str]
 ) -> None:

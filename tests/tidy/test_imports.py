@@ -22,7 +22,6 @@ ROOMS = {
     "data": 4,
     "telemetry": 4,
     "node_logs": 4,
-    "symptoms": 4,
     "fleet": 5,
     "health": 5,
     "plan": 5,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.session import _key
@@ -69,7 +69,7 @@ class Session:
         self.script.meet(key, function)
         if self._slot:
             self._settled.add(key)
-            carried.restore(tree.decode(self._slot))
+            carried.restore(codec.decode(self._slot))
             self._slot = b""
         if self.index == self._die:
             raise DiedError(self._own())
@@ -87,10 +87,10 @@ class Session:
     def _own(self) -> bytes:
         carried = self.script.carried
         try:
-            return tree.encode(carried.state())
+            return codec.encode(carried.state())
         except CodecError:
             carried.check()
-            return tree.encode(carried.state())
+            return codec.encode(carried.state())
 
     def _refuse(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         before = self._own()
@@ -98,7 +98,7 @@ class Session:
         with contextlib.suppress(RefusedError):
             function(*args)
         self._refusing = False
-        self.script.carried.restore(tree.decode(before))
+        self.script.carried.restore(codec.decode(before))
 
     def step(self) -> None:
         """The optimizer's step: the gate."""

@@ -11,9 +11,9 @@ import torch
 from tests.checkpoint.ranks import Exchange, all_ranks
 from torch import nn
 
-from outlast.checkpoint.catalog import places
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.starting import Served
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
+from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import Limits, WorkerSettings
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
@@ -38,7 +38,7 @@ class Talking:
 @pytest.fixture
 def keepers() -> Iterator[str]:
     base = f"@outlast-test-saves-{os.getpid()}-"
-    served = [Served(f"{base}{rank}", TOKEN, f"rank {rank}") for rank in range(2)]
+    served = [ServedKeeper(f"{base}{rank}", TOKEN, f"rank {rank}") for rank in range(2)]
     yield base
     for each in served:
         each.close(DEADLINE_S)
@@ -92,7 +92,7 @@ def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keep
     assert all_ranks(2, one) == [None, None]
     (failed,) = [each for each in said if isinstance(each, messages.SaveFailed)]
     assert failed.step == 1 and "rank 1: no room for 2 arenas" in failed.error
-    assert [place.step for place in places(Folder(tmp_path / "checkpoints"))] == [3, 2]
+    assert [place.step for place in checkpoint_places(Folder(tmp_path / "checkpoints"))] == [3, 2]
 
 
 def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
 from outlast.transport.worker_page import Page
 from outlast.worker.state import rank_local_state
@@ -99,7 +99,7 @@ def test_a_successor_has_the_lost_ranks_buffers_and_schedulers_and_not_a_donors(
     ballots([donor, lost])
     dispute([donor, lost])
     slot = lost.own_state(lost.own_choices())
-    given = tree.decode(tree.encode(donor.replicated()))
+    given = codec.decode(codec.encode(donor.replicated()))
     successor.adopt(given)
     successor.restore_own(slot, keep=True)
     successor.adopt(given)  # once more, when the walk is over
@@ -113,7 +113,7 @@ def test_a_slot_from_before_the_vote_leaves_equal_state_to_the_donor() -> None:
     donor, lost, successor = built(), built(), built()
     slot = lost.own_state(lost.own_choices(), whole=False)
     total(donor).add_(1)  # the phase went on there
-    successor.adopt(tree.decode(tree.encode(donor.replicated())))
+    successor.adopt(codec.decode(codec.encode(donor.replicated())))
     successor.restore_own(slot, keep=True)
     assert torch.equal(total(successor), total(donor))
 
@@ -125,10 +125,10 @@ def test_where_rates_differ_a_rank_carries_all_of_its_state() -> None:
     with torch.no_grad():
         next(lost.modules["model"].parameters()).add_(1)
     slot = lost.own_state(lost.own_choices())
-    given = tree.decode(tree.encode(donor.replicated()))
+    given = codec.decode(codec.encode(donor.replicated()))
     successor.restore_own(slot, keep=True)
     successor.adopt(given)
-    assert tree.encode(successor.replicated()) == tree.encode(lost.replicated())
+    assert codec.encode(successor.replicated()) == codec.encode(lost.replicated())
     names = digest_names(collect(successor), WHOLE)
     assert names["parameters"] == names["optimizers"] == {}  # no rank is another's replica
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CorruptionError
 from outlast.worker.phases.script_progress import LOST, Intervals, ProgressSlot, ScriptProgress
 from outlast.worker.rank_part import SEAT_MAGIC, RankPart, part_summary
@@ -14,16 +14,16 @@ from outlast.worker.state.ddp_buckets import BucketState
 
 
 def slot(**changed: object) -> ProgressSlot:
-    own = tree.encode({"buffers": {}, "choices": tree.encode({"random": 3, "objects": {"o": 4}})})
-    place = ScriptProgress(saved_step=2, every=Intervals(1, 5), prelude=[tree.encode(8), LOST])
-    place.draw(tree.encode({"step": 3, "random": torch.arange(4)}))
+    own = codec.encode({"buffers": {}, "choices": codec.encode({"random": 3, "objects": {"o": 4}})})
+    place = ScriptProgress(saved_step=2, every=Intervals(1, 5), prelude=[codec.encode(8), LOST])
+    place.draw(codec.encode({"step": 3, "random": torch.arange(4)}))
     made = place.slot(7, 3, own, reports={"loss": 0.5})
     return msgspec.structs.replace(made, **changed)
 
 
 def test_a_place_comes_back() -> None:
     states = [BucketState(sync=True, buckets=[[1], [0, 2]]), BucketState(sync=False)]
-    part = RankPart(slot().pack(), states, {"name": tree.encode("run-1")})
+    part = RankPart(slot().pack(), states, {"name": codec.encode("run-1")})
     found = RankPart.unpack(part.pack(), "here")
     assert found == part
     assert ProgressSlot.unpack(found.slot) == slot()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
 from outlast.worker.phases.undo_copy import UndoCopy
 from outlast.worker.state.protected_state import ProtectedState, Replicated
@@ -265,12 +265,12 @@ def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
 
     model, optimizer, protected = made()
     step(model, optimizer)
-    state = tree.decode(tree.encode(protected.replicated()))
+    state = codec.decode(codec.encode(protected.replicated()))
     model, optimizer, protected = made()
     protected.adopt(state)
-    before = tree.encode(state)
+    before = codec.encode(state)
     step(model, optimizer)
-    assert tree.encode(state) == before
+    assert codec.encode(state) == before
 
 
 def test_modes_and_gradient_flags_are_the_ranks_own() -> None:
@@ -306,14 +306,14 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
         average.update_parameters(model)
 
     step()
-    before = tree.encode(protected.replicated())
+    before = codec.encode(protected.replicated())
     undo = UndoCopy(protected, "step", everything=True)
     step()
     with torch.no_grad():
         model[0].weight.data.add_(1)
-    assert tree.encode(protected.replicated()) != before
+    assert codec.encode(protected.replicated()) != before
     assert undo.put_back() == ""
-    assert tree.encode(protected.replicated()) == before
+    assert codec.encode(protected.replicated()) == before
 
 
 def test_moments_that_did_not_exist_are_gone_again() -> None:

@@ -1,4 +1,4 @@
-"""Values without pickle, and checkpoints that are complete or do not exist.
+"""Checkpoints of a training job: complete on disk or absent, and never a pickle.
 
     from outlast.checkpoint import Checkpointer
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outlast.checkpoint.checkpointer import Checkpointer as Checkpointer
     from outlast.checkpoint.checkpointer import CheckpointWarning as CheckpointWarning
-    from outlast.checkpoint.loading import Restored as Restored
+    from outlast.checkpoint.load.checkpoint_load import Restored as Restored
 
 _HOMES = {
     "CheckpointWarning": "outlast.checkpoint.checkpointer",
     "Checkpointer": "outlast.checkpoint.checkpointer",
-    "Restored": "outlast.checkpoint.loading",
+    "Restored": "outlast.checkpoint.load.checkpoint_load",
 }
 __all__ = ["CheckpointWarning", "Checkpointer", "Restored"]
 

@@ -1,4 +1,4 @@
-"""Checkpoints for a training script of any launcher: save, load, and hear what went wrong."""
+"""Checkpoints for a training script of any launcher."""
 
 from __future__ import annotations
 
@@ -20,26 +20,22 @@ import xxhash
 from torch import distributed as dist
 
 from outlast import __version__
-from outlast.checkpoint import agreement
-from outlast.checkpoint import own as rank_own
-from outlast.checkpoint.claim import Claim, Claiming, Loaded
-from outlast.checkpoint.completeness import must_be_complete
-from outlast.checkpoint.content import flatten
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.first_step import stand_ins
-from outlast.checkpoint.garbage import collector_paused
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.protocol import Outcome
-from outlast.checkpoint.keeper.writing import failure_path
-from outlast.checkpoint.loading import Loading, Restored
-from outlast.checkpoint.matching import Matching
-from outlast.checkpoint.ownership import wait_for_keeper
-from outlast.checkpoint.patience import ANSWER_S, Patience
-from outlast.checkpoint.ranks import Ranks
-from outlast.checkpoint.record import Place, manifest_name, step_count
-from outlast.checkpoint.state import State
-from outlast.checkpoint.tiers import Address, Tiers
-from outlast.checkpoint.upkeep.client import Upkeep
+from outlast.checkpoint.format.manifests import SavePoint, manifest_name, step_count
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import Outcome
+from outlast.checkpoint.keeper.part_files import failure_path
+from outlast.checkpoint.load.checkpoint_load import CheckpointLoad, Restored
+from outlast.checkpoint.rank_group import RankGroup
+from outlast.checkpoint.save import agreed_plan
+from outlast.checkpoint.save.arena_slots import collector_paused
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.state import rank_state as rank_own
+from outlast.checkpoint.state.script_state import ScriptState, check_complete, expected_state
+from outlast.checkpoint.state.state_content import NameMatching, flatten_state
+from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
+from outlast.checkpoint.stores.directory_ownership import wait_for_keeper
+from outlast.checkpoint.stores.io_limits import ANSWER_S, IoTimeout
+from outlast.checkpoint.upkeep.upkeep_client import UpkeepClient
 from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
 
 OnFailure: TypeAlias = Literal["warn", "raise"]
@@ -105,7 +101,7 @@ class Checkpointer:
     ) -> None:
         self._tiers = Tiers(root, keep, durable, answer_s)
         self._store = self._tiers.root
-        self._ranks = Ranks(group, save_s)
+        self._ranks = RankGroup(group, save_s)
         self._job, self._complete, self._branch = job, complete, branch
         self._answer_s, self._older = answer_s, on_unreadable == "older"
         self._on_failure: OnFailure = on_failure
@@ -113,11 +109,11 @@ class Checkpointer:
         self._arenas, self._save_s = arenas, save_s
         self._attempt = self._begin()
         self._attempts = 0
-        self._loaded: Loaded | None = None
+        self._loaded: LoadOrigin | None = None
         self._claim: Claim | None = None
-        self._engine: Engine | None = None
-        self._keeper: Keeper | None = None
-        self._upkeep: Upkeep | None = None
+        self._engine: SaveEngine | None = None
+        self._keeper: KeeperClient | None = None
+        self._upkeep: UpkeepClient | None = None
         self._closed = False
         self._parts: frozenset[str] = frozenset()
         self._pending: dict[int, int] = {}  # steps, by save
@@ -162,11 +158,11 @@ class Checkpointer:
         """
         with self._ranks.together("prepare"):
             self._check_open()
-            given = State(state, own)
+            given = ScriptState(state, own)
             self._check_parts(given)
             engine = self._engine or self._start(self._claim or self._make_claim())
-            content = flatten(given)
-            tensors = content.tensors | stand_ins(given)
+            content = flatten_state(given)
+            tensors = content.tensors | expected_state(given)
             mine = xxhash.xxh3_128_digest(repr([(n, t.shape) for n, t in tensors.items()]).encode())
             alike = self._ranks.exchange(mine)
             replicas = [rank for rank, each in enumerate(alike) if each == mine]
@@ -192,28 +188,30 @@ class Checkpointer:
             attempt = f"{self._attempt}{self._attempts}"
             place, parent, base = claim.lineage.go_on(step, step, attempt)
             try:
-                return self._save(claim, place, parent, base, State(state, own))
+                return self._save(claim, place, parent, base, ScriptState(state, own))
             except Exception as error:  # raised again: it is the other ranks that are told
                 self._refuse(place, str(error))
                 raise
 
     def _make_claim(self) -> Claim:
-        claiming = Claiming(
+        claiming = Claimer(
             self._store, self._tiers.sources(), self._ranks, job=self._job, save_s=self._save_s,
             answer_s=self._answer_s,
         )  # fmt: skip
         self._claim = claiming.make(self._loaded, self._branch)
         return self._claim
 
-    def _save(self, claim: Claim, place: Place, parent: str, base: str, given: State) -> int:
+    def _save(
+        self, claim: Claim, place: SavePoint, parent: str, base: str, given: ScriptState
+    ) -> int:
         try:
             engine = self._engine or self._start(claim)
             self._check_parts(given)
-            content = flatten(given)
+            content = flatten_state(given)
             own_bytes = rank_own.capture(given, content.rest, self._ranks.world)
         except Exception as error:  # raised again, once the others know
             if not self._parts:  # the first one: all others wait to hear from this rank
-                agreement.refuse(str(error), self._ranks.exchange)
+                agreed_plan.refuse(str(error), self._ranks.exchange)
             raise
         if self._upkeep and self._keeper:
             self._upkeep.saving(self._keeper.pid)
@@ -227,7 +225,7 @@ class Checkpointer:
         self._pending[save] = place.step
         return save
 
-    def _refuse(self, place: Place, why: str) -> None:
+    def _refuse(self, place: SavePoint, why: str) -> None:
         """Let rank 0's keeper hear at once that this rank's part will never come."""
         if self._ranks.rank == 0:
             return  # it was not ordered to wait for any
@@ -262,18 +260,18 @@ class Checkpointer:
         whole; StorageError when the directory cannot be read.
         """
         with self._ranks.together("load"):
-            loading = Loading(
-                self._tiers.sources(), self._ranks, State(state, own), job=self._job,
+            loading = CheckpointLoad(
+                self._tiers.sources(), self._ranks, ScriptState(state, own), job=self._job,
                 complete=self._complete, older=self._older,
-                matching=Matching(strict, cast, tuple(skip), dict(rename or {})), share=share,
+                matching=NameMatching(strict, cast, tuple(skip), dict(rename or {})), share=share,
             )  # fmt: skip
             if self._ranks.rank == 0:
-                wait_for_keeper(self._store.root, self._save_s, Patience(self._answer_s))
+                wait_for_keeper(self._store.root, self._save_s, IoTimeout(self._answer_s))
             restored = loading.run(None if step is None else step_count(step))
             if self._engine:
                 self._engine.distrust()
             if restored:
-                self._loaded = Loaded(restored.place, loading.base)
+                self._loaded = LoadOrigin(restored.place, loading.base)
             if restored and self._claim:
                 self._claim.lineage.loaded(restored.place)
             if restored is None and loading.lost:
@@ -320,9 +318,9 @@ class Checkpointer:
         if self._closed:
             raise UsageError("this Checkpointer is closed; nothing was saved")
 
-    def _check_parts(self, given: State) -> None:
+    def _check_parts(self, given: ScriptState) -> None:
         if self._complete:
-            must_be_complete(given)
+            check_complete(given)
         missing = sorted(self._parts.difference(_parts(given)))
         if missing:
             raise UsageError(
@@ -330,10 +328,10 @@ class Checkpointer:
                 " on from it; nothing was saved; give the same parts at every save"
             )
 
-    def _start(self, claim: Claim) -> Engine:
+    def _start(self, claim: Claim) -> SaveEngine:
         fds = claim.owned.fds if claim.owned else ()
-        self._keeper = Keeper.start(f"rank {self._ranks.rank}", fds)
-        self._engine = Engine(
+        self._keeper = KeeperClient.start(f"rank {self._ranks.rank}", fds)
+        self._engine = SaveEngine(
             self._store.root,
             rank=self._ranks.rank,
             world=self._ranks.world,
@@ -349,11 +347,11 @@ class Checkpointer:
             self._look_after()
         return self._engine
 
-    def _look_after(self) -> Upkeep:
+    def _look_after(self) -> UpkeepClient:
         """The process behind saves."""
         if self._upkeep is None:
             setup = self._tiers.setup(self._save_s)
-            self._upkeep = Upkeep(setup, f"rank {self._ranks.rank}")
+            self._upkeep = UpkeepClient(setup, f"rank {self._ranks.rank}")
         return self._upkeep
 
     def _tell(self, on_failure: OnFailure) -> None:
@@ -383,7 +381,7 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
 
 
-def _parts(given: State) -> set[str]:
+def _parts(given: ScriptState) -> set[str]:
     return {*given.given, *given.own, *given.generators}
 
 

@@ -11,16 +11,15 @@ from typing import Annotated, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
-from outlast.health import settings as settings_of
-from outlast.health.checks import neighbours
-from outlast.health.examine import Examined, Subject, again, examine
-from outlast.health.profiles import SHIPPED, chosen, known
-from outlast.health.report import Report, lines
-from outlast.health.settings import Profile, Ring, Settings
-from outlast.health.verdict import exit_code, nagios
-from outlast.symptoms import policy as policies
+from outlast.health import check_settings as settings_of
+from outlast.health.check_profiles import SHIPPED, all_checks, checks_of_profile
+from outlast.health.check_settings import CheckSettings, Profile, RingSettings
+from outlast.health.checks import neighbour_check
+from outlast.health.node_examination import Examined, Subject, examine, examine_recording
+from outlast.health.node_report import NodeReport, exit_code, nagios, report_lines
+from outlast.node_logs import xid_policy as policies
 
 NAGIOS_UNKNOWN = 3
 PROFILE: Profile = "periodic"  # where none is said
@@ -84,8 +83,8 @@ def check(
         The same as --format json.
     """
     form = _form(format, json=json)
-    meet = Ring(address=ring, rank=rank, world=world)
-    asked = Asked(profile, settings, state, only, record, replay, drain, form, meet)
+    meet = RingSettings(address=ring, rank=rank, world=world)
+    asked = CheckRequest(profile, settings, state, only, record, replay, drain, form, meet)
     if learn is not None:
         _refuse_beside_learn(asked)
         return _learnt(learn, form)
@@ -106,7 +105,7 @@ def _form(said: Format, *, json: bool) -> Format:
     return "json" if json else said
 
 
-class Asked(NamedTuple):
+class CheckRequest(NamedTuple):
     profile: Profile
     settings: Path | None
     state: Path | None
@@ -115,22 +114,22 @@ class Asked(NamedTuple):
     replay: Path | None
     drain: bool
     form: Format
-    ring: Ring
+    ring: RingSettings
 
 
-def _checked(asked: Asked) -> int:
-    said = settings_of.read(asked.settings) if asked.settings else None
+def _checked(asked: CheckRequest) -> int:
+    said = settings_of.read_settings(asked.settings) if asked.settings else None
     if asked.settings and said and said.own and os.geteuid() == 0:
         _refuse_foreign(asked.settings)
     _refuse_both(asked)
     if asked.replay is not None:
         report, used = _replayed(asked, asked.replay, said)
         return _shown(report, used, asked.form)
-    used = _with_ring(said or Settings(), asked.ring)
+    used = _with_ring(said or CheckSettings(), asked.ring)
     subject = _subject(asked.profile, used)
-    checks = known(used)
-    wanted = chosen(asked.profile, used, checks, asked.only)
-    if asked.ring.address and neighbours.CHECK not in wanted:
+    checks = all_checks(used)
+    wanted = checks_of_profile(asked.profile, used, checks, asked.only)
+    if asked.ring.address and neighbour_check.CHECK not in wanted:
         raise UsageError(
             "--ring is measured with --profile preflight, or --only neighbour; nothing was checked"
         )
@@ -139,9 +138,9 @@ def _checked(asked: Asked) -> int:
         _recorded(asked.record, subject, done)
     report = done.report
     if asked.drain:
-        from outlast.health.drain import (
-            drain as drained,
-        )  # rarely needed, and a prolog is waited for
+        from outlast.health.node_drain import (
+            drain_node as drained,  # rarely needed, and a prolog is waited for
+        )
 
         outcome = drained(report, used.drain)
         word = "drained" if outcome.drained else "not drained"
@@ -159,7 +158,7 @@ def _refuse_foreign(settings: Path) -> None:
         )
 
 
-def _with_ring(settings: Settings, ring: Ring) -> Settings:
+def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
     """Raises UsageError."""
     if not ring.address:
         if ring.rank or ring.world:
@@ -177,10 +176,10 @@ def _with_ring(settings: Settings, ring: Ring) -> Settings:
     return replace(settings, ring=replace(settings.ring, **own))
 
 
-def _refuse_both(asked: Asked) -> None:
+def _refuse_both(asked: CheckRequest) -> None:
     if asked.replay and (asked.record or asked.state or asked.drain):
         raise UsageError("--replay looks at nothing here: leave --record, --state and --drain out")
-    if asked.replay and asked.ring != Ring(world=0):
+    if asked.replay and asked.ring != RingSettings(world=0):
         raise UsageError("--replay measures nothing: leave --ring, --rank and --world out")
     if asked.drain and asked.profile in {"prolog", "epilog"}:
         raise UsageError(
@@ -189,15 +188,17 @@ def _refuse_both(asked: Asked) -> None:
         )
 
 
-def _refuse_beside_learn(asked: Asked) -> None:
+def _refuse_beside_learn(asked: CheckRequest) -> None:
     """Raises UsageError."""
-    bare = Asked("periodic", None, None, (), None, None, False, asked.form, Ring(world=0))
+    bare = CheckRequest(
+        "periodic", None, None, (), None, None, False, asked.form, RingSettings(world=0)
+    )
     if asked != bare:
         raise UsageError("--learn checks nothing: leave all but --json out; nothing was written")
 
 
 def _learnt(path: Path, form: Format) -> int:
-    from outlast.health.learn import learn as learn_settings
+    from outlast.health.learned_settings import learn as learn_settings
 
     text = learn_settings(path, SHIPPED)
     if form == "json":
@@ -210,50 +211,52 @@ def _learnt(path: Path, form: Format) -> int:
     return EXIT_DONE
 
 
-def _subject(profile: Profile, settings: Settings) -> Subject:
-    policy = policies.load(Path(settings.kernel.policy)) if settings.kernel.policy else None
+def _subject(profile: Profile, settings: CheckSettings) -> Subject:
+    policy = policies.load_policy(Path(settings.kernel.policy)) if settings.kernel.policy else None
     node = settings.node or platform.node().partition(".")[0]
     return Subject(settings.cluster, node, profile, settings, policy)
 
 
 def _recorded(path: Path, subject: Subject, done: Examined) -> None:
-    from outlast.health import recording
+    from outlast.health import sample_recording
 
-    head = recording.Head(
+    head = sample_recording.RecordingHead(
         cluster=subject.cluster, node=subject.node, profile=subject.profile,
         t_ns=done.report.t_ns, settings=subject.settings, memory=done.before,
     )  # fmt: skip
-    recording.write(path, head, done.taken)
+    sample_recording.write_recording(path, head, done.taken)
 
 
-def _replayed(asked: Asked, path: Path, settings: Settings | None) -> tuple[Report, Settings]:
+def _replayed(
+    asked: CheckRequest, path: Path, settings: CheckSettings | None
+) -> tuple[NodeReport, CheckSettings]:
     """Raises SourceError, and UsageError for a profile or a check that was not recorded."""
-    from outlast.health import recording
-    from outlast.health.replaying import held_against
+    from outlast.health import sample_recording
+    from outlast.health.sample_recording import apply_settings
 
-    head, taken = recording.read(path)
+    head, taken = sample_recording.read_recording(path)
     if asked.profile not in (PROFILE, head.profile):
         raise UsageError(
             f"{path} was recorded with --profile {head.profile}, not {asked.profile}: leave"
             " --profile out; nothing was judged"
         )
     used = settings or head.settings
-    checks = known(used)
+    checks = all_checks(used)
     if asked.only:
-        names = {check.name for check in chosen(head.profile, used, checks, asked.only)}
+        names = {check.name for check in checks_of_profile(head.profile, used, checks, asked.only)}
         if missing := sorted(names - {one.check for one in taken}):
             raise UsageError(f"{path} has no sample of {', '.join(missing)}; nothing was judged")
         taken = [one for one in taken if one.check in names]
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
-    taken = held_against(taken, used, head.settings)
-    report = again(subject, taken, head.memory, head.t_ns, checks)
+    taken = apply_settings(taken, used, head.settings)
+    report = examine_recording(subject, taken, head.memory, head.t_ns, checks)
     if head.samples is None:
         note = "recorded before samples were counted: whether the file is whole cannot be told"
         report = replace(report, notes=(*report.notes, note))
     return report, used
 
 
-def _shown(report: Report, settings: Settings, form: Format) -> int:
+def _shown(report: NodeReport, settings: CheckSettings, form: Format) -> int:
     if form == "nagios":
         code, line = nagios(report)
         say(line)
@@ -262,6 +265,6 @@ def _shown(report: Report, settings: Settings, form: Format) -> int:
         as_json(report)
     else:
         say(f"{report.node}: {report.severity}  ({report.profile}, {report.took_s:.2f} s)")
-        for line in lines(report):
+        for line in report_lines(report):
             say(line)
     return exit_code(report, unknown_passes=settings.unknown_passes)

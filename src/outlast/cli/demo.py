@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import config
-from outlast.cli.comparison import Comparison, compare
-from outlast.cli.stream import Printer, as_json
+from outlast.cli.output_stream import Printer, as_json
+from outlast.cli.run_comparison import RunComparison, compare
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
 from outlast.telemetry.run_summary import RunSummary, summarise
 from outlast.telemetry.summary_tables import render
@@ -31,11 +31,11 @@ FAULTS = (
 )  # at which share of the steps, and what
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes. `figure` is "" where matplotlib is missing."""
 
     version: int = 1
-    comparison: Comparison
+    comparison: RunComparison
     disturbed: RunSummary
     undisturbed: RunSummary
     figure: str
@@ -78,7 +78,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     console.rule("2/2  the same training, undisturbed")
     _train(undisturbed, steps, [], json=json)
 
-    report = Report(
+    report = DemoReport(
         comparison=compare(disturbed, undisturbed, faults=len(specs)),
         disturbed=summarise(disturbed),
         undisturbed=summarise(undisturbed),
@@ -147,7 +147,7 @@ def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) 
     return str(path)
 
 
-def _show(report: Report, console: Printer) -> None:
+def _show(report: DemoReport, console: Printer) -> None:
     found = report.comparison
     table = Table(title="to the last bit", title_justify="left", show_edge=False, pad_edge=False)
     for name in ("", "disturbed", "undisturbed", ""):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.stream import pour, tell
+from outlast.cli.output_stream import pour, tell
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, WorkerSpawned
 from outlast.telemetry import event_store
@@ -86,10 +86,10 @@ class _Watch:
 
 def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
     encode = msgspec.json.Encoder().encode
-    pour((encode(event).decode() if json else said(event) for event in found), live=live)
+    pour((encode(event).decode() if json else format_event(event) for event in found), live=live)
 
 
-def said(event: Event) -> str:
+def format_event(event: Event) -> str:
     """One event on one line: local time, name, and its fields as key=value."""
     when = datetime.fromtimestamp(event.t_ns / 1e9, tz=UTC).astimezone()
     values = ((name, getattr(event, name)) for name in event.__struct_fields__)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from outlast.cli.stream import Printer, as_json, say
-from outlast.cli.traced import traced
-from outlast.errors import EXIT_DONE, UsageError
+from outlast.cli.output_stream import Printer, as_json, say
+from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.events import RunEnded, Scheduled
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incident_explanation import explain as tell
@@ -16,6 +16,35 @@ from outlast.telemetry.incident_explanation import finding_lines, saves
 from outlast.telemetry.incidents import Incident, incidents
 from outlast.telemetry.launcher_liveness import life_of
 from outlast.text_formatting import frame_cause
+
+_FILES_MAX = 64  # more take seconds to read: then the command that reads them is named alone
+
+
+def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
+    """A line for each of these incidents of which there are dumps."""
+    folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
+    for incident in incidents:
+        said = " ".join(fault.detail for fault in incident.faults)
+        for folder in sorted(folders):
+            if folder.name in said:
+                yield f"incident {incident.number}: {_trace_verdict(folder)}"
+
+
+def _trace_verdict(folder: Path) -> str:
+    more = f"(`outlast fleet trace {folder}`)"
+    if sum(1 for _ in folder.iterdir()) > _FILES_MAX:
+        return f"the flight recorders of its ranks are in {folder} {more}"
+    try:
+        from outlast.fleet.flight_recorder.hang_report import analyse_dumps
+        from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
+
+        return f"{analyse_dumps(read_dumps([folder])).verdict} {more}"
+    except ModuleNotFoundError:
+        return (
+            f"flight recorders are in {folder}: pip install 'outlast[fleet]' adds what reads them"
+        )
+    except OutlastError as error:
+        return f"the flight recorders in {folder} do not tell: {error}"
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +86,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         say(saves(scheduled))
     if found:
         tell(found, Printer(), life_of(run_dir, events))
-        for line in (*finding_lines(found, events), *traced(run_dir, found)):
+        for line in (*finding_lines(found, events), *trace_lines(run_dir, found)):
             say(line)
     else:
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from outlast import __version__
 from outlast.cli import ckpt, fleet, plan
-from outlast.cli.stream import Printer, finish, mute, settle
+from outlast.cli.output_stream import Printer, finish, mute, settle
 from outlast.errors import (
     EXIT_DONE,
     EXIT_GAVE_UP,
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         name, extra = missing
         return _framed(
-            f"`outlast {_asked(arguments)}` needs {name}, which is not installed; nothing was"
+            f"`outlast {_words(arguments)}` needs {name}, which is not installed; nothing was"
             f" started. Add it with: pip install 'outlast[{extra}]'",
             EXIT_USAGE,
         )
@@ -113,12 +113,12 @@ def _dispatch(arguments: list[str]) -> int:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise UsageError(
-            f"{error}\n`outlast {_asked(arguments)} --help` shows what it takes"
+            f"{error}\n`outlast {_words(arguments)} --help` shows what it takes"
         ) from error
     return result if isinstance(result, int) else EXIT_DONE
 
 
-def _asked(arguments: list[str]) -> str:
+def _words(arguments: list[str]) -> str:
     """The command's own words."""
     group = GROUPS.get(arguments[0])
     inner = group and arguments[1:] and arguments[1] in group.COMMANDS

@@ -9,16 +9,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from outlast.checkpoint.catalog import Checkpoint, open_checkpoint, places, verify
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place, digest_of
-from outlast.cli.ckpt.progress import progress
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.comparison import Losses, losses
-from outlast.cli.replayed import Original, Report, judge, show
-from outlast.cli.stream import Printer, as_json
-from outlast.cli.twins import Start, Twins, end_of, room_for, run_once
-from outlast.cli.verdict import UNKEPT, Sides, hints, sides, unlike
+from outlast.checkpoint.format.manifests import SavePoint, digest_of
+from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.cli.ckpt.ckpt_output import progress
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.output_stream import Printer, as_json
+from outlast.cli.replay_comparison import UNKEPT, RunPair, hints, origin_differences, sides
+from outlast.cli.replay_report import Original, ReplayReport, judge, show
+from outlast.cli.replay_runs import ReplayRuns, Start, end_of, room_for, run_once
+from outlast.cli.run_comparison import Losses, losses
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, UsageError
 from outlast.events import LoopBegun
 from outlast.launch import plan_file
@@ -81,7 +81,7 @@ def replay(
         kept = tuple(map(str, twins)) if verdict != "identical" else ()
         if kept:
             keep(verdict)
-    report = Report(
+    report = ReplayReport(
         verdict=verdict,
         run_dir=str(run_dir),
         from_step=start.place.step,
@@ -99,7 +99,7 @@ def replay(
     return EXIT_DONE if verdict == "identical" else EXIT_USER_ERROR
 
 
-def _until(run_dir: Path, place: Place, steps: int | None) -> int:
+def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
     """The step to stop at. The loop's last step is out of reach: after it no batch is waited for.
 
     Raises UsageError where there is no step to replay.
@@ -107,7 +107,7 @@ def _until(run_dir: Path, place: Place, steps: int | None) -> int:
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
     step = place.step
-    known = {each.step for each in places(Folder(run_dir / "checkpoints"))}
+    known = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
     later = [each for each in known if step < each <= step + STEPS]
     wanted = step + steps if steps else min(later, default=step + STEPS)
     loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
@@ -124,7 +124,7 @@ def _until(run_dir: Path, place: Place, steps: int | None) -> int:
     return ends - 1
 
 
-def _shortened(place: Place, steps: int | None, until_step: int) -> list[str]:
+def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str]:
     if steps is None or place.step + steps <= until_step:
         return []
     return [
@@ -171,8 +171,8 @@ def _noting(console: Printer) -> Callable[[str], None]:
 
 
 def _held_together(
-    start: Start, twins: Twins, origin: Checkpoint
-) -> tuple[Sides, Original, list[str]]:
+    start: Start, twins: ReplayRuns, origin: Checkpoint
+) -> tuple[RunPair, Original, list[str]]:
     """The replays beside each other, the run beside the first, and where to look."""
     ends = [end_of(each, start.until_step) for each in twins]
     a, b = (_between(losses(each), start) for each in twins)
@@ -193,11 +193,13 @@ def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | N
     numbers = _between(losses(start.run_dir), start)
     both = a.keys() & numbers.keys()
     store = Folder(start.run_dir / "checkpoints")
-    later = [place for place in places(store) if place.step == start.until_step]
+    later = [place for place in checkpoint_places(store) if place.step == start.until_step]
     then = open_checkpoint(store, later[0]) if later else None
     found = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
     here = first.commit.origin if first else {}
-    return Original(sides=found, unlike=unlike(origin.commit.origin, here) if first else {})
+    return Original(
+        sides=found, unlike=origin_differences(origin.commit.origin, here) if first else {}
+    )
 
 
 def _between(found: Losses, start: Start) -> Losses:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.stream import Printer, settle, tell, write
+from outlast.cli.output_stream import Printer, settle, tell, write
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE
 from outlast.launch import torchrun_arguments
@@ -34,9 +34,11 @@ def run(argv: list[str]) -> int:
         write(said.getvalue())
         return EXIT_DONE
     if plan.check_settings:
-        from outlast.health.settings import read  # a mistake in it is told before anything starts
+        from outlast.health.check_settings import (
+            read_settings,  # a mistake in it is told before anything starts
+        )
 
-        read(Path(plan.check_settings))
+        read_settings(Path(plan.check_settings))
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
     end, run_dir = launch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outlast.cli.stream import Printer, as_json
+from outlast.cli.output_stream import Printer, as_json
 from outlast.errors import EXIT_DONE
 from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.summary_tables import render

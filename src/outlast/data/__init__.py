@@ -1,1 +1,1 @@
-"""Batches with a position: any loader, continued elsewhere with exactly the batch that follows."""
+"""Batch sources with an exact position, continued anywhere with the next batch."""

@@ -1,4 +1,4 @@
-"""A DataLoader's own processes: what they load, and the generators that they draw from.
+"""A DataLoader's worker processes: batches by ticket, and their generators' state.
 
 torch seeds each process from the epoch's base seed and its number; batch i comes from process
 i % num_workers. So the state of a process behind its last batch that was consumed is well defined,
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from outlast import random_state
-from outlast.data.codec import Codec
+from outlast.data.counted_source import Codec
 from outlast.data.loader_state import LoaderState
 
 _PROCESS = "process "
 
 
-class Ticket(NamedTuple):
+class BatchTicket(NamedTuple):
     """One batch to be loaded. `state`: what the process is to have before; b"": what it has."""
 
     indices: Any
@@ -30,7 +30,7 @@ class Ticket(NamedTuple):
     is_blank: bool = False  # nothing is loaded: the next ticket belongs to the next process
 
 
-class Parcel(NamedTuple):
+class LoadedBatch(NamedTuple):
     """One batch, and what has changed in the process that made it since its last one."""
 
     batch: Any
@@ -38,13 +38,13 @@ class Parcel(NamedTuple):
     changes: bytes
 
 
-class Shown:
+class DatasetWrapper:
     """A dataset of ours around the user's, which is the one that the user's code is shown."""
 
     dataset: Any
 
 
-class Shelf(Dataset[Any], Shown):
+class TicketDataset(Dataset[Any], DatasetWrapper):
     """The user's dataset and collate function, asked for one ticket at a time."""
 
     def __init__(
@@ -53,23 +53,23 @@ class Shelf(Dataset[Any], Shown):
         self.dataset = dataset
         self._collate, self._codec = collate, codec
         self._is_batched = is_batched
-        self._desk: Desk | None = None
+        self._desk: LoaderProcessState | None = None
 
-    def __getitem__(self, ticket: Ticket) -> Any:
+    def __getitem__(self, ticket: BatchTicket) -> Any:
         info = get_worker_info()
         if info is None:
             return self._load(ticket.indices)
         if ticket.is_blank:
-            return Parcel(None, info.id, b"")
+            return LoadedBatch(None, info.id, b"")
         if self._desk is None:
-            self._desk = Desk({"dataset": self.dataset, "collate": self._collate})
+            self._desk = LoaderProcessState({"dataset": self.dataset, "collate": self._collate})
         if ticket.state:
             # What is made with the first batch (a file, a generator, a flag) is made by this.
             self._load(ticket.indices)
             self._desk.put(self._codec.decode(ticket.state))
         batch = self._load(ticket.indices)
         news = self._desk.changes()
-        return Parcel(batch, info.id, self._codec.encode(news) if news else b"")
+        return LoadedBatch(batch, info.id, self._codec.encode(news) if news else b"")
 
     def _load(self, indices: Any) -> Any:
         if not self._is_batched:
@@ -78,7 +78,7 @@ class Shelf(Dataset[Any], Shown):
         return self._collate(many(indices) if many else [self.dataset[i] for i in indices])
 
 
-class Desk:
+class LoaderProcessState:
     """State of one loader process."""
 
     def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
@@ -124,12 +124,12 @@ class StartHook:
     def __call__(self, process: int) -> None:
         info = get_worker_info()
         assert info is not None, "only loader processes are started so"
-        if isinstance(info.dataset, Shown):
+        if isinstance(info.dataset, DatasetWrapper):
             object.__setattr__(info, "dataset", info.dataset.dataset)
         if self._hook is not None:
             self._hook(process)
 
 
-def as_it_is(parcel: Any) -> Any:
+def identity_collate(parcel: Any) -> Any:
     """Collate nothing: the shelf has done so."""
     return parcel

@@ -1,4 +1,4 @@
-"""State of a loader's objects: their generators, and their plain attributes that change.
+"""State of a loader's objects: generators and plain attributes that change.
 
 A dataset may draw from `self.rng`, count its items, or make its generator with the first item; a
 sampler may count its epochs. Whoever goes on in another process needs all that changed since the
@@ -37,7 +37,7 @@ _LEAVES = (
     *_SCALARS, bytearray, type, ModuleType, torch.Tensor, torch.dtype, torch.device, np.ndarray,
     np.generic, random.SystemRandom, torch.nn.Module, torch.optim.Optimizer,
 )  # fmt: skip
-_NOT_OURS_TO_SET = ("torch.", "torchdata.", "outlast.", "threading", "multiprocessing.", "logging")
+_UNSETTABLE = ("torch.", "torchdata.", "outlast.", "threading", "multiprocessing.", "logging")
 _ABSENT = ("absent",)
 
 
@@ -141,7 +141,7 @@ class LoaderState:
             if _is_generator(kind):
                 spots[path] = spot
             elif depth < _DEPTH_MAX:
-                if self._attributes and _says_its_state(kind):
+                if self._attributes and _has_state_dict(kind):
                     spots[f"{path}/state"] = _Spot(thing, "", thing)
                 places[path] = thing
                 ours = self._attributes and _is_settable(kind)
@@ -208,7 +208,7 @@ def _is_generator(kind: type) -> bool:
 
 
 @cache
-def _says_its_state(kind: type) -> bool:
+def _has_state_dict(kind: type) -> bool:
     return _is_settable(kind) and all(
         callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")
     )
@@ -217,7 +217,7 @@ def _says_its_state(kind: type) -> bool:
 @cache
 def _is_settable(kind: type) -> bool:
     return not (
-        f"{kind.__module__}.".startswith(_NOT_OURS_TO_SET)
+        f"{kind.__module__}.".startswith(_UNSETTABLE)
         or issubclass(kind, DataLoader)
         or kind in (list, tuple, dict, deque, set, FunctionType, MethodType, partial)
     )
@@ -295,7 +295,7 @@ def _written(value: Any) -> tuple[str, Any]:
         return "deque", [list(value), value.maxlen]
     if isinstance(value, torch.Tensor):
         return "plain", value.clone()
-    if _says_its_state(type(value)):
+    if _has_state_dict(type(value)):
         return "state", copy.deepcopy(value.state_dict())
     return "plain", copy.copy(value)
 

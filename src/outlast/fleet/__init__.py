@@ -1,1 +1,1 @@
-"""What the logs of a cluster come to: which nodes are bad, what failures cost, why jobs stopped."""
+"""Analysis of cluster logs: failures, bad nodes, costs, hangs."""

@@ -1,1 +1,1 @@
-"""Node checks: pure functions from a sample to findings, and the probes that take samples."""
+"""Node checks: samples, their judgement, drains."""

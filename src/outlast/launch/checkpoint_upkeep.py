@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast import events
-from outlast.checkpoint.copying import Copied
-from outlast.checkpoint.durable import Target
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.retention import Keep, Verdict
-from outlast.checkpoint.upkeep import threads
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep import upkeep_process
+from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget
+from outlast.checkpoint.upkeep.retention_policy import Keep, RetentionVerdict
 from outlast.controller.inputs import EndRun
 from outlast.launch.run_display import DisplayRecord
 
@@ -26,13 +26,13 @@ class CheckpointUpkeep:
     what fails is told, and tried again after the next checkpoint."""
 
     def __init__(
-        self, root: Path, keep: Keep, durable: Sequence[Target], record: DisplayRecord,
-        barred: Callable[[Place], bool] = lambda _: False,
+        self, root: Path, keep: Keep, durable: Sequence[DurableTarget], record: DisplayRecord,
+        barred: Callable[[SavePoint], bool] = lambda _: False,
     ) -> None:  # fmt: skip
         self._local = Folder(root)
         self._record = record
         self._closed = False
-        self._threads = threads.Upkeep(self._local, keep, durable, self, barred)
+        self._threads = upkeep_process.UpkeepThreads(self._local, keep, durable, self, barred)
 
     def committed(self) -> None:
         """There is a new checkpoint. Returns at once."""
@@ -65,7 +65,7 @@ class CheckpointUpkeep:
 
     # --- told by the threads ---
 
-    def deleted(self, verdict: Verdict) -> None:
+    def deleted(self, verdict: RetentionVerdict) -> None:
         if not self._closed:
             text = f"checkpoint {verdict.place.directory} was deleted: {verdict.why}"
             self._record.emit(
@@ -76,7 +76,7 @@ class CheckpointUpkeep:
         if not self._closed:
             self._record.note(f"old checkpoints could not be deleted: {error}")
 
-    def copied(self, copied: Copied, where: str) -> None:
+    def copied(self, copied: CopyResult, where: str) -> None:
         if self._closed:
             return
         place = copied.place

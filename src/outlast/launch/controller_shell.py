@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.state_machine import SavePolicy, handle, initial
@@ -86,7 +86,7 @@ class ControllerShell:
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
-    def is_barred(self, place: Place) -> bool:
+    def is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has put this checkpoint out of use. From any thread."""
         return is_barred(self._state.audit.bars, place.n, place.directory)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outlast import events
-from outlast.checkpoint.durable import Target
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.controller.inputs import EndRun
 from outlast.errors import (
     EXIT_GAVE_UP,
@@ -82,7 +82,7 @@ class _Launcher:
         run_dir: RunDir,
         record: DisplayRecord,
         clock: EventClock,
-        durable: list[Target],
+        durable: list[DurableTarget],
     ) -> None:
         self._plan = plan
         self._run_dir = run_dir
@@ -176,7 +176,7 @@ class _Launcher:
                 console.look()
                 strikes.tell_missed(plain=self._unmanaged is not None)
 
-    def _is_barred(self, place: Place) -> bool:
+    def _is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has put a checkpoint out of use; asked behind a save, so in a
         term."""
         return self._controller.is_barred(place)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.checkpoint import catalog
-from outlast.checkpoint.catalog import Checkpoint
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.copying import copy
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.storage import Store
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.stores import catalog
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.controller.audit.audit_records import CopyBar, is_barred
 from outlast.errors import CorruptionError, OutlastError, StorageError
 from outlast.transport import messages
@@ -46,7 +46,7 @@ def newest_checkpoint(
 ) -> messages.Checkpointed | None:
     """The newest whole checkpoint of the job, or None; reads every byte of it. Each one that is
     passed over is told to `on_damage`. Raises StorageError when they cannot be listed."""
-    found = catalog.newest(
+    found = catalog.newest_checkpoint(
         Folder(root), on_damage, verify=True, job=job, barred=_barred(bars, on_damage)
     )
     return _point(found, str(root.absolute()), "disk")
@@ -60,9 +60,11 @@ def newest_copy(
 ) -> messages.Checkpointed | None:
     """The newest version of which these keepers hold every rank's part, or None; every byte of it
     is verified."""
-    copies = Copies.reach(keepers, token, "the launcher", on_damage)
+    copies = MemoryCopies.reach(keepers, token, "the launcher", on_damage)
     try:
-        found = catalog.newest(copies, on_damage, verify=True, barred=_barred(bars, on_damage))
+        found = catalog.newest_checkpoint(
+            copies, on_damage, verify=True, barred=_barred(bars, on_damage)
+        )
         return _point(found, "", "memory")
     finally:
         copies.close()
@@ -83,11 +85,11 @@ def bring(
     `on_damage`; where nothing could be brought for that reason, its StorageError is raised.
     """
     barred = _barred(bars, on_damage)
-    found: list[tuple[Place, Store]] = []
+    found: list[tuple[SavePoint, Store]] = []
     failures: list[StorageError] = []
     for store in durable:
         try:
-            newer = [p for p in catalog.places(store) if p.position > _position(beyond)]
+            newer = [p for p in catalog.checkpoint_places(store) if p.position > _position(beyond)]
             found += [(place, store) for place in newer if not barred(place)]
         except StorageError as error:
             failures.append(error)
@@ -95,7 +97,7 @@ def bring(
     for place, store in sorted(found, key=lambda one: one[0].position, reverse=True):
         tell(f"the checkpoint of step {place.step} is copied here from {store.where}")
         try:
-            copy(store, place, Folder(root))
+            copy_checkpoint(store, place, Folder(root))
         except CorruptionError as error:
             on_damage(f"checkpoint {place.directory} is passed over: {error}")
         except StorageError as error:
@@ -148,10 +150,10 @@ def search(
     threading.Thread(target=find, name="outlast-checkpoints", daemon=True).start()
 
 
-def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[Place], bool]:
+def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[SavePoint], bool]:
     """Return whether a place must not be started from; each one is told."""
 
-    def barred(place: Place) -> bool:
+    def barred(place: SavePoint) -> bool:
         found = is_barred(bars, place.n, place.directory)
         if found:
             tell(
@@ -165,7 +167,7 @@ def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[P
 
 def _position(point: messages.Checkpointed | None) -> tuple[int, int, int]:
     """Its order among checkpoints; before all others where there is none."""
-    place = Place.parse(Path(point.path).name) if point else None
+    place = SavePoint.parse(Path(point.path).name) if point else None
     return place.position if place else (-1, -1, -1)
 
 

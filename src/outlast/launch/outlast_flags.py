@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from outlast import config, quantities
-from outlast.checkpoint import durable, retention
-from outlast.checkpoint.keeper.receiving import SENDERS_MAX
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.replicas.replica_receiver import SENDERS_MAX
+from outlast.checkpoint.upkeep import durable_targets, retention_policy
+from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.errors import ConfigError, UsageError
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def add_save_flags(add: Callable[..., object]) -> None:
     )
     add(
         "--keep",
-        type=_read(retention.parse),
+        type=_read(retention_policy.parse_policy),
         default=Keep(),
         metavar="RULES",
         help="Which checkpoints stay: last=3,every=1000,milestone=5000,age=7d,size=10TB"
@@ -62,7 +62,7 @@ def add_save_flags(add: Callable[..., object]) -> None:
     )
     add(
         "--durable",
-        type=_read(durable.parse),
+        type=_read(durable_targets.parse_durable),
         action="append",
         default=[],
         metavar="TARGET",

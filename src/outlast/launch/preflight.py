@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outlast import config
-from outlast.checkpoint import room
-from outlast.checkpoint.durable import Durable, Target
-from outlast.checkpoint.keeper.sending import BYTES_PER_S_MIN
-from outlast.checkpoint.targets import open_targets
+from outlast.checkpoint.keeper import arena
+from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN
+from outlast.checkpoint.upkeep.durable_targets import DurableRule, DurableTarget, open_targets
 from outlast.errors import ConfigError, OutlastError, RefusedError
 from outlast.launch.host.worker_environment import free_port
 from outlast.launch.torchrun_arguments import RunPlan
@@ -23,7 +22,7 @@ REQUEST_S = 30.0  # of durable storage: draining tries again by itself
 _SIOCGIFADDR = 0x8915
 
 
-def check(plan: RunPlan) -> list[Target]:
+def check(plan: RunPlan) -> list[DurableTarget]:
     """The durable targets that the plan names, in its order.
 
     Raises ConfigError or StorageError naming what does not hold and what to change; nothing is
@@ -65,7 +64,7 @@ def _has_address(name: str) -> bool:
 
 def _check_memory(workers: int) -> None:
     needed_bytes = workers * PAGE_RESERVED_BYTES
-    left = room.tightest()
+    left = arena.tightest_limit()
     if left.free_bytes < needed_bytes:
         raise ConfigError(
             f"the pages of {workers} workers need {needed_bytes} bytes of memory, and of what is"
@@ -105,7 +104,7 @@ def _check_peer_rate(plan: RunPlan) -> None:
         )
 
 
-def _targets(asked: Sequence[Durable], run_dir: Path) -> list[Target]:
+def _targets(asked: Sequence[DurableRule], run_dir: Path) -> list[DurableTarget]:
     try:
         targets, silent = open_targets(asked, run_dir / "checkpoints", REQUEST_S)
     except (ConfigError, RefusedError) as error:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.checkpoint import copying
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import COMMIT, Place
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep import checkpoint_copy
 from outlast.controller.inputs import SharedValueStored
 from outlast.errors import CorruptionError, RunDirError, StorageError
 from outlast.launch.decision_journal import read_journal
@@ -24,7 +24,7 @@ from outlast.telemetry.segment_files import SegmentWriter
 _CHECKPOINTS = "checkpoints"
 
 
-def branch(origin: Path, place: Place, target: Path, on_damage: Callable[[str], None]) -> None:
+def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[str], None]) -> None:
     """Make `target`, which must not exist, a run that stands at `origin`'s checkpoint `place`.
 
     The checkpoint's files are linked where the file system can, else copied and verified. Damage
@@ -56,7 +56,7 @@ def branch(origin: Path, place: Place, target: Path, on_damage: Callable[[str], 
     _take_over(origin / _CHECKPOINTS, place, target / _CHECKPOINTS)
 
 
-def _take_over(source: Path, place: Place, target: Path) -> None:
+def _take_over(source: Path, place: SavePoint, target: Path) -> None:
     """The commit record comes last: what has none is no checkpoint."""
     names = sorted(Folder(source).files(place.directory), key=lambda name: name == COMMIT)
     if COMMIT not in names:
@@ -70,4 +70,4 @@ def _take_over(source: Path, place: Place, target: Path) -> None:
             f"{error.filename} went away meanwhile: the run goes on and prunes; take a newer one"
         ) from error
     except OSError:  # another file system, or one without links
-        copying.copy(Folder(source), place, Folder(target))
+        checkpoint_copy.copy_checkpoint(Folder(source), place, Folder(target))

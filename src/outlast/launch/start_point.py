@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from outlast.checkpoint import catalog
-from outlast.checkpoint.catalog import Checkpoint
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.storage import Store
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores import catalog
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.controller.audit.audit_records import CopyBar
 from outlast.errors import (
     ConfigError,
@@ -52,7 +52,7 @@ def begin(
     """
     notes: list[str] = []
     root = run_dir.room("checkpoints")
-    catalog.clean(Folder(root))  # of a killed launcher: nobody writes now
+    catalog.remove_uncommitted(Folder(root))  # of a killed launcher: nobody writes now
     found = newest_checkpoint(root, run_dir.job.run, notes.append, bars)
     damaged = bool(notes)
     there = _ask(durable, notes)
@@ -72,7 +72,9 @@ def begin(
     notes += [f"durable storage: {error}" for error in there.silent]
     if brought and there.newest[0].job != run_dir.job.run:
         job = there.newest[0].job
-        attempts = [place for store in there.answering for place in catalog.places(store)]
+        attempts = [
+            place for store in there.answering for place in catalog.checkpoint_places(store)
+        ]
         run_dir.adopt(job, max(map(_term_after, attempts)))
         notes.append(
             f"this directory was empty, and durable storage was not: job {job} goes on here, at"
@@ -104,7 +106,7 @@ def _ask(durable: Sequence[Store], notes: list[str]) -> _There:
 def _newest(durable: Store) -> tuple[Checkpoint | None, list[str]]:
     """The newest one whose commit record can be read, and what was passed over."""
     damages: list[str] = []
-    for place in catalog.places(durable):
+    for place in catalog.checkpoint_places(durable):
         try:
             return catalog.open_checkpoint(durable, place), damages
         except CorruptionError as error:
@@ -138,7 +140,7 @@ def _nothing_whole(there: _There, notes: Sequence[str]) -> OutlastError:
     )
 
 
-def _term_after(place: Place) -> int:
+def _term_after(place: SavePoint) -> int:
     """Attempts of this directory must not be called as those of the launcher that wrote `place`."""
     match = _TERM.fullmatch(place.attempt)
     return int(match[1]) + 1 if match else 1

@@ -15,8 +15,8 @@ from typing import Literal, NoReturn
 import msgspec
 
 from outlast import config
-from outlast.checkpoint.durable import Durable
-from outlast.checkpoint.retention import Keep
+from outlast.checkpoint.upkeep.durable_targets import DurableRule
+from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
 from outlast.errors import ConfigError, UsageError
@@ -59,7 +59,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     parity: int = 0  # or ranks of a group whose keepers hold parity
     until_step: int = 0  # after it a checkpoint, and the run is done; 0: as far as the script goes
     keep: Keep
-    durable: tuple[Durable, ...]
+    durable: tuple[DurableRule, ...]
     on_save_failure: Literal["warn", "stop"]
     on_unrepeatable: Literal["stop", "warn"] = "stop"
     check_every_s: float = 0.0  # between the beginnings of two checks; 0: none

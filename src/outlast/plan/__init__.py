@@ -1,1 +1,1 @@
-"""What failures will cost a run, and what to set and buy against it (docs/plan.md)."""
+"""Cost of failures for a run, and the settings against it (docs/plan.md)."""

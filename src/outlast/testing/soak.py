@@ -1,4 +1,4 @@
-"""`python -m outlast.testing.soak --seeds N [--first K]`: as many simulated runs as asked."""
+"""`python -m outlast.testing.soak --seeds N [--first K]`: many simulated runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 from collections import Counter
 
-from outlast.testing.cluster import run_seed
-from outlast.testing.ledger import SimFailure
+from outlast.testing.run_invariants import SimFailure
+from outlast.testing.simulated_cluster import run_seed
 
 _EVERY_S = 5.0
 

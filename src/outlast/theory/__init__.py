@@ -1,4 +1,4 @@
-"""Closed forms of what failures cost: pure, plain numbers in and out, SI units.
+"""Closed forms of the cost of failures: pure, plain numbers in and out, SI units.
 
 Every function names its units, the regime in which it holds, and where it comes from.
 Symbols: lambda is the job's failure rate, M = 1/lambda its mean time between failures, tau the work

@@ -1,4 +1,4 @@
-"""Spares where one failure takes several nodes at once: a rack, a power feed, a switch.
+"""Spares where one failure takes several nodes: rack, power feed, switch.
 
 Bursts of each kind come as a Poisson process. Where the nodes of a burst return together, the
 number in repair is compound Poisson: exact for any law of repair times, in the long run. A job that
@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 
 from outlast.errors import UsageError
-from outlast.theory.checks import not_negative, positive, whole
-from outlast.theory.kinds import Kind, rate_per_s
+from outlast.theory.argument_checks import check_not_negative, check_positive, check_whole
+from outlast.theory.failures import FailureKind, rate_per_s
 
 TAIL = 1e-18
 LARGE = 1e200
@@ -35,7 +35,7 @@ class InRepair:
 
     def short_share(self, spares: int) -> float:
         """P(N > s): the share of time with more nodes in repair than there are spares."""
-        whole("spares", spares)
+        check_whole("spares", spares)
         return self._above[int(spares)] if spares < len(self._above) else 0.0
 
     def quantile(self, probability: float) -> int:
@@ -46,23 +46,23 @@ class InRepair:
 
     def shortage(self, spares: int) -> float:
         """Mean number of nodes missing, E[max(0, N - s)]: the sum of P(N > k) over k >= s."""
-        whole("spares", spares)
+        check_whole("spares", spares)
         return math.fsum(self._above[int(spares) :])
 
     def best_degraded(self, idle_nodes: float, *, spare_price: float = 1.0) -> int:
         """The number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is least."""
-        positive("idle_nodes", idle_nodes)
-        positive("spare_price", spare_price)
+        check_positive("idle_nodes", idle_nodes)
+        check_positive("spare_price", spare_price)
         return bisect.bisect_left(self._above, -spare_price / idle_nodes, key=lambda above: -above)
 
 
-def in_repair(kinds: Sequence[Kind], repair_s: float) -> InRepair:
+def in_repair(kinds: Sequence[FailureKind], repair_s: float) -> InRepair:
     """How many nodes are in repair, each burst for `repair_s` on the average. Exact.
 
     Panjer's recursion (1981): n p(n) = sum over kinds of k m_k p(n - k), p(0) = e^(-sum of m_k),
     where a burst of kind k takes k nodes and m_k bursts are in repair on the average.
     """
-    not_negative("repair_s", repair_s)
+    check_not_negative("repair_s", repair_s)
     rate_per_s(kinds)  # checks
     loads = [(one.devices_killed, one.rate_per_s * repair_s) for one in kinds if one.devices_killed]
     mean = math.fsum(size * load for size, load in loads)
@@ -75,14 +75,14 @@ class Stalling:
     """How long a job waits that needs all its nodes, where nothing fails while it waits. Each node
     is back on its own after an exponential time; exact then, in the long run."""
 
-    def __init__(self, kinds: Sequence[Kind], repair_s: float, spares_max: int) -> None:
+    def __init__(self, kinds: Sequence[FailureKind], repair_s: float, spares_max: int) -> None:
         """For up to `spares_max` spares.
 
         What goes up past a number in repair comes down past it: n p(n) = sum over kinds of load x
         (p(n - k) + ... + p(n - 1)) where a burst takes k nodes, of those p at which the job works.
         """
-        not_negative("repair_s", repair_s)
-        whole("spares_max", spares_max)
+        check_not_negative("repair_s", repair_s)
+        check_whole("spares_max", spares_max)
         rate_per_s(kinds)  # checks
         taking = [one for one in kinds if one.devices_killed and one.rate_per_s]
         self._loads = [(one.devices_killed, one.rate_per_s * repair_s) for one in taking]
@@ -93,7 +93,7 @@ class Stalling:
 
     def share(self, spares: int) -> float:
         """The share of time in which more nodes are away than there are spares."""
-        whole("spares", spares)
+        check_whole("spares", spares)
         away = range(int(spares) + 1, int(spares) + self._reach + 1)
         above = math.fsum(self._point(n, int(spares)) for n in away)
         return above / (1 + above)

@@ -1,4 +1,4 @@
-"""Going on without a replica while it is repaired, and taking it back: throughput for time."""
+"""Running without a replica while it is repaired: throughput for time."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ import math
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, share, whole
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_whole,
+)
 from outlast.theory.intervals import in_regime
-from outlast.theory.strategies import Job, Outcome, check, checkpoint_restart
+from outlast.theory.strategies import RecoveryJob, RecoveryOutcome, check, checkpoint_restart
 
 
 @broadcasts
 def replicas_present(replica_mtbf_s: float, repair_s: float) -> float:
     """The mean share of replicas that are not in repair: M/(M + T). Exact for any law of repair
     times, where each fails by itself and only while it works (alternating renewal)."""
-    positive("replica_mtbf_s", replica_mtbf_s, endless=True)
-    not_negative("repair_s", repair_s)
+    check_positive("replica_mtbf_s", replica_mtbf_s, endless=True)
+    check_not_negative("repair_s", repair_s)
     return 1 / (1 + repair_s / replica_mtbf_s)
 
 
 def drop_and_regrow(
-    job: Job,
+    job: RecoveryJob,
     replicas: int,
     pause_s: float,
     restart_s: float = 0.0,
     falls_back: float = 0.0,
     *,
     slower: float = 0.0,
-) -> Outcome:
+) -> RecoveryOutcome:
     """A failure takes a replica out for `job.repair_s`, the others go on; then it returns.
 
     Nobody works for detection + `pause_s` after each drop and for `pause_s` after each return; a
@@ -43,11 +48,11 @@ def drop_and_regrow(
     drops. `job.spares` must be None: a spare is a short `repair_s`.
     """
     check(job)
-    positive("replicas", replicas)
-    whole("replicas", replicas)
-    not_negative("pause_s", pause_s)
-    share("falls_back", falls_back)
-    share("slower", slower)
+    check_positive("replicas", replicas)
+    check_whole("replicas", replicas)
+    check_not_negative("pause_s", pause_s)
+    check_share("falls_back", falls_back)
+    check_share("slower", slower)
     if job.spares is not None:
         raise UsageError("replicas are dropped where there is no spare: spares must be None")
     rate = (1 - falls_back) / (job.mtbf_s * replicas)
@@ -59,7 +64,7 @@ def drop_and_regrow(
     goodput = present * (1 - slower) * fatal.goodput
     restarting = paused_free * (fatal.detect + fatal.recover)
     events = rate * replicas * replicas_present(1 / rate if rate else math.inf, job.repair_s)
-    return Outcome(
+    return RecoveryOutcome(
         goodput=goodput,
         save=paused_free * fatal.save,
         redo=paused_free * fatal.redo,

@@ -1,4 +1,4 @@
-"""What a run costs, and which of its parameters that depends on most."""
+"""Cost of a run in dollars, and its sensitivity to each parameter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive
+from outlast.theory.argument_checks import broadcasts, check_not_negative, check_positive
 
 HOUR_S = 3600.0
 MONTH_S = 730 * HOUR_S
@@ -20,7 +19,7 @@ STEP = 1e-4  # relative; central differences are then right to about 1e-8
 def wall_s(work_s: float, goodput: float) -> float:
     """Mean seconds until `work_s` of useful work are done: W over goodput; infinity where no run
     ends. Exact in the long run."""
-    not_negative("work_s", work_s)
+    check_not_negative("work_s", work_s)
     if not 0 <= goodput <= 1:
         raise UsageError(f"goodput is a share, from 0 to 1, not {goodput!r}")
     return work_s / goodput if goodput else math.inf
@@ -40,11 +39,11 @@ def cost_usd(
 ) -> float:
     """Dollars: all GPUs, spares included, for the wall time; what is stored meanwhile; what leaves.
     A month is 730 hours, a GB 10^9 bytes. Infinity where the run never ends."""
-    positive("wall_s", wall_s, endless=True)
+    check_positive("wall_s", wall_s, endless=True)
     if not gpus + spare_gpus >= 1:
         raise UsageError(f"gpus must be 1 or above, not {gpus!r}")
-    not_negative("spare_gpus", spare_gpus)
-    not_negative("usd_per_gpu_hour", usd_per_gpu_hour)
+    check_not_negative("spare_gpus", spare_gpus)
+    check_not_negative("usd_per_gpu_hour", usd_per_gpu_hour)
     renting = (gpus + spare_gpus) * usd_per_gpu_hour / HOUR_S
     storing = stored_bytes / GB * usd_per_gb_month / MONTH_S
     return (renting + storing) * wall_s + moved_bytes / GB * usd_per_gb_moved

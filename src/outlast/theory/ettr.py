@@ -1,4 +1,4 @@
-"""Effective training time ratio: productive time over wall time, and what it takes to reach one.
+"""Effective training time ratio: productive time over wall time.
 
 `init_s` (u0) is what a start takes until work goes on, failures strike it as well; `queue_s` (q)
 is what the job waits after a failure before it starts. Equations are those of Kokolis et al. 2025
@@ -11,10 +11,9 @@ import math
 
 from outlast.errors import UsageError
 from outlast.theory import intervals
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive
+from outlast.theory.argument_checks import broadcasts, check_not_negative, check_positive
 from outlast.theory.intervals import efficiency, optimum
-from outlast.theory.roots import root
+from outlast.theory.special_functions import find_root
 
 CLOSE = 1e-12  # relative: an ETTR that was computed can be asked for
 
@@ -51,7 +50,7 @@ def equation_1(
     It is not what equations 4 to 6 give: the first queue and start, (q + u0)/R, are missing.
     """
     _check(interval_s, mtbf_s, init_s, queue_s)
-    positive("productive_s", productive_s)
+    check_positive("productive_s", productive_s)
     lost_s = init_s + interval_s / 2
     slower = (queue_s + init_s / productive_s * (queue_s + lost_s)) / mtbf_s
     return max(0.0, 1 - lost_s / mtbf_s) / (1 + slower)
@@ -72,7 +71,7 @@ def equation_4(
     """Expected failures of a run: L(R + u0)/(1 - L(u0 + tau/2)). First order (`in_regime`);
     infinity where a failure costs more than passes between two."""
     _check(interval_s, mtbf_s, init_s)
-    positive("productive_s", productive_s)
+    check_positive("productive_s", productive_s)
     left = 1 - (init_s + interval_s / 2) / mtbf_s
     return (productive_s + init_s) / mtbf_s / left if left > 0 else math.inf
 
@@ -88,7 +87,7 @@ def equation_6(
 ) -> float:
     """Equations 4 to 6: 1/(1 + S), S = [(N + 1)(q + u0) + N tau/2]/R, N of `equation_4`. First
     order (`in_regime`); by Jensen's inequality the mean ETTR is at least this."""
-    not_negative("queue_s", queue_s)
+    check_not_negative("queue_s", queue_s)
     failures = equation_4(interval_s, mtbf_s, productive_s=productive_s, init_s=init_s)
     if math.isinf(failures):
         return 0.0
@@ -123,7 +122,7 @@ def interval_for(
         high_s *= 2
     if high_s == best_s:
         return best_s
-    return root(lambda interval_s: at(interval_s) - ettr, best_s, high_s)
+    return find_root(lambda interval_s: at(interval_s) - ettr, best_s, high_s)
 
 
 @broadcasts
@@ -161,7 +160,7 @@ def mtbf_for(
             return math.inf  # the last digit of the best: only without failures
     while at(low_s) >= ettr:
         low_s /= 2
-    return root(lambda mtbf_s: at(mtbf_s) - ettr, low_s, high_s)
+    return find_root(lambda mtbf_s: at(mtbf_s) - ettr, low_s, high_s)
 
 
 def _refuse_above(ettr: float, best: float, how: str) -> None:
@@ -172,7 +171,7 @@ def _refuse_above(ettr: float, best: float, how: str) -> None:
 
 
 def _check(interval_s: float, mtbf_s: float, init_s: float, queue_s: float = 0.0) -> None:
-    positive("interval_s", interval_s)
-    positive("mtbf_s", mtbf_s, endless=True)
-    not_negative("init_s", init_s)
-    not_negative("queue_s", queue_s)
+    check_positive("interval_s", interval_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_not_negative("init_s", init_s)
+    check_not_negative("queue_s", queue_s)

@@ -1,4 +1,4 @@
-"""How often devices fail: published rates, and what a run's own failures make of them.
+"""Failure rates: published ones, posteriors of a run's own failures, several kinds at once.
 
 A rate is failures per device-second: of failures that stop a job, whatever part was at fault,
 divided by devices times seconds of running. Failures are taken as independent (a Poisson process),
@@ -9,13 +9,18 @@ kills many devices count once.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.theory import gamma
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive
+from outlast.theory import special_functions
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 
 HOUR_S = 3600.0
 DAY_S = 86400.0
@@ -23,7 +28,7 @@ TAIL = 0.05  # on either side of a 90 % interval
 WEIGHT_FAILURES = 2.0
 
 
-class Prior(msgspec.Struct, frozen=True, kw_only=True):
+class RatePrior(msgspec.Struct, frozen=True, kw_only=True):
     """What is believed of the rate before a run has failures of its own: Gamma distributed with
     mean `rate_per_device_s` and shape `weight_failures`, as if that many failures had been seen.
 
@@ -37,7 +42,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
     weight_failures: float = WEIGHT_FAILURES
 
 
-class Rate(msgspec.Struct, frozen=True):
+class RatePosterior(msgspec.Struct, frozen=True):
     """Failures per device-second: the mean, and the ends of a 90 % interval. `prior_failures`: what
     the prior weighed in it."""
 
@@ -50,7 +55,7 @@ class Rate(msgspec.Struct, frozen=True):
 @broadcasts
 def rate_of_mtbf(device_mtbf_s: float) -> float:
     """Failures per device-second of devices with this mean time between failures."""
-    positive("device_mtbf_s", device_mtbf_s)
+    check_positive("device_mtbf_s", device_mtbf_s)
     return 1 / device_mtbf_s
 
 
@@ -66,16 +71,16 @@ def rate_of_daily_probability(probability: float) -> float:
 @broadcasts
 def rate_of_node_days(failures_per_1000: float, devices_per_node: int) -> float:
     """Failures per device-second from failures per thousand days of a node's running."""
-    positive("failures_per_1000", failures_per_1000)
-    positive("devices_per_node", devices_per_node)
+    check_positive("failures_per_1000", failures_per_1000)
+    check_positive("devices_per_node", devices_per_node)
     return failures_per_1000 / 1000 / DAY_S / devices_per_node
 
 
 @broadcasts
 def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
     """Mean seconds between failures of a job that any of its devices stops: rates add up."""
-    positive("rate_per_device_s", rate_per_device_s)
-    positive("devices", devices)
+    check_positive("rate_per_device_s", rate_per_device_s)
+    check_positive("devices", devices)
     return 1 / (rate_per_device_s * devices)
 
 
@@ -83,8 +88,8 @@ def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
 def expected_failures(mtbf_s: float, time_s: float) -> float:
     """Mean number of failures in `time_s`, each of which the job outlives: t/M. Exact, also for
     failures that are not Poisson, over a long time."""
-    positive("mtbf_s", mtbf_s, endless=True)
-    not_negative("time_s", time_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_not_negative("time_s", time_s)
     return time_s / mtbf_s
 
 
@@ -94,7 +99,7 @@ def no_failure(mtbf_s: float, time_s: float) -> float:
     return math.exp(-expected_failures(mtbf_s, time_s))
 
 
-def posterior(prior: Prior, failures: int, exposure_device_s: float) -> Rate:
+def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> RatePosterior:
     """The rate after `failures` in `exposure_device_s` (devices x seconds of running).
 
     The gamma prior is conjugate to Poisson counts: shape = weight + failures, exposure = weight /
@@ -102,20 +107,23 @@ def posterior(prior: Prior, failures: int, exposure_device_s: float) -> Rate:
     were seen than the prior makes plausible, its weight is lowered (`_weight`): a bad machine is
     believed soon. Raises UsageError for failures without exposure.
     """
-    positive("prior.rate_per_device_s", prior.rate_per_device_s)
-    positive("prior.weight_failures", prior.weight_failures)
-    not_negative("failures", failures)
-    not_negative("exposure_device_s", exposure_device_s)
+    check_positive("prior.rate_per_device_s", prior.rate_per_device_s)
+    check_positive("prior.weight_failures", prior.weight_failures)
+    check_not_negative("failures", failures)
+    check_not_negative("exposure_device_s", exposure_device_s)
     if failures and not exposure_device_s:
         raise UsageError(f"{failures} failures in no time at all: exposure_device_s is 0")
     weight = _weight(prior, failures, exposure_device_s)
     shape = weight + failures
     exposure = weight / prior.rate_per_device_s + exposure_device_s
-    low, high = gamma.quantile(shape, TAIL), gamma.quantile(shape, 1 - TAIL)
-    return Rate(shape / exposure, low / exposure, high / exposure, weight)
+    low, high = (
+        special_functions.gamma_quantile(shape, TAIL),
+        special_functions.gamma_quantile(shape, 1 - TAIL),
+    )
+    return RatePosterior(shape / exposure, low / exposure, high / exposure, weight)
 
 
-def _weight(prior: Prior, failures: int, exposure_device_s: float) -> float:
+def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
     """The prior's own weight, or the lesser one at which what was seen is as expected.
 
     Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial), which
@@ -130,7 +138,7 @@ def _weight(prior: Prior, failures: int, exposure_device_s: float) -> float:
     return min(prior.weight_failures, expected**2 / unexplained)
 
 
-def preset(name: str) -> Prior:
+def preset(name: str) -> RatePrior:
     """A published rate. Raises UsageError with the names there are."""
     if name not in PRESETS:
         raise UsageError(f"no failure rate is called {name!r}; there are {', '.join(PRESETS)}")
@@ -140,38 +148,104 @@ def preset(name: str) -> Prior:
 PRESETS = {
     prior.name: prior
     for prior in (
-        Prior(
+        RatePrior(
             name="llama3-405b",
             rate_per_device_s=419 / (16_384 * 54 * DAY_S),
             source="419 unexpected interruptions in 54 days on 16,384 GPUs: Llama Team 2024,"
             " arXiv 2407.21783",
         ),
-        Prior(
+        RatePrior(
             name="rsc-1",
             rate_per_device_s=rate_of_node_days(6.50, 8),
             source="6.50 failures per 1000 days of a node with 8 GPUs: Kokolis et al. 2025,"
             " arXiv 2410.21680",
         ),
-        Prior(
+        RatePrior(
             name="rsc-2",
             rate_per_device_s=rate_of_node_days(2.34, 8),
             source="2.34 failures per 1000 days of a node with 8 GPUs: Kokolis et al. 2025,"
             " arXiv 2410.21680",
         ),
-        Prior(
+        RatePrior(
             name="half-percent-a-day",
             rate_per_device_s=rate_of_daily_probability(0.005),
             source="0.5 % a GPU and day: a teaching figure, not a measurement",
         ),
-        Prior(
+        RatePrior(
             name="180-days",
             rate_per_device_s=rate_of_mtbf(180 * DAY_S),
             source="180 days between failures of a GPU: a teaching figure, not a measurement",
         ),
-        Prior(
+        RatePrior(
             name="50000-hours",
             rate_per_device_s=rate_of_mtbf(50_000 * HOUR_S),
             source="50,000 h between failures of a GPU: Epoch AI 2024, rounded from Llama 3's",
         ),
     )
 }
+
+
+class FailureKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures with one cause: `units` things, each failing at `rate_per_unit_s`, independently.
+
+    `devices_killed`: what one failure takes out of the job until it is repaired, counted in what a
+    spare replaces (say nodes); 0 for software, which leaves every device whole.
+    """
+
+    name: str
+    rate_per_unit_s: float
+    units: int = 1
+    devices_killed: int = 1
+
+    @property
+    def rate_per_s(self) -> float:
+        """Failures of this kind a second. Exact: rates of independent Poisson processes add up."""
+        return self.rate_per_unit_s * self.units
+
+
+def rate_per_s(kinds: Sequence[FailureKind]) -> float:
+    """Failures a second of a job that each of `kinds` stops. Exact (superposition)."""
+    _check_kinds(kinds)
+    return math.fsum(kind.rate_per_s for kind in kinds)
+
+
+def mtbf_s(kinds: Sequence[FailureKind]) -> float:
+    """Mean seconds between failures of any kind; infinity where nothing fails. Exact."""
+    rate = rate_per_s(kinds)
+    return 1 / rate if rate else math.inf
+
+
+def kind_shares(kinds: Sequence[FailureKind]) -> dict[str, float]:
+    """The share of failures that each kind causes, by name; they sum to 1. Exact (thinning).
+    Raises UsageError where nothing fails."""
+    rate = rate_per_s(kinds)
+    if not rate:
+        raise UsageError(f"none of {', '.join(kind.name for kind in kinds)} ever fails: no shares")
+    return {kind.name: kind.rate_per_s / rate for kind in kinds}
+
+
+def devices_killed_per_s(kinds: Sequence[FailureKind]) -> float:
+    """Devices that go into repair a second: the sum of rates times what each failure takes."""
+    _check_kinds(kinds)
+    return math.fsum(kind.rate_per_s * kind.devices_killed for kind in kinds)
+
+
+def burstiness(kinds: Sequence[FailureKind]) -> float:
+    """Variance over mean of the number of devices killed in any time: E[K^2]/E[K], 1 where each
+    failure takes one. Exact for a compound Poisson process. Raises UsageError where none is."""
+    killed = devices_killed_per_s(kinds)
+    if not killed:
+        raise UsageError("no kind of failure takes a device")
+    return math.fsum(one.rate_per_s * one.devices_killed**2 for one in kinds) / killed
+
+
+def _check_kinds(kinds: Sequence[FailureKind]) -> None:
+    if not kinds:
+        raise UsageError("at least one kind of failure is needed")
+    names = [kind.name for kind in kinds]
+    for kind in kinds:
+        check_not_negative(f"{kind.name}: rate_per_unit_s", kind.rate_per_unit_s)
+        check_not_negative(f"{kind.name}: units", kind.units)
+        check_whole(f"{kind.name}: devices_killed", kind.devices_killed)
+        if names.count(kind.name) > 1:
+            raise UsageError(f"two kinds of failure are called {kind.name!r}")

@@ -1,4 +1,4 @@
-"""How long to work between two saves, and what it costs.
+"""Save intervals: the best ones and their cost.
 
 `interval_s` (tau) is work between two saves, without the save itself; a failure loses what was done
 since the last save ended. `mtbf_s` (M) is the job's; `math.inf` where nothing fails. Failures are a
@@ -12,9 +12,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, share
-from outlast.theory.lambert import one_plus_w0
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_share,
+)
+from outlast.theory.special_functions import one_plus_w0
 
 POINT = 0.01
 REGIME_MAX = 0.3  # of time lost to failures: beyond, first order is wrong by several points
@@ -76,8 +80,8 @@ def optimum_async(cost_s: float, flush_s: float, mtbf_s: float, *, drag: float =
     C + drag F. No flush starts before the last one has ended: never below F. The lag itself costs
     the same at any interval and moves nothing (`segment_s`). Exact; derived here.
     """
-    not_negative("flush_s", flush_s)
-    share("drag", drag)
+    check_not_negative("flush_s", flush_s)
+    check_share("drag", drag)
     return max(flush_s, optimum(cost_s + drag * flush_s, mtbf_s))
 
 
@@ -159,7 +163,7 @@ def efficiency(
     down_s: float = 0.0,
 ) -> float:
     """The share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
-    positive("interval_s", interval_s)
+    check_positive("interval_s", interval_s)
     segment = segment_s(
         interval_s, cost_s, mtbf_s,
         flush_s=flush_s, drag=drag, restart_s=restart_s, down_s=down_s,
@@ -209,8 +213,8 @@ def flat_zone(lost: Callable[[float], float], best_s: float, points: float = POI
 
     `low_s` is 0 and `high_s` infinity where a side never rises as far. To 1e-9 relative.
     """
-    positive("best_s", best_s)
-    positive("points", points)
+    check_positive("best_s", best_s)
+    check_positive("points", points)
     limit = lost(best_s) + points
     return Zone(_edge(lost, best_s, limit, 0.5), _edge(lost, best_s, limit, 2.0))
 
@@ -242,16 +246,16 @@ def _check(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> None:
-    not_negative("cost_s", cost_s)
-    positive("mtbf_s", mtbf_s, endless=True)
-    positive("interval_s", interval_s)
-    not_negative("restart_s", restart_s)
-    not_negative("down_s", down_s)
+    check_not_negative("cost_s", cost_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_positive("interval_s", interval_s)
+    check_not_negative("restart_s", restart_s)
+    check_not_negative("down_s", down_s)
 
 
 def _check_flush(interval_s: float, flush_s: float, drag: float) -> None:
-    not_negative("flush_s", flush_s)
-    share("drag", drag)
+    check_not_negative("flush_s", flush_s)
+    check_share("drag", drag)
     if interval_s < flush_s:
         raise UsageError(
             f"interval_s ({interval_s!r}) is below flush_s ({flush_s!r}): a save begins when the"

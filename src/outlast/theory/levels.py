@@ -1,4 +1,4 @@
-"""Several kinds of saves beside each other: memory, local disk, durable storage."""
+"""Multi-level saves: memory, local disk, durable storage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, share
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_share,
+)
 from outlast.theory.intervals import optimum_async, waste
 
 EXPONENT_MAX = 700.0  # e^709 is the largest float
@@ -58,8 +62,8 @@ def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> P
     Comp. 66), W_k = sqrt(2 C_k/lambda_k); the choice of levels is by comparing all. Failures that
     the deepest level does not survive start from nothing, at any interval: they are not counted.
     """
-    positive("mtbf_s", mtbf_s, endless=True)
-    not_negative("down_s", down_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_not_negative("down_s", down_s)
     _check(levels)
     *upper, deepest = levels
     kinds = itertools.product((True, False), repeat=len(upper))
@@ -85,12 +89,12 @@ def nested_s(
     (e^((l + l2) L) - 1)/(l + l2): [(1 + l2 G(tau + C))^n (1 + l2 G(C2)) - 1]/l2. Derived here
     (docs/theory.md); `pattern` is its first order, with n not rounded.
     """
-    positive("interval_s", interval_s)
-    not_negative("cost_s", cost_s)
-    not_negative("deep_cost_s", deep_cost_s)
-    positive("mtbf_s", mtbf_s, endless=True)
-    positive("deep_mtbf_s", deep_mtbf_s, endless=True)
-    positive("saves", saves)
+    check_positive("interval_s", interval_s)
+    check_not_negative("cost_s", cost_s)
+    check_not_negative("deep_cost_s", deep_cost_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_positive("deep_mtbf_s", deep_mtbf_s, endless=True)
+    check_positive("saves", saves)
     deep_rate = 1 / deep_mtbf_s
     rate = 1 / mtbf_s + deep_rate
     chunk_s, save_s = grown(interval_s + cost_s, rate), grown(deep_cost_s, rate)
@@ -143,11 +147,11 @@ def _check(levels: Sequence[Level]) -> None:
         raise UsageError(f"from 1 to {LEVELS_MAX} levels can be compared, not {len(levels)}")
     covered = 0.0
     for level in levels:
-        not_negative(f"{level.name}: cost_s", level.cost_s)
-        not_negative(f"{level.name}: flush_s", level.flush_s)
-        not_negative(f"{level.name}: restore_s", level.restore_s)
-        share(f"{level.name}: survives", level.survives)
-        share(f"{level.name}: drag", level.drag)
+        check_not_negative(f"{level.name}: cost_s", level.cost_s)
+        check_not_negative(f"{level.name}: flush_s", level.flush_s)
+        check_not_negative(f"{level.name}: restore_s", level.restore_s)
+        check_share(f"{level.name}: survives", level.survives)
+        check_share(f"{level.name}: drag", level.drag)
         if level.survives < covered:
             raise UsageError(
                 f"{level.name} survives {level.survives:g} of failures, the level above it"

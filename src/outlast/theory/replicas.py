@@ -1,4 +1,4 @@
-"""Copies of each rank's state in the memory of other nodes: how soon one is lost, what they cost.
+"""Copies of each rank's state in other nodes' memory: losses and costs.
 
 A *group* is the nodes that hold one piece of state, its owner included: `members` of them. After a
 node's failure its group is short for `window_s`, until a new node holds the state again.
@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, whole
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 
 NEGLIGIBLE = 1e-18
 
@@ -26,8 +30,8 @@ def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: 
     first order.
     """
     _check_group(nodes, members)
-    not_negative("node_rate_per_s", node_rate_per_s)
-    not_negative("window_s", window_s)
+    check_not_negative("node_rate_per_s", node_rate_per_s)
+    check_not_negative("window_s", window_s)
     gone = -math.expm1(-node_rate_per_s * window_s)
     short = _powers(gone, int(members) - 1)
     return nodes / members * node_rate_per_s * gone ** (members - 1) / (1 / members + short)
@@ -42,10 +46,10 @@ def epoch_losses(
     A loss is M failures within one step, as if state were protected again by the next step; N
     counts GPUs and l is a node's rate. Use `loss_rate_per_s`, whose window says what is meant.
     """
-    positive("train_s", train_s)
-    positive("step_s", step_s)
+    check_positive("train_s", train_s)
+    check_positive("step_s", step_s)
     _check_group(holders, members)
-    not_negative("node_rate_per_s", node_rate_per_s)
+    check_not_negative("node_rate_per_s", node_rate_per_s)
     return train_s / step_s * holders / members * (node_rate_per_s * step_s) ** members
 
 
@@ -54,10 +58,10 @@ def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, held: in
     """Host or device memory that `copies` of the job's state take on each of `gpus`, besides the
     state in use, where each is spread evenly. `held`: versions that are kept at once, say 2 where a
     new one arrives before the old one goes. Exact."""
-    not_negative("state_bytes", state_bytes)
-    positive("gpus", gpus)
-    not_negative("copies", copies)
-    positive("held", held)
+    check_not_negative("state_bytes", state_bytes)
+    check_positive("gpus", gpus)
+    check_not_negative("copies", copies)
+    check_positive("held", held)
     return state_bytes * copies * held / gpus
 
 
@@ -67,7 +71,7 @@ def network_per_gpu_bytes_per_s(
 ) -> float:
     """What each GPU sends, and receives, on the average, for `copies` of the whole state every
     `interval_s`. Exact; a save sends it in a burst (`scale.save_s`)."""
-    positive("interval_s", interval_s)
+    check_positive("interval_s", interval_s)
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
 
 
@@ -83,7 +87,7 @@ def _powers(base: float, many: int) -> float:
 
 
 def _check_group(nodes: int, members: int) -> None:
-    positive("members", members)
-    whole("members", members)
+    check_positive("members", members)
+    check_whole("members", members)
     if nodes < members:
         raise UsageError(f"{nodes!r} nodes make no group of {members!r}")

@@ -1,4 +1,4 @@
-"""How large a job can become before failures take what more GPUs give."""
+"""Limits of a job's size by failures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable
 
 from outlast.errors import UsageError
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, share
-from outlast.theory.lambert import one_plus_w0
-from outlast.theory.roots import root
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_share,
+)
+from outlast.theory.special_functions import find_root, one_plus_w0
 
 GPUS_MAX = 1e30
 TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022 (arXiv 2203.15556), as Epoch AI 2024 uses it
@@ -25,9 +28,9 @@ def best_efficiency(
     `safe_saves`: nothing fails while saving, as in Epoch AI 2024. Then it is e^(-u - R/M), where u
     = 1 + W0((C e^(-R/M)/M - 1)/e): 1/e where a save takes as long as passes between two failures.
     """
-    not_negative("cost_s", cost_s)
-    positive("mtbf_s", mtbf_s, endless=True)
-    not_negative("restart_s", restart_s)
+    check_not_negative("cost_s", cost_s)
+    check_positive("mtbf_s", mtbf_s, endless=True)
+    check_not_negative("restart_s", restart_s)
     if math.isinf(mtbf_s):
         return 1.0
     save, restart = cost_s / mtbf_s, restart_s / mtbf_s
@@ -53,7 +56,7 @@ def gpus_at(
     """
     if not 0 < efficiency < 1:
         raise UsageError(f"efficiency must lie between 0 and 1, not {efficiency!r}")
-    positive("device_mtbf_s", device_mtbf_s)
+    check_positive("device_mtbf_s", device_mtbf_s)
 
     def spare(gpus: float) -> float:
         cost = cost_s(gpus) if callable(cost_s) else cost_s
@@ -69,17 +72,17 @@ def gpus_at(
         high *= 2
         if high > GPUS_MAX:
             return math.inf
-    return root(spare, high / 2, high)
+    return find_root(spare, high / 2, high)
 
 
 @broadcasts
 def chinchilla_parameters(gpus: float, flops_per_gpu: float, mfu: float, train_s: float) -> float:
     """Parameters of the model that these GPUs train best in `train_s`: sqrt(N x FLOP/s x MFU x t /
     120), by C = 6 N D and D = 20 N. Hoffmann et al. 2022 (arXiv 2203.15556), rounded."""
-    positive("gpus", gpus)
-    positive("flops_per_gpu", flops_per_gpu)
-    positive("train_s", train_s)
-    share("mfu", mfu)
+    check_positive("gpus", gpus)
+    check_positive("flops_per_gpu", flops_per_gpu)
+    check_positive("train_s", train_s)
+    check_share("mfu", mfu)
     each = FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER
     return math.sqrt(gpus * flops_per_gpu * mfu * train_s / each)
 
@@ -96,9 +99,9 @@ def save_s(
     """Seconds to send `copies` of the job's state over links that together carry B N^alpha:
     alpha = 1 where each GPU sends to a neighbour, less where the network thins out at its top.
     Epoch AI 2024."""
-    not_negative("state_bytes", state_bytes)
-    positive("gpus", gpus)
-    positive("bytes_per_s_per_gpu", bytes_per_s_per_gpu)
-    not_negative("copies", copies)
-    share("network_exponent", network_exponent)
+    check_not_negative("state_bytes", state_bytes)
+    check_positive("gpus", gpus)
+    check_positive("bytes_per_s_per_gpu", bytes_per_s_per_gpu)
+    check_not_negative("copies", copies)
+    check_share("network_exponent", network_exponent)
     return copies * state_bytes / (bytes_per_s_per_gpu * gpus**network_exponent)

@@ -1,4 +1,4 @@
-"""How many spares: of nodes that fail one by one and come back from repair.
+"""Number of spares for nodes that fail one by one and return from repair.
 
 `in_repair` is the mean number in repair, rate x repair time (`in_repair`); with unlimited crew the
 number is Poisson distributed for any law of repair times (Palm 1943: M/G/infinity), in the long
@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outlast.errors import UsageError
-from outlast.theory import gamma
-from outlast.theory.arrays import broadcasts
-from outlast.theory.checks import not_negative, positive, whole
+from outlast.theory import special_functions
+from outlast.theory.argument_checks import (
+    broadcasts,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 
 MEAN_MAX = 1e7
 
@@ -21,8 +25,8 @@ MEAN_MAX = 1e7
 def in_repair(rate_per_s: float, repair_s: float) -> float:
     """Mean number of nodes in repair: failures a second times mean seconds of repair. Exact for
     any laws (Little 1961)."""
-    not_negative("rate_per_s", rate_per_s)
-    not_negative("repair_s", repair_s)
+    check_not_negative("rate_per_s", rate_per_s)
+    check_not_negative("repair_s", repair_s)
     return rate_per_s * repair_s
 
 
@@ -31,7 +35,7 @@ def short_share(spares: int, in_repair: float) -> float:
     """The share of time with more nodes in repair than there are spares: P(N > s). Exact where
     failures go on meanwhile, as when a job runs on without what is missing."""
     _check(spares, in_repair)
-    return gamma.poisson_above(spares, in_repair)
+    return special_functions.poisson_above(spares, in_repair)
 
 
 @broadcasts
@@ -39,7 +43,7 @@ def wait_share(spares: int, in_repair: float) -> float:
     """The share of failures that find no spare: P(N >= s). Exact, as `short_share` (Poisson
     arrivals see time averages, Wolff 1982)."""
     _check(spares, in_repair)
-    return gamma.poisson_above(spares - 1, in_repair)
+    return special_functions.poisson_above(spares - 1, in_repair)
 
 
 @broadcasts
@@ -50,7 +54,7 @@ def stalled_share(spares: int, in_repair: float) -> float:
     `in_repair` is still rate x repair time, at the rate of a job that works.
     """
     _check(spares, in_repair)
-    return gamma.erlang_b(spares + 1, in_repair)
+    return special_functions.erlang_b(spares + 1, in_repair)
 
 
 @broadcasts
@@ -58,8 +62,10 @@ def shortage(spares: int, in_repair: float) -> float:
     """Mean number of nodes missing, E[max(0, N - s)] = m P(N >= s) - s P(N > s). Exact, as
     `short_share`."""
     _check(spares, in_repair)
-    above = gamma.poisson_above(spares, in_repair)
-    return max(0.0, in_repair * gamma.poisson_above(spares - 1, in_repair) - spares * above)
+    above = special_functions.poisson_above(spares, in_repair)
+    return max(
+        0.0, in_repair * special_functions.poisson_above(spares - 1, in_repair) - spares * above
+    )
 
 
 @broadcasts
@@ -69,7 +75,9 @@ def quantile(probability: float, in_repair: float) -> int:
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
     _check(0, in_repair)
-    return _first(lambda spares: gamma.poisson_above(spares, in_repair) <= 1 - probability)
+    return _first(
+        lambda spares: special_functions.poisson_above(spares, in_repair) <= 1 - probability
+    )
 
 
 @broadcasts
@@ -81,8 +89,8 @@ def stalling_cost(
 
     `spare_price`: a spare's price over a working node's; less than 1 where spares earn something.
     """
-    positive("job_nodes", job_nodes)
-    positive("spare_price", spare_price)
+    check_positive("job_nodes", job_nodes)
+    check_positive("spare_price", spare_price)
     return spares * spare_price + job_nodes * stalled_share(spares, in_repair)
 
 
@@ -93,7 +101,10 @@ def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0)
     stalling_cost(0, in_repair, job_nodes, spare_price=spare_price)  # checks
 
     def enough(spares: int) -> bool:
-        now, then = gamma.erlang_b(spares + 1, in_repair), gamma.erlang_b(spares + 2, in_repair)
+        now, then = (
+            special_functions.erlang_b(spares + 1, in_repair),
+            special_functions.erlang_b(spares + 2, in_repair),
+        )
         return job_nodes * (now - then) <= spare_price
 
     return _first(enough)
@@ -105,9 +116,13 @@ def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1
     job that runs on while each missing node idles `idle_nodes` (a replica's): the least s with
     P(N > s) <= price/idle. Exact (newsvendor, Arrow et al. 1951)."""
     _check(0, in_repair)
-    positive("idle_nodes", idle_nodes)
-    positive("spare_price", spare_price)
-    return _first(lambda spares: gamma.poisson_above(spares, in_repair) <= spare_price / idle_nodes)
+    check_positive("idle_nodes", idle_nodes)
+    check_positive("spare_price", spare_price)
+    return _first(
+        lambda spares: (
+            special_functions.poisson_above(spares, in_repair) <= spare_price / idle_nodes
+        )
+    )
 
 
 def _first(enough: Callable[[int], bool]) -> int:
@@ -124,7 +139,7 @@ def _first(enough: Callable[[int], bool]) -> int:
 
 
 def _check(spares: int, in_repair: float) -> None:
-    whole("spares", spares)
-    not_negative("in_repair", in_repair)
+    check_whole("spares", spares)
+    check_not_negative("in_repair", in_repair)
     if in_repair > MEAN_MAX:
         raise UsageError(f"in_repair must be at most {MEAN_MAX:g}, not {in_repair!r}")

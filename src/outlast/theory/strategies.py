@@ -1,5 +1,4 @@
-"""What each strategy of recovery makes of a job: the share of time that is useful, and where the
-rest goes.
+"""Goodput of each recovery strategy, and the interval at which it is best.
 
 Failures are a Poisson process; each is of one of a ladder's *rungs*. While the job recovers,
 failures go on: recovery then begins anew, on the deeper of the two rungs. docs/theory.md states the
@@ -13,12 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.errors import UsageError
-from outlast.theory import gamma
-from outlast.theory.checks import not_negative, positive, share, whole
+from outlast.theory import special_functions
+from outlast.theory.argument_checks import (
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_whole,
+)
 from outlast.theory.intervals import in_regime
 from outlast.theory.levels import nested_s
+from outlast.theory.special_functions import find_minimum
 
 Loses = Literal["nothing", "snapshot", "checkpoint"]
 DEPTHS: tuple[Loses, ...] = ("nothing", "snapshot", "checkpoint")
@@ -42,7 +48,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     takes_node: bool = True
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
     """What all strategies share. `mtbf_s`: between failures that stop the job while it works or
     recovers; infinity where nothing fails.
 
@@ -65,7 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 0.0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of wall time in the long run; all from `goodput` to `degraded` sum to 1.
 
     `goodput`: useful work at full speed. `save`: blocking saves and slower steps that lasted.
@@ -87,7 +93,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     in_regime: bool  # where not exact: whether first order holds
 
 
-def ladder(job: Job, rungs: Sequence[Rung]) -> Outcome:
+def ladder(job: RecoveryJob, rungs: Sequence[Rung]) -> RecoveryOutcome:
     """A job that recovers by `rungs`, cheapest first, whose shares sum to 1. Exact in the long run,
     except for `drag` beside rungs that lose less than a checkpoint, and for finite `spares` beside
     a `wait_s`. Raises UsageError with the field that cannot be.
@@ -95,7 +101,7 @@ def ladder(job: Job, rungs: Sequence[Rung]) -> Outcome:
     return recovering(job, rungs)(job)
 
 
-def recovering(job: Job, rungs: Sequence[Rung]) -> Callable[[Job], Outcome]:
+def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob], RecoveryOutcome]:
     """`ladder` of jobs that differ from `job` in when they save alone (`interval_s`, `snapshots`):
     what does not depend on it is worked out once."""
     _check(job, rungs)
@@ -115,9 +121,9 @@ def recovering(job: Job, rungs: Sequence[Rung]) -> Callable[[Job], Outcome]:
     ends = _ends(visits, [math.exp(-rate * _held_s(one, job)) for one in rungs], rungs)
     exact, holds = _is_exact(job, rungs), _in_regime(job, rungs)
 
-    def outcome(one: Job) -> Outcome:
+    def outcome(one: RecoveryJob) -> RecoveryOutcome:
         useful, saving = _kept(one, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
-        return Outcome(
+        return RecoveryOutcome(
             goodput=awake * useful,
             save=awake * saving,
             redo=awake * max(0.0, 1 - useful - saving),
@@ -134,29 +140,31 @@ def recovering(job: Job, rungs: Sequence[Rung]) -> Callable[[Job], Outcome]:
     return outcome
 
 
-def checkpoint_restart(job: Job, restart_s: float, *, wait_s: float = 0.0) -> Outcome:
+def checkpoint_restart(
+    job: RecoveryJob, restart_s: float, *, wait_s: float = 0.0
+) -> RecoveryOutcome:
     """Every failure restarts the whole job from its last checkpoint. Exact in the long run:
     goodput is `intervals.efficiency` with R = detection + restart and D = `wait_s`."""
     return ladder(job, [_restart(1.0, restart_s, wait_s)])
 
 
 def peer_memory(
-    job: Job, restore_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
-) -> Outcome:
+    job: RecoveryJob, restore_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
+) -> RecoveryOutcome:
     """The whole job begins again from the last snapshot in its nodes' memory; the share
     `falls_back` of failures takes the memory, too, and restarts from the checkpoint."""
-    share("falls_back", falls_back)
+    check_share("falls_back", falls_back)
     first = Rung(name="restore", share=1 - falls_back, recover_s=restore_s, loses="snapshot")
     return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
 
 
 def migrate(
-    job: Job, pause_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
-) -> Outcome:
+    job: RecoveryJob, pause_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
+) -> RecoveryOutcome:
     """A spare takes over what a replica still holds, while the others pause; nothing is redone but
     the step (count it in `pause_s`). The share `falls_back` of failures restarts from the
     checkpoint."""
-    share("falls_back", falls_back)
+    check_share("falls_back", falls_back)
     first = Rung(name="migrate", share=1 - falls_back, recover_s=pause_s, loses="nothing")
     return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
 
@@ -167,7 +175,7 @@ def _restart(of_failures: float, restart_s: float, wait_s: float) -> Rung:
     )
 
 
-def _held_s(rung: Rung, job: Job) -> float:
+def _held_s(rung: Rung, job: RecoveryJob) -> float:
     return job.detect_s + rung.recover_s
 
 
@@ -204,7 +212,11 @@ def _ends(
 
 
 def _kept(
-    job: Job, snapshot_rate: float, checkpoint_rate: float, rungs: Sequence[Rung], rate: float
+    job: RecoveryJob,
+    snapshot_rate: float,
+    checkpoint_rate: float,
+    rungs: Sequence[Rung],
+    rate: float,
 ) -> tuple[float, float]:
     """The shares of running time that are work, and saves, which last."""
     saves = max(1, job.snapshots)
@@ -224,31 +236,31 @@ def _kept(
     return job.interval_s * survives / round_s, saving_s * survives / round_s
 
 
-def _stalled(job: Job, rungs: Sequence[Rung], rate: float) -> float:
+def _stalled(job: RecoveryJob, rungs: Sequence[Rung], rate: float) -> float:
     if job.spares is None:
         return 0.0
     taken = math.fsum(one.share for one in rungs if one.takes_node)
-    return gamma.erlang_b(job.spares + 1, rate * taken * job.repair_s)
+    return special_functions.erlang_b(job.spares + 1, rate * taken * job.repair_s)
 
 
-def _is_exact(job: Job, rungs: Sequence[Rung]) -> bool:
+def _is_exact(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
     waits = any(one.share and one.wait_s for one in rungs)
     lighter = any(one.share and one.loses != "checkpoint" for one in rungs)
     return not (job.drag and job.flush_s and lighter) and not (waits and job.spares is not None)
 
 
-def _in_regime(job: Job, rungs: Sequence[Rung]) -> bool:
+def _in_regime(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
     waits_s = math.fsum(one.share * one.wait_s for one in rungs)
     return _is_exact(job, rungs) or in_regime(job.flush_s + waits_s, job.mtbf_s)
 
 
-def _check(job: Job, rungs: Sequence[Rung]) -> None:
+def _check(job: RecoveryJob, rungs: Sequence[Rung]) -> None:
     check(job)
     depth = 0
     for one in rungs:
-        share(f"{one.name}: share", one.share)
-        not_negative(f"{one.name}: recover_s", one.recover_s)
-        not_negative(f"{one.name}: wait_s", one.wait_s)
+        check_share(f"{one.name}: share", one.share)
+        check_not_negative(f"{one.name}: recover_s", one.recover_s)
+        check_not_negative(f"{one.name}: wait_s", one.wait_s)
         if DEPTHS.index(one.loses) < depth:
             raise UsageError(f"{one.name} loses less than the rung before it: list cheapest first")
         depth = DEPTHS.index(one.loses)
@@ -259,16 +271,16 @@ def _check(job: Job, rungs: Sequence[Rung]) -> None:
         raise UsageError(f"the shares of all rungs must sum to 1, not {total!r}")
 
 
-def check(job: Job) -> None:
+def check(job: RecoveryJob) -> None:
     """`job` can be. Raises UsageError with the field that cannot."""
-    positive("mtbf_s", job.mtbf_s, endless=True)
-    positive("interval_s", job.interval_s)
-    share("drag", job.drag)
-    whole("snapshots", job.snapshots)
+    check_positive("mtbf_s", job.mtbf_s, endless=True)
+    check_positive("interval_s", job.interval_s)
+    check_share("drag", job.drag)
+    check_whole("snapshots", job.snapshots)
     for name in ("cost_s", "flush_s", "snapshot_cost_s", "detect_s", "repair_s"):
-        not_negative(name, getattr(job, name))
+        check_not_negative(name, getattr(job, name))
     if job.spares is not None:
-        whole("spares", job.spares)
+        check_whole("spares", job.spares)
     if job.flush_s > job.interval_s:
         raise UsageError(
             f"flush_s ({job.flush_s!r}) is above interval_s ({job.interval_s!r}): a checkpoint"
@@ -276,10 +288,10 @@ def check(job: Job) -> None:
         )
 
 
-def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> Outcome:
+def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> RecoveryOutcome:
     """A job that does not come out of recovery again."""
     stuck = next(one for one, count in zip(rungs, visits, strict=True) if math.isinf(count))
-    return Outcome(
+    return RecoveryOutcome(
         goodput=0.0,
         save=0.0,
         redo=0.0,
@@ -292,3 +304,55 @@ def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> Outco
         exact=True,
         in_regime=True,
     )
+
+
+SHORTEST_S = 1e-3
+LONGEST_S = 1e9
+SNAPSHOTS_MAX = 2**20
+
+
+def tune_interval(
+    strategy: Callable[[RecoveryJob], RecoveryOutcome],
+    job: RecoveryJob,
+    *,
+    interval_s: float | None = None,
+) -> RecoveryJob:
+    """`job` with the interval, where none is given, at which `strategy` has the most goodput, and,
+    where the job takes snapshots at all, with their best number. From 1 ms (or the flush) to 31
+    years; numerically, the interval to 1e-6 relative. For `checkpoint_restart` it is
+    `intervals.optimum_async`.
+    """
+    job = replace(job, interval_s=interval_s or max(job.flush_s, SHORTEST_S))
+    check(job)
+
+    def fit(one: RecoveryJob) -> RecoveryJob:
+        return one if interval_s else _with_interval(strategy, one)
+
+    if not job.snapshots:
+        return fit(job)
+    fitted: dict[int, RecoveryJob] = {}
+
+    def goodput(snapshots: int) -> float:
+        if snapshots not in fitted:
+            fitted[snapshots] = fit(replace(job, snapshots=snapshots))
+        return strategy(fitted[snapshots]).goodput
+
+    low = high = 1
+    while high < SNAPSHOTS_MAX and goodput(2 * high) > goodput(high):
+        low, high = high, 2 * high
+    high *= 2
+    while high - low > 2:
+        left, right = low + (high - low) // 3, high - (high - low) // 3
+        low, high = (low, right) if goodput(left) >= goodput(right) else (left, high)
+    return fitted[max(range(low, high + 1), key=goodput)]
+
+
+def _with_interval(
+    strategy: Callable[[RecoveryJob], RecoveryOutcome], job: RecoveryJob
+) -> RecoveryJob:
+    shortest_s = max(job.flush_s, SHORTEST_S)
+
+    def lost(interval_s: float) -> float:
+        return -strategy(replace(job, interval_s=interval_s)).goodput
+
+    return replace(job, interval_s=max(shortest_s, find_minimum(lost, shortest_s, LONGEST_S)))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outlast.checkpoint import tree
-from outlast.data.codec import Codec
-from outlast.data.source import Source, open_source
+from outlast.checkpoint.format import codec
+from outlast.data.batch_source import BatchSource, open_source
+from outlast.data.counted_source import Codec
 from outlast.errors import UsageError
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_runner import PhaseRunner
@@ -54,7 +54,7 @@ class BatchLoop:
         if loader is None and until is None:
             raise UsageError("session.batches(None) counts for ever: it needs until=STEPS")
         self._started = True
-        source = open_source(loader, Codec(tree.encode, tree.decode))
+        source = open_source(loader, Codec(codec.encode, codec.decode))
         if source.note:
             self._timeline.note(source.note)
         self._timeline.loop(until, epochs, source.length)
@@ -72,13 +72,13 @@ class BatchLoop:
         self._joining.leave_loop()
         self._at_end(not self.pending and self._joining.walk is None)
 
-    def _epochs(self, source: Source, until: int | None, epochs: int | None) -> Iterator[Any]:
+    def _epochs(self, source: BatchSource, until: int | None, epochs: int | None) -> Iterator[Any]:
         epoch, resumed, again = 0, False, False
         length: int | None = None
         walk = self._joining.walk
         if walk is not None and walk.slot.batch:
             walk.in_loop = True
-            batch = tree.decode(walk.slot.batch)
+            batch = codec.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
             self._joining.stand()
             if until is not None and batch["step"] >= until:
@@ -107,7 +107,7 @@ class BatchLoop:
             epoch += 1
 
     def _batches(
-        self, source: Source, epoch: int, length: int | None, until: int | None, again: bool
+        self, source: BatchSource, epoch: int, length: int | None, until: int | None, again: bool
     ) -> Iterator[Any]:
         """One epoch's batches. `again`: the first one is drawn a second time, by a joiner."""
         while again or until is None or self._moment.step < until:
@@ -128,9 +128,9 @@ class BatchLoop:
             self._at_top()
             yield batch[0]
 
-    def _describe(self, source: Source, epoch: int, length: int | None) -> bytes:
+    def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
         """How to draw the next batch once more, in a process that has drawn nothing."""
-        return tree.encode(
+        return codec.encode(
             {
                 "epoch": epoch,
                 "length": length,
@@ -141,7 +141,7 @@ class BatchLoop:
             }
         )
 
-    def _agree_on_length(self, source: Source, epoch: int) -> int | None:
+    def _agree_on_length(self, source: BatchSource, epoch: int) -> int | None:
         source_length = source.length
 
         def agree() -> int | None:

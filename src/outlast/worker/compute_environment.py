@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outlast import __version__
-from outlast.checkpoint.record import digest_of
+from outlast.checkpoint.format.manifests import digest_of
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CorruptionError
 from outlast.worker.phases.script_progress import LOST, ProgressSlot
 from outlast.worker.script import carried_variables
@@ -55,9 +55,9 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
     it has saved, is not among it. Raises CorruptionError as `unpack` does."""
     part = RankPart.unpack(data, where)
     slot = ProgressSlot.unpack(part.slot)
-    own = tree.decode(slot.own)
-    choices = tree.decode(own["choices"])
-    batch = tree.decode(slot.batch) if slot.batch else {}
+    own = codec.decode(slot.own)
+    choices = codec.decode(own["choices"])
+    batch = codec.decode(slot.batch) if slot.batch else {}
     batch.pop("own", None)  # of what the script computes once more
     if slot.at_draw:  # the same generators once more
         batch.pop("random")
@@ -67,10 +67,10 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
         "script": carried_variables.named(choices.get("script", {})),
         "buffers": own["buffers"],
         "local": {
-            name: tree.decode(value)
+            name: codec.decode(value)
             for name, value in own.get("local", {}).get("parts", {}).items()
         },
         "batch": batch,
-        "results": [tree.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
+        "results": [codec.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
         "ddp": msgspec.to_builtins(part.ddp),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outlast.checkpoint.garbage import collector_paused
+from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.config import AUTO, WorkerSettings
 from outlast.controller.fault_spec import Where
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED

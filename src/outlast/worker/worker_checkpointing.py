@@ -13,21 +13,22 @@ import msgspec
 import torch
 
 from outlast import events
-from outlast.checkpoint import agreement, tree
-from outlast.checkpoint.catalog import lineage_of, open_checkpoint
-from outlast.checkpoint.content import Content, flatten
-from outlast.checkpoint.copies import Copies
-from outlast.checkpoint.engine import Engine
-from outlast.checkpoint.fill import fill
-from outlast.checkpoint.fitting import Fitting, Saved
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.keeper.client import Keeper
-from outlast.checkpoint.keeper.faults import Fault as DiskFault
-from outlast.checkpoint.keeper.protocol import Outcome
-from outlast.checkpoint.lineage import Lineage
-from outlast.checkpoint.own import buffers
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.lineage import Lineage
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_frames import Outcome
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
+from outlast.checkpoint.load.tensor_fill import fill_tensors
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.save import agreed_plan
+from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.state.rank_state import buffers
+from outlast.checkpoint.state.state_content import StateContent, flatten_state
+from outlast.checkpoint.stores.catalog import lineage_of, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import WorkerSettings
 from outlast.controller.fault_spec import Where
 from outlast.errors import CorruptionError, MismatchError, OutlastError, StorageError, UsageError
@@ -52,13 +53,13 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     failure: str
     ready: bool
     every: Intervals
-    place: Place
+    place: SavePoint
     parent: str
     base: str
 
 
 class _Copied(NamedTuple):
-    place: Place
+    place: SavePoint
     begin_s: float
     prepared: bool  # something was made or compared as well, which no later save does
 
@@ -77,8 +78,8 @@ class RunCheckpointer:
         send: Callable[[messages.WorkerBody], None],
         watch: Callable[[Where], None],
         shared: Mapping[str, bytes],
-        stays: Callable[[Place | None], bool],
-        origin: Place | None = None,
+        stays: Callable[[SavePoint | None], bool],
+        origin: SavePoint | None = None,
     ) -> None:
         """`stays`: which versions of this seat's workers before this one are of use, until a save
         of this one's is complete. `origin`: what this worker began again from, if anything."""
@@ -88,15 +89,17 @@ class RunCheckpointer:
         self._root = Path(settings.run_dir) / "checkpoints"
         self._groups, self._moment, self._timeline = groups, moment, timeline
         self._send, self._watch = send, watch
-        self._engine: Engine | None = None
+        self._engine: SaveEngine | None = None
         self._reserved = False
         self._author: dict[str, str] = {}
         self._generation = 0  # in which the ranks last compared what they hold
         self._copied: _Copied | None = None
         self._pending: set[int] = set()
-        self._void: set[Place] = set()
+        self._void: set[SavePoint] = set()
         self._telling = threading.Lock()
-        self._flushing: dict[Place, float] = {}  # those on their way to the disk: what they blocked
+        self._flushing: dict[
+            SavePoint, float
+        ] = {}  # those on their way to the disk: what they blocked
         self._fewer = False  # peers held the last version than were asked to
         self.rhythm = StepRhythm()
 
@@ -111,11 +114,11 @@ class RunCheckpointer:
             self._void.add(self._copied.place)
             self._flushing.pop(self._copied.place, None)
         self._copied = None
-        place = Place(moment.step, moment.n, f"t{self._settings.term}g{moment.generation}")
+        place = SavePoint(moment.step, moment.n, f"t{self._settings.term}g{moment.generation}")
         parent = base = ""
         begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
         state = protected.content()
-        content = flatten(state)
+        content = flatten_state(state)
         # What is a rank's own is in its slot: small buffers, or all where weights differ by rank.
         apart = buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
@@ -169,7 +172,7 @@ class RunCheckpointer:
             return (DiskFault("ENOSPC", step="write"),)
         return ()
 
-    def _prepare(self, content: Content, apart: Collection[str]) -> bool:
+    def _prepare(self, content: StateContent, apart: Collection[str]) -> bool:
         """Everything that can fail on one rank alone, before the ranks agree to copy; whether
         there was more to do than usual."""
         anew = self._moment.generation != self._generation
@@ -179,14 +182,14 @@ class RunCheckpointer:
             if first:
                 self._author = author()  # the script has set by now what it sets
         except StorageError as error:
-            agreement.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
+            agreed_plan.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
             raise
         if anew:
             engine.compare_again()  # somebody may be new, and has not compared anything yet
         engine.prepare(content.tensors, len(content.shared) + OWN_BYTES, apart)
         return anew
 
-    def _next(self, place: Place) -> tuple[Place, str, str]:
+    def _next(self, place: SavePoint) -> tuple[SavePoint, str, str]:
         """Return this save's place among those of the directory, its parent and its base."""
         if self._lineage is None:
             self._lineage = lineage_of(Folder(self._root), self._origin)
@@ -258,13 +261,13 @@ class RunCheckpointer:
                 self._timeline.note(str(error))
         self.poll()
 
-    def _start(self) -> Engine:
+    def _start(self) -> SaveEngine:
         settings = self._settings
-        keeper = Keeper.connect(
+        keeper = KeeperClient.connect(
             keeper_address(settings, self._seat), settings.token, f"rank {self._seat}"
         )
         keeper.forget(self._stays)
-        self._engine = Engine(
+        self._engine = SaveEngine(
             self._root,
             rank=self._seat,
             world=settings.world,
@@ -277,7 +280,7 @@ class RunCheckpointer:
             threading.Thread(target=self._report, name="outlast-saves", daemon=True).start()
         return self._engine
 
-    def _saved(self, place: Place, outcome: Outcome) -> None:
+    def _saved(self, place: SavePoint, outcome: Outcome) -> None:
         path = str(self._root / place.directory)
         self._send(
             messages.Checkpointed(
@@ -308,7 +311,7 @@ class RunCheckpointer:
             )
         self._fewer = bool(outcome.error)
 
-    def _failed(self, place: Place, error: str) -> None:
+    def _failed(self, place: SavePoint, error: str) -> None:
         if self._seat != 0 or place in self._void:
             return  # one rank speaks for all
         self._flushing.pop(place, None)
@@ -329,16 +332,16 @@ class RunRestorer:
     """
 
     def __init__(self, settings: WorkerSettings, seat: int, origin: messages.Checkpointed) -> None:
-        self._copies: Copies | None = None
+        self._copies: MemoryCopies | None = None
         if origin.tier == "memory":
             addresses = [keeper_address(settings, each) for each in range(settings.world)]
-            self._copies = Copies.reach(addresses, settings.token, f"rank {seat}, starting")
+            self._copies = MemoryCopies.reach(addresses, settings.token, f"rank {seat}, starting")
         path = Path(origin.path)
-        place = Place.parse(path.name)
+        place = SavePoint.parse(path.name)
         if place is None:
             raise CorruptionError(f"{path} is no checkpoint's name; nothing was taken over")
         self._checkpoint = open_checkpoint(self._copies or Folder(path.parent), place)
-        self._reader = Reader(self._checkpoint)
+        self._reader = CheckpointReader(self._checkpoint)
         where = f"{self._checkpoint.where}, rank {seat}"
         self._part = RankPart.unpack(self._reader.blob(seat, "own"), where)
         self.slot = self._part.slot
@@ -349,11 +352,11 @@ class RunRestorer:
     def restore(self, protected: ProtectedState) -> None:
         """Fill what the script protects. Raises MismatchError listing all differences before
         anything is touched."""
-        shared = tree.decode(self._reader.blob(0, "shared"))
-        saved = Saved(self._checkpoint.tensors, shared, shared["rest"])
-        fitting = Fitting(protected.content(), saved)
+        shared = codec.decode(self._reader.blob(0, "shared"))
+        saved = SavedState(self._checkpoint.tensors, shared, shared["rest"])
+        fitting = StateFitting(protected.content(), saved)
         # Buffers that are one rank's own, and large, are in its slot and not among the tensors.
-        own = tree.decode(ProgressSlot.unpack(self.slot).own)
+        own = codec.decode(ProgressSlot.unpack(self.slot).own)
         differences = [
             line
             for line in fitting.differences
@@ -366,7 +369,7 @@ class RunRestorer:
                 " touched; start the script that wrote it. Differences:\n  "
                 + "\n  ".join(sorted(differences))
             )
-        fill(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
+        fill_tensors(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
         fitting.finish()
         protected.reducers.adopt(self._part.ddp)
         protected.tree.set_gradients(own.get("gradients", b""))

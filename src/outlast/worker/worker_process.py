@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
 from outlast.controller import fault_spec as fault_language
 from outlast.errors import GaveUpError, PhaseError, ProtectError, StepRefused, UsageError
@@ -306,9 +306,9 @@ class WorkerProcess:
                 continue
             if isinstance(answer, messages.SharedValueReply):
                 self._known[name] = answer.value
-                return tree.decode(answer.value)
+                return codec.decode(answer.value)
             if name not in self._known:
-                self._known[name] = tree.encode(make())
+                self._known[name] = codec.encode(make())
                 until_s = time.monotonic() + patience_s
             self.link.send(messages.SharedValueMade(name=name, value=self._known[name]))
         raise GaveUpError(f"no answer for the shared value {name!r} after {patience_s:.0f} s")

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from outlast.checkpoint.foreign.dcp_storage import OutlastReader, OutlastWriter
+from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
 
 
 def made(seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -25,31 +25,29 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from outlast.checkpoint import tree
-from outlast.checkpoint.catalog import newest, open_checkpoint, verify
 from outlast.checkpoint.checkpointer import Checkpointer
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.foreign import dcp_out
-from outlast.checkpoint.foreign.blocks import blocks_of
-from outlast.checkpoint.foreign.dcp_in import read_dcp
-from outlast.checkpoint.foreign.dcp_metadata import read_layout
-from outlast.checkpoint.foreign.dcp_out import write_dcp
-from outlast.checkpoint.foreign.dcp_storage import OutlastReader, OutlastWriter
-from outlast.checkpoint.foreign.entries import values_of
-from outlast.checkpoint.foreign.naming import Naming
-from outlast.checkpoint.foreign.safetensors_out import write_safetensors
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place, Tensor
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import SavePoint, Tensor
+from outlast.checkpoint.interop import dcp_export
+from outlast.checkpoint.interop.dcp_export import write_dcp
+from outlast.checkpoint.interop.dcp_import import read_dcp, read_layout
+from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
+from outlast.checkpoint.interop.foreign_entries import values_of
+from outlast.checkpoint.interop.foreign_layouts import TensorNaming
+from outlast.checkpoint.interop.safetensors_export import write_safetensors
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, blocks_of
+from outlast.checkpoint.stores.catalog import newest_checkpoint, open_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, CorruptionError, StorageError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
-PLACE = Place(5, 5, "abc")
+PLACE = SavePoint(5, 5, "abc")
 
 
-def reader_of(root: Path) -> Reader:
-    checkpoint = newest(Folder(root), pytest.fail)
+def reader_of(root: Path) -> CheckpointReader:
+    checkpoint = newest_checkpoint(Folder(root), pytest.fail)
     assert checkpoint
-    return Reader(checkpoint)
+    return CheckpointReader(checkpoint)
 
 
 def names_in(directory: Path) -> list[str]:
@@ -59,7 +57,7 @@ def names_in(directory: Path) -> list[str]:
 def test_export_is_loaded_by_torch(tmp_path: Path) -> None:
     """What DCP saved through us comes out as DCP itself would have written it."""
     dcp.save(state(1), storage_writer=OutlastWriter(tmp_path / "ours", 1))
-    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", Naming())
+    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", TensorNaming())
     loaded = state(2)
     dcp.load(loaded, checkpoint_id=tmp_path / "theirs")
     assert same(loaded, state(1))
@@ -68,18 +66,18 @@ def test_export_is_loaded_by_torch(tmp_path: Path) -> None:
 
 def test_import_of_export_is_equal(tmp_path: Path) -> None:
     dcp.save(state(1), checkpoint_id=tmp_path / "theirs")
-    found = read_dcp(tmp_path / "theirs", Folder(tmp_path / "a"), Naming(), step=3, job="j")
+    found = read_dcp(tmp_path / "theirs", Folder(tmp_path / "a"), TensorNaming(), step=3, job="j")
     assert found.place.step == 3 and found.skipped == {} and "words.name" in found.objects
     one = reader_of(tmp_path / "a")
     assert verify(one.checkpoint) == []
-    write_dcp(one, tmp_path / "again", Naming())
+    write_dcp(one, tmp_path / "again", TensorNaming())
     loaded = state(2)
     dcp.load(loaded, checkpoint_id=tmp_path / "again")
     assert same(loaded, state(1))
-    read_dcp(tmp_path / "again", Folder(tmp_path / "b"), Naming(), step=3, job="j")
+    read_dcp(tmp_path / "again", Folder(tmp_path / "b"), TensorNaming(), step=3, job="j")
     two = reader_of(tmp_path / "b")
     assert two.checkpoint.tensors == one.checkpoint.tensors
-    assert tree.decode(two.blob(0, "shared")) == tree.decode(one.blob(0, "shared"))
+    assert codec.decode(two.blob(0, "shared")) == codec.decode(one.blob(0, "shared"))
 
 
 def test_large_tensors_are_written_in_blocks(
@@ -94,8 +92,8 @@ def test_large_tensors_are_written_in_blocks(
     assert [b.box.size for b in blocks_of("w", Tensor("float32", (2, 3, 4)), 20)] == [
         (1, 1, 4),
     ] * 6
-    monkeypatch.setattr(dcp_out, "blocks_of", lambda name, tensor: blocks_of(name, tensor, 128))
-    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", Naming(add="x."))
+    monkeypatch.setattr(dcp_export, "blocks_of", lambda name, tensor: blocks_of(name, tensor, 128))
+    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", TensorNaming(add="x."))
     about = FileSystemReader(tmp_path / "theirs").read_metadata().state_dict_metadata["x.w"]
     assert isinstance(about, TensorStorageMetadata) and len(about.chunks) == 4
     into = {"x.w": torch.zeros(7, 5, 3)}
@@ -107,19 +105,19 @@ def test_naming(tmp_path: Path) -> None:
     tensors = {name: np.ones(1, np.float32) for name in ("model.a", "model.b.c", "optim.x")}
     make(tmp_path / "ours", PLACE, tensors)
     reader = reader_of(tmp_path / "ours")
-    naming = Naming(
+    naming = TensorNaming(
         select=("model.",), drop=("model.a",), strip=("model.",), add="n.", rename={"n.b.c": "z"}
     )
     write_dcp(reader, tmp_path / "theirs", naming)
     assert list(FileSystemReader(tmp_path / "theirs").read_metadata().state_dict_metadata) == ["z"]
     with pytest.raises(UsageError, match=r"prefix 'weights\.'; there are model\.a, optim\.x"):
-        write_dcp(reader, tmp_path / "none", Naming(select=("weights.",)))
+        write_dcp(reader, tmp_path / "none", TensorNaming(select=("weights.",)))
     with pytest.raises(UsageError, match=r"model\.a and optim\.x would both be called 'x'"):
-        write_dcp(reader, tmp_path / "none", Naming(rename={"model.a": "x", "optim.x": "x"}))
+        write_dcp(reader, tmp_path / "none", TensorNaming(rename={"model.a": "x", "optim.x": "x"}))
     with pytest.raises(UsageError, match="is there already; nothing was overwritten"):
-        write_dcp(reader, tmp_path / "theirs", Naming())
+        write_dcp(reader, tmp_path / "theirs", TensorNaming())
     with pytest.raises(UsageError, match="make it first"):
-        write_dcp(reader, tmp_path / "no" / "where", Naming())
+        write_dcp(reader, tmp_path / "no" / "where", TensorNaming())
     assert names_in(tmp_path) == ["ours", "theirs"]
 
 
@@ -130,7 +128,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
     data[9000] ^= 1
     shard.write_bytes(data)
     with pytest.raises(CorruptionError, match="shard-00000: chunk 0"):
-        write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", Naming())
+        write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", TensorNaming())
     assert names_in(tmp_path) == ["ours"]
 
 
@@ -144,7 +142,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(StorageError, match="theirs: could not be written: File too large"):
-            write(reader, tmp_path / "theirs", Naming())
+            write(reader, tmp_path / "theirs", TensorNaming())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names_in(tmp_path) == ["ours"]
@@ -171,8 +169,8 @@ def test_a_run_moves_to_torch_and_back(tmp_path: Path, flatten: bool) -> None:
     model, optimizer = trained(1)
     weights, moments = get_state_dict(model, optimizer, options=options)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=tmp_path / "theirs")
-    read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
-    shared = tree.decode(reader_of(tmp_path / "ours").blob(0, "shared"))
+    read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
+    shared = codec.decode(reader_of(tmp_path / "ours").blob(0, "shared"))
     assert shared["kinds"] == {"model": "module", "optimizer": "optimizer"}
     groups = shared["optimizers"]["optimizer"]
     assert groups["parameters"] == [["0.weight", "0.bias"], ["1.weight", "1.bias"]]
@@ -184,7 +182,7 @@ def test_a_run_moves_to_torch_and_back(tmp_path: Path, flatten: bool) -> None:
     assert same(there.state_dict(), model.state_dict())
     assert same(theirs.state_dict(), optimizer.state_dict())
 
-    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "back", Naming())
+    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "back", TensorNaming())
     for other in (True, False):  # whichever way it came
         options = StateDictOptions(flatten_optimizer_state_dict=other)
         there, theirs = trained(2)
@@ -207,7 +205,7 @@ def test_a_checkpointers_run_goes_on_under_torchtitan(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     with Checkpointer(tmp_path / "ours") as saves:
         saves.save(1, {"model": model, "optimizer": optimizer, "schedule": schedule, "seen": 5})
-    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", Naming(strip=("model.",)))
+    write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", TensorNaming(strip=("model.",)))
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     there, theirs = trained(2)
     torch.optim.lr_scheduler.LinearLR(theirs)  # which gives each group a hyperparameter more
@@ -245,7 +243,7 @@ def test_a_flipped_bit_in_a_tensor_is_found(tmp_path: Path) -> None:
     dcp.load(into, checkpoint_id=tmp_path / "theirs")
     assert not torch.equal(into["w"], torch.ones(1000)), "torch would have noticed"
     with pytest.raises(CorruptionError, match=r"__0_0\.distcp \(w\).*CRC"):
-        read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+        read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
     assert names_in(tmp_path / "ours") == []
 
 
@@ -259,12 +257,12 @@ def test_every_truncation_is_an_error(tmp_path: Path) -> None:
         for size in [*range(0, len(whole), 61), len(whole) - 1]:
             path.write_bytes(whole[:size])
             with pytest.raises(CorruptionError, match=name):
-                read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+                read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
         path.unlink()
         with pytest.raises(CorruptionError, match="missing"):
             read_layout(tmp_path / "t")
         path.write_bytes(whole)
-    read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+    read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
 
 
 def test_no_flipped_bit_of_metadata_runs_or_breaks_anything(tmp_path: Path) -> None:
@@ -288,7 +286,9 @@ def test_no_flipped_bit_of_metadata_runs_or_breaks_anything(tmp_path: Path) -> N
 def test_places_are_of_their_own(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "t")
     folder = Folder(tmp_path / "ours")
-    places = [read_dcp(tmp_path / "t", folder, Naming(), step=1, job="j").place for _ in range(2)]
+    places = [
+        read_dcp(tmp_path / "t", folder, TensorNaming(), step=1, job="j").place for _ in range(2)
+    ]
     assert places[0] != places[1]
     assert all(verify(open_checkpoint(folder, place)) == [] for place in places)
     into = {"w": torch.zeros(3)}

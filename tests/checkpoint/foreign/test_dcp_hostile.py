@@ -25,11 +25,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.foreign import dcp_in
-from outlast.checkpoint.foreign.dcp_in import read_dcp
-from outlast.checkpoint.foreign.dcp_metadata import read_layout
-from outlast.checkpoint.foreign.naming import Naming
+from outlast.checkpoint.interop import dcp_import
+from outlast.checkpoint.interop.dcp_import import read_dcp, read_layout
+from outlast.checkpoint.interop.foreign_layouts import TensorNaming
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, CorruptionError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
@@ -48,7 +47,9 @@ class Hostile:
 def test_a_hostile_object_is_skipped_by_name(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     dcp.save({"w": torch.ones(2), "evil": Hostile(canary)}, checkpoint_id=tmp_path / "theirs")
-    found = read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+    found = read_dcp(
+        tmp_path / "theirs", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j"
+    )
     assert found.tensors == ("w",) and "posix.system" in found.skipped["evil"]
     assert not canary.exists()
 
@@ -59,7 +60,7 @@ def test_hostile_metadata_are_refused_by_name(tmp_path: Path) -> None:
     bare: Any = Metadata({}, storage_data={}, planner_data=Hostile(canary))
     FileSystemWriter(tmp_path / "theirs").finish(bare, [])
     with pytest.raises(CodecError, match=r"posix\.system.*nothing was run"):
-        read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+        read_dcp(tmp_path / "theirs", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
     assert not canary.exists() and not (tmp_path / "ours").exists()
 
 
@@ -109,7 +110,7 @@ def test_metadata_that_contradict_the_files_are_refused(tmp_path: Path, what: st
     metadata, results = of_one(**wrong)
     FileSystemWriter(tmp_path / "t").finish(metadata, [results])
     with pytest.raises(CorruptionError, match=said):
-        read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+        read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
 
 
 def test_names_of_tuples_in_tuples_do_not_end_the_process(tmp_path: Path) -> None:
@@ -126,9 +127,9 @@ def test_names_of_tuples_in_tuples_do_not_end_the_process(tmp_path: Path) -> Non
 
 
 def test_objects_have_a_limit_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp_in, "_OBJECTS_BYTES_MAX", 1000)
+    monkeypatch.setattr(dcp_import, "_OBJECTS_BYTES_MAX", 1000)
     dcp.save({"w": torch.ones(2), "a": "x" * 600, "b": "y" * 600}, checkpoint_id=tmp_path / "t")
-    found = read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+    found = read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
     assert found.objects == ("a",) and "more bytes" in found.skipped["b"]
 
 
@@ -151,4 +152,4 @@ def test_a_tensor_that_is_not_what_metadata_say_is_refused(tmp_path: Path) -> No
     ]
     FileSystemWriter(tmp_path / "t").finish(metadata, [swapped])
     with pytest.raises(CorruptionError, match=r"w is not the float32 \(4,\)"):
-        read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+        read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")

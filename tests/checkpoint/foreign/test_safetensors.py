@@ -18,27 +18,25 @@ from making import make
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from outlast.checkpoint.catalog import newest, verify
 from outlast.checkpoint.checkpointer import Checkpointer
-from outlast.checkpoint.dtypes import ITEM_BYTES
-from outlast.checkpoint.fill import fill
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.foreign.naming import Naming
-from outlast.checkpoint.foreign.safetensors_in import find, read_safetensors
-from outlast.checkpoint.foreign.safetensors_layout import KINDS
-from outlast.checkpoint.foreign.safetensors_out import write_safetensors
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.record import Place
+from outlast.checkpoint.format.manifests import ITEM_BYTES, SavePoint
+from outlast.checkpoint.interop.foreign_layouts import TensorNaming
+from outlast.checkpoint.interop.safetensors_export import KINDS, write_safetensors
+from outlast.checkpoint.interop.safetensors_import import find_safetensors, read_safetensors
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.load.tensor_fill import fill_tensors
+from outlast.checkpoint.stores.catalog import newest_checkpoint, verify
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, CorruptionError, StorageError, UsageError
 
-PLACE = Place(5, 5, "abc")
-MODEL = Naming(select=("model.",), strip=("model.",))
+PLACE = SavePoint(5, 5, "abc")
+MODEL = TensorNaming(select=("model.",), strip=("model.",))
 
 
-def reader_of(root: Path) -> Reader:
-    checkpoint = newest(Folder(root), pytest.fail)
+def reader_of(root: Path) -> CheckpointReader:
+    checkpoint = newest_checkpoint(Folder(root), pytest.fail)
     assert checkpoint
-    return Reader(checkpoint)
+    return CheckpointReader(checkpoint)
 
 
 def of_every_type() -> dict[str, torch.Tensor]:
@@ -51,10 +49,14 @@ def of_every_type() -> dict[str, torch.Tensor]:
     return tensors | {"none": torch.zeros(0, 4), "one": torch.tensor(2.5)}
 
 
-def imported(tmp_path: Path, tensors: dict[str, torch.Tensor], add: str = "model.") -> Reader:
+def imported(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], add: str = "model."
+) -> CheckpointReader:
     save_file(tensors, tmp_path / "in.safetensors")
     root = tmp_path / "ours"
-    read_safetensors(tmp_path / "in.safetensors", Folder(root), Naming(add=add), step=7, job="j")
+    read_safetensors(
+        tmp_path / "in.safetensors", Folder(root), TensorNaming(add=add), step=7, job="j"
+    )
     return reader_of(root)
 
 
@@ -63,11 +65,11 @@ def test_every_type_goes_in_and_out(tmp_path: Path) -> None:
     reader = imported(tmp_path, tensors)
     assert verify(reader.checkpoint) == [] and reader.checkpoint.place.step == 7
     into = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    fill(reader, into)
+    fill_tensors(reader, into)
     assert all(bits(into[f"model.{name}"]) == bits(tensor) for name, tensor in tensors.items())
     assert write_safetensors(reader, tmp_path / "out", MODEL) == ("model.safetensors",)
     assert same(load_file(tmp_path / "out" / "model.safetensors"), tensors)
-    for found in find(tmp_path / "out").values():
+    for found in find_safetensors(tmp_path / "out").values():
         assert found.at % ITEM_BYTES[found.tensor.dtype] == 0, "no tensor of it could be mapped"
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
@@ -96,7 +98,7 @@ def test_large_models_are_divided_as_transformers_does(tmp_path: Path) -> None:
     assert same(found, tensors)
 
     read_safetensors(
-        tmp_path / "out", Folder(tmp_path / "b"), Naming(add="model."), step=1, job="j"
+        tmp_path / "out", Folder(tmp_path / "b"), TensorNaming(add="model."), step=1, job="j"
     )
     again = reader_of(tmp_path / "b")
     assert again.checkpoint.tensors == reader.checkpoint.tensors
@@ -120,11 +122,11 @@ def test_what_cannot_be_written_is_refused_before(tmp_path: Path) -> None:
     make(tmp_path / "ours", PLACE, {"w": np.ones(3, np.complex128), "v": np.ones(3)})
     reader = reader_of(tmp_path / "ours")
     with pytest.raises(CodecError, match=r"w \(complex128\)"):
-        write_safetensors(reader, tmp_path / "out", Naming())
+        write_safetensors(reader, tmp_path / "out", TensorNaming())
     assert not (tmp_path / "out").exists()
-    write_safetensors(reader, tmp_path / "out", Naming(drop=("w",)))
+    write_safetensors(reader, tmp_path / "out", TensorNaming(drop=("w",)))
     with pytest.raises(UsageError, match="is there already"):
-        write_safetensors(reader, tmp_path / "out", Naming(drop=("w",)))
+        write_safetensors(reader, tmp_path / "out", TensorNaming(drop=("w",)))
 
 
 def test_weights_are_loaded_by_a_checkpointer(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_files_that_contradict_themselves_are_refused(tmp_path: Path, what: str)
     path = tmp_path / "x.safetensors"
     path.write_bytes(WRONG[what])
     with pytest.raises(CorruptionError, match=r"x\.safetensors.*nothing was read"):
-        read_safetensors(path, Folder(tmp_path / "ours"), Naming(), step=1, job="j")
+        read_safetensors(path, Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
     assert not (tmp_path / "ours").exists()
 
 
@@ -188,17 +190,17 @@ def test_what_a_checkpoint_cannot_keep_is_refused_by_name(tmp_path: Path) -> Non
     path = tmp_path / "x.safetensors"
     path.write_bytes(header({"w": entry(dtype="F4")}))
     with pytest.raises(CodecError, match="w is of type F4"):
-        find(path)
+        find_safetensors(path)
     path.write_bytes(header({"w": entry(), "__metadata__": {"DCP_SHARDING_INFO": "{}"}}))
     with pytest.raises(CodecError, match="parts of tensors"):
-        find(path)
+        find_safetensors(path)
 
 
 def test_indexes_are_checked(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     save_file({"v": torch.ones(2)}, tmp_path / "b.safetensors")
     with pytest.raises(UsageError, match="has 2 files of safetensors and no"):
-        find(tmp_path)
+        find_safetensors(tmp_path)
     for placed, said in (
         ({"w": "b.safetensors"}, "w is not in b.safetensors"),
         ({"w": "../a.safetensors"}, "leads out of its directory"),
@@ -209,17 +211,17 @@ def test_indexes_are_checked(tmp_path: Path) -> None:
         index = json.dumps({"metadata": {}, "weight_map": placed})
         (tmp_path / "model.safetensors.index.json").write_text(index)
         with pytest.raises(CorruptionError, match=said):
-            find(tmp_path)
+            find_safetensors(tmp_path)
     with pytest.raises(CorruptionError, match="is missing"):
-        find(tmp_path / "nowhere")
+        find_safetensors(tmp_path / "nowhere")
     with pytest.raises(StorageError, match="could not be read"):
-        find(tmp_path / "a.safetensors" / "x")
+        find_safetensors(tmp_path / "a.safetensors" / "x")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CorruptionError, match="no regular file"):
-        find(tmp_path)
+        find_safetensors(tmp_path)
 
 
 @pytest.mark.parametrize("step", [-1, 10**18])
@@ -227,7 +229,9 @@ def test_a_step_that_nobody_would_find_again_is_refused(tmp_path: Path, step: in
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     root = tmp_path / "ours"
     with pytest.raises(UsageError, match="nothing was saved"):
-        read_safetensors(tmp_path / "a.safetensors", Folder(root), Naming(), step=step, job="j")
+        read_safetensors(
+            tmp_path / "a.safetensors", Folder(root), TensorNaming(), step=step, job="j"
+        )
     assert not root.exists()
 
 
@@ -242,9 +246,9 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"w": torch.ones(100)}, path)
     whole = path.read_bytes()
-    naming = Naming()
+    naming = TensorNaming()
 
-    class Shrinking(Naming):
+    class Shrinking(TensorNaming):
         """Between the header and the bytes there is time."""
 
         def apply(self, names: Any) -> dict[str, str]:
@@ -259,6 +263,8 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_exporting_takes_no_torch() -> None:
     """A machine that only serves a model may have none."""
-    code = "import sys, outlast.checkpoint.foreign.safetensors_out; print('torch' in sys.modules)"
+    code = (
+        "import sys, outlast.checkpoint.interop.safetensors_export; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

@@ -16,12 +16,17 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.catalog import newest, open_checkpoint, places, verify
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.foreign import written
-from outlast.checkpoint.foreign.dcp_storage import OutlastReader, OutlastWriter
-from outlast.checkpoint.record import Tensor
+from outlast.checkpoint.format.manifests import Tensor
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.interop import stream_writer
+from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
+from outlast.checkpoint.stores.catalog import (
+    checkpoint_places,
+    newest_checkpoint,
+    open_checkpoint,
+    verify,
+)
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError, UnsupportedError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
@@ -33,7 +38,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert not same(loaded, state(1))
     dcp.load(loaded, storage_reader=OutlastReader(tmp_path))
     assert same(loaded, state(1))
-    found = newest(Folder(tmp_path), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(tmp_path), pytest.fail, verify=True)
     assert found and found.place.step == 1 and verify(found) == []
 
 
@@ -41,7 +46,7 @@ def test_each_save_has_a_directory_and_each_step_can_be_loaded(tmp_path: Path) -
     writer = OutlastWriter(tmp_path, 1)
     for step in (1, 2, 2):
         dcp.save(state(step), storage_writer=writer, checkpoint_id=str(step))
-    assert [place.step for place in places(Folder(tmp_path))] == [2, 2, 1]
+    assert [place.step for place in checkpoint_places(Folder(tmp_path))] == [2, 2, 1]
     for step in (1, 2):
         loaded = state(3)
         dcp.load(loaded, storage_reader=OutlastReader(tmp_path, step=step))
@@ -79,7 +84,7 @@ def test_a_nested_dict_is_built_from_nothing(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_an_error_that_names_tensors(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(1000), "s": 1}, storage_writer=OutlastWriter(tmp_path, 1))
-    (place,) = places(Folder(tmp_path))
+    (place,) = checkpoint_places(Folder(tmp_path))
     shard = tmp_path / place.directory / "shard-00000"
     data = bytearray(shard.read_bytes())
     data[10] ^= 4
@@ -90,7 +95,7 @@ def test_a_flipped_bit_is_an_error_that_names_tensors(tmp_path: Path) -> None:
 
 def test_a_mirror_repairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dcp.save({"w": torch.ones(1000)}, storage_writer=OutlastWriter(tmp_path / "a", 1))
-    (place,) = places(Folder(tmp_path / "a"))
+    (place,) = checkpoint_places(Folder(tmp_path / "a"))
     (tmp_path / "b").mkdir()
     shard = tmp_path / "a" / place.directory / "shard-00000"
     (tmp_path / "b" / place.directory).mkdir()
@@ -104,7 +109,7 @@ def test_a_mirror_repairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 def test_damaged_records_are_found_before_dcp_starts(tmp_path: Path) -> None:
     for step in (1, 2):
         dcp.save({"w": torch.ones(2) * step}, storage_writer=OutlastWriter(tmp_path, step))
-    place = places(Folder(tmp_path))[0]
+    place = checkpoint_places(Folder(tmp_path))[0]
     (tmp_path / place.directory / "rank-00000.json").unlink()
     with pytest.raises(CorruptionError, match=r"rank-00000.json: is missing"):
         OutlastReader(tmp_path, step=2)
@@ -125,14 +130,14 @@ class Halving(DefaultSavePlanner):
 def test_a_planner_that_changes_its_mind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match=r"w was planned as torch\.float32 \(2,\) and is"):
         dcp.save({"w": torch.ones(2)}, storage_writer=OutlastWriter(tmp_path, 1), planner=Halving())
-    assert places(Folder(tmp_path)) == []
+    assert checkpoint_places(Folder(tmp_path)) == []
 
 
 def test_shards_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written, "CHUNK_BYTES", 8192)
+    monkeypatch.setattr(stream_writer, "CHUNK_BYTES", 8192)
     tensors = {str(n): torch.randn(n) for n in (1, 1000, 2048, 3001, 5000)}
     dcp.save(tensors, storage_writer=OutlastWriter(tmp_path, 1))
-    found = newest(Folder(tmp_path), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(tmp_path), pytest.fail, verify=True)
     assert found and len(found.manifests[0].chunks) > 5
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     dcp.load(into, storage_reader=OutlastReader(tmp_path))
@@ -141,13 +146,15 @@ def test_shards_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("size_bytes", [0, 7, 9])
 def test_an_item_of_another_length_is_not_kept(tmp_path: Path, size_bytes: int) -> None:
-    def item(name: str, size: int) -> written.Item:
-        return written.Item(name, Tensor("uint8", (8,)), Box((0,), (8,)), lambda: [bytes(size)])
+    def item(name: str, size: int) -> stream_writer.StreamItem:
+        return stream_writer.StreamItem(
+            name, Tensor("uint8", (8,)), Box((0,), (8,)), lambda: [bytes(size)]
+        )
 
-    save = written.new_save(Folder(tmp_path), "j", 1, 1, "")
+    save = stream_writer.new_save(Folder(tmp_path), "j", 1, 1, "")
     items = [item("w", size_bytes), item("v", 16 - size_bytes)]
     with pytest.raises(CorruptionError, match=r"w has -?[0-9] bytes too many"):
-        written.write_part(Folder(tmp_path), save, 0, items, {})
+        stream_writer.write_part(Folder(tmp_path), save, 0, items, {})
     assert list((tmp_path / save.place.directory).iterdir()) == []
 
 
@@ -167,7 +174,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(2)}, storage_writer=writer, planner=planner)
     with pytest.raises(CheckpointException, match="enable_plan_caching"):
         dcp.save({"w": torch.ones(2)}, storage_writer=writer, planner=planner)
-    (place,) = places(Folder(tmp_path))
+    (place,) = checkpoint_places(Folder(tmp_path))
     assert verify(open_checkpoint(Folder(tmp_path), place)) == []
     with pytest.raises(UnsupportedError, match="use_collectives"):
         dcp.save(
@@ -180,7 +187,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     sparse = torch.eye(3).to_sparse()
     with pytest.raises(CheckpointException, match=r"w is a Tensor .* no plain bytes"):
         dcp.save({"w": sparse}, storage_writer=OutlastWriter(tmp_path, 2))
-    assert [place.step for place in places(Folder(tmp_path))] == [1]
+    assert [place.step for place in checkpoint_places(Folder(tmp_path))] == [1]
 
 
 @pytest.mark.process
@@ -196,7 +203,7 @@ def test_two_ranks_of_fsdp_load_what_they_saved(tmp_path: Path) -> None:
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
     root = tmp_path / "checkpoints"
-    found = newest(Folder(root), pytest.fail, verify=True)
+    found = newest_checkpoint(Folder(root), pytest.fail, verify=True)
     assert found and found.commit.world == 2
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     into = {"model": {name: torch.zeros_like(tensor) for name, tensor in whole.items()}}

@@ -15,8 +15,8 @@ import pytest
 import torch
 from foreign.states import bits, flat
 
-from outlast.checkpoint.foreign import pickled, torch_saved
-from outlast.checkpoint.foreign.torch_saved import Stored, opened
+from outlast.checkpoint.interop import pickle_reader, torch_save_reader
+from outlast.checkpoint.interop.torch_save_reader import StoredTensor, open_torch_save
 from outlast.errors import CodecError, CorruptionError, OutlastError
 
 VALUES: list[Any] = [
@@ -54,7 +54,7 @@ def saved(value: Any, path: Path) -> Path:
 def loaded(path: Path) -> Any:
     file = os.open(path, os.O_RDONLY)
     try:
-        with opened(file, 0, path.stat().st_size, str(path)) as found:
+        with open_torch_save(file, 0, path.stat().st_size, str(path)) as found:
             return found.plain()
     finally:
         os.close(file)
@@ -92,7 +92,7 @@ def deep() -> list[Any]:
 def test_values_that_never_end_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
 ) -> None:
-    monkeypatch.setattr(torch_saved, "_VALUES_MAX", 10_000)
+    monkeypatch.setattr(torch_save_reader, "_VALUES_MAX", 10_000)
     with pytest.raises(CodecError, match="too deep or too large"):
         loaded(saved(make(), tmp_path / "x"))
 
@@ -100,7 +100,7 @@ def test_values_that_never_end_are_refused(
 def test_a_tensor_that_is_named_many_times_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_saved, "_OBJECT_BYTES_MAX", 1000)
+    monkeypatch.setattr(torch_save_reader, "_OBJECT_BYTES_MAX", 1000)
     assert len(loaded(saved([torch.ones(25)] * 10, tmp_path / "x"))) == 10
     with pytest.raises(CodecError, match="more bytes than a value should"):
         loaded(saved([torch.ones(25)] * 11, tmp_path / "x"))
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_named_many_times_is_refused(
 def test_a_value_that_is_named_many_times_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
-    monkeypatch.setattr(torch_saved, "_OBJECT_BYTES_MAX", 1200)
+    monkeypatch.setattr(torch_save_reader, "_OBJECT_BYTES_MAX", 1200)
     assert len(loaded(saved([value] * 2, tmp_path / "x"))) == 2
     with pytest.raises(CodecError, match="more bytes than a value should"):
         loaded(saved([value] * 3, tmp_path / "x"))
@@ -138,7 +138,7 @@ def test_sizes_that_torch_cannot_have_are_refused(tmp_path: Path) -> None:
 def test_a_pickle_of_many_opcodes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_saved, "_OPCODES_MAX", 1000)
+    monkeypatch.setattr(torch_save_reader, "_OPCODES_MAX", 1000)
     with pytest.raises(CodecError, match="too large for plain values"):
         loaded(forged(b"\x80\x04(" + b"\x8f" * 1000 + b"t.", tmp_path / "x"))
 
@@ -188,8 +188,8 @@ def test_a_part_of_a_storage_is_checked_with_all_of_it(tmp_path: Path, at: int) 
 def test_a_tensor_that_reaches_out_of_its_storage_is_refused(tmp_path: Path) -> None:
     path = saved(torch.arange(6.0), tmp_path / "x")
     file = os.open(path, os.O_RDONLY)
-    with opened(file, 0, path.stat().st_size, "x") as found:
-        stored: Stored = found.value
+    with open_torch_save(file, 0, path.stat().st_size, "x") as found:
+        stored: StoredTensor = found.value
         for wrong in (
             stored._replace(offset=1),
             stored._replace(offset=-1),
@@ -225,16 +225,18 @@ def test_a_tensor_that_reaches_out_of_its_storage_is_refused(tmp_path: Path) -> 
 )
 def test_what_is_no_pickle_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError, match=r"where: no whole pickle"):
-        pickled.read(data, {}, "where")
+        pickle_reader.read_pickle(data, {}, "where")
 
 
 def test_old_and_odd_opcodes_are_refused_by_name() -> None:
     """Such as those of protocol 0 that make objects in other ways."""
     for data, opcode in ((b"(ios\nsystem\n.", "INST"), (b"c__main__\nx\n(o.", "__main__.x")):
         with pytest.raises(CodecError, match=opcode):
-            pickled.read(data, {}, "where")
+            pickle_reader.read_pickle(data, {}, "where")
     used = {"PROTO", "FRAME", "STOP", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX", "PERSID"}
-    known = pickled._LITERALS | pickled._CONSTANTS.keys() | pickled._OPERATIONS.keys()
+    known = (
+        pickle_reader._LITERALS | pickle_reader._CONSTANTS.keys() | pickle_reader._OPERATIONS.keys()
+    )
     assert {opcode.name for opcode in pickletools.opcodes} >= known
     assert not known & {name for name in used if name not in {"PROTO", "FRAME", "STOP"}}
 

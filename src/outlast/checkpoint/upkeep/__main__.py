@@ -7,7 +7,7 @@ from pathlib import Path
 def _main() -> int:
     # As of the keeper: the very Outlast that this file is of, never by the working directory.
     sys.path.append(str(Path(__file__).parents[3]))
-    from outlast.checkpoint.upkeep.process import main
+    from outlast.checkpoint.upkeep.upkeep_process import main
 
     return main()
 

@@ -11,15 +11,15 @@ import msgspec
 from cyclopts import Parameter
 
 from outlast import quantities
-from outlast.checkpoint.catalog import open_checkpoint
-from outlast.checkpoint.copying import copy as carry
-from outlast.checkpoint.draining import lacking
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.storage import Store
-from outlast.cli.ckpt.progress import progress
-from outlast.cli.ckpt.target import check_room, open_destination, open_target
-from outlast.cli.stream import as_json, say, tell
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.catalog import open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint as carry
+from outlast.checkpoint.upkeep.drain_to_target import lacking_checkpoints
+from outlast.cli.ckpt.ckpt_output import progress
+from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
+from outlast.cli.output_stream import as_json, say, tell
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -32,7 +32,7 @@ from outlast.launch.run_directory import RunningJob
 from outlast.text_formatting import duration, size
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     """One copy. `present_bytes`: of shards that were there already; `error` is "" when it is whole
     and committed."""
 
@@ -81,10 +81,10 @@ def copy(
     chosen, target = open_target(source), open_destination(dest)
     if _is_same(chosen.store, target):
         raise UsageError(f"{source} and {dest} are the same place; nothing was copied")
-    places = lacking(chosen.all_of_it(), target) if every else [chosen.choose(step)]
+    places = lacking_checkpoints(chosen.all_of_it(), target) if every else [chosen.choose(step)]
     _refuse_other_jobs(chosen.store, places, dest)
     check_room(target, sum(_missing_bytes(chosen.store, place, target) for place in places))
-    copied: list[Done] = []
+    copied: list[CopyReport] = []
     for place in places:
         try:
             copied.append(_copied(chosen.store, place, target, rate))
@@ -92,7 +92,7 @@ def copy(
             if not every:
                 raise
             tell(f"outlast: {place.directory}: {error}")
-            copied.append(Done(directory=place.directory, error=str(error)))
+            copied.append(CopyReport(directory=place.directory, error=str(error)))
         if not json and not copied[-1].error:
             _print(copied[-1], target)
     if json:
@@ -102,7 +102,7 @@ def copy(
     return EXIT_USER_ERROR if any(one.error for one in copied) else EXIT_DONE
 
 
-def _refuse_other_jobs(store: Store, places: list[Place], dest: str) -> None:
+def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None:
     """A run resumes from the newest checkpoint in its directory, and deletes others there."""
     path = Path(dest) / "run.json"
     if not path.is_file():
@@ -118,11 +118,11 @@ def _refuse_other_jobs(store: Store, places: list[Place], dest: str) -> None:
                 )
 
 
-def _copied(store: Store, place: Place, target: Store, rate: int | None) -> Done:
+def _copied(store: Store, place: SavePoint, target: Store, rate: int | None) -> CopyReport:
     began = time.monotonic()
     with progress(f"step {place.step}") as told:
         copied = carry(store, place, target, on_progress=told, limit_bytes_per_s=rate)
-    return Done(
+    return CopyReport(
         directory=place.directory,
         sent_bytes=copied.sent_bytes,
         present_bytes=copied.present_bytes,
@@ -130,7 +130,7 @@ def _copied(store: Store, place: Place, target: Store, rate: int | None) -> Done
     )
 
 
-def _print(done: Done, target: Store) -> None:
+def _print(done: CopyReport, target: Store) -> None:
     there = f", {size(done.present_bytes)} were there" if done.present_bytes else ""
     say(
         f"{target.where}/{done.directory}: {size(done.sent_bytes)} sent and read back{there}, in"
@@ -138,7 +138,7 @@ def _print(done: Done, target: Store) -> None:
     )
 
 
-def _missing_bytes(store: Store, place: Place, target: Store) -> int:
+def _missing_bytes(store: Store, place: SavePoint, target: Store) -> int:
     """At most so many bytes of shards are still to be sent; 0 where the copy will say what is
     wrong with the checkpoint."""
     try:

@@ -3,41 +3,87 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
-from outlast.checkpoint.catalog import Checkpoint
-from outlast.checkpoint.comparing import Difference, compare
-from outlast.checkpoint.reader import Reader
-from outlast.checkpoint.suspects import suspects
-from outlast.cli.ckpt import out
-from outlast.cli.ckpt.beside import values
-from outlast.cli.ckpt.progress import progress
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.stream import as_json, say
-from outlast.cli.verdict import Odd
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import digest_of
+from outlast.checkpoint.format.value_encoder import BLOB_MAGIC
+from outlast.checkpoint.load.checkpoint_diff import (
+    TensorDifference,
+    compare_tensors,
+    suspect_tensors,
+    value_differences,
+)
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.cli.ckpt import ckpt_output
+from outlast.cli.ckpt.ckpt_output import progress
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.replay_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
     ConfigError,
     CorruptionError,
+    MismatchError,
     StorageError,
     UsageError,
 )
 from outlast.text_formatting import plural
+from outlast.worker.rank_part import SEAT_MAGIC, part_summary
+
+
+def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingValue]:
+    """What all ranks share, then, where there are as many ranks, what each one has of its own.
+
+    Raises CorruptionError or StorageError as reading does.
+    """
+    worlds = a.checkpoint.commit.world, b.checkpoint.commit.world
+    wanted = [(-1, 0, "shared")]
+    if worlds[0] == worlds[1]:
+        wanted += [(rank, rank, "own") for rank in range(worlds[0])]
+    found: list[DifferingValue] = []
+    for rank, holder, name in wanted:
+        one, two = _value_blob(a, holder, name), _value_blob(b, holder, name)
+        if one != two:
+            pair = _decoded(a, holder, one), _decoded(b, holder, two)
+            found += [
+                DifferingValue(rank, each.path, each.a, each.b) for each in value_differences(*pair)
+            ]
+    return found
+
+
+def _value_blob(reader: CheckpointReader, rank: int, name: str) -> bytes:
+    try:
+        return reader.blob(rank, name)
+    except MismatchError:  # it has none
+        return b""
+
+
+def _decoded(reader: CheckpointReader, rank: int, data: bytes) -> Any:
+    """Whatever it was that was kept; bytes that are no value of ours by their digest."""
+    if data.startswith(SEAT_MAGIC):
+        return part_summary(data, f"{reader.checkpoint.where}, rank {rank}")
+    if data.startswith(BLOB_MAGIC):
+        return codec.decode(data)
+    return {"digest": digest_of(data)} if data else {}
+
 
 _ROWS_MAX = 40
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DiffReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes. `tensors` and `values` are those that differ."""
 
     a: str
     b: str
     equal: bool
     compared: int
-    tensors: list[Difference]
-    values: list[Odd]
+    tensors: list[TensorDifference]
+    values: list[DifferingValue]
 
 
 def diff(
@@ -91,34 +137,38 @@ def diff(
     return EXIT_DONE if report.equal else EXIT_USER_ERROR
 
 
-def _compared(one: Checkpoint, two: Checkpoint, pattern: str, tolerance: float | None) -> Report:
+def _compared(
+    one: Checkpoint, two: Checkpoint, pattern: str, tolerance: float | None
+) -> DiffReport:
     names = {name for name in {**one.tensors, **two.tensors} if fnmatchcase(name, pattern)}
     if not names and pattern != "*":
         raise UsageError(f"neither has a tensor that is called {pattern!r}")
-    readers = Reader(one), Reader(two)
-    wanted = names & suspects(one, two)
+    readers = CheckpointReader(one), CheckpointReader(two)
+    wanted = names & suspect_tensors(one, two)
     with progress("comparing") as tell:
         found = list(
-            compare(*readers, wanted=wanted.__contains__, tolerance=tolerance, on_progress=tell)
+            compare_tensors(
+                *readers, wanted=wanted.__contains__, tolerance=tolerance, on_progress=tell
+            )
         )
-    odd = values(*readers) if pattern == "*" else []
+    odd = compare_values(*readers) if pattern == "*" else []
     same = not odd and not any(_differs(each, tolerance) for each in found)
-    return Report(
+    return DiffReport(
         a=one.where, b=two.where, equal=same, compared=len(names), tensors=found, values=odd
     )
 
 
-def _differs(found: Difference, tolerance: float | None) -> bool:
+def _differs(found: TensorDifference, tolerance: float | None) -> bool:
     """With a tolerance, another element type alone is no difference; it is told all the same."""
     comparable = bool(found.elements)
     return bool(found.differing) or not (comparable and tolerance is not None)
 
 
-def _print(report: Report) -> None:
+def _print(report: DiffReport) -> None:
     say(f"A {report.a}")
     say(f"B {report.b}")
     if report.tensors:
-        table = out.table(
+        table = ckpt_output.table(
             "tensor", "differing", "of", "largest", "", right=("differing", "of", "largest")
         )
         for found in sorted(report.tensors, key=_weight)[:_ROWS_MAX]:
@@ -146,12 +196,12 @@ def _print(report: Report) -> None:
     say(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
 
 
-def _weight(found: Difference) -> tuple[bool, bool, float, str]:
+def _weight(found: TensorDifference) -> tuple[bool, bool, float, str]:
     """What cannot be compared comes first, then what is furthest apart, counters last."""
     return found.elements > 0, found.elements == 1, -found.difference_max, found.name
 
 
-def _note(found: Difference) -> str:
+def _note(found: TensorDifference) -> str:
     if not found.a:
         return f"only in B: {found.b}"
     if not found.b:

@@ -9,16 +9,16 @@ import msgspec
 from cyclopts import Parameter
 
 from outlast import quantities
-from outlast.checkpoint.foreign.safetensors_out import write_safetensors
-from outlast.checkpoint.reader import Reader
-from outlast.cli.ckpt.names import Names, pair
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.stream import as_json, say
+from outlast.checkpoint.interop.safetensors_export import write_safetensors
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.cli.ckpt.name_flags import NameFlags, pair
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.text_formatting import plural, size
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes."""
 
     source: str
@@ -32,7 +32,7 @@ def export(
     *,
     form: Annotated[Literal["dcp", "safetensors"], Parameter(name="--format")],
     step: int | None = None,
-    names: Names = Names(),  # noqa: B008 - frozen
+    names: NameFlags = NameFlags(),  # noqa: B008 - frozen
     max_shard_size: str = "5GB",
     tied: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     json: bool = False,
@@ -66,15 +66,15 @@ def export(
         raise UsageError("--tied is for safetensors; DCP keeps both names")
     naming, ties = names.naming(), dict(pair("--tied", each) for each in tied)
     checkpoint = open_target(target).open(step)
-    reader = Reader(checkpoint)
+    reader = CheckpointReader(checkpoint)
     if form == "safetensors":
         write_safetensors(reader, dest, naming, shard_bytes=shard_bytes, tied=ties)
     else:
-        from outlast.checkpoint.foreign.dcp_out import write_dcp  # starts much of torch
+        from outlast.checkpoint.interop.dcp_export import write_dcp  # starts much of torch
 
         write_dcp(reader, dest, naming)
     files = {path.name: path.stat().st_size for path in sorted(dest.iterdir())}
-    done = Exported(source=checkpoint.where, directory=str(dest), files=files)
+    done = ExportReport(source=checkpoint.where, directory=str(dest), files=files)
     if json:
         as_json(done)
     else:

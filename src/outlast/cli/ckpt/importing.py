@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from outlast.checkpoint.foreign.safetensors_in import read_safetensors
-from outlast.cli.ckpt.names import Names
-from outlast.cli.ckpt.target import check_room, open_destination
-from outlast.cli.stream import as_json, say
+from outlast.checkpoint.interop.safetensors_import import read_safetensors
+from outlast.cli.ckpt.name_flags import NameFlags
+from outlast.cli.ckpt.target_argument import check_room, open_destination
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, StorageError, UsageError
 from outlast.text_formatting import plural
 
 Form = Literal["auto", "dcp", "safetensors"]
 
 
-class Brought(msgspec.Struct, frozen=True, kw_only=True):
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes. `skipped`: what was left out, by name, and why."""
 
     directory: str
@@ -34,7 +34,7 @@ def import_(
     form: Annotated[Form, Parameter(name="--format")] = "auto",
     step: int = 0,
     job: str = "",
-    names: Names = Names(),  # noqa: B008 - frozen
+    names: NameFlags = NameFlags(),  # noqa: B008 - frozen
     json: bool = False,
 ) -> int:
     """Read DCP or safetensors.
@@ -71,11 +71,11 @@ def import_(
     if chosen == "safetensors":
         imported = read_safetensors(source, store, naming, step=step, job=job)
     else:
-        from outlast.checkpoint.foreign.dcp_in import read_dcp  # needs torch, for its values
+        from outlast.checkpoint.interop.dcp_import import read_dcp  # needs torch, for its values
 
         imported = read_dcp(source, store, naming, step=step, job=job)
     where = f"{store.where}/{imported.place.directory}"
-    brought = Brought(
+    brought = ImportReport(
         directory=where,
         tensors=len(imported.tensors),
         objects=len(imported.objects),

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from rich.table import Table
 
-from outlast.checkpoint.catalog import open_checkpoint, places
-from outlast.checkpoint.pruning import linked_in
-from outlast.checkpoint.record import Place
-from outlast.checkpoint.storage import Store
-from outlast.cli.ckpt import out
-from outlast.cli.ckpt.target import is_older, open_target
-from outlast.cli.stream import as_json, say
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.checkpoint.upkeep.pruning import linked_files
+from outlast.cli.ckpt import ckpt_output
+from outlast.cli.ckpt.target_argument import is_older, open_target
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, CorruptionError, StorageError
 from outlast.text_formatting import duration, size
 
@@ -24,7 +24,7 @@ _FAILED = ".failed"
 _BARRED = "replicas were found to differ after it was saved: no run starts from it"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
     """One directory. `state`: committed, barred (an audit put it out of use), uncommitted, damaged,
     older; `why` where that needs words.
 
@@ -72,10 +72,12 @@ def ls(target: str, *, json: bool = False) -> int:
     return EXIT_DONE
 
 
-def _lines(store: Store, barred: Callable[[Place], bool]) -> Iterator[Line]:
+def _lines(store: Store, barred: Callable[[SavePoint], bool]) -> Iterator[CheckpointLine]:
     names = store.directories()
-    committed = places(store)
-    others = [place for name in names if (place := Place.parse(name)) and place not in committed]
+    committed = checkpoint_places(store)
+    others = [
+        place for name in names if (place := SavePoint.parse(name)) and place not in committed
+    ]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         read = {
             line.directory: line
@@ -91,10 +93,12 @@ def _lines(store: Store, barred: Callable[[Place], bool]) -> Iterator[Line]:
         line = read.get(place.directory) or begun[place.directory]
         yield msgspec.structs.replace(line, newest=line.directory == newest)
     for name in sorted(filter(is_older, names), reverse=True):
-        yield Line(directory=name, state="older", why="format 1; this Outlast reads formats 2 to 4")
+        yield CheckpointLine(
+            directory=name, state="older", why="format 1; this Outlast reads formats 2 to 4"
+        )
 
 
-def _committed(store: Store, place: Place, is_barred: bool) -> Line:
+def _committed(store: Store, place: SavePoint, is_barred: bool) -> CheckpointLine:
     try:
         commit = open_checkpoint(store, place).commit
     except (CorruptionError, StorageError) as error:
@@ -103,11 +107,11 @@ def _committed(store: Store, place: Place, is_barred: bool) -> Line:
     return _line(
         place, state=state, why=why, job=commit.job, world=commit.world,
         size_bytes=commit.size_bytes, time_ns=commit.time_ns,
-        shared_bytes=sum(size_bytes for _, size_bytes in linked_in(store, place)),
+        shared_bytes=sum(size_bytes for _, size_bytes in linked_files(store, place)),
     )  # fmt: skip
 
 
-def _begun(store: Store, place: Place) -> Line:
+def _begun(store: Store, place: SavePoint) -> CheckpointLine:
     """A directory without a commit record: being written, or never finished."""
     try:
         files = store.files(place.directory)
@@ -119,16 +123,16 @@ def _begun(store: Store, place: Place) -> Line:
     return _line(place, state="uncommitted", size_bytes=sum(files.values()), why=why)
 
 
-def _line(place: Place, **known: object) -> Line:
+def _line(place: SavePoint, **known: object) -> CheckpointLine:
     about = {"step": place.step, "n": place.n, "attempt": place.attempt,
              "line": place.line, **known}  # fmt: skip
-    return msgspec.convert({"directory": place.directory, **about}, Line)
+    return msgspec.convert({"directory": place.directory, **about}, CheckpointLine)
 
 
-def _table(lines: list[Line]) -> Table:
+def _table(lines: list[CheckpointLine]) -> Table:
     now_ns = time.time_ns()
     columns = ("step", "n", "size", "ranks", "age", "attempt", "")
-    table = out.table(*columns, right=("step", "n", "size", "ranks", "age"))
+    table = ckpt_output.table(*columns, right=("step", "n", "size", "ranks", "age"))
     for line in lines:
         if line.state == "older":
             table.add_row("", "", "", "", "", line.directory, line.why)

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, ConfigError, RunDirError, StorageError
 from outlast.events import (
     AnyEvent,
@@ -27,7 +27,7 @@ from outlast.telemetry.event_store import POLL_S, EventReader
 from outlast.text_formatting import duration, size
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes. `waited_s`: from the request until it was durable and known."""
 
     path: str
@@ -124,7 +124,7 @@ class _Wait:
 def _tell(saved: CheckpointSaved, waited_s: float, json: bool) -> None:
     if json:
         as_json(
-            Saved(
+            SaveReport(
                 path=saved.path, step=saved.step, n=saved.n, size_bytes=saved.size_bytes,
                 waited_s=waited_s,
             )

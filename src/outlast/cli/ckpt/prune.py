@@ -6,22 +6,22 @@ import time
 
 import msgspec
 
-from outlast.checkpoint.catalog import Checkpoint
-from outlast.checkpoint.catalog import verify as read_all
-from outlast.checkpoint.folder import Folder
-from outlast.checkpoint.pruning import prune as delete
-from outlast.checkpoint.retention import parse
-from outlast.checkpoint.storage import Store
-from outlast.cli.ckpt import out
-from outlast.cli.ckpt.progress import progress
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.stream import as_json, say
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.checkpoint.stores.catalog import verify as read_all
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.checkpoint.upkeep.pruning import prune_store as delete
+from outlast.checkpoint.upkeep.retention_policy import parse_policy
+from outlast.cli.ckpt import ckpt_output
+from outlast.cli.ckpt.ckpt_output import progress
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.launch import run_directory
 from outlast.text_formatting import plural
 
 
-class Fate(msgspec.Struct, frozen=True, kw_only=True):
+class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes for each checkpoint, the newest first."""
 
     directory: str
@@ -48,7 +48,7 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
     json
         One JSON array of all checkpoints with the verdict on each.
     """
-    policy = parse(keep)
+    policy = parse_policy(keep)
     chosen = open_target(target)
     store, barred = chosen.all_of_it(), chosen.barred()
     if not dry_run:
@@ -57,9 +57,9 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         store, policy, time.time_ns(), verified=_is_whole, barred=barred, dry_run=dry_run
     )
     if json:
-        as_json([Fate(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
+        as_json([PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
         return EXIT_DONE
-    table = out.table("step", "attempt", "", "why", right=("step",))
+    table = ckpt_output.table("step", "attempt", "", "why", right=("step",))
     gone = "would go" if dry_run else "deleted"
     for place, stays, why in verdicts:
         table.add_row(str(place.step), place.attempt, "kept" if stays else gone, why)

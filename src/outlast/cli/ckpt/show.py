@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
-from outlast.checkpoint.boxes import Box
-from outlast.checkpoint.catalog import Checkpoint
-from outlast.checkpoint.dtypes import ITEM_BYTES
-from outlast.checkpoint.record import Manifest
-from outlast.cli.ckpt import out
-from outlast.cli.ckpt.grouping import drawn, size_bytes
-from outlast.cli.ckpt.shared import values_in
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.stream import as_json, say
-from outlast.errors import EXIT_DONE, UsageError
+from outlast.checkpoint.format.manifests import ITEM_BYTES, Manifest
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.cli.ckpt import ckpt_output
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.ckpt.tensor_tree import render_tree, size_bytes
+from outlast.cli.output_stream import as_json, say
+from outlast.errors import EXIT_DONE, MismatchError, UsageError
 from outlast.text_formatting import duration, plural, size
+
+_LINE_MAX = 200
+
+
+def values_in(checkpoint: Checkpoint) -> dict[str, str]:
+    """Each part of the shared value with what it holds. Raises ModuleNotFoundError without torch,
+    CorruptionError or StorageError as reading does."""
+    from outlast.checkpoint.format import codec
+    from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+
+    try:
+        shared = codec.decode(CheckpointReader(checkpoint).blob(0, "shared"))
+    except MismatchError:
+        return {}
+    if not isinstance(shared, dict):
+        return {"shared": _short(shared)}
+    if "kinds" not in shared:
+        return {str(name): _short(value) for name, value in shared.items()}
+    said = {name: _part(shared, name, kind) for name, kind in shared["kinds"].items()}
+    said |= {name: _short(value) for name, value in shared.get("imported", {}).items()}
+    return said
+
+
+def _part(shared: Mapping[str, Any], name: str, kind: str) -> str:
+    what = shared["classes"].get(name) or kind
+    if name in shared["optimizers"]:
+        groups = shared["optimizers"][name]["groups"]["value"]
+        return f"{what}: " + "; ".join(map(_short, groups))
+    for room in ("objects", "values"):
+        if name in shared[room]:
+            value = _short(shared[room][name]["value"])
+            return value if room == "values" else f"{what}: {value}"
+    return what
+
+
+def _short(value: Any) -> str:
+    """A value on one line, as Python says it."""
+    if isinstance(value, dict):
+        text = ", ".join(f"{key}={item!r}" for key, item in value.items())
+    else:
+        text = repr(value)
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE_MAX else line[: _LINE_MAX - 3] + "..."
+
 
 _RANKS_MAX = 16
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldTensorRow(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor, and the ranks whose shards hold parts of it."""
 
     dtype: str
@@ -45,7 +89,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     blobs: dict[str, int]
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes. `values` is None where torch is missing, which decodes them."""
 
     where: str
@@ -56,7 +100,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int
     size_bytes: int
     origin: dict[str, str]
-    tensors: dict[str, Held]
+    tensors: dict[str, HeldTensorRow]
     shards: list[Shard]
     values: dict[str, str] | None
 
@@ -88,14 +132,14 @@ def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool
     return EXIT_DONE
 
 
-def _shown(checkpoint: Checkpoint, pattern: str) -> Shown:
+def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     commit = checkpoint.commit
     ranks: dict[str, dict[int, None]] = {name: {} for name in checkpoint.tensors}
     for manifest in checkpoint.manifests:
         for piece in manifest.pieces:
             ranks[piece.name][manifest.rank] = None
     held = {
-        name: Held(
+        name: HeldTensorRow(
             dtype=tensor.dtype, shape=tensor.shape, size_bytes=size_bytes(tensor),
             ranks=tuple(ranks[name]),
         )
@@ -110,7 +154,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> Shown:
         values = values_in(checkpoint)
     except ModuleNotFoundError:
         values = None
-    return Shown(
+    return ShowReport(
         where=checkpoint.where, job=commit.job, step=commit.place.step, n=commit.place.n,
         attempt=commit.place.attempt, time_ns=commit.time_ns, size_bytes=commit.size_bytes,
         origin=commit.origin, tensors=held, shards=list(map(_shard, checkpoint.manifests)),
@@ -133,9 +177,9 @@ def _shard(manifest: Manifest) -> Shard:
     )
 
 
-def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
+def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
     say(shown.where)
-    about = out.table("", "")
+    about = ckpt_output.table("", "")
     about.show_header = False
     when = datetime.fromtimestamp(shown.time_ns / 1e9, tz=UTC).astimezone()
     age_s = max(0, time.time_ns() - shown.time_ns) / 1e9
@@ -151,14 +195,14 @@ def _print_all(checkpoint: Checkpoint, shown: Shown) -> None:
         about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
     say(about)
     if shown.values:
-        state = out.table("state", "")
+        state = ckpt_output.table("state", "")
         for name, value in shown.values.items():
             state.add_row(name, value)
         say(state)
     total = size(sum(each.size_bytes for each in shown.tensors.values()))
     title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
-    say(drawn(checkpoint.tensors, title))
-    table = out.table(
+    say(render_tree(checkpoint.tensors, title))
+    table = ckpt_output.table(
         "rank",
         "shard",
         "tensors",
@@ -184,8 +228,8 @@ def _balance(shards: list[Shard]) -> str:
     return f"{said}, the largest {largest / mean:.2f} of the mean" if mean else said
 
 
-def _print_some(shown: Shown) -> None:
-    table = out.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
+def _print_some(shown: ShowReport) -> None:
+    table = ckpt_output.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
     for name, held in shown.tensors.items():
         table.add_row(
             name, held.dtype, " x ".join(map(str, held.shape)), size(held.size_bytes),

@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from outlast.checkpoint.catalog import Damage, open_checkpoint, places
-from outlast.checkpoint.catalog import verify as read_all
-from outlast.checkpoint.record import COMMIT, Place
-from outlast.checkpoint.storage import Store
-from outlast.cli.ckpt.progress import progress
-from outlast.cli.ckpt.target import open_target
-from outlast.cli.stream import as_json, say
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
+from outlast.checkpoint.stores.catalog import CheckpointDamage, checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.catalog import verify as read_all
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.cli.ckpt.ckpt_output import progress
+from outlast.cli.ckpt.target_argument import open_target
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -27,7 +27,7 @@ from outlast.text_formatting import duration, plural, size
 _NAMED_MAX = 8
 
 
-class Wrong(msgspec.Struct, frozen=True):
+class DamagedPart(msgspec.Struct, frozen=True):
     """A damaged file, or chunk of a file, and the tensors that lie there."""
 
     file: str
@@ -36,13 +36,13 @@ class Wrong(msgspec.Struct, frozen=True):
     tensors: tuple[str, ...]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """On one checkpoint; whole where `damages` is empty."""
 
     directory: str
     size_bytes: int
     seconds: float
-    damages: list[Wrong]
+    damages: list[DamagedPart]
 
 
 def verify(
@@ -72,10 +72,10 @@ def verify(
     chosen = open_target(target)
     if every and step is not None:
         raise UsageError("--all and --step contradict each other; say one of them")
-    wanted = places(chosen.all_of_it()) if every else [chosen.choose(step)]
+    wanted = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
     if not wanted:  # not checked is not whole
         raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
-    verdicts: list[Verdict] = []
+    verdicts: list[VerifyReport] = []
     for place in wanted:
         verdicts.append(_verified(chosen.store, place))
         if not json:
@@ -85,7 +85,7 @@ def verify(
     return EXIT_USER_ERROR if any(verdict.damages for verdict in verdicts) else EXIT_DONE
 
 
-def _verified(store: Store, place: Place) -> Verdict:
+def _verified(store: Store, place: SavePoint) -> VerifyReport:
     began = time.monotonic()
     size_bytes = 0
     try:
@@ -94,16 +94,18 @@ def _verified(store: Store, place: Place) -> Verdict:
         with progress(f"step {place.step}") as tell:
             damages = read_all(checkpoint, tell)
     except (CorruptionError, StorageError) as error:
-        damages = [Damage(f"{store.where}/{place.directory}/{COMMIT}", None, str(error), ())]
-    return Verdict(
+        damages = [
+            CheckpointDamage(f"{store.where}/{place.directory}/{COMMIT}", None, str(error), ())
+        ]
+    return VerifyReport(
         directory=place.directory,
         size_bytes=size_bytes,
         seconds=time.monotonic() - began,
-        damages=[Wrong(*damage) for damage in damages],
+        damages=[DamagedPart(*damage) for damage in damages],
     )
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: VerifyReport) -> None:
     if not verdict.damages:
         rate = f"{size(round(verdict.size_bytes / verdict.seconds))}/s"
         read = f"{size(verdict.size_bytes)} in {duration(verdict.seconds)}, {rate}"

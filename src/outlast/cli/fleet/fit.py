@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from outlast.atomic_files import write_new
-from outlast.cli.stream import Printer, as_json, say, write
+from outlast.cli.output_stream import Printer, as_json, say, write
 from outlast.errors import EXIT_DONE
-from outlast.fleet import outsized_jobs, present
-from outlast.fleet.fit import Fit
-from outlast.fleet.fit import fit as fitted
-from outlast.fleet.lake import Lake
-from outlast.fleet.rates_file import Source, digest, text
-from outlast.fleet.window import window
+from outlast.fleet.analysis import exposure, node_inventory
+from outlast.fleet.analysis.fitted_rates import FittedRates
+from outlast.fleet.analysis.fitted_rates import fit_rates as fitted
+from outlast.fleet.analysis.rates_file import RatesSource, format_rates, lake_digest
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import COST_NAMES
 from outlast.text_formatting import duration
 
@@ -58,11 +58,11 @@ def fit(
         write_new(out, None)
     with Printer(stderr=True).status("measuring"):
         notes: list[str] = []
-        tables = window(opened, since, until, cluster=cluster, notes=notes)
-        notes += [*outsized_jobs.dominant(tables), *present.notes(tables)]
+        tables = load_window(opened, since, until, cluster=cluster, notes=notes)
+        notes += [*exposure.dominant_attempts(tables), *node_inventory.inventory_notes(tables)]
         found = fitted(tables)
         found = replace(found, notes=[*notes, *found.notes])
-    told = text(found, Source(str(lake), digest(lake)))
+    told = format_rates(found, RatesSource(str(lake), lake_digest(lake)))
     if out:
         write_new(out, told)
     if json:
@@ -78,7 +78,7 @@ def _plain(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _show(found: Fit, out: Path) -> None:
+def _show(found: FittedRates, out: Path) -> None:
     rate = found.rate
     gpu_hours = 3600 * rate.per_gpu_second
     say(

@@ -4,18 +4,106 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from outlast.cli.fleet.asking import Flags
-from outlast.cli.stream import Printer, as_json, say, tell
+from outlast.cli.output_stream import Printer, as_json, say, tell
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.fleet.ingest import Read, Summary
-from outlast.fleet.ingest import ingest as ingested
-from outlast.fleet.lake import said
-from outlast.fleet.tables import Name
+from outlast.fleet.formats.format_detection import Format, LogOptions
+from outlast.fleet.record_tables import Name
+from outlast.fleet.store.ingestion import IngestedLog, IngestSummary
+from outlast.fleet.store.ingestion import ingest as ingested
+from outlast.fleet.store.lake import format_time
 from outlast.text_formatting import plural
+
+
+def _ingest_flag(text: str, name: str | None = None) -> Parameter:
+    return Parameter(help=text, name=name)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class IngestFlags:
+    """As flags."""
+
+    as_: Annotated[
+        Format | None, _ingest_flag("What the logs are, where their content does not tell.", "--as")
+    ] = None
+    mapping: Annotated[
+        Path | None,
+        _ingest_flag(
+            "A TOML file that says which column is what, for CSV and JSON of any shape; else"
+            " log.toml beside log.csv."
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None, _ingest_flag("The name of the cluster, where a log does not say it.")
+    ] = None
+    zone: Annotated[
+        str | None,
+        _ingest_flag("The time zone of times that have none, as in Europe/Paris; else UTC."),
+    ] = None
+    node: Annotated[
+        str | None,
+        _ingest_flag(
+            "The node that a log is of, where it does not say so. In it {name} is the log's name"
+            " without its ending, and {folder} that of its directory."
+        ),
+    ] = None
+    at: Annotated[
+        str | None,
+        _ingest_flag(
+            "When the logs were taken, as in 2024-05-17T10:00; else as old as their files are."
+        ),
+    ] = None
+    boot: Annotated[
+        str | None,
+        _ingest_flag(
+            "When the node was booted, for lines of a kernel that count seconds since then."
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        _ingest_flag(
+            "How many nodes there are, for a trace of faults, which names those that had one."
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, _ingest_flag("How many GPUs a node has, for a trace of faults.")
+    ] = None
+    epoch: Annotated[str | None, _ingest_flag("Day 0 of a trace of faults, as in 2024-03-30.")] = (
+        None
+    )
+    delimiter: Annotated[
+        str | None,
+        _ingest_flag("What separates the fields of accounting, where its header does not show it."),
+    ] = None
+    columns: Annotated[
+        str | None,
+        _ingest_flag("The columns of accounting without a header, as in JobID,State,Start,End."),
+    ] = None
+
+    policy: Annotated[
+        Path | None,
+        _ingest_flag(
+            "A TOML file with XIDs that mean something else here than the shipped policy says."
+        ),
+    ] = None
+
+    def asked(self) -> LogOptions:
+        """As the readers take it."""
+        return LogOptions(
+            format=self.as_, mapping=self.mapping, cluster=self.cluster or "",
+            zone=self.zone or "", node=self.node or "", nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node, epoch=self.epoch or "", at=self.at or "",
+            boot=self.boot or "", delimiter=self.delimiter or "", columns=self.columns or "",
+            policy=self.policy,
+        )  # fmt: skip
+
 
 LOGS_SHOWN = 20  # of more, only those that have something odd
 
@@ -24,7 +112,7 @@ def ingest(
     lake: Path,
     /,
     *source: Path,
-    flags: Flags | None = None,
+    flags: IngestFlags | None = None,
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -48,12 +136,12 @@ def ingest(
     """
     if not source:
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
-    asked = (flags or Flags()).asked()
+    asked = (flags or IngestFlags()).asked()
     names = None
     if anonymize:
-        from outlast.fleet.anonymous import names_of
+        from outlast.fleet.store.pseudonyms import load_pseudonyms
 
-        names = names_of(anonymize, lake)
+        names = load_pseudonyms(anonymize, lake)
     try:
         with _progress() as on_progress:
             found = ingested(lake, source, asked, names, on_progress)
@@ -79,9 +167,9 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         yield lambda source, rows: bar.update(task, description=f"{source}: {rows:,} rows")
 
 
-def _show(found: Summary) -> None:
+def _show(found: IngestSummary) -> None:
     many = len(found.read) > LOGS_SHOWN
-    plain: list[Read] = []
+    plain: list[IngestedLog] = []
     for one in found.read:
         if many and (one.before or _is_plain(one)):
             plain.append(one)
@@ -99,10 +187,10 @@ def _show(found: Summary) -> None:
         say(f"odd: {each}")
     say(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
     if found.since_ns is not None and found.until_ns is not None:
-        say(f"  from {said(found.since_ns)} until {said(found.until_ns)}")
+        say(f"  from {format_time(found.since_ns)} until {format_time(found.until_ns)}")
 
 
-def _is_plain(one: Read) -> bool:
+def _is_plain(one: IngestedLog) -> bool:
     return not (one.source.rejects or one.source.odd or one.source.notes)
 
 
@@ -110,15 +198,15 @@ def _counts(of: Mapping[Name, int]) -> str:
     return ", ".join(plural(rows, kind.removesuffix("s")) for kind, rows in of.items())
 
 
-def _show_one(one: Read) -> None:
+def _show_one(one: IngestedLog) -> None:
     source = one.source
     if one.before:
-        say(f"{source.name}: read before, on {said(source.read_ns)}: nothing to do")
+        say(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
         return
     say(f"{source.name}: {source.format}")
     say(f"  {plural(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
     if source.since_ns is not None and source.until_ns is not None:
-        say(f"  from {said(source.since_ns)} until {said(source.until_ns)}")
+        say(f"  from {format_time(source.since_ns)} until {format_time(source.until_ns)}")
     for what, rows in source.skipped.items():
         say(f"  {rows:,} left out, as no record: {what}")
     for what, rows in source.odd.items():

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.plan.running import progress
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, UsageError
-from outlast.fleet.lake import Lake
+from outlast.fleet.store.lake import Lake
 from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from outlast.fleet.drain_list import Drain
+    from outlast.fleet.analysis.lemon_evidence import DrainCommands
 
 DAY_NS = 86_400 * 10**9
 TRUTH_BYTES_MAX = 1 << 30
@@ -31,8 +31,8 @@ SHORT = {
 }  # fmt: skip
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """`ranking`: as `outlast.fleet.lemons.lemons` has it, times in Unix ns."""
+class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`ranking`: as `outlast.fleet.analysis.lemons.rank_lemons` has it, times in Unix ns."""
 
     cluster: str  # "": none is named
     since_ns: int
@@ -47,7 +47,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     not_drained: list[str]
     unsafe: list[str]
     notes: list[str]  # what was left out or joined
-    score: dict[str, float | int | None] | None  # `outlast.fleet.lemons.Score`; None without truth
+    score: (
+        dict[str, float | int | None] | None
+    )  # `outlast.fleet.analysis.lemons.RankingScore`; None without truth
 
 
 class _Truth(msgspec.Struct):
@@ -112,7 +114,7 @@ def lemons(
     taken = quantities.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
     opened = _opened(lake, drain)
-    found, listed = _asked(
+    found, listed = _check_flags(
         opened, days, history_days, until, cluster, taken, times, share_max, true
     )
     if json:
@@ -135,19 +137,22 @@ def _opened(lake: Path, drain: bool) -> Lake:
     return opened
 
 
-def _asked(
+def _check_flags(
     opened: Lake, days: float, history_days: float, until: str | None, cluster: str | None,
     fdr: float, times: float, share_max: float, true: list[str] | None,
-) -> tuple[Found, Drain]:  # fmt: skip
-    from outlast.fleet import outsized_jobs, present
-    from outlast.fleet.attribution import attribute
-    from outlast.fleet.blame import at_fault, blamed
-    from outlast.fleet.clusters import resolve
-    from outlast.fleet.drain_list import drain_list
-    from outlast.fleet.lemon_evidence import evidence
-    from outlast.fleet.lemons import known_by, scored
-    from outlast.fleet.lemons import lemons as ranked
-    from outlast.fleet.window import between, known, moment
+) -> tuple[LemonsReport, DrainCommands]:  # fmt: skip
+    from outlast.fleet.analysis import exposure, node_inventory
+    from outlast.fleet.analysis.failure_attribution import attribute_failures
+    from outlast.fleet.analysis.lemon_evidence import drain_commands, lemon_evidence
+    from outlast.fleet.analysis.lemons import failure_basis, score_ranking
+    from outlast.fleet.analysis.lemons import rank_lemons as ranked
+    from outlast.fleet.analysis.node_attribution import attribute_to_nodes, worst_nodes
+    from outlast.fleet.store.lake_selection import (
+        known_period,
+        load_period,
+        parse_flag_time,
+        resolve_cluster,
+    )
 
     if not 0 < days <= history_days < 1e5:
         raise UsageError(
@@ -155,31 +160,44 @@ def _asked(
             " history has"
         )
     notes: list[str] = []
-    end_ns = known(opened, cluster, notes)[1] if until is None else moment("--until", until)
+    end_ns = (
+        known_period(opened, cluster, notes)[1]
+        if until is None
+        else parse_flag_time("--until", until)
+    )
     since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
-    tables = between(opened, since_ns, end_ns, cluster=cluster, notes=notes)
-    by = known_by(tables)
-    notes += outsized_jobs.dominant(tables) if by == "jobs" else present.notes(tables)
+    tables = load_period(opened, since_ns, end_ns, cluster=cluster, notes=notes)
+    by = failure_basis(tables)
+    notes += (
+        exposure.dominant_attempts(tables)
+        if by == "jobs"
+        else node_inventory.inventory_notes(tables)
+    )
     with progress("lemons") as tell:
         tell(0, 2)
-        attributed = attribute(tables)
-        infra = at_fault(attributed).collect().lazy()
+        attributed = attribute_failures(tables)
+        infra = worst_nodes(attributed).collect().lazy()
         tell(1, 2)
         ranking = ranked(
             tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times, by=by
         )
-    named = blamed(tables, infra).filter("named").select("cluster", "job", "attempt").unique()
+    named = (
+        attribute_to_nodes(tables, infra)
+        .filter("named")
+        .select("cluster", "job", "attempt")
+        .unique()
+    )
     failures = infra.select("cluster", "job", "attempt").unique().collect().height
     real = not opened.manifest.anonymous  # other names than the nodes' own drain nothing
-    why = evidence(tables, attributed, ranking.filter("lemon"))
-    listed = drain_list(ranking.filter(real), share_max=share_max)
-    return Found(
-        cluster=resolve(opened, cluster), notes=notes,
+    why = lemon_evidence(tables, attributed, ranking.filter("lemon"))
+    listed = drain_commands(ranking.filter(real), share_max=share_max)
+    return LemonsReport(
+        cluster=resolve_cluster(opened, cluster), notes=notes,
         since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns, by=by,
         nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
         without_node=failures - named.collect().height, ranking=_with_evidence(ranking, why),
         drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
-        score=None if true is None else scored(ranking, true)._asdict(),
+        score=None if true is None else score_ranking(ranking, true)._asdict(),
     ), listed  # fmt: skip
 
 
@@ -194,23 +212,25 @@ def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, A
 
 
 def _true(path: Path) -> list[str]:
-    from outlast.fleet.sources import whole
+    from outlast.fleet.formats.log_reading import read_bounded
 
     try:
-        return list(msgspec.json.decode(whole(path, TRUTH_BYTES_MAX, "is it?"), type=_Truth).lemons)
+        return list(
+            msgspec.json.decode(read_bounded(path, TRUTH_BYTES_MAX, "is it?"), type=_Truth).lemons
+        )
     except msgspec.DecodeError as error:
         raise UsageError(
             f"--truth {path}: {error}; `outlast fleet synth` writes a truth.json"
         ) from error
 
 
-def _show(found: Found, top: int) -> None:
-    from outlast.fleet.lake import said
+def _show(found: LemonsReport, top: int) -> None:
+    from outlast.fleet.store.lake import format_time
 
     said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
     of = f" of {found.cluster}" if found.cluster else ""
     say(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
-    say(Text(f"from {said(found.since_ns)} until {said(found.until_ns)}", "dim"))
+    say(Text(f"from {format_time(found.since_ns)} until {format_time(found.until_ns)}", "dim"))
     for note in found.notes:
         say(Text(f"note: {note}", "yellow"))
     if not found.nodes:
@@ -233,7 +253,7 @@ def _show(found: Found, top: int) -> None:
     say(shown)
     for one in suspects:
         if one["lemon"]:
-            besides = "; ".join(filter(None, (_besides(one), one["why"], _likely(one))))
+            besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
             say(f"{one['node']}: {besides}")
     left = found.lemons - sum(one["lemon"] for one in suspects)
     if left:
@@ -262,12 +282,12 @@ def _scored(score: dict[str, float | int | None]) -> str:
 
 def _likely(one: dict[str, Any]) -> str:
     """Return which part it is, where something tells."""
-    from outlast.fleet.lemon_evidence import UNKNOWN
+    from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 
     return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"
 
 
-def _besides(one: dict[str, Any]) -> str:
+def _evidence_text(one: dict[str, Any]) -> str:
     said = [
         text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
         for name, text in SHORT.items()
@@ -278,7 +298,7 @@ def _besides(one: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _show_drain(listed: Drain, cluster: str) -> None:
+def _show_drain(listed: DrainCommands, cluster: str) -> None:
     if not listed.lines:
         say("# no lemon to drain")
     elif not cluster:

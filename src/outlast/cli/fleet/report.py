@@ -13,19 +13,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from outlast.atomic_files import draft_path, refuse_existing
-from outlast.cli.plan.running import progress
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
-from outlast.fleet.clusters import resolve
-from outlast.fleet.lake import Lake
-from outlast.fleet.window import window
+from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake_selection import load_window, resolve_cluster
 from outlast.process_pool import ProcessPool
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from outlast.fleet.report.sections import Told
-    from outlast.fleet.report.whole import Report, Whole
+    from outlast.fleet.report.fleet_report import DrawnReport, FleetReport
+    from outlast.fleet.report.report_sections import DrawnSection
 
 
 def report(
@@ -63,17 +62,23 @@ def report(
         _free(out)
     opened = Lake.open(lake)
     notes: list[str] = []
-    tables = window(opened, since, until, cluster=cluster, notes=notes)
+    tables = load_window(opened, since, until, cluster=cluster, notes=notes)
     with progress("analyses") as tell, Drawer() if out else nullcontext() as drawer:
-        from outlast.fleet.report.logs import hidden
-        from outlast.fleet.report.whole import report as reported  # while the other process starts
+        from outlast.fleet.report.fleet_report import (
+            build_report as reported,  # while the other process starts
+        )
+        from outlast.fleet.report.fleet_report import hidden_record_notes
 
-        notes += hidden(opened.manifest.sources)
+        notes += hidden_record_notes(opened.manifest.sources)
         on_told = drawer.take if drawer else lambda _: None
         found = reported(
-            tables, str(lake), cluster=resolve(opened, cluster), notes=notes, on_progress=tell,
+            tables,
+            str(lake),
+            cluster=resolve_cluster(opened, cluster),
+            notes=notes,
+            on_progress=tell,
             on_told=on_told,
-        )  # fmt: skip
+        )
         figures = drawer.drawn() if drawer else {}
     if out is not None:
         _write(found, figures, out)
@@ -110,7 +115,7 @@ class Drawer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def take(self, told: Told) -> None:
+    def take(self, told: DrawnSection) -> None:
         if told.draw:
             with _drawer_alive():
                 figure = self._pool.submit(_svg, told.draw, told.section.key)
@@ -140,7 +145,7 @@ def _drawer_alive() -> Iterator[None]:
 def _begin() -> None:
     """What takes half a second whatever is drawn, while there is nothing to draw yet."""
     from outlast import figure_style
-    from outlast.fleet.report import pictures  # noqa: F401
+    from outlast.fleet.report import report_figures  # noqa: F401
 
     figure_style.svg(_nothing, "")
 
@@ -155,12 +160,12 @@ def _svg(draw: Callable[[Figure], None], key: str) -> str:
     return figure_style.svg(draw, key)
 
 
-def _write(found: Whole, figures: dict[str, str], out: Path) -> None:
-    from outlast.fleet.report.page import page
+def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
+    from outlast.fleet.report.report_page import render_page
 
     draft = draft_path(out)
     try:
-        draft.write_text(page(found, figures), encoding="utf-8")
+        draft.write_text(render_page(found, figures), encoding="utf-8")
         draft.replace(out)
     except OSError as error:
         raise StorageError(
@@ -170,7 +175,7 @@ def _write(found: Whole, figures: dict[str, str], out: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _show(found: Report, out: Path) -> None:
+def _show(found: FleetReport, out: Path) -> None:
     for one in found.headlines:
         say(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.said}"))
         say(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))

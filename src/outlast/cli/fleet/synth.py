@@ -10,13 +10,13 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from outlast.atomic_files import refuse_existing
-from outlast.cli.stream import Printer, as_json, say, tell
+from outlast.cli.output_stream import Printer, as_json, say, tell
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
-from outlast.fleet.synth import Truth, cluster
-from outlast.fleet.synth.files import write
+from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster
+from outlast.fleet.synth.synthetic_files import write_files
 
 
-class Made(msgspec.Struct, frozen=True):
+class SynthReport(msgspec.Struct, frozen=True):
     """What `--json` prints: the lists of the truth are in truth.json."""
 
     directory: str
@@ -61,13 +61,15 @@ def synth(
     refuse_existing(directory)
     try:
         with _progress() as show:
-            tables, truth = cluster(shape, days, seed, nodes, lambda share: show("running", share))
-            files = write(tables, truth, directory, lambda share: show("writing", share))
+            tables, truth = make_cluster(
+                shape, days, seed, nodes, lambda share: show("running", share)
+            )
+            files = write_files(tables, truth, directory, lambda share: show("writing", share))
     except KeyboardInterrupt:
         tell(f"outlast: interrupted: nothing was written to {directory}")
         return EXIT_INTERRUPTED
     jobs, findings = tables.jobs.collect().height, tables.findings.collect().height
-    _show(Made(str(directory), files, jobs, findings, _short(truth)), json=json)
+    _show(SynthReport(str(directory), files, jobs, findings, _short(truth)), json=json)
     return EXIT_DONE
 
 
@@ -83,13 +85,13 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
         yield lambda what, share: bar.update(task, description=what, completed=share)
 
 
-def _short(truth: Truth) -> dict[str, float | int | str | None]:
+def _short(truth: GroundTruth) -> dict[str, float | int | str | None]:
     found = msgspec.to_builtins(truth)
     counts = {name: len(each) for name, each in found.items() if isinstance(each, list | dict)}
     return {name: counts.get(name, each) for name, each in found.items()}
 
 
-def _show(made: Made, *, json: bool) -> None:
+def _show(made: SynthReport, *, json: bool) -> None:
     if json:
         as_json(made)
         return

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outlast.cli.plan.running import progress
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
-    from outlast.fleet.trace.near import Around
-    from outlast.fleet.trace.report import Report
+    from outlast.fleet.flight_recorder.hang_report import HangReport
+    from outlast.fleet.flight_recorder.nearby_findings import NearbyFindings
 
 _OTHERS = 8
 _WORLD_MAX = 1 << 20
@@ -50,8 +50,8 @@ def trace(
     json
         One JSON object.
     """
-    from outlast.fleet.trace.files import hosts_of, read
-    from outlast.fleet.trace.report import analyse
+    from outlast.fleet.flight_recorder.hang_report import analyse_dumps
+    from outlast.fleet.flight_recorder.recorder_dumps import read_dumps, read_hosts
 
     if not paths:
         raise UsageError("outlast fleet trace: which directory of dumps, or which files?")
@@ -61,10 +61,12 @@ def trace(
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
     if cluster is not None and lake is None:
         raise UsageError(f"--cluster {cluster} goes with --lake")
-    known = hosts_of(hosts) if hosts else None
+    known = read_hosts(hosts) if hosts else None
     with progress("dumps") as tell:
-        dumps = read(paths, tell)
-    report = analyse(dumps, world=world, hosts=known, findings=_source(lake, findings, cluster))
+        dumps = read_dumps(paths, tell)
+    report = analyse_dumps(
+        dumps, world=world, hosts=known, findings=_source(lake, findings, cluster)
+    )
     if json:
         as_json(report)
     else:
@@ -74,8 +76,8 @@ def trace(
 
 def _source(
     lake: Path | None, findings: Path | None, cluster: str | None
-) -> Callable[[int], Around] | None:
-    from outlast.fleet.trace.near import from_lake, from_lines
+) -> Callable[[int], NearbyFindings] | None:
+    from outlast.fleet.flight_recorder.nearby_findings import from_lake, from_lines
 
     if lake is not None:
         return lambda t_ns: from_lake(lake, t_ns, cluster)
@@ -84,16 +86,16 @@ def _source(
     return None
 
 
-def _print(report: Report) -> None:
-    from outlast.fleet.trace.stuck import named
-    from outlast.fleet.trace.words import health, sentence
+def _print(report: HangReport) -> None:
+    from outlast.fleet.flight_recorder.hang_report import describe_health, sentence
+    from outlast.fleet.flight_recorder.stall import format_ranks
 
     say(report.verdict)
     for rank in report.ranks[:_OTHERS]:
         if host := report.hosts.get(rank):
             say(f"  rank {rank} ran on {host}")
     for one in report.health[1:_OTHERS]:
-        say(f"  {health(one)}")
+        say(f"  {describe_health(one)}")
     others = () if report.circle else report.stuck[1:]
     if others:
         say("What stands still besides, because of that or after it:")
@@ -102,9 +104,9 @@ def _print(report: Report) -> None:
     if left := others[_OTHERS:]:
         say(f"  and {len(left)} more (--json has them)")
     read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"
-    say(f"{read}; {named(report.missing)} not." if report.missing else f"{read}.")
+    say(f"{read}; {format_ranks(report.missing)} not." if report.missing else f"{read}.")
     if report.wrapped:
-        say(f"The first records of {named(report.wrapped)} have been written over.")
+        say(f"The first records of {format_ranks(report.wrapped)} have been written over.")
     for unread in report.unread[:_OTHERS]:
         say(f"not used: {unread.reason}")
     if left := report.unread[_OTHERS:]:

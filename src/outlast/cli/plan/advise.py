@@ -11,17 +11,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.flags import ExtraFlags, Fields, File, Json
-from outlast.cli.plan.saying import drawn, known, remarks, table
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, check_picture, remarks, table
+from outlast.cli.plan.scenario_flags import ExtraFlags, Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.advice import Advice
-from outlast.plan.advise import advise as advised
-from outlast.plan.extras import Extra
-from outlast.plan.ladders import Strategy
-from outlast.plan.levers import Lever
-from outlast.plan.scenario import scenario_of
-from outlast.plan.words import figure as said
+from outlast.plan.answers.advice import Advice
+from outlast.plan.answers.advisor import advise as advised
+from outlast.plan.answers.extra_costs import ExtraCost
+from outlast.plan.answers.input_sensitivity import InputSensitivity
+from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import scenario_of
 
 BUYS, DOUBTS = 6, 4
 TELLING = 1e-4  # of the price
@@ -50,15 +50,15 @@ def advise(
     figure
         Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
     """
-    path = drawn(figure)
-    scenario = scenario_of(known(fields, advise), file)
+    path = check_picture(figure)
+    scenario = scenario_of(check_fields(fields, advise), file)
     found = advised(scenario, strategy, extra.asked() if extra else None)
     if json:
         as_json(found)
     else:
         _show(found)
     if path:
-        from outlast.plan.figures.tornado import draw
+        from outlast.plan.figures.tornado_figure import draw
 
         draw(scenario, found, path)
     return EXIT_DONE
@@ -86,7 +86,7 @@ def _show(found: Advice) -> None:
     remarks(found)
 
 
-def _priced(one: Extra) -> str:
+def _priced(one: ExtraCost) -> str:
     more = "+" if one.usd >= 0 else ""
     return f"{one.what}: {more}{said(one.usd, 'USD')}"
 
@@ -128,7 +128,7 @@ def _ways(found: Advice) -> Table:
     return shown
 
 
-def _buys(worth: list[Lever]) -> Table:
+def _buys(worth: list[InputSensitivity]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD)
     for name in ("", "from", "to", "saves", "goodput"):
         shown.add_column(name, justify="left" if not name else "right")

@@ -6,17 +6,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from outlast import quantities
-from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import drawn, known
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import band, check_fields, check_picture, remarks
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
+from outlast.cli.simulation_progress import execution_place, progress
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.plan.measured import measured
-from outlast.plan.scenario import Scenario, scenario_of, span
+from outlast.plan.answers.measured_run import RunComparison, Verdict
+from outlast.plan.answers.strategy_comparison import StrategyComparison
+from outlast.plan.model.answer_values import Quantity, format_count, format_quantity
+from outlast.plan.model.rates import read_rates
+from outlast.plan.model.scenario import Scenario, scenario_of, span
+from outlast.plan.simulate.ensembles import CAUSES
 
 if TYPE_CHECKING:
-    from outlast.plan.beside import Seen
-    from outlast.plan.compare import Asked, Comparison
+    from outlast.plan.answers.measured_run import MeasuredRun
+    from outlast.plan.answers.strategy_comparison import ComparisonRequest
 
 Picture = Literal["waterfall", "scale", "phases", "fan"]
 REPLICATIONS_MAX = 200_000  # of each strategy: a quarter of a GB
@@ -64,20 +73,24 @@ def compare(
         waterfall: where time goes; scale: goodput by GPUs; phases: the cheapest strategy by GPUs
         and restart time; fan: how far it will be when.
     """
-    path = drawn(figure)
+    path = check_picture(figure)
     seen = _seen(run) if run else None
-    known(fields, compare)
+    check_fields(fields, compare)
     scenario = scenario_of(_with(fields, seen) if seen and not file else fields, file)
-    from outlast.cli.plan.contenders import show
-    from outlast.plan.compare import Asked, expected
-    from outlast.plan.compare import compare as compared
+    from outlast.plan.answers.strategy_comparison import (
+        ComparisonRequest,
+        expected_simulated_failures,
+    )
+    from outlast.plan.answers.strategy_comparison import compare as compared
 
     begins, deadline_s = _dates(start, by, within)
-    asked = Asked(seed=seed, replications=_several(replications), start=begins, within_s=deadline_s)
-    failures = expected(scenario, asked.replications)
-    with place(workers, dask, failures) as where, progress("simulated") as tell:
+    asked = ComparisonRequest(
+        seed=seed, replications=_several(replications), start=begins, within_s=deadline_s
+    )
+    failures = expected_simulated_failures(scenario, asked.replications)
+    with execution_place(workers, dask, failures) as where, progress("simulated") as tell:
         found = compared(scenario, asked, seen=seen, place=where, on_progress=tell)
-    show(found, json=json)
+    show_comparison(found, json=json)
     if path and found.contenders:
         _draw(picture, path, scenario, found, asked, seen)
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
@@ -87,20 +100,20 @@ def _draw(
     picture: Picture,
     path: Path,
     scenario: Scenario,
-    found: Comparison,
-    asked: Asked,
-    seen: Seen | None,
+    found: StrategyComparison,
+    asked: ComparisonRequest,
+    seen: MeasuredRun | None,
 ) -> None:
-    from outlast.plan.figures import fan, phases, scale, waterfall
+    from outlast.plan.figures import comparison_figures, scale_figures
 
     if picture == "scale":
-        scale.draw(scenario, path, asked.seed)
+        scale_figures.draw_scale(scenario, path, asked.seed)
     elif picture == "phases":
-        phases.draw(scenario, path)
+        scale_figures.draw_phases(scenario, path)
     elif picture == "fan":
-        fan.draw(scenario, found, path, start=asked.start, seen=seen)
+        comparison_figures.draw_fan(scenario, found, path, start=asked.start, seen=seen)
     else:
-        waterfall.draw(scenario, found, path)
+        comparison_figures.draw_waterfall(scenario, found, path)
 
 
 def _several(replications: str | None) -> int | None:
@@ -112,19 +125,19 @@ def _several(replications: str | None) -> int | None:
     return runs
 
 
-def _seen(run_dir: Path) -> Seen:
-    from outlast.plan.beside import seen
+def _seen(run_dir: Path) -> MeasuredRun:
+    from outlast.plan.answers.measured_run import read_measured_run
 
-    return seen(run_dir)
+    return read_measured_run(run_dir)
 
 
-def _with(fields: dict[str, str], seen: Seen) -> dict[str, str]:
+def _with(fields: dict[str, str], seen: MeasuredRun) -> dict[str, str]:
     """Return what was said, and what the run says of what was not; a file of rates goes before the
     run."""
     summary, said = seen.summary, {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):
-        said |= set(measured(Path(rates)).said) - {"gpus-per-node"}
+        said |= set(read_rates(Path(rates)).said) - {"gpus-per-node"}
     own = dict(seen.fields)
     if "gpus" not in said:
         own |= {"gpus": f"{summary.world}", "gpus-per-node": "1", "replica-gpus": "1"}
@@ -158,3 +171,147 @@ def _date(flag: str, text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"{flag} {text} is no date, as in 2027-01-31") from error
+
+
+def show_comparison(found: StrategyComparison, *, json: bool) -> None:
+    """The whole comparison, as one JSON object or for people."""
+    if json:
+        as_json(found)
+        return
+    say(Text(found.question, "bold"))
+    say(Text(f"failures: {found.failures}", "dim"))
+    if found.contenders:
+        say(_outcomes(found))
+        say(_ends(found))
+        say(_shares(found))
+        say(_settings(found))
+    if found.observed:
+        _observed(found.observed)
+    for one in found.impossible:
+        say(Text(f"{one.strategy} {one.why}"))
+    cut = "interrupted: " if found.interrupted else ""
+    if found.contenders:
+        rates = format_count(found.rates, "failure rate")
+        say(
+            f"{cut}{format_count(found.runs, 'run')} of each strategy at {rates}, seed"
+            f" {found.seed};"
+        )
+        say("figures are medians, and P5 .. P95 below them; costs more: on the same failures")
+    else:
+        say(f"{cut}each strategy had not yet met enough failure rates to say anything")
+    remarks(found)
+
+
+def _outcomes(found: StrategyComparison) -> Table:
+    best = found.contenders[0]
+    shown = _table("", "goodput", "takes", "costs")
+    for one in found.contenders:
+        cells = (_banded(one.goodput), _banded(one.takes), _banded(one.costs))
+        shown.add_row(one.strategy, *cells, style="bold" if one is best else "")
+    return shown
+
+
+def _ends(found: StrategyComparison) -> Table:
+    """What the others cost more, how often it fails, and when it ends."""
+    best = found.contenders[0]
+    dated = ["ends"] if best.finish else []
+    asked = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
+    shown = _table("", "costs more", "failures", *dated, *asked)
+    for one in found.contenders:
+        row = [Text("") if one is best else _banded(one.dearer), _banded(one.failures)]
+        if one.finish:
+            days = [f"{day:%Y-%m-%d}" if day else "never" for day in one.finish]
+            row.append(_two_lines(days[1], f"{days[0]} .. {days[2]}"))
+        if one.in_time is not None:
+            row.append(Text(format_quantity(one.in_time, "share")))
+        shown.add_row(one.strategy, *row)
+    return shown
+
+
+def _banded(one: Quantity) -> Text:
+    if one.low is None or one.high is None:
+        return Text(format_quantity(one.value, one.unit))
+    low, high = format_quantity(one.low, one.unit), format_quantity(one.high, one.unit)
+    number, _, unit = low.rpartition(" ")
+    if number and unit == high.rpartition(" ")[2]:
+        low = number
+    return _two_lines(format_quantity(one.value, one.unit), f"{low} .. {high}")
+
+
+def _two_lines(middle: str, ends: str) -> Text:
+    return Text.assemble(middle, "\n", (ends, "dim"))
+
+
+def _shares(found: StrategyComparison) -> Table:
+    shown = _table("% of wall time, mean", *CAUSES)
+    for one in found.contenders:
+        shown.add_row(
+            one.strategy, *(f"{round(100 * one.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES)
+        )
+    return shown
+
+
+def _settings(found: StrategyComparison) -> Table:
+    shown = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
+    for one in found.contenders:
+        theory = one.theory
+        memory = format_quantity(one.memory_interval_s, "s") if one.memory_interval_s else "-"
+        shown.add_row(
+            one.strategy,
+            format_quantity(one.interval_s, "s"),
+            memory,
+            format_quantity(one.spares, "nodes"),
+            format_quantity(theory.takes_s, "s"),
+            "" if theory.differs is None else f"{theory.differs:+.2%}",
+            "" if theory.z is None else f"{theory.z:+.1f}",
+        )
+    return shown
+
+
+def _observed(found: RunComparison) -> None:
+    causes = ", ".join(f"{count} {kind}" for kind, count in found.incidents.items()) or "no failure"
+    measured = [
+        f"{name} {format_quantity(value, 'share')}"
+        for name, value in (("goodput", found.goodput), ("ETTR", found.ettr))
+        if value is not None
+    ]
+    say(Text(f"the run in {found.run_dir}", "bold"))
+    say(
+        "; ".join(
+            [
+                f"{found.outcome}: {format_count(found.steps, 'step')} on"
+                f" {format_count(found.devices, 'rank')} in"
+                f" {format_quantity(found.wall_s, 's')}",
+                causes,
+                *measured,
+            ]
+        )
+    )
+    shown = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
+    for one in found.rows:
+        again = _banded(one.at_its_rate) if one.at_its_rate else Text("")
+        shown.add_row(
+            one.observed.name, _banded(one.predicted), _banded(one.observed),
+            _verdict(one.verdict), again, _verdict(one.verdict_at_its_rate),
+        )  # fmt: skip
+    say(shown)
+    say("shares of the time from the first step to the last; more and less: than the band; at its")
+    say("rate: predicted once more, for runs that fail as often as this one did")
+    if found.believed:
+        one = found.believed
+        said = f"{format_quantity(one.value, one.unit)} ({band(one)})"
+        say(f"{one.name}: {said} is to be believed now, from {one.source}")
+    for note in found.notes:
+        say(Text(f"the run's note: {note}", "dim"))
+
+
+def _verdict(one: Verdict | None) -> Text:
+    """How the run compares with the prediction beside it."""
+    return Text(one or "", "" if one == "within" else "yellow")
+
+
+def _table(*columns: str) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        shown.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    return shown

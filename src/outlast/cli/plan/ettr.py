@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from outlast import quantities
-from outlast.cli.plan.flags import Fields, File, Json
-from outlast.cli.plan.saying import drawn, known, show
+from outlast.cli.plan.answer_output import check_fields, check_picture, show
+from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.ettr import ettr as answered
-from outlast.plan.scenario import scenario_of, span
+from outlast.plan.answers.ettr_formulas import ettr as answered
+from outlast.plan.model.scenario import scenario_of, span
 
 
 def ettr(
@@ -36,13 +36,13 @@ def ettr(
     figure
         Draw ETTR over interval and failure rate into this file (.svg, .png, .pdf).
     """
-    path = drawn(figure)
-    scenario = scenario_of(known(fields, ettr), file)
+    path = check_picture(figure)
+    scenario = scenario_of(check_fields(fields, ettr), file)
     queue_s = span(f"--queue {queue}", queue)
     wanted = None if target is None else quantities.share(f"--target {target}", target)
     show(answered(scenario, wanted, queue_s), json=json)
     if path:
-        from outlast.plan.figures.ettr import draw
+        from outlast.plan.figures.interval_figures import draw_ettr
 
-        draw(scenario, queue_s, path)
+        draw_ettr(scenario, queue_s, path)
     return EXIT_DONE

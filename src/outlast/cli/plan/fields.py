@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE
-from outlast.plan.scenario import FIELDS
+from outlast.plan.model.scenario import FIELDS
 
 
 def fields(*, json: bool = False) -> int:

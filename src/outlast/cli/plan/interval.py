@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outlast.cli.plan.flags import Fields, File, Json
-from outlast.cli.plan.saying import drawn, known, show
+from outlast.cli.plan.answer_output import check_fields, check_picture, show
+from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.interval import interval as answered
-from outlast.plan.ladders import Strategy
-from outlast.plan.scenario import scenario_of
+from outlast.plan.answers.best_interval import best_interval as answered
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import scenario_of
 
 
 def interval(
@@ -30,11 +30,11 @@ def interval(
     figure
         Draw goodput against the interval into this file (.svg, .png, .pdf).
     """
-    path = drawn(figure, "numba")  # it shows runs beside theory
-    scenario = scenario_of(known(fields, interval), file)
+    path = check_picture(figure, "numba")  # it shows runs beside theory
+    scenario = scenario_of(check_fields(fields, interval), file)
     show(answered(scenario, strategy), json=json)
     if path:
-        from outlast.plan.figures.interval import draw
+        from outlast.plan.figures.interval_figures import draw_goodput
 
-        draw(scenario, strategy, path)
+        draw_goodput(scenario, strategy, path)
     return EXIT_DONE

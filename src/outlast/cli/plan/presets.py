@@ -6,11 +6,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE
-from outlast.plan.presets import JOBS_GPUS
-from outlast.plan.presets import presets as found
+from outlast.plan.model.rates import JOBS_GPUS
+from outlast.plan.model.rates import presets as found
 
 
 def presets(*, json: bool = False) -> int:

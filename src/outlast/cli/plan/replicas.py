@@ -8,14 +8,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.flags import Fields, File, Json
-from outlast.cli.plan.saying import known, remarks, table
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, remarks, table
+from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.replicas import Copies
-from outlast.plan.replicas import replicas as answered
-from outlast.plan.scenario import scenario_of
-from outlast.plan.words import figure
+from outlast.plan.answers.copy_counts import CopiesRow
+from outlast.plan.answers.copy_counts import memory_copies as answered
+from outlast.plan.model.answer_values import format_quantity
+from outlast.plan.model.scenario import scenario_of
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
@@ -23,7 +23,7 @@ def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> i
 
     How often the last one is lost, and what copies take.
     """
-    found = answered(scenario_of(known(fields, replicas), file))
+    found = answered(scenario_of(check_fields(fields, replicas), file))
     if json:
         as_json(found)
         return EXIT_DONE
@@ -35,15 +35,19 @@ def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> i
     return EXIT_DONE
 
 
-def _rows(rows: Sequence[Copies]) -> Table:
+def _rows(rows: Sequence[CopiesRow]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("copies", "all lost every", "in a run", "by Epoch AI", "memory a GPU",
                  "network a GPU", "goodput"):  # fmt: skip
         shown.add_column(name, justify="right")
     for one in rows:
         shown.add_row(
-            str(one.copies), figure(one.lost_every_s, "s"), figure(one.losses, "times"),
-            figure(one.epoch_losses, "times"), figure(one.memory_per_gpu_bytes, "bytes"),
-            figure(one.network_per_gpu_bytes_per_s, "bytes/s"), figure(one.goodput, "share"),
-        )  # fmt: skip
+            str(one.copies),
+            format_quantity(one.lost_every_s, "s"),
+            format_quantity(one.losses, "times"),
+            format_quantity(one.epoch_losses, "times"),
+            format_quantity(one.memory_per_gpu_bytes, "bytes"),
+            format_quantity(one.network_per_gpu_bytes_per_s, "bytes/s"),
+            format_quantity(one.goodput, "share"),
+        )
     return shown

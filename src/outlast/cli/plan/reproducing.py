@@ -8,10 +8,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.reproduce import DOCUMENTS, rows
-from outlast.plan.reproduce.row import Row
+from outlast.plan.reproduce.reproduced_figure import ReproducedFigure
 
 VERDICTS = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}
 SAYS_MAX, UNIT_MAX = 13, 11
@@ -46,7 +46,7 @@ def reproduce(*documents: str, json: bool = False) -> int:
     return EXIT_DONE
 
 
-def _show(title: str, found: list[Row]) -> None:
+def _show(title: str, found: list[ReproducedFigure]) -> None:
     """A document's rows, and its notes below them: each of them once."""
     notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
@@ -61,7 +61,7 @@ def _show(title: str, found: list[Row]) -> None:
             quantity.append(f" [{notes[row.why]}]", "dim")
         table.add_row(
             quantity,
-            _said(row.says),
+            _published(row.says),
             "no end" if row.ours is None else _number(row.ours),
             row.unit,
             VERDICTS[row.agrees],
@@ -75,11 +75,11 @@ def _show(title: str, found: list[Row]) -> None:
     say("")
 
 
-def _whys(found: list[Row]) -> list[str]:
+def _whys(found: list[ReproducedFigure]) -> list[str]:
     return [row.why for row in found if row.why]
 
 
-def _said(says: float | str | None) -> str:
+def _published(says: float | str | None) -> str:
     return "-" if says is None else says if isinstance(says, str) else _number(says)
 
 

@@ -13,23 +13,23 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import known, remarks
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, remarks
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
+from outlast.cli.simulation_progress import execution_place, progress
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.plan import tables
-from outlast.plan.ladders import Strategy
-from outlast.plan.pools import Place
-from outlast.plan.scenario import Scenario, scenario_of
-from outlast.plan.words import figure, many
+from outlast.plan.model.answer_values import format_count, format_quantity
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import Scenario, scenario_of
+from outlast.plan.simulate import result_tables
+from outlast.plan.simulate.part_executors import PartExecutor
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from outlast.plan.spread import Spread
-    from outlast.plan.tallies import Tally
+    from outlast.plan.answers.run_distribution import RunDistribution
+    from outlast.plan.simulate.tallies import Tally
 
 REPLICATIONS_MAX = 1_000_000_000
 
@@ -61,12 +61,14 @@ def simulate(
     out
         Write a row for each run into this new file (.parquet, .arrow, .csv, .json).
     """
-    path = tables.checked(out)
+    path = result_tables.check_target(out)
     runs = quantities.count(f"--replications {replications}", replications)
     if not 1 <= runs <= REPLICATIONS_MAX:
         raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
-    scenario = scenario_of(known(fields, simulate), file)
-    found = _simulated(scenario, strategy, runs, seed, path, partial(place, workers, dask))
+    scenario = scenario_of(check_fields(fields, simulate), file)
+    found = _simulated(
+        scenario, strategy, runs, seed, path, partial(execution_place, workers, dask)
+    )
     _show(found, json=json)
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
 
@@ -77,19 +79,19 @@ def _simulated(
     runs: int,
     seed: int,
     path: Path | None,
-    place: Callable[[float], AbstractContextManager[Place]],
-) -> Spread:
-    from outlast.plan import rows  # the simulator takes a while to import
-    from outlast.plan.parts import expected_failures
-    from outlast.plan.simulated import job_of
-    from outlast.plan.spread import spread
+    place: Callable[[float], AbstractContextManager[PartExecutor]],
+) -> RunDistribution:
+    from outlast.plan.answers.run_distribution import run_distribution
+    from outlast.plan.simulate import result_rows  # the simulator takes a while to import
+    from outlast.plan.simulate.replications import expected_failures
+    from outlast.plan.simulate.scenario_job import job_of
 
     failures = runs * expected_failures(job_of(scenario, strategy))
-    said = tables.about(scenario, strategy=strategy, seed=seed, replications=runs)
+    said = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
     with (
         place(failures) as where,
         progress("replications") as tell,
-        rows.runs(path, said) as write,
+        result_rows.write_runs(path, said) as write,
     ):
         done = 0
 
@@ -99,13 +101,13 @@ def _simulated(
             done += len(some)
             tell(done, runs)
 
-        return spread(
+        return run_distribution(
             scenario, strategy, runs, seed=seed, executor=where.executor,
             in_flight=where.in_flight, on_rows=take,
         )  # fmt: skip
 
 
-def _show(found: Spread, *, json: bool) -> None:
+def _show(found: RunDistribution, *, json: bool) -> None:
     if json:
         as_json(found)
         return
@@ -115,8 +117,8 @@ def _show(found: Spread, *, json: bool) -> None:
     memory = "" if memory_s is None else f", in memory every {span(memory_s)}"
     cut = "interrupted after " if found.interrupted else ""
     say(
-        f"{cut}{many(found.replications, 'run')}, seed {found.seed}; a save every"
-        f" {span(found.interval_s)}{memory}; {many(found.spares, 'spare')}"
+        f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
+        f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
     )
     shown = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in ("", "mean", "error", "P5", "median", "P95", "theory", "z"):
@@ -132,9 +134,9 @@ def _row(one: Tally) -> tuple[str, ...]:
     unit = one.unit
     return (
         one.name,
-        figure(one.mean, unit),
+        format_quantity(one.mean, unit),
         "" if not one.error else f"{100 * one.error / one.mean:.2f} %",
-        *(figure(each, unit) for each in (one.low, one.middle, one.high)),
-        "" if one.predicted is None else figure(one.predicted, unit),
+        *(format_quantity(each, unit) for each in (one.low, one.middle, one.high)),
+        "" if one.predicted is None else format_quantity(one.predicted, unit),
         "" if one.z is None else f"{one.z:+.1f}",
     )

@@ -11,24 +11,23 @@ from cyclopts import Parameter
 
 from outlast import quantities
 from outlast.atomic_files import write_new
-from outlast.cli.plan.flags import Json
-from outlast.cli.plan.saying import remarks, table
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import remarks, table
+from outlast.cli.plan.scenario_flags import Json
 from outlast.errors import EXIT_DONE, ConfigError
-from outlast.plan.answers import Assumed
-from outlast.plan.scenario import span
-from outlast.plan.sizing import (
+from outlast.plan.model.answer_values import Assumed, format_quantity
+from outlast.plan.model.model_sizing import (
     BYTES_PER_PARAMETER,
     MEMORY_BYTES,
     Device,
-    Machine,
-    Model,
+    MachineSpec,
+    ModelSpec,
     Precision,
     peak_flops,
     sizing,
     tokens_of,
 )
-from outlast.plan.words import figure
+from outlast.plan.model.scenario import span
 
 _TIMES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _LEAST = {"--parameters": 1e3, "--active": 1e3, "--tokens": 1e3, "--batch-tokens": 1.0}
@@ -72,7 +71,7 @@ class MachineFlags:
         None
     )
 
-    def machine(self, precision: Precision) -> Machine:
+    def machine(self, precision: Precision) -> MachineSpec:
         """Read the flags. Raises ConfigError, UsageError, naming the one that cannot be."""
 
         def text(key: str) -> str:
@@ -91,7 +90,7 @@ class MachineFlags:
             if not value:
                 raise ConfigError(f"--{key} {said} must be above 0")
         device = self.device or "h100"
-        return Machine(
+        return MachineSpec(
             gpus=gpus,
             gpus_per_node=per_node,
             flops=peak_flops(device, precision),
@@ -133,7 +132,7 @@ class ModelFlags:
         str | None, _flag("GPUs that hold the model and its optimizer once; else all of them.")
     ] = None
 
-    def model(self, gpus: int) -> Model:
+    def model(self, gpus: int) -> ModelSpec:
         """Read the flags. Raises ConfigError, naming the one that cannot be."""
         parameters, held = _large("--parameters", self.parameters), gpus
         if self.replica_gpus is not None:
@@ -147,7 +146,7 @@ class ModelFlags:
                 raise ConfigError(
                     f"--bytes-per-parameter {each}: say above 0, at most {BYTES_MOST:g}"
                 )
-        return Model(
+        return ModelSpec(
             parameters=parameters,
             active=_large("--active", self.active) if self.active else parameters,
             tokens=_large("--tokens", self.tokens) if self.tokens else tokens_of(parameters),
@@ -157,10 +156,12 @@ class ModelFlags:
         )
 
 
-def _assumed(of: ModelFlags, on: MachineFlags, model: Model, machine: Machine) -> list[Assumed]:
+def _assumed(
+    of: ModelFlags, on: MachineFlags, model: ModelSpec, machine: MachineSpec
+) -> list[Assumed]:
     """Return the flags that were not given, and what they were taken for."""
     follow = {
-        "tokens": figure(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
+        "tokens": format_quantity(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
         "gpus-per-node": str(machine.gpus_per_node),
     }  # fmt: skip
     said = vars(of) | vars(on)

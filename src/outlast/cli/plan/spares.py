@@ -9,14 +9,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.plan.flags import Fields, File, Json
-from outlast.cli.plan.saying import drawn, known, remarks, table
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, check_picture, remarks, table
+from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.scenario import scenario_of
-from outlast.plan.spares import Stock
-from outlast.plan.spares import spares as answered
-from outlast.plan.words import figure as in_words
+from outlast.plan.answers.spare_nodes import SparesRow
+from outlast.plan.answers.spare_nodes import spare_nodes as answered
+from outlast.plan.model.answer_values import format_quantity as in_words
+from outlast.plan.model.scenario import scenario_of
 
 HARDLY = 1e-6  # of time: a minute in two years; far below, figures underflow to 0
 
@@ -38,8 +38,8 @@ def spares(
     figure
         Draw waiting and cost against spares into this file (.svg, .png, .pdf).
     """
-    path = drawn(figure)
-    scenario = scenario_of(known(fields, spares), file)
+    path = check_picture(figure)
+    scenario = scenario_of(check_fields(fields, spares), file)
     found = answered(scenario)
     if json:
         as_json(found)
@@ -52,13 +52,13 @@ def spares(
             say(Text(sentence))
         remarks(found)
     if path:
-        from outlast.plan.figures.spares import draw
+        from outlast.plan.figures.spares_figure import draw
 
         draw(scenario, path)
     return EXIT_DONE
 
 
-def _rows(rows: Sequence[Stock]) -> Table:
+def _rows(rows: Sequence[SparesRow]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost"):
         shown.add_column(Text(name), justify="right", no_wrap=True)

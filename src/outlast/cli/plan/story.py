@@ -6,18 +6,17 @@ from pathlib import Path
 
 from rich.text import Text
 
-from outlast.cli.plan.flags import Fields, File, Json
-from outlast.cli.plan.saying import known, remarks
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, remarks
+from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.plan.answers import answer
-from outlast.plan.interruption import interruption
-from outlast.plan.ladders import Strategy, matters
-from outlast.plan.scenario import scenario_of
-from outlast.plan.simulated import bounded, job_of
-from outlast.plan.story.simulator import Story, tell
-from outlast.plan.strategies import predict
-from outlast.plan.words import figure, many
+from outlast.plan.model.answer_values import answer, format_count, format_quantity
+from outlast.plan.model.ladder_costs import Strategy, matters
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
+from outlast.plan.narrate.narrator import NarratedRun, narrate
+from outlast.plan.simulate.part_executors import interruption
+from outlast.plan.simulate.scenario_job import bound_failures, job_of
 
 _OUTCOME = {"done": "done after", "gave_up": "gave up, after", "interrupted": "not done, after"}
 
@@ -59,10 +58,10 @@ def story(
             " there is nothing to tell; `outlast plan simulate` has such runs"
         )
     _must_be_new(to)
-    scenario = scenario_of(known(fields, story), file)
-    job = bounded(job_of(scenario, strategy), predict(scenario, strategy))
+    scenario = scenario_of(check_fields(fields, story), file)
+    job = bound_failures(job_of(scenario, strategy), predict(scenario, strategy))
     with interruption() as interrupted:
-        told = tell(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
+        told = narrate(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
         code = EXIT_INTERRUPTED if interrupted() and told.outcome != "done" else EXIT_DONE
     if json:
         as_json({"run_dir": str(to), **told._asdict()})
@@ -81,12 +80,15 @@ def _must_be_new(to: Path) -> None:
     raise UsageError(f"--to {to} is there already; nothing was written; name a new directory")
 
 
-def _show(told: Story, to: Path) -> None:
+def _show(told: NarratedRun, to: Path) -> None:
     tallies = told.tallies
-    say(Text(f"{_OUTCOME[told.outcome]} {figure(told.ended_s, 's')}", "bold"))
+    say(Text(f"{_OUTCOME[told.outcome]} {format_quantity(told.ended_s, 's')}", "bold"))
     if told.why:
         say(told.why)
     ways = ", ".join(f"{count} x {rung}" for rung, count in told.rungs.items())
-    stops = many(int(tallies["incidents"]), "stop")
-    say(f"{many(int(tallies['failures']), 'failure')}, {stops}" + (f": {ways}" if ways else ""))
+    stops = format_count(int(tallies["incidents"]), "stop")
+    say(
+        f"{format_count(int(tallies['failures']), 'failure')}, {stops}"
+        + (f": {ways}" if ways else "")
+    )
     say(f"read it: outlast explain {to}; outlast summary {to}")

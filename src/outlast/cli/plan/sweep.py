@@ -11,17 +11,23 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.plan.flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.plan.running import place, progress
-from outlast.cli.plan.saying import drawn, known, remarks
-from outlast.cli.stream import as_json, say
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import check_fields, check_picture, remarks
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
+from outlast.cli.simulation_progress import execution_place, progress
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
-from outlast.plan import tables
-from outlast.plan.sweep import Found, Point, Sweep, points, strategies_of
-from outlast.plan.sweep import sweep as swept
-from outlast.plan.words import figure as said
-from outlast.plan.words import many
+from outlast.plan.answers.parameter_sweep import (
+    PointResult,
+    Sweep,
+    SweepPoint,
+    strategies_of,
+    sweep_points,
+)
+from outlast.plan.answers.parameter_sweep import sweep as swept
+from outlast.plan.model.answer_values import format_count
+from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.simulate import result_tables
 
 
 def sweep(
@@ -60,11 +66,11 @@ def sweep(
     measure
         What the figure shows.
     """
-    path, picture = tables.checked(out), drawn(figure)
+    path, picture = result_tables.check_target(out), check_picture(figure)
     runs = quantities.count(f"--replications {replications}", replications)
-    wanted = points(known(fields, sweep), file, over, strategies_of(strategy))
+    wanted = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
     with (
-        place(workers, dask, _failures(wanted, runs)) as where,
+        execution_place(workers, dask, _failures(wanted, runs)) as where,
         progress("runs") as tell,
     ):
         found = swept(
@@ -73,11 +79,11 @@ def sweep(
         )  # fmt: skip
     _show(found, json=json)
     if path:
-        from outlast.plan import rows  # numpy takes a while to import
+        from outlast.plan.simulate import result_rows  # numpy takes a while to import
 
-        rows.points(path, wanted, found)
+        result_rows.write_points(path, wanted, found)
     if picture:
-        from outlast.plan.figures.sweep import draw
+        from outlast.plan.figures.sweep_figure import draw
 
         draw(wanted, found, measure, picture)
     if any(one.failed for one in found.points):
@@ -85,7 +91,7 @@ def sweep(
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
 
 
-def _failures(wanted: list[Point], runs: int) -> float:
+def _failures(wanted: list[SweepPoint], runs: int) -> float:
     """To simulate, roughly: theory's are not known yet."""
     each = (
         2 * one.scenario.failures.per_gpu_s * one.scenario.gpus * one.scenario.work_s
@@ -99,11 +105,11 @@ def _show(found: Sweep, *, json: bool) -> None:
         as_json(found)
         return
     alone = found.strategies[0] if len(found.strategies) == 1 else None
-    runs = f"{many(found.asked, 'run')} each, seed {found.seed}"
+    runs = f"{format_count(found.asked, 'run')} each, seed {found.seed}"
     how = runs if found.asked else "by theory alone"
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
-    say(f"{f'{alone}: ' if alone else ''}{many(len(found.points), 'point')}, {how}")
+    say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for key in found.over:
         shown.add_column(key, justify="right")
@@ -118,7 +124,7 @@ def _show(found: Sweep, *, json: bool) -> None:
     remarks(found)
 
 
-def _cells(one: Found, *, runs: bool) -> list[str]:
+def _cells(one: PointResult, *, runs: bool) -> list[str]:
     if one.theory is None:
         return ["-"]
     costs = one.runs.costs.middle if one.runs else one.theory.usd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.theory.checks import not_negative
+from outlast.theory.argument_checks import check_not_negative
 
 WINDOW = 9
 
@@ -16,7 +16,7 @@ class RunningMedian(msgspec.Struct, frozen=True):
 
     def add(self, value_s: float) -> RunningMedian:
         """With one more. Raises UsageError for what no clock measures: negative, NaN, infinite."""
-        not_negative("a measured time", value_s)
+        check_not_negative("a measured time", value_s)
         return RunningMedian((*self.values, value_s)[-WINDOW:])
 
     @property

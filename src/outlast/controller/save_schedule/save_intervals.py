@@ -18,7 +18,7 @@ from outlast.controller.save_schedule.save_tiers import (
     ScheduleInputs,
     survival,
 )
-from outlast.theory.failures import Rate, job_mtbf_s, posterior
+from outlast.theory.failures import RatePosterior, job_mtbf_s, posterior
 from outlast.theory.intervals import POINT, efficiency, flat_zone
 from outlast.theory.levels import Level, pattern
 
@@ -51,7 +51,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals of all tiers, shallowest first."""
 
     choices: tuple[IntervalChoice, ...]
-    rate: Rate
+    rate: RatePosterior
     mtbf_s: float  # the job's
     step_s: float
 

@@ -9,8 +9,8 @@ import msgspec
 from outlast.config import AUTO
 from outlast.controller.save_schedule.save_costs import RunningMedian, SaveCosts
 from outlast.errors import ConfigError, UsageError
-from outlast.theory.checks import not_negative, positive, share
-from outlast.theory.failures import WEIGHT_FAILURES, Prior, preset
+from outlast.theory.argument_checks import check_not_negative, check_positive, check_share
+from outlast.theory.failures import WEIGHT_FAILURES, RatePrior, preset
 
 Name = Literal["memory", "local", "durable"]
 ORDER: tuple[Name, ...] = ("memory", "local", "durable")  # shallowest first
@@ -54,16 +54,16 @@ class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     exposure_device_s: float
     tiers: tuple[SaveTier, ...]
-    prior: Prior = msgspec.field(default_factory=lambda: preset("llama3-405b"))
+    prior: RatePrior = msgspec.field(default_factory=lambda: preset("llama3-405b"))
     cheap_share: float = 0.01  # memory is saved as often as it can be where that costs at most this
 
     def check(self) -> None:
         """Raises UsageError for measurements that cannot be, ConfigError for settings that no
         interval satisfies."""
-        positive("step time (the median of Facts.step)", self.step.median_s)
-        positive("devices", self.devices)
-        not_negative("failures", self.failures)
-        share("cheap_share", self.cheap_share)
+        check_positive("step time (the median of Facts.step)", self.step.median_s)
+        check_positive("devices", self.devices)
+        check_not_negative("failures", self.failures)
+        check_share("cheap_share", self.cheap_share)
         names = [tier.name for tier in self.tiers]
         if not names or names != [name for name in ORDER if name in names]:
             raise UsageError(
@@ -96,10 +96,10 @@ def survival(tiers: tuple[SaveTier, ...]) -> dict[Name, float]:
 
 def _check(tier: SaveTier) -> None:
     bounds = tier.bounds
-    share(f"{tier.name}: survives", tier.assumed)
-    not_negative(f"{tier.name}: restored", tier.restored)
-    not_negative(f"{tier.name}: min_s", bounds.min_s)
-    positive(f"{tier.name}: max_s", bounds.max_s)
+    check_share(f"{tier.name}: survives", tier.assumed)
+    check_not_negative(f"{tier.name}: restored", tier.restored)
+    check_not_negative(f"{tier.name}: min_s", bounds.min_s)
+    check_positive(f"{tier.name}: max_s", bounds.max_s)
     if not 1 <= bounds.min_steps <= bounds.max_steps or bounds.min_s > bounds.max_s:
         raise ConfigError(
             f"{tier.name}: no interval lies within {bounds.min_steps} to {bounds.max_steps} steps"

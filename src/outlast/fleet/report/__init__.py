@@ -1,1 +1,1 @@
-"""Everything that a lake answers, as one page with figures, and as JSON."""
+"""Report of a lake: sections, headlines and figures, as a page and as JSON."""

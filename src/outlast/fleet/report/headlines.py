@@ -1,4 +1,4 @@
-"""What to read first in a report."""
+"""Headline figures of a report."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from outlast.fleet import mttf, outages
-from outlast.fleet.intervals import garwood
-from outlast.fleet.report.sections import Facts, Told
+from outlast.fleet.analysis import failure_rates, outages
+from outlast.fleet.analysis.confidence_intervals import garwood
+from outlast.fleet.report.report_sections import DrawnSection, ReportFacts
 from outlast.text_formatting import plural
 
 Rows = list[dict[str, Any]]
@@ -30,7 +30,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-def headlines(facts: Facts, told: list[Told]) -> list[Headline]:
+def headlines(facts: ReportFacts, told: list[DrawnSection]) -> list[Headline]:
     rows = {one.section.key: one.section.rows for one in told}
     return [
         *_rate(facts.rate), *_outages(facts), *_ended(rows["states"]), *_ettr(rows["ettr"]),
@@ -38,7 +38,7 @@ def headlines(facts: Facts, told: list[Told]) -> list[Headline]:
     ]  # fmt: skip
 
 
-def _rate(rate: mttf.FailureRate) -> Iterator[Headline]:
+def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
     if rate.per_1000_node_days is None:
         return
     figure = f"{rate.per_1000_node_days:.2f}"
@@ -54,7 +54,7 @@ def _rate(rate: mttf.FailureRate) -> Iterator[Headline]:
     )  # fmt: skip
 
 
-def _outages(facts: Facts) -> Iterator[Headline]:
+def _outages(facts: ReportFacts) -> Iterator[Headline]:
     """Where no job shows failures."""
     if facts.by == "jobs":
         return
@@ -126,7 +126,7 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     yield Headline(key="lost", figure=figure, said=said, rests_on=rests_on, value=lost)
 
 
-def _lemons(nodes: Rows, facts: Facts) -> Iterator[Headline]:
+def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     found = [one["node"] for one in nodes if one["called"] == LEMON]
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
     if found:

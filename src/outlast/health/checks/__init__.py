@@ -1,1 +1,1 @@
-"""What samples mean: one file for each part of a node, all pure."""
+"""Checks of a node, one file each: sample, probe, judge."""

@@ -21,7 +21,7 @@ from outlast.events import Warned
 from outlast.launch.host.check_process import CheckFailedError, CheckProcess
 from outlast.launch.host.worker_pool import WorkerPool
 from outlast.log_records import SEVERITIES, Finding
-from outlast.symptoms.devices import device as device_of
+from outlast.node_logs.log_readings import device_address as device_of
 from outlast.transport import messages
 
 OWN = "outlast check"

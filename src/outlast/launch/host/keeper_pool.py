@@ -11,8 +11,8 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from outlast.checkpoint.keeper.protocol import Peer
-from outlast.checkpoint.keeper.starting import Served, address_of, open_door
+from outlast.checkpoint.keeper.keeper_frames import PeerKeeper
+from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
 from outlast.controller.replica_placement import ReplicaSpot, group, place
 from outlast.errors import StorageError
 
@@ -43,7 +43,7 @@ class KeeperPool:
     ) -> None:
         self._prefix, self._token, self._lock_fd = prefix, token, lock_fd
         self._leaders, self._note = leaders, note
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, ServedKeeper] = {}
         self._pidfds: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._started_s: dict[int, float] = {}
@@ -71,9 +71,9 @@ class KeeperPool:
         while self._doors:
             self._doors.pop().close()
 
-    def _peers(self, seat: int) -> tuple[Peer, ...]:
+    def _peers(self, seat: int) -> tuple[PeerKeeper, ...]:
         return tuple(
-            Peer(name=f"the keeper of rank {peer}", address=address_of(self._doors[peer]))
+            PeerKeeper(name=f"the keeper of rank {peer}", address=address_of(self._doors[peer]))
             for peer in self._placed.peers[seat]
         )
 
@@ -99,7 +99,7 @@ class KeeperPool:
         self._started_s[seat] = self._loop.time()
         try:
             # The run's lock goes along: nobody else may take the directory before it is written.
-            served = Served(
+            served = ServedKeeper(
                 f"{self._prefix}{seat}",
                 self._token,
                 f"rank {seat}",
@@ -126,7 +126,7 @@ class KeeperPool:
             self._starts[seat] = 0
         self.start(seat)
 
-    def _forget(self, seat: int) -> Served:
+    def _forget(self, seat: int) -> ServedKeeper:
         pidfd = self._pidfds.pop(seat)
         self._loop.remove_reader(pidfd)
         os.close(pidfd)

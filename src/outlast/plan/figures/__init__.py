@@ -1,1 +1,1 @@
-"""The pictures of `outlast plan`: one file each, one style. They need matplotlib."""
+"""Figures of `outlast plan`, in one style. They need matplotlib."""

@@ -1,19 +1,30 @@
-"""Every figure that follows from others in five published documents, computed again by
-`outlast.theory` (docs/reproduce.md)."""
+"""Reproduction of the figures of five published documents (docs/reproduce.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from outlast.errors import UsageError
-from outlast.plan.reproduce import clusters, experiment, scaling, unreliability, walkthrough
-from outlast.plan.reproduce.row import Document, Row
+from outlast.plan.reproduce import (
+    failure_arithmetic,
+    interval_walkthrough,
+    research_clusters,
+    scaling_limits,
+    strategy_experiment,
+)
+from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
 
-_MODULES = (scaling, unreliability, walkthrough, experiment, clusters)
-DOCUMENTS: dict[str, Document] = {module.SOURCE.key: module.SOURCE for module in _MODULES}
+_MODULES = (
+    scaling_limits,
+    failure_arithmetic,
+    interval_walkthrough,
+    strategy_experiment,
+    research_clusters,
+)
+DOCUMENTS: dict[str, SourceDocument] = {module.SOURCE.key: module.SOURCE for module in _MODULES}
 
 
-def rows(documents: Iterable[str] = ()) -> list[Row]:
+def rows(documents: Iterable[str] = ()) -> list[ReproducedFigure]:
     """The figures of the documents with these keys, in the order of DOCUMENTS; without a key, of
     all. Raises UsageError for a key that there is not."""
     asked = set(documents)

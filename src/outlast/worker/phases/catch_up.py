@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NoReturn
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import GroupError, UsageError
 from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
@@ -134,8 +134,8 @@ class CatchUp:
         the draw and the phases that lie behind this worker. Without it, take what comes nearest:
         the state before the next phase."""
         assert self.walk is not None
-        choices = own or tree.decode(self.walk.slot.own)["choices"]
-        self._protected().restore_choices(tree.decode(choices))
+        choices = own or codec.decode(self.walk.slot.own)["choices"]
+        self._protected().restore_choices(codec.decode(choices))
 
     def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
         """What the next phase returned before this worker came; None where it comes to an end."""
@@ -146,7 +146,7 @@ class CatchUp:
         kept, own, last = found
         value = self._settle(call, key)
         if kept != LOST:
-            value = tree.decode(kept)
+            value = codec.decode(kept)
         elif kind in ("step", "eval"):
             value = unknown(self._dry(call, key) if value is None else value, self._use_of(key))
             self.result_lost = True
@@ -156,7 +156,7 @@ class CatchUp:
             )
         if own:
             self.restore_drawn(own)
-            protected_state.restore(tree.decode(own)["random"], self._protected().generators)
+            protected_state.restore(codec.decode(own)["random"], self._protected().generators)
         self._place.add(kept, own)
         self._moment.step += kind == "step"
         if last and walk.after:

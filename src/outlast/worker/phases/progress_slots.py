@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.transport.worker_page import Page
 from outlast.worker.phases.attempt import PhaseAttempt
 from outlast.worker.phases.script_progress import ScriptProgress
@@ -59,7 +59,7 @@ class ProgressSlots:
         if not attempt.waits:
             self._put_after(attempt, own, aside=aside)
             return
-        attempt.buffers = tree.encode(held.buffers.own())
+        attempt.buffers = codec.encode(held.buffers.own())
         self._page.drop("after", n)  # an attempt that was refused may have left one
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
@@ -69,7 +69,7 @@ class ProgressSlots:
         if result is not None:
             self._page.put("result", n, result)
         if attempt.is_gated:
-            changed = attempt.waits and attempt.buffers != tree.encode(held.buffers.own())
+            changed = attempt.waits and attempt.buffers != codec.encode(held.buffers.own())
             held.local.completed(attempt.key, has_changed_buffers=changed)
         if attempt.waits:
             self._put_after(attempt, held.own_state(attempt.choices), aside=aside)

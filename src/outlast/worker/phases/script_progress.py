@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
 
 RESULT_BYTES_MAX = 64 << 10
@@ -22,7 +22,7 @@ LOST = b""  # a result that could not be kept
 def keep_result(value: Any) -> bytes:
     """A phase's result for a later walker, or LOST when it is too large or cannot be written."""
     try:
-        kept = tree.encode(value)
+        kept = codec.encode(value)
     except CodecError:
         return LOST
     return kept if len(kept) <= RESULT_BYTES_MAX else LOST

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import xxhash
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CorruptionError
 from outlast.worker.groups import GroupRegistry
 
@@ -25,7 +25,7 @@ Ticket = tuple[str, int, float]  # digest, bytes, seconds
 def send(groups: GroupRegistry, seat: int, state: Any, tick: Callable[[], None]) -> Ticket:
     """Send `state` to `seat`; `tick` is called once a chunk. Raises GroupError."""
     start = time.monotonic()
-    schema, tensors = tree.flatten(state)
+    schema, tensors = codec.flatten(state)
     total = sum(t.numel() * t.element_size() for t in tensors)
     groups.send(torch.tensor([len(schema), total], dtype=torch.int64, device="cpu"), seat, 0)
     head = torch.frombuffer(bytearray(schema), dtype=torch.uint8)
@@ -33,7 +33,7 @@ def send(groups: GroupRegistry, seat: int, state: Any, tick: Callable[[], None])
     hasher = xxhash.xxh3_128(schema)
     for chunk in _chunks(tensors):
         tick()
-        hasher.update(tree.raw(chunk))
+        hasher.update(codec.raw(chunk))
         groups.send(chunk, seat, 2)
     return hasher.hexdigest(), total, time.monotonic() - start
 
@@ -47,7 +47,7 @@ def receive(groups: GroupRegistry, seat: int, tick: Callable[[], None]) -> tuple
     head = torch.zeros(schema_bytes, dtype=torch.uint8, device="cpu")
     groups.recv(head, seat, 1)
     schema = head.numpy().tobytes()
-    specs = tree.layout(schema)
+    specs = codec.layout(schema)
     if (expected := sum(spec.size_bytes for spec in specs)) != total:
         raise CorruptionError(
             f"seat {seat} announced {total} bytes of state, its schema says {expected}:"
@@ -58,14 +58,14 @@ def receive(groups: GroupRegistry, seat: int, tick: Callable[[], None]) -> tuple
     for chunk, views in _landing(tensors):
         tick()
         groups.recv(chunk, seat, 2)
-        hasher.update(tree.raw(chunk))
+        hasher.update(codec.raw(chunk))
         at = 0
         for view in views:
             view.copy_(chunk[at : at + view.numel()])
             at += view.numel()
     ticket = hasher.hexdigest(), total, time.monotonic() - start
     staged = [spec.staged(tensor) for spec, tensor in zip(specs, tensors, strict=True)]
-    return tree.unflatten(schema, staged), ticket
+    return codec.unflatten(schema, staged), ticket
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

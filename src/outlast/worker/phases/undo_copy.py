@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
 from outlast.worker.phases.attempt_gradients import AttemptGradients
 from outlast.worker.state.module_buffers import BufferSnapshot
@@ -32,7 +32,7 @@ class ObjectMark:
         return self._now() != self._look
 
     def _now(self) -> tuple[bytes, list[bytes]]:
-        schema, tensors = tree.flatten(self._target.state_dict())
+        schema, tensors = codec.flatten(self._target.state_dict())
         return schema, digests([t for t in tensors if t.data_ptr() not in self._apart_from])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import xxhash
 
-from outlast.checkpoint.tree import raw
+from outlast.checkpoint.format.codec import raw
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import local_shard, weighted_sum
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError, PhaseError
 from outlast.worker.script.reachable_values import written
 from outlast.worker.script.script_frames import is_own_class
@@ -84,7 +84,7 @@ class CarriedVariables:
     def put(self, path: Path, saved: bytes | None) -> None:
         """Give the variable at `path` a value that was written down."""
         if saved is not None:
-            self._put(path, tree.decode(saved))
+            self._put(path, codec.decode(saved))
 
     def unbind(self, path: Path) -> None:
         """Leave the variable at `path` as unbound as it was."""
@@ -166,14 +166,14 @@ def named(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def differing(before: bytes, after: bytes) -> str:
     """Return what of a rank's own choices differs, for a message."""
-    old, new = named(tree.decode(before)["script"]), named(tree.decode(after)["script"])
+    old, new = named(codec.decode(before)["script"]), named(codec.decode(after)["script"])
     names = [name for name in new if name not in old or not _same(old[name], new[name])]
     return ", ".join(names) or "a rank-specific object"
 
 
 def _same(live: Any, saved: Any) -> bool:
     try:
-        return tree.encode(outward(live)) == tree.encode(saved)
+        return codec.encode(outward(live)) == codec.encode(saved)
     except CodecError:
         return False
 
@@ -200,7 +200,7 @@ def _is_handle(value: Any) -> bool:
 
 def _must_encode(path: Path, value: Any) -> None:
     try:
-        tree.encode(value)
+        codec.encode(value)
     except CodecError as error:
         raise PhaseError(
             f"{text(path)}, which the script changes, has become a {type(value).__name__} that"

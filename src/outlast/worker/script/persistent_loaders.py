@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch.utils.data import DataLoader
 
-from outlast.data.tickets import Tickets
+from outlast.data.epoch_order import TicketSampler
 
 
 class LastingLoaders:
@@ -61,5 +61,5 @@ def _lasting() -> list[DataLoader[object]]:
         for loader in found
         if getattr(loader, "persistent_workers", False)
         and getattr(loader, "_iterator", None) is not None
-        and not isinstance(loader.sampler, Tickets)  # the source's own
+        and not isinstance(loader.sampler, TicketSampler)  # the source's own
     ]

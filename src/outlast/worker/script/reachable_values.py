@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
 from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
@@ -230,7 +230,7 @@ def written(value: Any) -> bytes | None:
     if type(value) not in _PLAIN and not _fits(value):
         return None
     try:
-        return tree.encode(outward(value))
+        return codec.encode(outward(value))
     except CodecError:
         return None
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import xxhash
 
-from outlast.checkpoint import plan, tree
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.save import shard_plan
 from outlast.errors import ConfigError
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.rank_local_state import BUFFERS, RATES, part_of
@@ -75,7 +76,7 @@ def replica_set(protected: ProtectedState) -> bytes:
         for key, parameter in module.named_parameters()
     }
     state = xxhash.xxh3_64()
-    for held in plan.hold(plan.describe(tensors).table):
+    for held in shard_plan.held_boxes(shard_plan.describe(tensors).table):
         line = f"{held.name!r} {held.dtype} {held.shape} {held.box.start} {held.box.size}\n"
         state.update(line.encode("utf-8", "surrogatepass"))
     return state.digest()
@@ -190,7 +191,7 @@ def _plain(value: Any) -> bytes:
         )
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
-    return tree.encode(value)
+    return codec.encode(value)
 
 
 def _cut(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint.content import unowned
-from outlast.checkpoint.inplace import put_in_group
+from outlast.checkpoint.state.state_content import without_owner
+from outlast.checkpoint.state.state_values import restore_group
 from outlast.errors import ProtectError, UnsupportedError
 
 GROUPS = (
@@ -39,7 +39,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "groups": hyperparameters(optimizer),
         # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
         "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
-        "unowned": unowned(optimizer),
+        "unowned": without_owner(optimizer),
     }
 
 
@@ -70,7 +70,7 @@ def put_in_groups(
 ) -> None:
     """Be as `hyperparameters` say, by group: what else the groups hold came later, and goes."""
     for group, values in zip(optimizer.param_groups, hyperparameters, strict=True):
-        put_in_group(group, values)
+        restore_group(group, values)
         for key in group.keys() - values.keys() - {"params"}:
             del group[key]
 

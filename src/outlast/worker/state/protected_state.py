@@ -20,8 +20,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from outlast import random_state
-from outlast.checkpoint import inplace, tree
-from outlast.checkpoint.state import State, Stateful
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.state import state_values
+from outlast.checkpoint.state.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
@@ -168,7 +169,7 @@ class ProtectedState:
         """Raises ProtectError naming what could not reach a replacement worker: found now, and not
         by the donors of the first failure, one after the other."""
         try:
-            tree.flatten(self.replicated())
+            codec.flatten(self.replicated())
             self.own_choices()
         except CodecError as error:
             raise ProtectError(f"no other worker could take over {error}") from error
@@ -216,7 +217,7 @@ class ProtectedState:
     def own_state(self, choices: bytes, *, whole: bool = True) -> bytes:
         """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes, and what may
         be (see RankLocal); `whole` where the phase is complete that the state is for."""
-        return tree.encode(
+        return codec.encode(
             {
                 "buffers": self.buffers.own(),
                 "choices": choices,
@@ -237,20 +238,20 @@ class ProtectedState:
             "script": self.script.state() if self.script is not None else {},
         }
         try:
-            return tree.encode(choices)
+            return codec.encode(choices)
         except CodecError:
             if self.script is None:
                 raise
             self.script.check()  # raises where a variable of the script is the cause
-            return tree.encode({**choices, "script": self.script.state()})
+            return codec.encode({**choices, "script": self.script.state()})
 
     def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
         """Put back what `own_state` said, into the objects that the script holds. `keep`: see
         `RankLocal.restore`; None where this worker has the rank already."""
-        state = tree.decode(own)
+        state = codec.decode(own)
         if keep is not None and "local" in state:
             self.local.restore(state["local"], keep=keep)
-        saved = tree.decode(state["choices"])
+        saved = codec.decode(state["choices"])
         restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
@@ -268,18 +269,18 @@ class ProtectedState:
             self.script.restore(saved.get("script", {}))
         for name, value in self.own.items():
             plain = isinstance(value, (dict, list))
-            if inplace.same(value if plain else value.state_dict(), objects[name]):
+            if state_values.is_same(value if plain else value.state_dict(), objects[name]):
                 continue
             if plain:
-                inplace.settle(value, objects[name])
+                state_values.restore_in_place(value, objects[name])
             else:
                 value.load_state_dict(objects[name])
 
     # --- replicated ---
 
-    def content(self) -> State:
+    def content(self) -> ScriptState:
         """The same, as a checkpoint holds it: under names that do not depend on the wrapping."""
-        return State({**self.modules, **self.optimizers, **self.objects})
+        return ScriptState({**self.modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
         """Everything a joiner needs from a donor: tensors by reference, nothing copied."""

@@ -24,7 +24,7 @@ import msgspec
 import torch
 import xxhash
 
-from outlast.checkpoint import tree
+from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
 from outlast.transport.worker_page import SLOT_BYTES
 from outlast.worker.state.optimizer_state import (
@@ -74,7 +74,7 @@ class RankLocalState:
         is for; else a donor knows better."""
         parts = {part: self._packed(part, value) for part, value in self._values().items()}
         if whole and RATES in self.differing:
-            parts[EVERYTHING] = tree.encode(self._everything())
+            parts[EVERYTHING] = codec.encode(self._everything())
         return {
             "parts": parts,
             "differing": sorted(self.differing),
@@ -90,7 +90,7 @@ class RankLocalState:
             look = b""
         before, data = self._looks.get(part, (b"", b""))
         if not look or look != before:
-            data = tree.encode(value)
+            data = codec.encode(value)
             self._looks[part] = look, data
             self._digests[part] = xxhash.xxh3_64_digest(data)
         return data
@@ -124,7 +124,7 @@ class RankLocalState:
         self.compared.update(saved["compared"])
         if not (saved["whole"] and (keep or self.differing)):
             return
-        values = {part: tree.decode(data) for part, data in saved["parts"].items()}
+        values = {part: codec.decode(data) for part, data in saved["parts"].items()}
         if EVERYTHING in values:
             live = self._everything()["tensors"]
             for name, tensor in values[EVERYTHING]["tensors"].items():
@@ -238,7 +238,7 @@ class RankLocalState:
         return ", ".join(_TOLD[part] for part in PARTS if part in found)
 
     def _must_fit(self) -> None:
-        size = len(tree.encode(self._everything()))
+        size = len(codec.encode(self._everything()))
         if size > EVERYTHING_BYTES_MAX:
             raise PhaseError(
                 "hyperparameters of optimizers (learning rates), or the scale of a GradScaler,"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import xxhash
 
-from outlast.checkpoint.tree import raw
+from outlast.checkpoint.format.codec import raw
 
 DIGEST_BYTES = 8
 _BLOCK_WORDS = 1 << 22  # 32 MiB of a tensor at a time: bounds the memory for weights

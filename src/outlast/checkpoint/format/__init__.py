@@ -1,0 +1,1 @@
+"""The checkpoint format: manifests and commit records, values without pickle, tensor boxes."""

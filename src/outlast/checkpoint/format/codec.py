@@ -1,0 +1,293 @@
+"""Values without pickle, to bytes and back: numbers, containers, tensors, generator states.
+
+`encode` and `decode` make one self-contained blob: `OLB1 | length of schema | schema | tensors |
+xxh3_128`, little endian. `flatten` and `unflatten` keep the tensors apart, for those who stream
+them. What is kept: None, bool, int, float (each bit), complex, str, bytes, list, tuple, dict,
+OrderedDict, Counter, defaultdict of a builtin type, set, frozenset, strided tensors of every dtype
+(values and device type; not strides, sharing or requires_grad), torch.Size, dtype and device, NumPy
+arrays and scalars without objects, pathlib paths. Anything else is a CodecError with its place.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import PosixPath, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from outlast.checkpoint.format import value_encoder
+from outlast.checkpoint.format.value_encoder import (
+    BLOB_MAGIC,
+    COMPLEX,
+    DEPTH_MAX,
+    DIGEST_BYTES,
+    FACTORIES,
+    FLOAT,
+    INT,
+    SIZE,
+    TensorSpec,
+    seal,
+    unseal,
+)
+from outlast.errors import CorruptionError
+
+
+class NodeReader:
+    """One body being read. `tensor` is called once for each tensor node, in order."""
+
+    def __init__(self, body: memoryview, tensor: Callable[[TensorSpec], torch.Tensor]) -> None:
+        self.body = body
+        self.at = 0
+        self.tensor = tensor
+        self.depth = 0
+
+    def node(self) -> Any:
+        tag = self.take(1).tobytes()
+        read = _READERS.get(tag)
+        if read is None:
+            raise ValueError(f"unknown node {tag!r} at byte {self.at - 1}")
+        self.depth += 1
+        if self.depth > 2 * DEPTH_MAX + 2:  # keys may be as deep as values
+            raise ValueError("nested too deep")
+        value = read(self)
+        self.depth -= 1
+        return value
+
+    def take(self, size: int) -> memoryview:
+        end = self.at + size
+        if end > len(self.body):
+            raise ValueError(f"cut short at byte {self.at}")
+        piece = self.body[self.at : end]
+        self.at = end
+        return piece
+
+    def size(self) -> int:
+        (size,) = SIZE.unpack(self.take(SIZE.size))
+        return size
+
+    def raw(self) -> memoryview:
+        return self.take(self.size())
+
+    def text(self) -> str:
+        return str(self.raw(), "utf-8", "surrogatepass")
+
+    def numbers(self, code: str) -> array[Any]:
+        found = array(code)
+        found.frombytes(self.raw())
+        return found
+
+    def pairs(self) -> list[tuple[Any, Any]]:
+        return [(self.node(), self.node()) for _ in range(self.size())]
+
+    def items(self) -> list[Any]:
+        return [self.node() for _ in range(self.size())]
+
+    def packed(self) -> array[Any]:
+        return self.numbers(self.take(1).tobytes().decode("ascii"))
+
+
+def read_node(schema: bytes | memoryview, tensor: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    """The value of `schema`. Raises CorruptionError when it is damaged or of another version."""
+    body = unseal(schema)
+    reader = NodeReader(body, tensor)
+    try:
+        value = reader.node()
+    except (ValueError, TypeError, KeyError, struct.error, RuntimeError, OverflowError) as error:
+        raise CorruptionError(f"a schema is not well formed: {error}; nothing was read") from error
+    if reader.at != len(body):
+        raise CorruptionError(f"a schema has {len(body) - reader.at} bytes too many")
+    return value
+
+
+def _int(reader: NodeReader) -> int:
+    (value,) = INT.unpack(reader.take(INT.size))
+    return value
+
+
+def _float(reader: NodeReader) -> float:
+    (value,) = FLOAT.unpack(reader.take(FLOAT.size))
+    return value
+
+
+def _ordered(reader: NodeReader) -> OrderedDict[Any, Any]:
+    value = OrderedDict(reader.pairs())
+    vars(value).update(reader.node())
+    return value
+
+
+def _counter(reader: NodeReader) -> Counter[Any]:
+    value: Counter[Any] = Counter()
+    for key, count in reader.pairs():
+        value[key] = count
+    return value
+
+
+def _defaultdict(reader: NodeReader) -> defaultdict[Any, Any]:
+    pairs = reader.pairs()
+    name = reader.node()
+    return defaultdict(FACTORIES[name] if name else None, pairs)
+
+
+def _tensor(reader: NodeReader) -> torch.Tensor:
+    dtype = _torch_dtype(reader.text())
+    device = reader.text()
+    return reader.tensor(TensorSpec(tuple(reader.numbers("q")), dtype, device))
+
+
+def _dtype(reader: NodeReader) -> torch.dtype:
+    return _torch_dtype(reader.text())
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"this torch ({torch.__version__}) has no dtype {name!r}")
+    return dtype
+
+
+def _array(reader: NodeReader) -> np.ndarray[Any, Any]:
+    dtype = np.lib.format.descr_to_dtype(reader.node())
+    shape = tuple(reader.numbers("q"))
+    return np.ndarray(shape, dtype, buffer=reader.raw()).copy()
+
+
+_READERS: dict[bytes, Callable[[NodeReader], Any]] = {
+    b"N": lambda _: None,
+    b"+": lambda _: True,
+    b"-": lambda _: False,
+    b"i": _int,
+    b"I": lambda reader: int.from_bytes(reader.raw(), "little", signed=True),
+    b"f": _float,
+    b"c": lambda reader: complex(*COMPLEX.unpack(reader.take(COMPLEX.size))),
+    b"s": NodeReader.text,
+    b"b": lambda reader: reader.raw().tobytes(),
+    b"l": NodeReader.items,
+    b"t": lambda reader: tuple(reader.items()),
+    b"L": lambda reader: reader.packed().tolist(),
+    b"U": lambda reader: tuple(reader.packed()),
+    b"T": _tensor,
+    b"e": lambda reader: set(reader.items()),
+    b"z": lambda reader: frozenset(reader.items()),
+    b"d": lambda reader: dict(reader.pairs()),
+    b"o": _ordered,
+    b"n": _counter,
+    b"D": _defaultdict,
+    b"S": lambda reader: torch.Size(reader.numbers("q")),
+    b"y": _dtype,
+    b"v": lambda reader: torch.device(reader.text()),
+    b"p": lambda reader: PosixPath(reader.text()),
+    b"P": lambda reader: PurePosixPath(reader.text()),
+    b"a": _array,
+    b"G": lambda reader: _array(reader)[()],
+}
+
+
+__all__ = ["TensorSpec", "decode", "encode", "flatten", "layout", "raw", "unflatten"]
+
+
+def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """The schema of `value`, and its tensors: detached, by reference where contiguous.
+
+    Raises CodecError naming the place ("scheduler.lr_lambdas[0] is a function ...").
+    """
+    writer = value_encoder.NodeWriter()
+    writer.value(value)
+    return seal(b"".join(writer.parts)), writer.tensors
+
+
+def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> Any:
+    """The value of `schema` with `tensors` in their places, by reference.
+
+    Raises CorruptionError when the schema is damaged or does not fit the tensors.
+    """
+    rest = iter(tensors)
+
+    def fitting(spec: TensorSpec) -> torch.Tensor:
+        tensor = next(rest, None)
+        if tensor is None:
+            raise CorruptionError("a schema speaks of more tensors than there are")
+        if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+            raise CorruptionError(
+                f"a tensor of {tuple(tensor.shape)} {tensor.dtype} stands where the schema has"
+                f" {spec.shape} {spec.dtype}; nothing was taken over"
+            )
+        return tensor
+
+    value = read_node(schema, fitting)
+    if next(rest, None) is not None:
+        raise CorruptionError("there are more tensors than the schema speaks of")
+    return value
+
+
+def layout(schema: bytes | memoryview) -> list[TensorSpec]:
+    """The tensors that belong to `schema`, in order, for who must allocate them.
+
+    Raises CorruptionError when the schema is damaged.
+    """
+    specs: list[TensorSpec] = []
+    nothing = torch.empty(0, device="cpu")
+
+    def collect(spec: TensorSpec) -> torch.Tensor:
+        specs.append(spec)
+        return nothing
+
+    read_node(schema, collect)
+    return specs
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor: its own memory on the CPU (writing there writes the
+    tensor), a copy from elsewhere."""
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel():  # it may have any strides, which a view of its bytes must not have
+        flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return flat.view(torch.uint8).cpu().numpy().data
+
+
+def encode(value: Any) -> bytes:
+    """`value` as one blob. Raises CodecError as `flatten` does."""
+    schema, tensors = flatten(value)
+    body = b"".join((BLOB_MAGIC, SIZE.pack(len(schema)), schema, *map(raw, tensors)))
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def decode(blob: bytes | memoryview) -> Any:
+    """The value of a blob; tensors own their memory, and are on this process's device of the type
+    that they were on (on the CPU where it has none).
+
+    Raises CorruptionError when any bit of it is wrong; nothing is taken over then.
+    """
+    view = memoryview(blob)
+    body, end = view[:-DIGEST_BYTES], len(view) - DIGEST_BYTES
+    start = len(BLOB_MAGIC) + SIZE.size
+    if end < start:
+        raise CorruptionError(f"a value of {len(view)} bytes is cut short; nothing was read")
+    magic = bytes(body[: len(BLOB_MAGIC)])
+    if magic != BLOB_MAGIC:
+        raise CorruptionError(
+            f"not a value of version 1 (starts with {magic!r}): it is damaged or was written by"
+            " another version of Outlast; nothing was read"
+        )
+    if xxhash.xxh3_128_digest(body) != view[end:]:
+        raise CorruptionError("a value's bytes do not match their digest; nothing was read")
+    (schema_bytes,) = SIZE.unpack_from(body, len(BLOB_MAGIC))
+    at = start + schema_bytes
+
+    def copied(spec: TensorSpec) -> torch.Tensor:
+        nonlocal at
+        tensor = spec.allocate()
+        piece = body[at : at + spec.size_bytes]
+        raw(tensor)[:] = piece
+        at += len(piece)
+        return tensor.to(spec.home())
+
+    value = read_node(body[start:at], copied)
+    if at != end:
+        raise CorruptionError(f"a value has {end - at} bytes too many; nothing was taken over")
+    return value

@@ -1,0 +1,249 @@
+"""Manifests and commit records of a checkpoint (docs/format.md).
+
+Plain structures, sealed as JSON with a digest of themselves. Nothing here touches a file or torch.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from outlast.errors import CorruptionError, UsageError
+
+FORMAT = 3
+FORMAT_FROZEN = 4  # of a part with a frozen region, and of a checkpoint with such a part
+FORMATS = (2, 3, 4)  # that are read
+STEPS_MAX = 10**18 - 1
+LINES_MAX = 10**9 - 1
+CHUNK_BYTES = 16 << 20
+COMMIT = "commit.json"
+LATEST = "latest"
+_SINCE_3 = {"samples", "parent", "base"}
+_NAME = re.compile(r"step-([0-9]{9,18})-n([0-9]{1,18})(?:-l([1-9][0-9]{0,8}))?-([a-z0-9]{1,32})")
+
+
+class SavePoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a run was when it was saved, and which attempt at saving it this is.
+
+    `n`: phases completed (under `outlast run`; else the step). `attempt`: letters and digits, new
+    for every attempt, equal on all ranks of one. `line`: how often the job had gone back, or begun
+    anew, in this directory; what a later line holds is newer, whatever its step (lineage.py).
+    """
+
+    step: int
+    n: int
+    attempt: str
+    line: int = 0
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Return what checkpoints are ordered by; of equal positions the one committed last is
+        newer."""
+        return self.line, self.step, self.n
+
+    @property
+    def directory(self) -> str:
+        line = f"-l{self.line}" if self.line else ""
+        return f"step-{self.step:09d}-n{self.n}{line}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, directory: str) -> SavePoint | None:
+        """The place that a directory's name says, or None for a name of somebody else's."""
+        match = _NAME.fullmatch(directory)
+        place = cls(int(match[1]), int(match[2]), match[4], int(match[3] or 0)) if match else None
+        return place if place and place.directory == directory else None
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole tensor, wherever its pieces are. `dtype`: torch's name without "torch."."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A box of a tensor: its elements lie in C order from byte `at` of the shard on."""
+
+    name: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    at: int
+
+
+class Blob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Bytes in a shard that are no tensor: `shared` (from rank 0) or `own` (this rank's)."""
+
+    name: str
+    at: int
+    size_bytes: int
+
+
+class ValueSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Sample of tensors that a rank holds with others, to be compared at the commit.
+
+    `key`: equal on all ranks that hold these tensors. `ranks`: these. `digest`: xxh3_128 in hex of
+    the sample of all of them. `each`: 8 hex digits a tensor, in order of their names. `names`: on
+    the first of the ranks; empty on the others.
+    """
+
+    key: str
+    ranks: tuple[int, ...]
+    digest: str
+    each: str
+    names: tuple[str, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rank's part of a checkpoint. `chunks`: xxh3_128 in hex of each `chunk_bytes` of the
+    shard, the last one shorter. `plan`: a digest of how tensors were divided; equal on all ranks.
+    `samples`: since format 3. `frozen`: in format 4 alone, the bytes of the frozen region, which
+    come first: a whole number of chunks.
+    """
+
+    format: int = FORMAT
+    job: str
+    place: SavePoint
+    rank: int
+    world: int
+    shard: str
+    size_bytes: int
+    chunk_bytes: int
+    chunks: tuple[str, ...]
+    plan: str
+    tensors: dict[str, Tensor]
+    pieces: tuple[TensorPiece, ...]
+    blobs: tuple[Blob, ...]
+    samples: tuple[ValueSample, ...] = ()
+    frozen: int | msgspec.UnsetType = msgspec.UNSET
+    digest: str = ""
+
+    @property
+    def frozen_bytes(self) -> int:
+        return self.frozen or 0
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Return the size of each file that the part lies in, in the order of its bytes."""
+        frozen = {frozen_name(self.rank): self.frozen_bytes} if self.frozen_bytes else {}
+        return frozen | {self.shard: self.size_bytes - self.frozen_bytes}
+
+
+class ManifestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A manifest that belongs to a checkpoint. `size_bytes` and `digest` are the file's own:
+    its length, and the xxh3_128 in hex of all its bytes."""
+
+    rank: int
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The record that makes a checkpoint exist. `time_ns`: Unix, told by the committing host; it
+    orders attempts at one position, and tells its age. `origin`: who wrote it (versions, host).
+    Since format 3: `parent`, the directory of the save or load before it ("" for none; that save
+    may have failed), and `base`, the one that its line began from ("" for none).
+    """
+
+    format: int = FORMAT
+    job: str
+    place: SavePoint
+    world: int
+    time_ns: int
+    plan: str
+    size_bytes: int
+    manifests: tuple[ManifestEntry, ...]
+    origin: dict[str, str]
+    parent: str = ""
+    base: str = ""
+    digest: str = ""
+
+
+Sealed = TypeVar("Sealed", Manifest, Commit)
+
+
+def shard_name(rank: int) -> str:
+    return f"shard-{rank:05d}"
+
+
+def frozen_name(rank: int) -> str:
+    return f"frozen-{rank:05d}"
+
+
+def step_count(step: Any) -> int:
+    """Return a number of steps, whatever type of integer it has. Raises UsageError for others."""
+    try:
+        count = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= STEPS_MAX:
+        raise UsageError(
+            f"step is {step!r} where a count of steps is wanted, from 0 to 10^18 - 1; nothing was"
+            " saved or loaded"
+        )
+    return count
+
+
+def manifest_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """xxh3_128 in hex: of a chunk of a shard, of a manifest's file."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def seal(record: Sealed) -> bytes:
+    """The record as JSON with its digest filled in, as it lies in a file."""
+    empty = _encode(msgspec.structs.replace(record, digest=""))
+    return _encode(msgspec.structs.replace(record, digest=digest_of(empty))) + b"\n"
+
+
+def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
+    """The record of a file's bytes; `where` names the file in errors.
+
+    Raises CorruptionError when one bit of it is wrong, or it is of another version.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+        if version not in FORMATS:
+            raise CorruptionError(
+                f"{where}: format {version} where this Outlast reads {FORMATS[0]} to {FORMATS[-1]};"
+                " use the Outlast that wrote it"
+            )
+        record = msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(f"{where}: {error}; nothing was taken over from it") from error
+    if seal(record) != data:
+        raise CorruptionError(
+            f"{where}: its bytes do not match its digest; nothing was taken over from it"
+        )
+    return record
+
+
+def _encode(record: Manifest | Commit) -> bytes:
+    if record.format >= 3:
+        return msgspec.json.encode(record)
+    fields = msgspec.to_builtins(record)
+    return msgspec.json.encode({k: v for k, v in fields.items() if k not in _SINCE_3})
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+_DTYPES_BY_SIZE = {
+    1: (
+        "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+        " float4_e2m1fn_x2"
+    ),
+    2: "uint16 int16 float16 bfloat16",
+    4: "uint32 int32 float32 complex32",
+    8: "uint64 int64 float64 complex64",
+    16: "complex128",
+}
+ITEM_BYTES = {name: size for size, names in _DTYPES_BY_SIZE.items() for name in names.split()}

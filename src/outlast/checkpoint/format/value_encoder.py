@@ -1,0 +1,347 @@
+"""Encoding of values without pickle: the schema's frame, tensor specs, a node for each type.
+
+A schema is `OLS1 | xxh3_64(body) | body`, little endian. A body is one node; a node is a tag byte
+and its payload. Tensors are not inside: a tensor node holds dtype, device type and shape, and the
+tensors travel beside the schema, in the order of their nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import struct
+import sys
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from functools import lru_cache
+from pathlib import PosixPath, PurePath, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from outlast.checkpoint.format.manifests import ITEM_BYTES
+from outlast.errors import CodecError, CorruptionError
+
+MAGIC = b"OLS1"
+BLOB_MAGIC = b"OLB1"
+DIGEST_BYTES = 16
+DEPTH_MAX = 100
+STAGED_BYTES_MIN = 1 << 20
+_HEAD = struct.Struct("<4sQ")
+SIZE = struct.Struct("<Q")
+INT = struct.Struct("<q")
+FLOAT = struct.Struct("<d")
+COMPLEX = struct.Struct("<dd")
+
+FACTORIES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset)
+}
+
+assert sys.byteorder == "little", "values are stored as this machine's bytes: little endian only"
+
+
+class TensorSpec(NamedTuple):
+    """What a receiver must know of one tensor. `device` is a type ("cpu", "cuda")."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def allocate(self) -> torch.Tensor:
+        """Memory for its bytes, on the CPU whatever the script's default device is."""
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+
+    def home(self) -> torch.device:
+        """Where this process keeps such a tensor: its own device of that type, else the CPU."""
+        if self.device == "cpu":
+            return torch.device("cpu")
+        own = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device(self.device if own is not None and own.type == self.device else "cpu")
+
+    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A model that waits to be taken over stays on the CPU, or it would lie in the device's
+        memory twice. What is small goes home: owners of counters copy nothing, they keep them."""
+        return tensor if self.size_bytes > STAGED_BYTES_MIN else tensor.to(self.home())
+
+
+def seal(body: bytes) -> bytes:
+    """`body` with its head."""
+    return _HEAD.pack(MAGIC, xxhash.xxh3_64_intdigest(body)) + body
+
+
+def unseal(schema: bytes | memoryview) -> memoryview:
+    """The body. Raises CorruptionError when it is damaged or of another version."""
+    if len(schema) < _HEAD.size:
+        raise CorruptionError(f"a schema of {len(schema)} bytes is cut short; nothing was read")
+    magic, digest = _HEAD.unpack_from(schema)
+    if magic != MAGIC:
+        raise CorruptionError(
+            f"not a schema of version 1 (starts with {magic!r}): it is damaged or was written by"
+            " another version of Outlast; nothing was read"
+        )
+    body = memoryview(schema)[_HEAD.size :]
+    if xxhash.xxh3_64_intdigest(body) != digest:
+        raise CorruptionError("a schema's bytes do not match its digest; nothing was read")
+    return body
+
+
+_PACKED_MIN = 8  # shorter sequences of one number type are written item by item
+
+
+class _Refused(Exception):  # noqa: N818 - collects the path on its way up, never leaves this module
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.path: list[str] = []
+
+
+class NodeWriter:
+    """One value being written: `parts` is the body so far, `tensors` what travels beside it."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.tensors: list[torch.Tensor] = []
+        self.inside: set[int] = set()  # ids of the containers that we are in
+
+    def value(self, value: Any) -> None:
+        """The whole value. Raises CodecError naming the place of what cannot be written."""
+        try:
+            self.node(value)
+        except _Refused as refused:
+            place = "".join(reversed(refused.path)).removeprefix(".") or "the value"
+            raise CodecError(
+                f"{place} {refused.what}, which cannot be kept without pickle; nothing was"
+                " written; leave it out of the protected state, or keep what rebuilds it"
+            ) from None
+
+    def node(self, value: Any) -> None:
+        write = _WRITERS.get(type(value))
+        if write is not None:
+            write(self, value)
+        elif isinstance(value, np.generic):
+            _array(self, np.asarray(value), b"G")
+        else:
+            raise _Refused(_is(value))
+
+    def enter(self, value: Any) -> None:
+        if id(value) in self.inside:
+            raise _Refused("contains itself")
+        if len(self.inside) >= DEPTH_MAX:
+            raise _Refused(f"is nested deeper than {DEPTH_MAX} levels")
+        self.inside.add(id(value))
+
+    def leave(self, value: Any) -> None:
+        self.inside.discard(id(value))
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    return SIZE.pack(len(raw)) + raw
+
+
+def _numbers(code: str, numbers: Iterable[Any]) -> bytes:
+    raw = array(code, numbers).tobytes()
+    return SIZE.pack(len(raw)) + raw
+
+
+def _is(value: Any) -> str:
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"is a {type(value).__name__} ({value.__module__}.{value.__qualname__})"
+    return f"is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _none(writer: NodeWriter, _value: None) -> None:
+    writer.parts.append(b"N")
+
+
+def _bool(writer: NodeWriter, value: bool) -> None:
+    writer.parts.append(b"+" if value else b"-")
+
+
+def _int(writer: NodeWriter, value: int) -> None:
+    if -(1 << 63) <= value < 1 << 63:
+        writer.parts.append(b"i" + INT.pack(value))
+    else:
+        raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        writer.parts.append(b"I" + SIZE.pack(len(raw)) + raw)
+
+
+def _float(writer: NodeWriter, value: float) -> None:
+    writer.parts.append(b"f" + FLOAT.pack(value))
+
+
+def _complex(writer: NodeWriter, value: complex) -> None:
+    writer.parts.append(b"c" + COMPLEX.pack(value.real, value.imag))
+
+
+def _str(writer: NodeWriter, value: str) -> None:
+    writer.parts.append(b"s" + _text(value))
+
+
+def _bytes(writer: NodeWriter, value: bytes) -> None:
+    writer.parts.append(b"b" + SIZE.pack(len(value)))
+    writer.parts.append(value)
+
+
+def _list(writer: NodeWriter, value: list[Any]) -> None:
+    _items(writer, value, b"l", b"L")
+
+
+def _tuple(writer: NodeWriter, value: tuple[Any, ...]) -> None:
+    _items(writer, value, b"t", b"U")
+
+
+def _items(
+    writer: NodeWriter, value: list[Any] | tuple[Any, ...], tag: bytes, packed_tag: bytes
+) -> None:
+    if len(value) >= _PACKED_MIN and (packed := _packed(value)) is not None:
+        writer.parts.append(packed_tag + packed)
+        return
+    writer.enter(value)
+    writer.parts.append(tag + SIZE.pack(len(value)))
+    for index, item in enumerate(value):
+        try:
+            writer.node(item)
+        except _Refused as refused:
+            refused.path.append(f"[{index}]")
+            raise
+    writer.leave(value)
+
+
+def _packed(items: list[Any] | tuple[Any, ...]) -> bytes | None:
+    """Integers or floats of one width as one array; None where they are neither."""
+    kinds = set(map(type, items))
+    codes = ("I", "q") if kinds == {int} else ("d",) if kinds == {float} else ()
+    for code in codes:
+        try:
+            return code.encode() + _numbers(code, items)
+        except OverflowError:  # one of them needs more bits
+            continue
+    return None
+
+
+def _set(writer: NodeWriter, value: set[Any] | frozenset[Any]) -> None:
+    raws = sorted(_hashable(item) for item in value)  # the same set always gives the same bytes
+    writer.parts.append((b"e" if type(value) is set else b"z") + SIZE.pack(len(raws)))
+    writer.parts += raws
+
+
+def _hashable(item: Hashable) -> bytes:
+    inner = NodeWriter()
+    inner.node(item)
+    if inner.tensors:
+        raise _Refused("has a tensor as a key or in a set")
+    return b"".join(inner.parts)
+
+
+def _dict(writer: NodeWriter, value: dict[Any, Any]) -> None:
+    _pairs(writer, value, b"d")
+
+
+def _ordered(writer: NodeWriter, value: OrderedDict[Any, Any]) -> None:
+    _pairs(writer, value, b"o")
+    writer.node(vars(value))  # a module's state_dict() keeps its versions in `_metadata`
+
+
+def _counter(writer: NodeWriter, value: Counter[Any]) -> None:
+    _pairs(writer, value, b"n")
+
+
+def _defaultdict(writer: NodeWriter, value: defaultdict[Any, Any]) -> None:
+    factory = value.default_factory
+    name = getattr(factory, "__name__", "")
+    if factory is not None and FACTORIES.get(name) is not factory:
+        raise _Refused(f"is a defaultdict of {factory!r}")
+    _pairs(writer, value, b"D")
+    _str(writer, name)
+
+
+def _pairs(writer: NodeWriter, value: dict[Any, Any], tag: bytes) -> None:
+    writer.enter(value)
+    writer.parts.append(tag + SIZE.pack(len(value)))
+    for key, item in value.items():
+        try:
+            if type(key) is str:
+                _str(writer, key)
+            else:
+                writer.parts.append(_hashable(key))
+            writer.node(item)
+        except _Refused as refused:
+            plain = type(key) is str and key.isidentifier()
+            refused.path.append(f".{key}" if plain else f"[{reprlib.repr(key)}]")
+            raise
+    writer.leave(value)
+
+
+def _tensor(writer: NodeWriter, value: torch.Tensor) -> None:
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        kind = f"{value.layout}, {value.dtype}, {value.device}"
+        raise _Refused(f"is a tensor that is not plain memory ({kind})")
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    writer.parts.append(_tensor_head(plain.dtype, plain.device.type, tuple(plain.shape)))
+    writer.tensors.append(plain)
+
+
+@lru_cache(maxsize=4096)
+def _tensor_head(dtype: torch.dtype, device: str, shape: tuple[int, ...]) -> bytes:
+    name = str(dtype).removeprefix("torch.")
+    return b"T" + _text(name) + _text(device) + _numbers("q", shape)
+
+
+def _size(writer: NodeWriter, value: torch.Size) -> None:
+    writer.parts.append(b"S" + _numbers("q", value))
+
+
+def _dtype(writer: NodeWriter, value: torch.dtype) -> None:
+    writer.parts.append(b"y" + _text(str(value).removeprefix("torch.")))
+
+
+def _device(writer: NodeWriter, value: torch.device) -> None:
+    writer.parts.append(b"v" + _text(str(value)))
+
+
+def _path(writer: NodeWriter, value: PurePath) -> None:
+    writer.parts.append((b"p" if isinstance(value, PosixPath) else b"P") + _text(str(value)))
+
+
+def _ndarray(writer: NodeWriter, value: np.ndarray[Any, Any]) -> None:
+    _array(writer, value, b"a")
+
+
+def _array(writer: NodeWriter, value: np.ndarray[Any, Any], tag: bytes) -> None:
+    raw = value.tobytes()
+    writer.parts.append(tag + _dtype_head(value.dtype) + _numbers("q", value.shape))
+    writer.parts.append(SIZE.pack(len(raw)))
+    writer.parts.append(raw)
+
+
+@lru_cache(maxsize=256)
+def _dtype_head(dtype: np.dtype[Any]) -> bytes:
+    descr = np.lib.format.dtype_to_descr(dtype)
+    if dtype.hasobject or np.lib.format.descr_to_dtype(descr) != dtype:
+        raise _Refused(f"is of NumPy dtype {dtype}")
+    writer = NodeWriter()
+    writer.node(descr)
+    return b"".join(writer.parts)
+
+
+_WRITERS: dict[type, Callable[[NodeWriter, Any], None]] = {
+    type(None): _none, bool: _bool, int: _int, float: _float, complex: _complex, str: _str,
+    bytes: _bytes, list: _list, tuple: _tuple, set: _set, frozenset: _set, dict: _dict,
+    OrderedDict: _ordered, Counter: _counter, defaultdict: _defaultdict,
+    torch.Tensor: _tensor, torch.nn.Parameter: _tensor, torch.Size: _size, torch.dtype: _dtype,
+    torch.device: _device, np.ndarray: _ndarray, PosixPath: _path, PurePosixPath: _path,
+}  # fmt: skip
+
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)
+}

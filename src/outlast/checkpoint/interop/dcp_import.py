@@ -1,0 +1,255 @@
+"""Import of a torch.distributed.checkpoint directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outlast.checkpoint.format.codec import flatten
+from outlast.checkpoint.format.manifest_checks import uncovered_elements
+from outlast.checkpoint.format.manifests import ITEM_BYTES, Tensor
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.format.value_encoder import DTYPES
+from outlast.checkpoint.interop import pickle_reader
+from outlast.checkpoint.interop.foreign_layouts import TensorNaming, sizes_of
+from outlast.checkpoint.interop.pickle_reader import Builder, PickleGlobal, PickleRecord
+from outlast.checkpoint.interop.stream_writer import (
+    ImportedCheckpoint,
+    PartBytes,
+    StreamItem,
+    import_items,
+)
+from outlast.checkpoint.interop.torch_save_reader import (
+    StoredTensor,
+    TorchSaveFile,
+    open_torch_save,
+)
+from outlast.checkpoint.stores.store_interfaces import GET_BYTES_MAX, Store
+from outlast.errors import CodecError, CorruptionError, StorageError
+
+METADATA = ".metadata"
+_CHUNK_BYTES = 16  # the least that a chunk takes there; torch writes some 200
+
+
+class DcpEntry(NamedTuple):
+    """Bytes that one torch.save wrote: in which file, from where on."""
+
+    file: str
+    at: int
+    size_bytes: int
+
+
+class DcpSection(NamedTuple):
+    """A box of a tensor, and where it is."""
+
+    box: Box
+    entry: DcpEntry
+
+
+class DcpLayout(NamedTuple):
+    """A whole directory: tensors with the sections that are one together, and other objects."""
+
+    tensors: dict[str, tuple[Tensor, tuple[DcpSection, ...]]]
+    objects: dict[str, DcpEntry]
+
+
+def read_layout(source: Path) -> DcpLayout:
+    """What a directory says that it holds; each claim about files and boxes is checked.
+
+    Raises CodecError for metadata that name what is no part of the format, CorruptionError for
+    what contradicts itself or is missing, StorageError for what cannot be read.
+    """
+    path = source / METADATA
+    try:
+        if path.stat().st_size > GET_BYTES_MAX:
+            raise CorruptionError(f"{path}: more bytes than metadata can have; nothing was read")
+        data = path.read_bytes()
+        files = {entry.name: entry.stat().st_size for entry in source.iterdir() if entry.is_file()}
+    except FileNotFoundError as error:
+        raise CorruptionError(
+            f"{path} is missing: no checkpoint of torch.distributed.checkpoint, one that was never"
+            " finished, or one that was saved with use_collectives=False, which is not supported"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path}: could not be read: {error.strerror or error}") from error
+    metadata = pickle_reader.read_pickle(data, _KNOWN, str(path))
+    try:
+        return _layout(metadata, files, path, len(data))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{path}: metadata of no known form ({error!r})") from error
+
+
+def _layout(
+    metadata: PickleRecord, files: Mapping[str, int], path: Path, size_bytes: int
+) -> DcpLayout:
+    """`size_bytes`: of the metadata. A list may be named in a pickle any number of times."""
+    entries: dict[tuple[str, tuple[int, ...] | None], DcpEntry] = {}
+    for index, info in metadata.field("storage_data").items():
+        name, offset = _name(index.field("fqn")), index.field("offset")
+        at = None if offset is None else sizes_of(offset)
+        entries[name, at] = _entry(info, files, f"{path}: {name}")
+    tensors: dict[str, tuple[Tensor, tuple[DcpSection, ...]]] = {}
+    objects: dict[str, DcpEntry] = {}
+    count = 0
+    for name, about in metadata.field("state_dict_metadata").items():
+        if _name(name) and about.name.endswith("BytesStorageMetadata"):
+            objects[name] = entries[name, None]
+            continue
+        tensor = Tensor(_dtype(about, f"{path}: {name}"), sizes_of(about.field("size")))
+        count += len(about.field("chunks"))
+        if count > size_bytes // _CHUNK_BYTES:
+            raise CorruptionError(f"{path}: {count} chunks in {size_bytes} bytes; nothing was read")
+        sections: list[DcpSection] = []
+        for chunk in about.field("chunks"):
+            box = Box(sizes_of(chunk.field("offsets")), sizes_of(chunk.field("sizes")))
+            if not box.within(tensor.shape):
+                raise CorruptionError(f"{path}: {name} has a chunk {box} outside {tensor.shape}")
+            if (name, box.start) not in entries:
+                raise CorruptionError(f"{path}: no file is named for {name} from {box.start} on")
+            sections.append(DcpSection(box, entries[name, box.start]))
+        if missing := uncovered_elements(
+            Box.whole(tensor.shape), (section.box for section in sections)
+        ):
+            raise CorruptionError(f"{path}: {name} of {tensor.shape} has no chunk for {missing[0]}")
+        tensors[name] = tensor, tuple(sections)
+    return DcpLayout(tensors, objects)
+
+
+def _dtype(about: PickleRecord, where: str) -> str:
+    """The dtype's name of a tensor's metadata."""
+    dtype = about.field("properties").state[0]
+    name = dtype.name.removeprefix("torch.")
+    if not isinstance(dtype, PickleGlobal) or name not in DTYPES:
+        raise CodecError(f"{where} is a tensor of {dtype.name}, which Outlast cannot keep")
+    return name
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} as a name")
+    return value
+
+
+def _entry(info: PickleRecord, files: Mapping[str, int], where: str) -> DcpEntry:
+    entry = DcpEntry(_name(info.field("relative_path")), info.field("offset"), info.field("length"))
+    if not type(entry.at) is type(entry.size_bytes) is int:
+        raise TypeError("an entry lies at no whole number")
+    if info.field("transform_descriptors"):
+        raise CodecError(f"{where} is compressed or encrypted, which Outlast does not read")
+    size = files.get(entry.file)  # a name of the listing leads nowhere else
+    if size is None:
+        raise CorruptionError(f"{where}: {entry.file!r} is missing from its directory")
+    if entry.at < 0 or entry.size_bytes < 0 or entry.at + entry.size_bytes > size:
+        raise CorruptionError(
+            f"{where}: {entry.file} has {size} bytes, where bytes {entry.at} to"
+            f" {entry.at + entry.size_bytes} were wanted"
+        )
+    return entry
+
+
+_DCP = "torch.distributed.checkpoint."
+_KNOWN: dict[str, Builder | None] = {
+    **dict.fromkeys(f"torch.{name}" for name in DTYPES),
+    **pickle_reader.known_records(
+        *(
+            f"{_DCP}metadata.{name}"
+            for name in (
+                "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
+                "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        f"{_DCP}filesystem._StorageInfo",
+        "torch.serialization._get_layout",
+        *(f"pathlib.{flavour}Path" for flavour in ("Posix", "Windows", "PurePosix")),
+        *(f"pathlib._local.{flavour}Path" for flavour in ("Posix", "Windows", "PurePosix")),
+    ),
+    "torch.Size": tuple,
+    "builtins.getattr": pickle_reader.record_member,
+}  # fmt: skip
+
+
+_OBJECTS_BYTES_MAX = 1 << 30  # of all of them: they are in memory until they are written
+
+
+def read_dcp(
+    source: Path, store: Store, naming: TensorNaming, *, step: int, job: str
+) -> ImportedCheckpoint:
+    """Import a directory that torch.distributed.checkpoint wrote, as a checkpoint of its own at
+    `step`.
+
+    Nothing in it is unpickled. Tensors come over in the pieces in which they were saved, each with
+    its checksum checked; objects of plain values become part of the shared value, others are
+    skipped by name. Raises CorruptionError for what is damaged or contradicts itself, CodecError
+    for what is more than data, UsageError for a selection of nothing, StorageError for what cannot
+    be read or written. Nothing is left of an import that failed.
+    """
+    layout = read_layout(source)
+    names = naming.apply([*layout.tensors, *layout.objects])
+    items: list[StreamItem] = []
+    for name, (tensor, sections) in layout.tensors.items():
+        for section in sections if name in names else ():
+            parts = partial(_tensor_parts, source, name, tensor, section)
+            items.append(StreamItem(names[name], tensor, section.box, parts))
+    objects: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
+    left_bytes = _OBJECTS_BYTES_MAX
+    for name, entry in layout.objects.items():
+        if name in names:
+            try:
+                objects[names[name]], size_bytes = _plain(source, name, entry, left_bytes)
+                left_bytes -= size_bytes
+            except CodecError as error:
+                skipped[name] = str(error)
+    return import_items(
+        store,
+        items,
+        objects,
+        step=step,
+        job=job,
+        by=f"import of {source.name}",
+        skipped=skipped,
+    )
+
+
+def _tensor_parts(
+    source: Path, name: str, tensor: Tensor, section: DcpSection
+) -> Iterator[PartBytes]:
+    """The bytes of a section in C order."""
+    with _open(source, name, section.entry) as saved:
+        stored = saved.value
+        if (
+            not isinstance(stored, StoredTensor)
+            or (stored.dtype, stored.shape) != (tensor.dtype, section.box.size)
+            or stored.size_bytes != section.box.elements * ITEM_BYTES[tensor.dtype]
+        ):
+            raise CorruptionError(
+                f"{source / section.entry.file}: {name} is not the {tensor.dtype}"
+                f" {section.box.size} that its metadata has; nothing was kept"
+            )
+        yield from saved.parts(stored)
+
+
+def _plain(source: Path, name: str, entry: DcpEntry, limit_bytes: int) -> tuple[Any, int]:
+    """An object, and about how many bytes it has. Raises CodecError for one that is too large."""
+    with _open(source, name, entry) as saved:
+        value = saved.plain(limit_bytes)
+    flatten(value)  # refuses what the shared value cannot keep
+    return value, saved.object_bytes
+
+
+@contextmanager
+def _open(source: Path, name: str, entry: DcpEntry) -> Iterator[TorchSaveFile]:
+    path = source / entry.file
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with open_torch_save(file, entry.at, entry.size_bytes, f"{path} ({name})") as saved:
+                yield saved
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise StorageError(f"{path}: could not be read: {error.strerror or error}") from error

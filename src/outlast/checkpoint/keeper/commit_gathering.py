@@ -1,0 +1,226 @@
+"""The commit record, written by rank 0's keeper when every rank's part is there and agrees."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from outlast.checkpoint.format.manifest_checks import check_part, find_disagreements
+from outlast.checkpoint.format.manifests import (
+    COMMIT,
+    LATEST,
+    Commit,
+    Manifest,
+    ManifestEntry,
+    SavePoint,
+    Tensor,
+    ValueSample,
+    digest_of,
+    manifest_name,
+    seal,
+    unseal,
+)
+from outlast.checkpoint.keeper.keeper_disk import KeeperDisk, write_file
+from outlast.checkpoint.keeper.part_files import PART, failure_path
+from outlast.errors import CorruptionError, StorageError
+
+_OURS = re.compile(
+    rf"((?:shard|frozen)-\d{{5,}}|rank-\d{{5,}}\.json|{re.escape(COMMIT)})({re.escape(PART)})?"
+    r"|rank-\d{5,}\.failed"
+)
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+_NAMED_MAX = 8
+
+
+class CommitGathering:
+    """One checkpoint whose parts come in. `look` again and again; then `commit`, or `clear`."""
+
+    def __init__(self, disk: KeeperDisk, root: Path, commit: Commit) -> None:
+        self.disk = disk
+        self.root = root
+        self.directory = root / commit.place.directory
+        self.size_bytes = 0
+        self._commit = commit
+        self._linked = False
+        self._format = 0
+        self._entries: dict[int, ManifestEntry] = {}
+        self._samples: dict[int, tuple[ValueSample, ...]] = {}
+        self._tensors: dict[str, tuple[int, Tensor]] = {}
+        self._failed: dict[int, str] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have neither finished nor said that they failed."""
+        return [
+            rank
+            for rank in range(self._commit.world)
+            if rank not in self._entries and rank not in self._failed
+        ]
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Expect nothing of a rank whose part has failed, for a disk may refuse even word of it."""
+        self._failed[rank] = why
+
+    def look(self) -> bool:
+        """Take in what is new; whether all parts are there, whole, of this very checkpoint.
+
+        Raises StorageError or CorruptionError naming ranks, once it can never be.
+        """
+        names = {path.name for path in self.directory.iterdir()}
+        wrong: dict[int, str] = {}
+        for rank in self.missing:
+            record = self.directory / manifest_name(rank)
+            if record.name in names:
+                wrong.update(self._take(rank, record))
+            elif failure_path(record).name in names:
+                why = failure_path(record).read_text(encoding="utf-8", errors="replace")
+                self._failed[rank] = why or "its part failed"
+        if wrong:
+            self._failed.update(wrong)
+            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
+            raise CorruptionError(
+                f"{self.directory} cannot be committed, parts do not belong together: {said}"
+            )
+        if self._failed:
+            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
+            raise StorageError(f"{self.directory} cannot be committed: {said}")
+        if not self.missing and (mixed := find_disagreements(self._samples)):
+            raise CorruptionError(
+                f"{self.directory} cannot be committed, what ranks hold in common is no longer"
+                f" equal: {'; '.join(mixed[:_NAMED_MAX])}; each wrote a part of it, and a mixture"
+                " would be restored; let them be equal before a save, or save what differs as the"
+                " ranks' own"
+            )
+        return not self.missing
+
+    def commit(self) -> Commit:
+        """Make the checkpoint exist. Returns once that is on the disk, and once only."""
+        entries = tuple(self._entries[rank] for rank in range(self._commit.world))
+        record = msgspec.structs.replace(
+            self._commit,
+            format=max(self._commit.format, self._format),
+            time_ns=self._now_ns(),
+            size_bytes=self.size_bytes,
+            manifests=entries,
+        )
+        path = self.directory / COMMIT
+        try:
+            self._create(path, seal(record))
+        except FileExistsError:
+            record = self._same(path, record)
+        self._linked = True
+        self.disk.sync_directory(self.directory)
+        self.disk.sync_directory(self.root)
+        return record
+
+    def point(self) -> None:
+        """Move `latest` to this checkpoint."""
+        latest = self.root / LATEST
+        aside = self.root / f"{LATEST}-{self._commit.place.attempt}{PART}"
+        self.disk.remove(aside)
+        write_file(self.disk, aside, self._commit.place.directory.encode() + b"\n")
+        self.disk.rename(aside, latest)
+        self.disk.sync_directory(self.root)
+
+    def clear(self) -> None:
+        """Remove what lies in the directory, the commit record first, as far as that goes. Where
+        there is a commit record of somebody else's, nothing is touched."""
+        with contextlib.suppress(OSError):
+            if not self._linked and (self.directory / COMMIT).exists():
+                return
+            self.disk.remove(self.directory / COMMIT)
+            names = [path.name for path in self.directory.iterdir()]
+            for name in filter(_OURS.fullmatch, names):
+                self.disk.remove(self.directory / name)
+            self.disk.remove_directory(self.directory)
+            self.disk.sync_directory(self.root)
+
+    def _now_ns(self) -> int:
+        """Later than what was committed at this place before, though the clock may be set back."""
+        place, now_ns = self._commit.place, time.time_ns()
+        for other in self.root.iterdir():
+            known = SavePoint.parse(other.name)
+            if known and known.position == place.position:
+                with contextlib.suppress(OSError, CorruptionError):  # then it is passed over
+                    record = unseal((other / COMMIT).read_bytes(), Commit, str(other))
+                    now_ns = max(now_ns, record.time_ns + 1)
+        return now_ns
+
+    def _take(self, rank: int, record: Path) -> dict[int, str]:
+        """Check one manifest and note it; what is wrong with it, if anything is."""
+        data = record.read_bytes()
+        try:
+            manifest = unseal(data, Manifest, str(record))
+        except CorruptionError as error:
+            return {rank: str(error)}
+        faults = list(check_part(manifest, rank, self._commit))
+        for name, wanted in manifest.files.items():
+            size_bytes = _size_bytes(self.directory / name)
+            if size_bytes != wanted:
+                faults.append(f"tells of {wanted} bytes where {name} has {size_bytes}")
+        for name, tensor in manifest.tensors.items():
+            other, known = self._tensors.setdefault(name, (rank, tensor))
+            if known != tensor:
+                faults.append(
+                    f"has {name} as {tensor.dtype} {tensor.shape}, where rank {other} has"
+                    f" {known.dtype} {known.shape}"
+                )
+        if faults:
+            return {rank: f"its manifest {faults[0]}"}
+        self._samples[rank] = manifest.samples
+        self._entries[rank] = ManifestEntry(rank, record.name, len(data), digest_of(data))
+        self.size_bytes += manifest.size_bytes
+        self._format = max(self._format, manifest.format)
+        return {}
+
+    def _create(self, path: Path, data: bytes) -> None:
+        """The record's file, whole and synced from the first moment on that it has its name;
+        FileExistsError where there is one."""
+        part = path.with_name(path.name + PART)
+        self.disk.remove(part)  # of a keeper that died here
+        write_file(self.disk, part, data)
+        try:
+            self.disk.link(part, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            write_file(self.disk, path, data)  # half of it would be no commit record either
+        finally:
+            self.disk.remove(part)
+
+    def _same(self, path: Path, record: Commit) -> Commit:
+        """The commit record that is there already, if it is this one but for the time: a keeper
+        that linked it died before it could say so."""
+        try:
+            found = unseal(path.read_bytes(), Commit, str(path))
+        except CorruptionError as error:
+            raise StorageError(f"{path} is there already, and damaged: {error}") from error
+        alike = msgspec.structs.replace(record, time_ns=found.time_ns, digest=found.digest)
+        if found != alike:
+            raise StorageError(
+                f"{path} is there already, of another attempt at this place; it was left as it is"
+            )
+        return found
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def join_ranks(numbers: list[int]) -> str:
+    """Some ranks in words, the first few of many."""
+    named = ", ".join(str(number) for number in numbers[:_NAMED_MAX])
+    more = f" and {len(numbers) - _NAMED_MAX} more" if len(numbers) > _NAMED_MAX else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {named}{more}"
+
+
+def _first(said: dict[int, str]) -> list[tuple[int, str]]:
+    return sorted(said.items())[:_NAMED_MAX]

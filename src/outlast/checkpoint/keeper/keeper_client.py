@@ -1,0 +1,388 @@
+"""The trainer's handle on its keeper: orders, outcomes, replacement of a dead keeper.
+
+Only `wait`, `held` and `close` ever wait. A thread hears what the keeper says and supervises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper import keeper_frames, keeper_launch
+from outlast.checkpoint.keeper.arena import Arena, Unmapped
+from outlast.checkpoint.keeper.keeper_frames import HeldVersion, Outcome, ReceivedFrame, SaveOrder
+from outlast.checkpoint.keeper.keeper_launch import TrainerEnd
+from outlast.checkpoint.keeper.order_ledger import OrderLedger
+from outlast.errors import StorageError, UsageError, WireError
+
+ANSWER_S = 10.0
+_REAP_S = 0.5  # at a time: a process in uninterruptible sleep takes as long as its disk
+_RETRY_S = 0.1
+
+
+@dataclass
+class _LentArena:
+    arena: Arena
+    sent: bool
+
+
+class KeeperClient:
+    """A keeper for one trainer, from `start` or `connect`."""
+
+    def __init__(self, name: str, open_end: Callable[[], TrainerEnd]) -> None:
+        self.name = name
+        self._open_end = open_end
+        self._ledger = OrderLedger(f"the keeper of {name}")
+        self._change = threading.Condition(threading.RLock())
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lent: dict[int, _LentArena] = {}
+        self._offered: dict[int, Unmapped] = {}  # from before this trainer, and not taken yet
+        self._welcome: keeper_frames.Welcome | None = None
+        self._lying: keeper_frames.Lying | None = None
+        self._next_arena = 0
+        self._older: dict[int, keeper_frames.OlderVersion] = {}
+        self._close_due = math.inf
+        self._end_due = math.inf  # for a keeper that has nothing left to do
+        self._ended = False
+        self._end: TrainerEnd | None = open_end()
+        self._dying: TrainerEnd | None = None
+        self._thread = threading.Thread(target=self._supervise, name="keeper", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, name: str, pass_fds: tuple[int, ...] = ()) -> KeeperClient:
+        """A process of this trainer's own; `name` says whose, in messages and to `ps`.
+
+        When the trainer dies, the keeper finishes what was ordered, and ends. It holds `pass_fds`
+        open until then. Raises StorageError.
+        """
+        return cls(name, lambda: keeper_launch.start_keeper(name, pass_fds))
+
+    @classmethod
+    def connect(
+        cls, address: str, token: str, name: str = "a trainer", timeout_s: float = ANSWER_S
+    ) -> KeeperClient:
+        """The launcher's keeper, by the path of its socket (or an abstract name, with @).
+
+        Raises StorageError when it does not answer, or does not know the token.
+        """
+        keeper = cls(name, lambda: keeper_launch.reach_keeper(address, token, name, timeout_s))
+        with keeper._change:
+            keeper._change.wait_for(lambda: keeper._welcome or not keeper._end, timeout_s)
+            if keeper._welcome:
+                keeper._older = {each.arena: each for each in keeper._welcome.older}
+                keeper._next_arena = max(keeper._older, default=-1) + 1
+                return keeper
+        keeper.close(0)
+        raise StorageError(
+            f"the keeper of {name} at {address} did not welcome it within {timeout_s:g} s: it"
+            " serves another trainer, or does not know this token"
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of its process, where that is this one's own and lives; else 0."""
+        with self._change:
+            return self._end.process.pid if self._end and self._end.process else 0
+
+    def lend(self, arena: Arena) -> int:
+        """Give the keeper an arena to read; its number. It stays lent until `drop` or the end.
+        StorageError where no file descriptor is free."""
+        with self._change:
+            number = self._next_arena
+            self._next_arena += 1
+            self._lent[number] = _LentArena(arena, sent=False)
+            try:
+                self._push()
+            except StorageError:
+                del self._lent[number]
+                raise
+        return number
+
+    def reuse(self, arena: int) -> None:
+        """Say that a copy into the arena begins: what it held is no version any more, whoever
+        looks, even if this process is killed on the spot. UsageError while it is busy."""
+        with self._change:
+            self._check_idle(arena)
+            self._lent[arena].arena.stamp = 0
+
+    def order(self, order: SaveOrder) -> None:
+        """Have a save written from its arena, into which all of it has been copied.
+
+        Returns at once; unless the keeper has just died, it has the order by then, and the death
+        of this process does not matter any more. UsageError where the arena is busy or not lent,
+        or the save's number was used before; StorageError when too many have not ended.
+        """
+        with self._change:
+            self._check_idle(order.arena)
+            stamp = secrets.randbits(62) + 1
+            self._ledger.add(order, stamp, time.monotonic())
+            self._lent[order.arena].arena.stamp = stamp
+            self._push()
+
+    def outcomes(self) -> list[Outcome]:
+        """What has happened since the last call, in order; never waits."""
+        with self._change:
+            news = list(self._ledger.news)
+            self._ledger.news.clear()
+        return news
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """Whether `outcomes` has something to say; waits for it, at most so long."""
+        with self._change:
+            return bool(self._change.wait_for(lambda: self._ledger.news, timeout_s))
+
+    def wait(self, save: int, timeout_s: float) -> Outcome:
+        """A save's last outcome: committed or failed where it was ordered with a commit record,
+        else written or failed. StorageError when there is none by then: the save goes on."""
+        with self._change:
+            order, last = self._ledger.order(save), self._ledger.last
+            if save not in last and not order:
+                raise UsageError(f"save {save} was not ordered, or very long ago")
+            if not self._change.wait_for(lambda: save in last, timeout_s):
+                assert order
+                raise StorageError(
+                    f"the save of step {order.manifest.place.step} has not ended within"
+                    f" {timeout_s:g} s; it goes on, at most for {order.deadline_s:g} s in all"
+                )
+            return last[save]
+
+    def busy(self, arena: int) -> bool:
+        """Whether some write still reads the arena, or may: then nothing must be copied there."""
+        with self._change:
+            return self._ledger.busy(arena)
+
+    @property
+    def copying(self) -> bool:
+        """Whether a version is on its way to peers. A copy over it may begin all the same: then
+        they keep the version before."""
+        with self._change:
+            return self._ledger.copying(time.monotonic())
+
+    def held(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
+        """The versions in the keeper's memory, of this trainer and of those before it: `take`
+        gives the arena of one. StorageError when the keeper does not answer."""
+        return self.lying(timeout_s).held
+
+    def lying(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
+        """All that lies there: the versions, and parity of others'. Raises as `held` does."""
+        with self._change:
+            self._lying = None
+            if self._end:
+                self._end.stream.send(keeper_frames.Ask())
+                self._wake()
+            if not self._change.wait_for(lambda: self._lying, timeout_s) or not self._lying:
+                raise StorageError(
+                    f"the keeper of {self.name} did not say within {timeout_s:g} s what it holds"
+                )
+            return self._lying
+
+    def take(self, arena: int) -> Unmapped:
+        """The memory of an arena that `held` told of, for the caller to read and close; the keeper
+        goes on holding it. UsageError when there is none of this number."""
+        with self._change:
+            if arena not in self._offered:
+                raise UsageError(f"the keeper of {self.name} told of no arena {arena}")
+            return self._offered.pop(arena)
+
+    def drop(self, arena: int) -> None:
+        """End the loan of an arena, or refuse one that `held` told of: the keeper lets go of it,
+        and of the version in it. UsageError while it is busy."""
+        with self._change:
+            self._older.pop(arena, None)
+            if offered := self._offered.pop(arena, None):
+                offered.close()
+            else:
+                self._check_idle(arena)
+                del self._lent[arena]
+            if self._end:
+                self._end.stream.send(keeper_frames.Drop(arena=arena))
+                self._wake()
+
+    @property
+    def older(self) -> tuple[keeper_frames.OlderVersion, ...]:
+        """Arenas of trainers before this one, which the keeper still has."""
+        with self._change:
+            return tuple(self._older.values())
+
+    def forget(self, stays: Callable[[SavePoint | None], bool]) -> None:
+        """Have the keeper let go of arenas of trainers before this one, but of those whose version
+        (None: there is none in it) stays."""
+        with self._change:
+            for number in [n for n, each in self._older.items() if not stays(each.place)]:
+                del self._older[number]
+                if offered := self._offered.pop(number, None):
+                    offered.close()
+                if self._end:
+                    self._end.stream.send(keeper_frames.Drop(arena=number))
+            self._wake()
+
+    def close(self, timeout_s: float) -> None:
+        """Let saves end, then the process. Raises StorageError naming what had not ended by then:
+        the keeper goes on with that alone, until its deadline."""
+        with self._change:
+            self._close_due = min(self._close_due, time.monotonic() + timeout_s)
+            self._wake()
+            left = self._ledger.open
+            if self._change.wait_for(lambda: self._ended, timeout_s + (0 if left else ANSWER_S)):
+                return
+            left = self._ledger.open
+        if left:
+            raise StorageError(
+                f"saves {left} had not ended after {timeout_s:g} s; the keeper of {self.name}"
+                " goes on with them alone, until their deadline"
+            )
+
+    # --- under the lock ----------------------------------------------------------------------
+
+    def _check_lent(self, arena: int) -> None:
+        if self._close_due < math.inf:
+            raise UsageError(f"the keeper of {self.name} is closed")
+        if arena not in self._lent:
+            raise UsageError(f"arena {arena} was not lent to the keeper of {self.name}")
+
+    def _check_idle(self, arena: int) -> None:
+        self._check_lent(arena)
+        if self._ledger.busy(arena):
+            raise UsageError(
+                f"arena {arena} is still being written from: wait for its save, or use another"
+            )
+
+    def _push(self) -> None:
+        """Say what has not been said yet; what the socket does not take now goes out later."""
+        if self._end and not self._end.stream.broken:
+            for number, lent in self._lent.items():
+                if not lent.sent:
+                    frame = keeper_frames.Lend(arena=number, size_bytes=lent.arena.size_bytes)
+                    self._end.stream.send(frame, [lent.arena.fd])
+                    lent.sent = True
+            for frame in self._ledger.unsent(time.monotonic()):
+                try:
+                    self._end.stream.send(frame)
+                except WireError as error:
+                    self._ledger.refuse(frame.order.save, str(error))
+                    self._change.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._ended:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _take_in(self, heard: ReceivedFrame) -> None:
+        frame = heard.frame
+        if isinstance(frame, keeper_frames.Outcome):
+            self._ledger.settle(frame)
+        elif isinstance(frame, keeper_frames.Welcome):
+            self._welcome = frame
+            self._ledger.copies = frame.peers > 0
+        elif isinstance(frame, keeper_frames.Lying):
+            for (number, size_bytes), fd in zip(frame.arenas, heard.fds, strict=True):
+                if number in self._lent or number in self._offered:
+                    os.close(fd)
+                else:
+                    self._offered[number] = Unmapped(fd, size_bytes)
+            self._lying = frame
+        self._change.notify_all()
+
+    # --- the supervisor's thread -------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        while True:
+            with self._change:
+                closing = self._close_due < math.inf
+                if closing and not self._end and not self._dying and not self._ledger.open:
+                    self._finish()
+                    return
+            if self._dying:
+                self._bury(self._dying)
+            elif self._end:
+                self._listen(self._end, closing)
+            elif self._ledger.open:
+                self._replace()
+            else:
+                self._sleep([], None)
+
+    def _listen(self, end: TrainerEnd, closing: bool) -> None:
+        """One round with a keeper that lives, as far as is known."""
+        with self._change:
+            if closing and not end.stream.pending:
+                with contextlib.suppress(OSError):
+                    end.stream.sock.shutdown(socket.SHUT_WR)
+            waited = [(end.stream.sock.fileno(), end.stream.pending)]
+            due = self._ledger.due()
+            if closing and due is None:
+                end_due = min(self._close_due, time.monotonic() + ANSWER_S)
+                due = self._end_due = min(self._end_due, end_due)
+        self._sleep(waited, due)
+        with self._change:
+            now = time.monotonic()
+            end.stream.flush()
+            try:
+                heard = end.stream.receive()
+                for one in heard or ():
+                    self._take_in(one)
+            except (WireError, StorageError):
+                heard = None
+            stuck = self._ledger.overdue(now)
+            lost = heard is None or now > self._end_due
+            if lost or (stuck and end.process):
+                self._end, self._dying = None, end
+            if lost or stuck:
+                self._change.notify_all()
+
+    def _sleep(self, waited: list[tuple[int, bool]], due: float | None) -> None:
+        """Until there is something to hear, to say or to do."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        for fd, writing in waited:
+            poll.register(fd, select.POLLIN | (select.POLLOUT if writing else 0))
+        poll.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    def _bury(self, end: TrainerEnd) -> None:
+        """Arenas are free once nothing can read them any more."""
+        how = end.lost(_REAP_S)
+        with self._change:
+            self._ledger.overdue(time.monotonic())
+            if how is not None:
+                self._ledger.died(how)
+                self._dying = None
+            self._change.notify_all()
+
+    def _replace(self) -> None:
+        """Another keeper, for the saves that the last one left."""
+        try:
+            end = self._open_end()
+        except StorageError as error:
+            with self._change:
+                self._ledger.died(f"could not be started: {error}")
+                self._change.notify_all()
+            time.sleep(_RETRY_S)  # a host without memory needs a moment, and a budget counts
+            return
+        with self._change:
+            self._end = end
+            for lent in self._lent.values():
+                lent.sent = False
+            try:
+                self._push()
+            except StorageError:  # no descriptor is free: a moment later there may be
+                self._end, self._dying = None, end
+
+    def _finish(self) -> None:
+        self._ended = True
+        os.close(self._wake_fd)
+        for arena in self._offered.values():
+            arena.close()
+        self._offered.clear()
+        self._change.notify_all()

@@ -1,0 +1,241 @@
+"""File system steps of the keeper, and faults injected into them by tests.
+
+Everything that a save does to files goes through here, so that a test can watch the order of the
+steps, and end the process at each of them. Errors are OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_NOT_HERE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # a file system that cannot do it
+_START, _SETTLE = 2, 7  # sync_file_range: WRITE; WAIT_BEFORE | WRITE | WAIT_AFTER
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+
+
+class KeeperDisk:
+    """The real one."""
+
+    def make_directory(self, path: Path) -> None:
+        """It and its parents, where they are missing; each new name is synced into its parent."""
+        missing = [one for one in (path, *path.parents) if not one.is_dir()]
+        for one in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # of another rank, since we looked
+                one.mkdir()
+            self.sync_directory(one.parent)
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new file; FileExistsError where there is one."""
+        return os.open(path, _CREATE, 0o644)
+
+    def open(self, path: Path) -> int:
+        """A descriptor to read a file with; no link of that name is followed."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def read(self, fd: int, into: memoryview, at: int) -> None:
+        """Fill `into` with the bytes from `at` on; EIO where the file ends before."""
+        done = 0
+        while done < len(into):
+            try:
+                count = os.preadv(fd, [into[done:]], at + done)
+            except OSError as error:
+                # On a file system that wants another alignment than ours.
+                if error.errno != errno.EINVAL or self.go_direct(fd, False):
+                    raise
+                count = os.preadv(fd, [into[done:]], at + done)
+            if not count:
+                raise OSError(errno.EIO, "the file ends")
+            done += count
+
+    def go_direct(self, fd: int, direct: bool) -> bool:
+        """Read and write past the page cache from here on, or through it; whether it is past it
+        now."""
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+            return False
+        return direct
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        """Take the file's blocks now, so that a full disk is heard of before the first byte."""
+        # Not posix_fallocate: where the file system cannot, the C library would write each block.
+        offset, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
+        if _libc.fallocate(fd, 0, offset, size) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _NOT_HERE:
+            raise OSError(number, os.strerror(number))
+        os.ftruncate(fd, size_bytes)
+
+    def write(self, fd: int, data: memoryview, at: int) -> int:
+        """How many bytes were written: at least one, maybe fewer than there are."""
+        written = os.pwrite(fd, data, at)
+        if not written:
+            raise OSError(errno.EIO, "a write of no bytes")
+        return written
+
+    def write_back(self, fd: int, at: int, size_bytes: int, settle: bool) -> None:
+        """Start writing this part of the page cache; with `settle` wait for it and let it go."""
+        how = ctypes.c_uint(_SETTLE if settle else _START)
+        if _libc.sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(size_bytes), how) != 0:
+            number = ctypes.get_errno()
+            if number not in _NOT_HERE:
+                raise OSError(number, os.strerror(number))
+            if settle:
+                os.fdatasync(fd)
+        if settle:
+            os.posix_fadvise(fd, at, size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def rename(self, path: Path, to: Path) -> None:
+        path.rename(to)
+
+    def link(self, path: Path, to: Path) -> None:
+        """A second name of a file; FileExistsError where there is one."""
+        os.link(path, to)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, or nothing where there is none."""
+        path.unlink(missing_ok=True)
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NOT_HERE:  # some network file systems keep no such promise
+                raise
+        finally:
+            os.close(fd)
+
+
+def write_file(disk: KeeperDisk, path: Path, data: bytes) -> None:
+    """A new file, whole and synced. Not the directory: the caller syncs that."""
+    fd = disk.create(path)
+    try:
+        view = memoryview(data)
+        done = 0
+        while done < len(view):
+            done += disk.write(fd, view[done:], done)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+
+
+class DiskFault(msgspec.Struct, frozen=True):
+    """Before the `nth` step named `step` (any, if empty) whose file's name contains `name`, do
+    `action`: "kill", "hang", or fail with this error's name (ENOSPC). `attempts`: in how many
+    keepers, one after the other, it happens."""
+
+    action: str
+    step: str = ""
+    name: str = ""
+    nth: int = 1
+    attempts: int = 1
+
+
+class FaultyDisk(KeeperDisk):
+    """A disk that says each step, and the file's name, before it is taken."""
+
+    def __init__(self, before: Callable[[str, str], None]) -> None:
+        self._before = before
+        self._names: dict[int, str] = {}
+
+    def make_directory(self, path: Path) -> None:
+        self._before("make_directory", path.name)
+        super().make_directory(path)
+
+    def create(self, path: Path) -> int:
+        self._before("create", path.name)
+        fd = super().create(path)
+        self._names[fd] = path.name
+        return fd
+
+    def open(self, path: Path) -> int:
+        self._before("open", path.name)
+        fd = super().open(path)
+        self._names[fd] = path.name
+        return fd
+
+    def read(self, fd: int, into: memoryview, at: int) -> None:
+        self._before("read", self._names[fd])
+        super().read(fd, into, at)
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        self._before("allocate", self._names[fd])
+        super().allocate(fd, size_bytes)
+
+    def write(self, fd: int, data: memoryview, at: int) -> int:
+        self._before("write", self._names[fd])
+        return super().write(fd, data, at)
+
+    def sync(self, fd: int) -> None:
+        self._before("sync", self._names[fd])
+        super().sync(fd)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._before("rename", to.name)
+        super().rename(path, to)
+
+    def link(self, path: Path, to: Path) -> None:
+        self._before("link", to.name)
+        super().link(path, to)
+
+    def remove(self, path: Path) -> None:
+        self._before("remove", path.name)
+        super().remove(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._before("sync_directory", path.name)
+        super().sync_directory(path)
+
+
+class _Script:
+    """Counts steps, from several threads, and acts on the ones that were named."""
+
+    def __init__(self, faults: tuple[DiskFault, ...], attempt: int) -> None:
+        self._left = {fault: fault.nth for fault in faults if attempt < fault.attempts}
+        self._lock = threading.Lock()
+
+    def before(self, step: str, name: str) -> None:
+        due = []
+        with self._lock:
+            for fault in self._left:
+                if fault.step in ("", step) and fault.name in name:
+                    self._left[fault] -= 1
+                    due += [fault.action] if self._left[fault] == 0 else []
+        for action in due:
+            if action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif action == "hang":
+                threading.Event().wait()
+            else:
+                number = getattr(errno, action)
+                raise OSError(number, os.strerror(number))
+
+
+def disk_of(faults: tuple[DiskFault, ...], attempt: int) -> KeeperDisk:
+    """The disk that an order asks for: the real one, unless a test wants it to fail."""
+    return FaultyDisk(_Script(faults, attempt).before) if faults else KeeperDisk()

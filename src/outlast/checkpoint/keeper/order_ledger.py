@@ -1,0 +1,164 @@
+"""Orders of a trainer and their outcomes. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder, Write
+from outlast.errors import StorageError, UsageError
+
+RESTARTS_MAX = 3
+ORDERS_MAX = 16
+OUTCOMES_MAX = 1024  # that nobody asked for, or that `last` still knows
+GRACE_S = 2.0  # beyond a deadline: the keeper itself knows better what it waited for
+
+
+@dataclass
+class _Save:
+    """An order without an end. `given_up`: it has one, but the keeper may still be at it."""
+
+    order: SaveOrder
+    stamp: int
+    due: float
+    attempt: int = 0
+    sent: bool = False
+    written: bool = False
+    given_up: bool = False
+
+
+@dataclass
+class OrderLedger:
+    """Saves from their order to their last outcome. `owner` names the keeper in messages;
+    `copies`: it also tells, of each order, how many peers hold it."""
+
+    owner: str
+    copies: bool = False
+    news: deque[Outcome] = field(default_factory=lambda: deque(maxlen=OUTCOMES_MAX))
+    last: OrderedDict[int, Outcome] = field(default_factory=OrderedDict)
+    _saves: dict[int, _Save] = field(default_factory=dict)
+    _copying: dict[int, float] = field(default_factory=dict)  # until when at the latest
+
+    def add(self, order: SaveOrder, stamp: int, now: float) -> None:
+        """Raises UsageError or StorageError when the order cannot be taken."""
+        if order.save in self._saves or order.save in self.last:
+            raise UsageError(f"save {order.save} was ordered before: count up")
+        if len(self._saves) >= ORDERS_MAX:
+            raise StorageError(
+                f"{ORDERS_MAX} saves have not ended yet, from {min(self._saves)} on; nothing of"
+                f" save {order.save} was begun; save less often, or see what they wait for"
+            )
+        self._saves[order.save] = _Save(order, stamp, now + order.deadline_s)
+
+    def order(self, save: int) -> SaveOrder | None:
+        """The order of a save that has not ended."""
+        known = self._saves.get(save)
+        return known.order if known else None
+
+    @property
+    def open(self) -> list[int]:
+        """Saves without an end, in order."""
+        return sorted(number for number, save in self._saves.items() if not save.given_up)
+
+    def busy(self, arena: int) -> bool:
+        """Whether the keeper may still read the arena."""
+        return any(s.order.arena == arena and not s.written for s in self._saves.values())
+
+    def copying(self, now: float) -> bool:
+        """Whether some version is still on its way to peers."""
+        return any(due > now for due in self._copying.values())
+
+    def unsent(self, now: float) -> list[Write]:
+        """What the keeper has not been told; it counts as told from here on."""
+        frames = []
+        for number in self.open:
+            save = self._saves[number]
+            if not save.sent:
+                save.sent = True
+                if self.copies and not save.written:
+                    self._copying[number] = save.due
+                frames.append(
+                    Write(
+                        order=save.order,
+                        stamp=save.stamp,
+                        attempt=save.attempt,
+                        written=save.written,
+                        deadline_s=max(0.0, save.due - now),
+                    )
+                )
+        return frames
+
+    def refuse(self, save: int, why: str) -> None:
+        """The order cannot even be said."""
+        self._copying.pop(save, None)
+        self._fail(self._saves.pop(save), why)
+
+    def settle(self, outcome: Outcome) -> None:
+        """The keeper's word on a save."""
+        if outcome.kind == "copied":
+            self._copying.pop(outcome.save, None)
+            self.news.append(outcome)
+            return
+        save = self._saves.get(outcome.save)
+        if not save:
+            return
+        ended = outcome.kind != "written" or not save.order.commit
+        repeated = outcome.kind == "written" and save.written
+        save.written = True
+        if ended:
+            del self._saves[outcome.save]
+        if not save.given_up and not repeated:
+            self._tell(outcome, ended)
+
+    def due(self) -> float | None:
+        """When `overdue` should be asked next."""
+        dues = [self._saves[number].due + GRACE_S for number in self.open]
+        return min(dues, default=None)
+
+    def overdue(self, now: float) -> bool:
+        """Fail what has outlived its deadline without a word; whether there was any. Its arena
+        stays busy until the keeper has spoken, or is dead."""
+        late = [number for number in self.open if self._saves[number].due + GRACE_S <= now]
+        for number in late:
+            save = self._saves[number]
+            self._fail(
+                save,
+                f"{self.owner} did not finish within {save.order.deadline_s:g} s, and does not"
+                " answer: the file system hangs, or the process is stopped",
+            )
+            save.given_up = True
+        return bool(late)
+
+    def died(self, how: str) -> None:
+        """The keeper is gone, and reads nothing any more. What it had not finished is to be sent
+        to the next one, unless this was one death too many."""
+        self._copying.clear()
+        for number, save in list(self._saves.items()):
+            save.attempt += 1
+            save.sent = False
+            if save.given_up:
+                del self._saves[number]
+            elif save.attempt > RESTARTS_MAX:
+                del self._saves[number]
+                self._fail(
+                    save,
+                    f"{self.owner} died over it, and so did {RESTARTS_MAX} that were started in its"
+                    f" place; the last one {how}",
+                )
+
+    def _fail(self, save: _Save, why: str) -> None:
+        place = save.order.manifest.place
+        error = (
+            f"the save of step {place.step} in {save.order.root} failed: {why}; the training and"
+            " older checkpoints are untouched"
+        )
+        self._tell(
+            Outcome(save=save.order.save, place=place, kind="failed", error=error), ended=True
+        )
+
+    def _tell(self, outcome: Outcome, ended: bool) -> None:
+        self.news.append(outcome)
+        if ended:
+            self.last[outcome.save] = outcome
+            if len(self.last) > OUTCOMES_MAX:
+                self.last.popitem(last=False)

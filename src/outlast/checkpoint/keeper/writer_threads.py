@@ -1,0 +1,263 @@
+"""The keeper's two threads: one writes parts in order, one waits to commit."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from outlast.checkpoint.format.manifests import Manifest
+from outlast.checkpoint.keeper.commit_gathering import CommitGathering, join_ranks
+from outlast.checkpoint.keeper.frozen_files import FrozenFiles
+from outlast.checkpoint.keeper.keeper_disk import disk_of
+from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder
+from outlast.checkpoint.keeper.part_files import PartFiles
+from outlast.checkpoint.stores import directory_ownership
+from outlast.errors import OutlastError, StorageError
+
+_ADVICE = {
+    errno.ENOSPC: "free space there, or keep fewer checkpoints",
+    errno.EDQUOT: "free space there, or raise the quota",
+    errno.EROFS: "mount it for writing, or choose another directory",
+    errno.EACCES: "give this user the right to write, or choose another directory",
+    errno.ENOENT: "somebody removed it, or rank 0 gave the save up",
+    errno.EIO: "the disk is failing: look into the kernel's log",
+}
+PAUSE_S, PAUSE_MAX_S = 0.002, 0.1
+
+
+class SaveWork(msgspec.Struct, eq=False):
+    """One order under way. `shard`: the memory that it reads; `tell`: who hears of it."""
+
+    order: SaveOrder
+    shard: memoryview
+    attempt: int
+    written: bool
+    due: float
+    tell: Callable[[Outcome], None]
+    on_written: Callable[[Manifest], None]
+    begun: float = msgspec.field(default_factory=time.monotonic)
+
+    def end(
+        self, kind: Literal["written", "committed", "failed"], size_bytes: int = 0, error: str = ""
+    ) -> None:
+        order = self.order
+        self.tell(
+            Outcome(
+                save=order.save,
+                place=order.manifest.place,
+                kind=kind,
+                error=error,
+                size_bytes=size_bytes,
+                seconds=time.monotonic() - self.begun,
+            )
+        )
+
+    def fail(self, error: BaseException) -> str:
+        """Say that the save has failed, and how; the sentence."""
+        order = self.order
+        said = _describe_error(error)
+        where = f"rank {order.manifest.rank} on {socket.gethostname()}"
+        why = (
+            f"the save of step {order.manifest.place.step} failed on {where} in {order.root}:"
+            f" {said}; what it had written is removed where the disk allows it; the training and"
+            " older checkpoints are untouched"
+        )
+        self.end("failed", error=why)
+        return said
+
+
+class PartWriter:
+    """A thread that does one order after the other."""
+
+    def __init__(self, committer: CommitThread) -> None:
+        self._committer = committer
+        self._frozen = FrozenFiles()
+        self._queue: deque[SaveWork] = deque()
+        self._change = threading.Condition()
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def add(self, work: SaveWork) -> None:
+        with self._change:
+            self._queue.append(work)
+            self._change.notify_all()
+
+    @property
+    def idle(self) -> bool:
+        with self._change:
+            return not self._queue and not self._busy
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._busy = False
+                self._change.wait_for(lambda: self._queue)
+                work = self._queue.popleft()
+                self._busy = True
+            self._do(work)
+
+    def _do(self, work: SaveWork) -> None:
+        order, manifest = work.order, work.order.manifest
+        disk = disk_of(order.faults, work.attempt)
+        part = PartFiles(disk, Path(order.root), manifest, work.due, self._frozen)
+        failed = ""
+        if not work.written:
+            try:
+                directory_ownership.check(Path(order.root), order.owner)
+                if order.read_back:
+                    self._frozen.forget()
+                full = part.write(work.shard, again=work.attempt > 0)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
+                failed = work.fail(error)
+                part.say_failed(failed)
+            else:
+                work.on_written(full)
+                work.end("written", manifest.size_bytes, self._frozen.take_damages())
+        work.shard = memoryview(b"")  # a commit may take long, and needs no memory
+        if order.commit and not part.taken:
+            gathering = CommitGathering(disk, Path(order.root), order.commit)
+            if failed:
+                gathering.give_up(manifest.rank, failed)
+            self._committer.add(work, gathering, bool(failed))
+
+
+class _Pending(msgspec.Struct, eq=False):
+    number: int  # as they were ordered
+    work: SaveWork
+    gathering: CommitGathering
+    failed: bool
+
+
+class CommitThread:
+    """A thread that looks after checkpoints whose other parts are still being written.
+
+    They are looked at in turn, so that one which never completes holds up no other. The directory
+    of one that failed is removed once nobody writes into it any more, at its deadline at last.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[_Pending] = []
+        self._change = threading.Condition()
+        self._hurry = False
+        self._count = 0
+        self._complete = (0, 0)  # number and step of the one ordered last of those that are
+        self._newest = (-1, -1, -1)
+        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
+        self._thread.start()
+
+    def add(self, work: SaveWork, gathering: CommitGathering, failed: bool) -> None:
+        with self._change:
+            self._count += 1
+            self._pending.append(_Pending(self._count, work, gathering, failed))
+            self._change.notify_all()
+
+    def hurry(self) -> None:
+        """Wait no longer before what failed is removed."""
+        with self._change:
+            self._hurry = True
+            self._change.notify_all()
+
+    @property
+    def idle(self) -> bool:
+        with self._change:
+            return not self._pending
+
+    def _run(self) -> None:
+        pause_s = PAUSE_S
+        while True:
+            with self._change:
+                if not self._pending:
+                    self._change.wait_for(lambda: self._pending)
+                    pause_s = PAUSE_S
+                looked_at = list(self._pending)
+            begun = time.monotonic()
+            done = [pending for pending in looked_at if self._turn(pending)]
+            took_s = time.monotonic() - begun
+            with self._change:
+                self._pending = [pending for pending in self._pending if pending not in done]
+                # Many ranks make a look expensive: it may take a tenth of the time at most.
+                if self._pending and not done:
+                    self._change.wait(max(pause_s, 10 * took_s))
+                    pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    def _turn(self, pending: _Pending) -> bool:
+        """Go on with one; whether it is over."""
+        work, gathering = pending.work, pending.gathering
+        if not pending.failed:
+            try:
+                if not gathering.look():
+                    self._check_overtaken(pending)
+                    self._check_deadline(work, gathering)
+                    return False
+                if time.monotonic() > work.due:
+                    raise StorageError("the deadline passed before the commit")
+                directory_ownership.check(Path(work.order.root), work.order.owner)
+                gathering.commit()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
+                work.fail(error)
+                pending.failed = True
+            else:
+                step = work.order.manifest.place.step
+                self._complete = max(self._complete, (pending.number, step))
+                work.end("committed", gathering.size_bytes, self._point(work, gathering))
+                return True
+        if gathering.missing and not self._hurry and time.monotonic() <= work.due:
+            self._look_on(gathering)
+            if gathering.missing:
+                return False
+        gathering.clear()
+        return True
+
+    def _check_overtaken(self, pending: _Pending) -> None:
+        """Ranks write in the order of their saves: what lacks a part when one that was ordered
+        later is complete will always lack it (a rank died before it copied, and all tried again).
+        Its step may be lower: a run that has gone back saves the same steps again."""
+        number, step = self._complete
+        if pending.number < number:
+            raise StorageError(
+                f"a later save, of step {step}, is complete, and this one lacks the parts of"
+                f" {join_ranks(pending.gathering.missing)}"
+            )
+
+    def _check_deadline(self, work: SaveWork, gathering: CommitGathering) -> None:
+        if time.monotonic() > work.due:
+            raise StorageError(
+                f"the deadline of {work.order.deadline_s:g} s passed without the parts of"
+                f" {join_ranks(gathering.missing)}"
+            )
+
+    def _point(self, work: SaveWork, gathering: CommitGathering) -> str:
+        """Move `latest`, forwards only; what went wrong, which is no reason to fail a save."""
+        place = work.order.manifest.place
+        if place.position < self._newest:
+            return ""
+        self._newest = place.position
+        try:
+            gathering.point()
+        except OSError as error:
+            return f"`latest` could not be moved: {_describe_error(error)}"
+        return ""
+
+    def _look_on(self, gathering: CommitGathering) -> None:
+        """See who else has finished with a checkpoint that has failed."""
+        try:
+            gathering.look()
+        except (OSError, OutlastError):
+            return  # it has failed already; only who is through counts
+
+
+def _describe_error(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        at = f"{error.filename}: " if error.filename else ""
+        advice = _ADVICE.get(error.errno or 0, "")
+        return f"{at}{error.strerror or error}{advice and f' ({advice})'}"
+    return str(error) if isinstance(error, OutlastError) else repr(error)

@@ -1,0 +1,336 @@
+"""Differences of two checkpoints: suspect tensors by digest, elements, decoded values.
+
+How their tensors were divided among ranks does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.manifests import ITEM_BYTES, Manifest, Tensor
+from outlast.checkpoint.format.value_encoder import DTYPES
+from outlast.checkpoint.load.checkpoint_reader import (
+    BLOCK_BYTES,
+    CheckpointReader,
+    TensorBlock,
+    blocks_of,
+    read_blocks,
+)
+from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.checkpoint.stores.chunk_reader import Chunk
+
+_PART_ELEMENTS = 1 << 20  # widened to 64 bits at a time
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class TensorDifference(msgspec.Struct, frozen=True):
+    """A tensor that is not the same in both. `a` and `b` say what it is there, "" where it is not.
+
+    `elements`: all of them. `differing`: those that differ (in any bit, or by more than the
+    tolerance). `difference_max`: the largest |a - b| of finite numbers. `not_finite`: of those that
+    differ, where a NaN or an infinity faces something else. 0 where nothing could be compared.
+    """
+
+    name: str
+    a: str
+    b: str
+    elements: int = 0
+    differing: int = 0
+    difference_max: float = 0.0
+    not_finite: int = 0
+
+
+class _Found(NamedTuple):
+    differing: int
+    difference_max: float
+    not_finite: int
+
+
+def compare_tensors(
+    a: CheckpointReader,
+    b: CheckpointReader,
+    *,
+    wanted: Callable[[str], bool] = lambda _: True,
+    tolerance: float | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Iterator[TensorDifference]:
+    """Every tensor that differs, by name. Without `tolerance` one bit is a difference, so that a
+    NaN equals itself and -0.0 is not 0.0; with it, numbers that are no further apart are equal, and
+    so are NaNs. Raises as `Reader.read` does.
+    """
+    left, right = a.checkpoint.tensors, b.checkpoint.tensors
+    names = sorted(name for name in left.keys() | right.keys() if wanted(name))
+    alike = [n for n in names if n in left and n in right and left[n].shape == right[n].shape]
+    total = sum(_size_bytes(left[n]) + _size_bytes(right[n]) for n in alike)
+    found = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
+    for name in names:
+        one, two = left.get(name), right.get(name)
+        if one is None or two is None or one.shape != two.shape:
+            yield TensorDifference(name, _describe_tensor(one), _describe_tensor(two))
+            continue
+        differing, largest, not_finite = next(found)
+        if differing or one.dtype != two.dtype:
+            count = math.prod(one.shape)
+            yield TensorDifference(
+                name,
+                _describe_tensor(one),
+                _describe_tensor(two),
+                count,
+                differing,
+                largest,
+                not_finite,
+            )
+
+
+def _compare_range(
+    a: CheckpointReader,
+    b: CheckpointReader,
+    names: list[str],
+    tolerance: float | None,
+    on_progress: Callable[[int], None],
+) -> Iterator[_Found]:
+    """One result for each name, in order."""
+    one, two = a.checkpoint.tensors, b.checkpoint.tensors
+    done = 0
+    pairs = zip(_read(a, one, two, names), _read(b, two, one, names), strict=True)
+    for name in names:
+        left = math.prod(one[name].shape)
+        result = _Found(0, 0.0, 0)
+        while True:
+            (block, data), (other, more) = next(pairs)
+            result = _merge(result, _differences(block.tensor, data, other.tensor, more, tolerance))
+            left -= block.box.elements
+            done += len(data) + len(more)
+            on_progress(done)
+            if left <= 0:
+                break
+        yield result
+
+
+def _read(
+    reader: CheckpointReader,
+    tensors: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    names: list[str],
+) -> Iterator[tuple[TensorBlock, memoryview]]:
+    """Blocks of so many elements as the wider of the two types allows."""
+
+    def blocks() -> Iterator[TensorBlock]:
+        for name in names:
+            width = ITEM_BYTES[tensors[name].dtype]
+            most = BLOCK_BYTES // max(width, ITEM_BYTES[others[name].dtype])
+            yield from blocks_of(name, tensors[name], most * width)
+
+    return read_blocks(reader, blocks())
+
+
+def _differences(
+    a: Tensor, data: memoryview, b: Tensor, more: memoryview, tolerance: float | None
+) -> _Found:
+    if a.dtype == b.dtype and np.array_equal(
+        np.frombuffer(data, np.uint8), np.frombuffer(more, np.uint8)
+    ):
+        return _Found(0, 0.0, 0)
+    result, wide, narrow = _Found(0, 0.0, 0), ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype]
+    for at in range(0, len(data) // wide, _PART_ELEMENTS):
+        end = at + _PART_ELEMENTS
+        one, two = data[at * wide : end * wide], more[at * narrow : end * narrow]
+        differing = _bits_differ(one, two, wide) if a.dtype == b.dtype else None
+        result = _merge(result, _numbers_differ(one, a.dtype, two, b.dtype, differing, tolerance))
+    return result
+
+
+def _bits_differ(one: memoryview, two: memoryview, width: int) -> np.ndarray[Any, Any]:
+    if width == 16:
+        pairs = np.frombuffer(one, np.uint64) != np.frombuffer(two, np.uint64)
+        return pairs.reshape(-1, 2).any(axis=1)
+    return np.frombuffer(one, _BITS[width]) != np.frombuffer(two, _BITS[width])
+
+
+def _numbers_differ(
+    one: memoryview,
+    kind: str,
+    two: memoryview,
+    other: str,
+    bits: np.ndarray[Any, Any] | None,
+    tolerance: float | None,
+) -> _Found:
+    """`bits`: which elements have other bits, where both are of one type."""
+    a, b = _numbers(one, kind), _numbers(two, other)
+    if a is None or b is None:  # a type that nothing computes with
+        return _Found(int(bits.sum()) if bits is not None else len(one), 0.0, 0)
+    apart, odd = _distances(a, b)
+    if tolerance is not None:
+        differing = (apart > tolerance) | odd
+    elif bits is not None:
+        differing = bits
+    else:
+        differing = (apart > 0) | odd
+    largest = float(apart.max(initial=0.0))
+    return _Found(int(differing.sum()), largest, int((odd & differing).sum()))
+
+
+def _numbers(data: memoryview, kind: str) -> np.ndarray[Any, Any] | None:
+    """The elements in 64 bits, exactly; a complex one as two columns. None for a type that torch
+    cannot widen."""
+    if kind not in DTYPES or kind == "float4_e2m1fn_x2":
+        return None
+    tensor = torch.frombuffer(data, dtype=DTYPES[kind])
+    if tensor.is_complex():
+        return torch.view_as_real(tensor).double().numpy()
+    if tensor.is_floating_point():
+        return tensor.float().double().numpy() if kind != "float64" else tensor.numpy()
+    return tensor.numpy().astype(np.uint64 if kind == "uint64" else np.int64)
+
+
+def _distances(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """|a - b| where both are finite and else 0; where one is not finite and the other differs."""
+    if a.dtype == b.dtype and a.dtype.kind in "iu":
+        larger, smaller = np.maximum(a, b), np.minimum(a, b)
+        # Taken modulo 2**64, a difference of 64-bit integers is exact.
+        apart = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
+        return apart, np.zeros(apart.shape, bool)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(over="ignore"):
+        apart = np.abs(np.where(finite, a, 0) - np.where(finite, b, 0))
+    odd = ~finite & (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if apart.ndim == 2:
+        return np.hypot(apart[:, 0], apart[:, 1]), odd.any(axis=1)
+    return apart, odd
+
+
+def _merge(a: _Found, b: _Found) -> _Found:
+    return _Found(
+        a.differing + b.differing,
+        max(a.difference_max, b.difference_max),
+        a.not_finite + b.not_finite,
+    )
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+
+
+def _describe_tensor(tensor: Tensor | None) -> str:
+    return f"{tensor.dtype} {' x '.join(map(str, tensor.shape)) or 'one number'}" if tensor else ""
+
+
+_LISTED_MAX = 8  # longer lists of numbers are told by how many of them differ
+_NUMBERS = (bool, int, float)
+_SHOWN_MAX = 60
+_ABSENT = object()
+
+
+class ValueDifference(NamedTuple):
+    """Where (`groups.0.lr`), and in short what is there; "" where there is nothing."""
+
+    path: str
+    a: str
+    b: str
+
+
+def value_differences(a: Any, b: Any) -> list[ValueDifference]:
+    """Every place where the two differ. A NaN equals itself, -0.0 is not 0.0, 1 is not 1.0."""
+    return list(_walk((), a, b))
+
+
+def _walk(path: tuple[str, ...], a: Any, b: Any) -> Iterator[ValueDifference]:
+    if type(a) is type(b):
+        if isinstance(a, Mapping):
+            for key in {**a, **b}:
+                yield from _walk((*path, str(key)), a.get(key, _ABSENT), b.get(key, _ABSENT))
+            return
+        if isinstance(a, (list, tuple)):
+            if _many_numbers(a) and _many_numbers(b):
+                if differing := sum(_odd(x, y) for x, y in zip_longest(a, b, fillvalue=_ABSENT)):
+                    yield _counted(path, differing, len(a), len(b))
+                return
+            for index, (x, y) in enumerate(zip_longest(a, b, fillvalue=_ABSENT)):
+                yield from _walk((*path, str(index)), x, y)
+            return
+        if isinstance(a, (torch.Tensor, np.ndarray)):
+            yield from _arrays(path, _flat(a), _flat(b), _kind(a), _kind(b))
+            return
+    if _odd(a, b):
+        yield ValueDifference(".".join(path), _short(a), _short(b))
+
+
+def _arrays(path: tuple[str, ...], a: Any, b: Any, one: str, two: str) -> Iterator[ValueDifference]:
+    """`a` and `b`: rows of bytes, one for each element."""
+    if one != two:
+        yield ValueDifference(".".join(path), one, two)
+    elif differing := int((a != b).any(axis=1).sum()):
+        yield _counted(path, differing, len(a), len(b))
+
+
+def _flat(array: torch.Tensor | np.ndarray[Any, Any]) -> Any:
+    elements = array.numel() if isinstance(array, torch.Tensor) else array.size
+    data = codec.raw(array.contiguous()) if isinstance(array, torch.Tensor) else array.tobytes()
+    return np.frombuffer(data, np.uint8).reshape(max(elements, 1), -1)
+
+
+def _kind(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    shape = " x ".join(map(str, array.shape)) or "one number"
+    return f"{str(array.dtype).removeprefix('torch.')} {shape}"
+
+
+def _counted(path: tuple[str, ...], differing: int, one: int, two: int) -> ValueDifference:
+    said = f"{differing} differ of {one}"
+    return ValueDifference(".".join(path), said, said if one == two else f"of {two}")
+
+
+def _many_numbers(values: Sequence[Any]) -> bool:
+    return len(values) > _LISTED_MAX and all(type(value) in _NUMBERS for value in values)
+
+
+def _odd(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return True
+    if isinstance(a, (float, np.floating)):
+        return struct.pack("d", a) != struct.pack("d", b)
+    if isinstance(a, complex):
+        return struct.pack("dd", a.real, a.imag) != struct.pack("dd", b.real, b.imag)
+    return bool(a != b)
+
+
+def _short(value: Any) -> str:
+    if value is _ABSENT:
+        return ""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= _SHOWN_MAX else line[: _SHOWN_MAX - 3] + "..."
+
+
+def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
+    """Names of tensors that may differ, or be in one of them only; all others are equal to the
+    bit. Where a rank's part was laid out otherwise, all that lies in it may differ.
+
+    Raises CorruptionError or StorageError where a manifest cannot be trusted.
+    """
+    found: set[str] = set()
+    for one, two in zip_longest(a.manifests, b.manifests):
+        if one is None or two is None or not _laid_out_alike(one, two):
+            found |= {name for each in (one, two) if each for name in each.tensors}
+            continue
+        pairs = enumerate(zip_longest(one.chunks, two.chunks))
+        for number in [number for number, (left, right) in pairs if left != right]:
+            for manifest in (one, two):
+                if number < len(manifest.chunks):
+                    found |= {n for n in Chunk(manifest, number).tensors if n in manifest.tensors}
+    return found
+
+
+def _laid_out_alike(one: Manifest, two: Manifest) -> bool:
+    """Whether the same bytes at the same place of both shards mean the same."""
+    return (one.chunk_bytes, one.tensors, one.pieces) == (two.chunk_bytes, two.tensors, two.pieces)

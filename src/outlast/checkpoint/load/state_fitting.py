@@ -1,0 +1,274 @@
+"""Fitting of a checkpoint to a live state: differences, targets, values to put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from outlast.checkpoint.format.manifests import Tensor
+from outlast.checkpoint.format.value_encoder import TensorSpec
+from outlast.checkpoint.load.optimizer_fitting import fit_optimizer
+from outlast.checkpoint.save.shard_plan import dtype_name
+from outlast.checkpoint.state import state_values
+from outlast.checkpoint.state.script_state import ScriptState, Stateful
+from outlast.checkpoint.state.state_content import (
+    EXACT,
+    NameMatching,
+    Skeleton,
+    class_of,
+    is_within,
+    parameter_owners,
+)
+from outlast.checkpoint.state.state_values import join_tensors, value_at
+
+_CONTAINERS = (dict, list)
+
+
+class SavedState(NamedTuple):
+    """What a checkpoint says of itself: its tensors, its decoded `shared` value, and the `rest`
+    that is meant for this rank."""
+
+    tensors: Mapping[str, Tensor]
+    shared: Mapping[str, Any]
+    rest: Mapping[str, Skeleton]
+
+
+class StateFitting:
+    """`differences`: all of them, in words; with any, nothing may be read. `targets`: the tensors
+    to read into, by name. `spare`: what the checkpoint has and this rank has not (on another rank
+    it may be a pipeline stage's). After reading, `finish` puts back what is no tensor.
+
+    Making one touches nothing. With `complete=False`, entries of the checkpoint that are not in
+    the state are passed over. Where `matching` is not strict, what the checkpoint lacks is in
+    `missing`, and the state's entries that it has beyond are in `unexpected`. `casts`: types in
+    the checkpoint, of targets that have another one.
+    """
+
+    def __init__(
+        self,
+        state: ScriptState,
+        saved: SavedState,
+        *,
+        complete: bool = True,
+        matching: NameMatching = EXACT,
+    ) -> None:
+        self.state, self.saved, self.matching = state, saved, matching
+        self.differences: list[str] = []
+        self.missing: set[str] = set()
+        self.unexpected: set[str] = set()
+        self.casts: dict[str, torch.dtype] = {}
+        self.targets: dict[str, torch.Tensor] = {}
+        self._looked_at: set[str] = set()
+        self._steps: list[Callable[[], object]] = []
+        fitting = self._entries(complete)
+        for name in fitting:
+            if name in state.modules:
+                self._module(name, state.modules[name])
+            elif name in state.optimizers:
+                fit_optimizer(self, name)
+            elif name in state.objects:
+                self._object(name, state.objects[name])
+            else:
+                self._value(name, state.values[name])
+        names = saved.tensors.keys() | saved.rest.keys()
+        left = self._left_of_optimizers()
+        self.spare = {
+            name
+            for name in names - self._looked_at
+            if self._entry_of(name) in fitting
+            and not matching.skips(name)
+            and not any(is_within(name, each) for each in left)
+        }
+        self._check_skipped(names)
+        if self.missing and not self.targets:
+            self.differ("strict=False", "nothing of this state is in the checkpoint")
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Put back everything else, once the targets are filled."""
+        for step in self._steps:
+            step()
+
+    # --- for those who fit one entry ---
+
+    def differ(self, name: str, what: str) -> None:
+        self.differences.append(f"{name}: {what}")
+
+    def lack(self, name: str, what: str = "missing in the checkpoint") -> None:
+        """Say that the checkpoint has not what the state has."""
+        if self.matching.strict:
+            self.differ(name, what)
+        else:
+            self.missing.add(name)
+
+    def then(self, step: Callable[[], object]) -> None:
+        """Do this when all tensors have been read."""
+        self._steps.append(step)
+
+    def want(self, name: str, live: torch.Tensor) -> None:
+        """Read the tensor `name` into `live`, if it fits."""
+        saved = self.look_at(name)
+        if saved is None:
+            self.lack(name)
+            return
+        shape, dtype = tuple(live.shape), dtype_name(live.dtype)
+        if tuple(saved.shape) != shape:
+            self.differ(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
+        if saved.dtype != dtype and self.matching.casts(saved.dtype, dtype):
+            self.casts[name] = getattr(torch, saved.dtype)
+        elif saved.dtype != dtype:
+            self.differ(name, f"{saved.dtype} in the checkpoint, {dtype} here")
+        if live.is_meta:
+            self.differ(name, "is on the meta device here; give it memory first (to_empty)")
+        self.targets[name] = live
+
+    def look_at(self, name: str) -> Tensor | None:
+        """What the checkpoint has under this name."""
+        self._looked_at.add(name)
+        return self.saved.tensors.get(name)
+
+    def dtype_of(self, name: str, saved: Tensor) -> torch.dtype | None:
+        """The element type to make a tensor of; that this torch has none such is a difference."""
+        found = getattr(torch, saved.dtype, None)
+        if found is None:
+            self.differ(
+                name, f"{saved.dtype} in the checkpoint, which torch {torch.__version__} lacks"
+            )
+        return found
+
+    def rest_of(self, name: str) -> Skeleton | None:
+        """What an entry's part keeps beside plain tensors."""
+        self._looked_at.add(name)
+        return self.saved.rest.get(name)
+
+    def later(
+        self, skeleton: Skeleton, live: Any = None, *, in_place: bool = False
+    ) -> Callable[[], Any]:
+        """The value of a skeleton, once tensors have been read.
+
+        They are read into tensors of their own: of the kind that lies at the same place of the
+        `live` value, or into that one itself with `in_place`.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        for name, (path, device) in skeleton["holes"].items():
+            saved = self.look_at(name)
+            if saved is None:
+                self.differ(name, "missing in the checkpoint")
+                continue
+            there = value_at(live, path)
+            if not isinstance(there, torch.Tensor) or not _has_same_form(there, saved):
+                dtype = self.dtype_of(name, saved)
+                if dtype is None:
+                    continue
+                spec = TensorSpec(saved.shape, dtype, device)
+                tensors[name] = torch.empty(spec.shape, dtype=spec.dtype, device=spec.home())
+            elif in_place and there.is_contiguous():
+                tensors[name] = there
+            else:
+                tensors[name] = torch.empty_like(there, requires_grad=False)
+        self.targets |= tensors
+        return lambda: join_tensors(skeleton, tensors)
+
+    # --- entries ---
+
+    def _entries(self, complete: bool) -> set[str]:
+        """Those that both sides have, as the same kind of thing."""
+        here, there = self.state.kinds, self.saved.shared["kinds"]
+        names = [n for n in sorted(here.keys() | there.keys()) if not self.matching.skips(n)]
+        for name in names:
+            if name not in there:
+                self.lack(name, f"the checkpoint has no such entry (here: {here[name]})")
+            elif name not in here:
+                if complete and self.matching.strict:
+                    self.differ(name, f"{there[name]} that the state does not have")
+                elif complete:
+                    self.unexpected.add(name)
+            elif here[name] != there[name]:
+                self.differ(name, f"{there[name]} in the checkpoint, {here[name]} here")
+        same = {name for name in names if here.get(name) == there.get(name)}
+        for name, part in (self.state.optimizers | self.state.objects).items():
+            kind = self.saved.shared["classes"].get(name)
+            if kind and class_of(part) and kind != class_of(part):
+                self.differ(name, f"{kind} in the checkpoint, {class_of(part)} here")
+                same.discard(name)
+        return same
+
+    def _left_of_optimizers(self) -> set[str]:
+        """Return what the checkpoint's optimizers keep of parameters that are skipped."""
+        found: set[str] = set()
+        for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
+            known = parameter_owners(self.saved.shared, name, self.saved.tensors)
+            found |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
+        return found
+
+    def _check_skipped(self, there: Collection[str]) -> None:
+        """A name that is to be skipped and is nowhere would be a mistake that nobody hears of."""
+        state, kinds = self.state, self.saved.shared["kinds"]
+        entries = {*state.kinds, *kinds, *state.own, *state.generators}
+        modules = {n for n in kinds if kinds[n] == "module"} | state.modules.keys()
+        inside = {f"{n}.{each.name}" for n, found in state.entries.items() for each in found}
+        inside |= {name for name in there if self._entry_of(name) in modules}
+        for each in self.matching.skip:
+            if each not in entries and not any(is_within(name, each) for name in inside):
+                self.differ(each, "is to be skipped, and is no entry and in no module")
+
+    def _entry_of(self, name: str) -> str:
+        kinds = self.saved.shared["kinds"]
+        while name and name not in kinds:
+            name = name.rpartition(".")[0]
+        return name
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        made: dict[str, Callable[[], Any]] = {}
+        for entry in self.state.entries[name]:
+            full = f"{name}.{entry.name}"
+            if self.matching.skips(full):
+                continue
+            if entry.kind != "made":
+                self.want(full, entry.value)
+            elif (skeleton := self.rest_of(full)) is None:
+                self.lack(full)
+            else:
+                made[entry.key] = self.later(skeleton, entry.value)
+        if made:
+            # The module's own way in takes what a hook made; the rest is copied onto itself.
+            self.then(
+                lambda: module.load_state_dict(
+                    module.state_dict() | {key: value() for key, value in made.items()}
+                )
+            )
+
+    def _object(self, name: str, part: Stateful) -> None:
+        skeleton = self.saved.shared["objects"][name]
+        if isinstance(part, torch.amp.GradScaler) and bool(skeleton["value"]) != part.is_enabled():
+            self.differ(name, "is enabled only here" if part.is_enabled() else "is disabled here")
+        value = self.later(skeleton, part.state_dict())
+        self.then(lambda: part.load_state_dict(value()))
+
+    def _value(self, name: str, live: Any) -> None:
+        skeleton = self.saved.shared["values"][name]
+        if isinstance(live, torch.Tensor):
+            if skeleton["value"] is None and name in skeleton["holes"]:
+                self.want(name, live)
+            else:
+                self.differ(name, "no tensor in the checkpoint, a tensor here")
+            return
+        given = self.state.given
+        if not isinstance(live, _CONTAINERS) and not isinstance(given, MutableMapping):
+            self.differ(name, f"a {type(live).__name__} can be put back only into a dict")
+            return
+        value = self.later(skeleton, live, in_place=True)
+
+        def put_back() -> None:
+            settled = state_values.restore_in_place(live, value())
+            if settled is not live and isinstance(given, MutableMapping):
+                given[name] = settled
+
+        self.then(put_back)
+
+
+def _has_same_form(live: torch.Tensor, saved: Tensor) -> bool:
+    return tuple(live.shape) == tuple(saved.shape) and dtype_name(live.dtype) == saved.dtype

@@ -1,0 +1,268 @@
+"""Messages and chunk transfers among the ranks that save together.
+
+Ranks meet before they exchange messages, so that none waits for one that will not come: a rank
+inside a collective knows neither which rank is missing nor why. The meeting place is the store that
+their process group was made with: a few small keys, read only by ranks that wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import DebugLevel, Store, get_debug_level
+
+from outlast.errors import GroupError, UsageError
+
+_PAUSE_S = 0.001
+_PAUSE_MAX_S = 0.05
+_GRACE_S = 10.0  # for whoever has decided to say what
+_NAMED_MAX = 8
+_OPEN_CALLS_MAX = 16  # that ranks may be, and be told of each other at once
+
+
+class RankRendezvous:
+    """The calls of one rank's that all ranks make, in the same order, numbered from 1 on."""
+
+    def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
+        """All ranks make theirs together, and as many each. `timeout_s`: how long to wait for a
+        rank that says nothing."""
+        self._store, self._rank, self._world = store, rank, world
+        self._timeout_s = timeout_s
+        made = store.add(f"outlast/checkpoints/{rank}", 1)
+        self._root = f"outlast/checkpoints/made-{made}"
+
+    def leave(self, call: int, why: str = "") -> None:
+        """Say that this rank is through with `call`, or failed, and comes to no meeting of it any
+        more. A few microseconds: nothing is waited for."""
+        with suppress(RuntimeError):  # a store that is gone: nobody can be waiting there either
+            self._store.set(self._left_key(call), f"{call} {self._rank} {why}")
+
+    def come(self, call: int, turn: int) -> None:
+        """Wait until all ranks have come to this turn of this call.
+
+        Raises GroupError on all that have come or still come once one of them has left the call,
+        which is known at once, or says nothing for `timeout_s`.
+        """
+        at = f"{self._root}/{call}/{turn}"
+        self._store.set(f"{at}/{self._rank}", "")
+        if self._store.add(f"{at}/here", 1) == self._world:
+            self._decide(at, "")
+        due, pause_s = time.monotonic() + self._timeout_s, _PAUSE_S
+        while not self._store.check([f"{at}/end"]):
+            if why := self._left(call, at):
+                self._decide(at, why)
+            elif time.monotonic() > due:
+                self._decide(at, self._silent(at))
+                if time.monotonic() > due + _GRACE_S:
+                    raise GroupError(f"{self._who} waited {self._timeout_s:g} s for an answer")
+            time.sleep(pause_s)  # a store cannot be waited on without noise in the script's log
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        if why := self._store.get(f"{at}/end").decode():
+            raise GroupError(f"{self._who} cannot speak with the others: {why}")
+
+    def look(self, call: int) -> None:
+        """Raise GroupError where a rank has left `call`, which none may leave before this one."""
+        try:
+            key = self._left_key(call)
+            left = self._store.get(key).decode() if self._store.check([key]) else ""
+        except RuntimeError as error:
+            raise GroupError(
+                f"{self._who} cannot speak with the others: the store of their process group is"
+                f" gone: {error}"
+            ) from error
+        if left:
+            number, rank, why = left.split(" ", 2)
+            if int(number) == call:
+                raise GroupError(f"{self._who} cannot speak with the others: rank {rank} failed:"
+                                 f" {why}")  # fmt: skip
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self._rank} of {self._world}"
+
+    def _decide(self, at: str, end: str) -> None:
+        """How this meeting ends: for all ranks as the first one says."""
+        if self._store.add(f"{at}/decided", 1) == 1:
+            self._store.set(f"{at}/end", end)
+
+    def _left(self, call: int, at: str) -> str:
+        """Who will not come, and why, in words; empty where nobody has said so."""
+        key = self._left_key(call)
+        if not self._store.check([key]):
+            return ""
+        left, rank, why = self._store.get(key).decode().split(" ", 2)
+        if int(left) < call or self._store.check([f"{at}/{rank}"]):
+            return ""
+        return (
+            f"rank {rank} failed: {why}" if why else f"rank {rank} saw no need to, and has gone on"
+        )
+
+    def _left_key(self, call: int) -> str:
+        """Not one key for all calls: who leaves an earlier one late would hide it."""
+        return f"{self._root}/left/{call % _OPEN_CALLS_MAX}"
+
+    def _silent(self, at: str) -> str:
+        missing = [r for r in range(self._world) if not self._store.check([f"{at}/{r}"])]
+        named = ", ".join(map(str, missing[:_NAMED_MAX])) + ("..." if missing[_NAMED_MAX:] else "")
+        return f"rank {named} did not come within {self._timeout_s:g} s"
+
+
+_TAG = 0x0C000000  # of chunks, far from a script's own
+_CALL_BYTES = 8  # of a call's name, before each message
+_CALLS_APART, _NUMBERS_APART = 16, 1 << 20
+
+
+class RankGroup:
+    """The members of a process group: of torch.distributed's default one, where it is initialized;
+    else this process alone.
+
+    All members make theirs together: where the group carries no CPU tensors (NCCL), a group of
+    gloo's is made beside it. `timeout_s`: how long to wait for a rank that says nothing.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
+        self.rank, self.world = 0, 1
+        self._group = group
+        self._wire: dist.ProcessGroup | None = None  # carries chunks
+        self._meeting: RankRendezvous | None = None
+        self._calls = self._turns = 0
+        self._call = ""
+        self._timeout = timedelta(seconds=timeout_s)
+        if group is None and not (dist.is_available() and dist.is_initialized()):
+            return
+        self._group = group = group or dist.group.WORLD
+        assert group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        backends = dist.get_backend_config(group)
+        if "outlast" not in backends:  # else the launcher finds who does not come
+            store = group.get_group_store()
+            self._meeting = RankRendezvous(store, self.rank, self.world, timeout_s)
+        if "cpu:" not in backends:
+            self._group = _gloo_beside(group)
+        # There each rank's transfers count as collectives, of which all must have made as many.
+        counted = self.can_relay and get_debug_level() == DebugLevel.DETAIL
+        self._wire = _gloo_beside(group) if counted else self._group
+
+    @property
+    def can_relay(self) -> bool:
+        """Return whether ranks can hand each other chunks; the same on all. Not through groups of
+        `outlast run`, which answer a joiner out of what they have recorded."""
+        return self.world > 1 and self._meeting is not None
+
+    @contextmanager
+    def together(self, call: str) -> Iterator[None]:
+        """One call that all ranks make, in the same order. Who leaves it early says so, and lets
+        nobody wait at an `exchange` in it."""
+        self._calls, self._turns, self._call = self._calls + 1, 0, call
+        try:
+            yield
+        except BaseException as error:
+            self.leave(error)
+            raise
+        if self._meeting:
+            self._meeting.leave(self._calls)
+
+    def leave(self, why: BaseException) -> None:
+        """Say at once that this rank fails in the call that it is in."""
+        if self._meeting:
+            self._meeting.leave(self._calls, str(why) or type(why).__name__)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What all ranks give, in order of rank. All of them call it.
+
+        Raises GroupError when a rank is gone, or does not come; it names those that have left the
+        call that this one is in, at once. UsageError on all ranks when they are in different calls.
+        """
+        if self.world == 1:
+            return [data]
+        answers = self._gathered(self._call.encode().ljust(_CALL_BYTES) + data)
+        calls = [answer[:_CALL_BYTES].decode().strip() for answer in answers]
+        if len(set(calls)) > 1:
+            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
+            raise UsageError(
+                f"ranks call different methods ({said}); nothing was saved or loaded; let all call"
+                " the same, in the same order"
+            )
+        return [answer[_CALL_BYTES:] for answer in answers]
+
+    def _gathered(self, data: bytes) -> list[bytes]:
+        try:
+            if self._meeting:
+                self._turns += 1
+                self._meeting.come(self._calls, self._turns)
+            sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world)]
+            dist.all_gather(sizes, torch.tensor([len(data)], device="cpu"), self._group)
+            most = max(int(size) for size in sizes)
+            mine = torch.zeros(most, dtype=torch.uint8, device="cpu")
+            mine.numpy()[: len(data)] = memoryview(data)
+            rooms = [torch.empty_like(mine) for _ in range(self.world)]
+            dist.all_gather(rooms, mine, self._group)
+        except RuntimeError as error:
+            raise _lost(self, "speak with the others about a checkpoint", error) from error
+        return [
+            room.numpy()[: int(size)].tobytes() for room, size in zip(rooms, sizes, strict=True)
+        ]
+
+    def look(self) -> None:
+        """Raise GroupError where another rank has failed in the call that this one is in."""
+        if self._meeting:
+            self._meeting.look(self._calls)
+
+    def send(self, data: memoryview, to: int, number: int) -> ChunkTransfer:
+        """Begin to send bytes, which stay as they are until that has ended. `number`: of what is
+        sent; two ranks send each other those of one number in the same order."""
+        return self._begin(data, to, number, sends=True)
+
+    def receive(self, into: memoryview, source: int, number: int) -> ChunkTransfer:
+        """Begin to receive as many bytes as there is room for: they must be as many."""
+        return self._begin(into, source, number, sends=False)
+
+    def _begin(self, data: memoryview, peer: int, number: int, *, sends: bool) -> ChunkTransfer:
+        assert self._wire
+        tag = _TAG + self._calls % _CALLS_APART * _NUMBERS_APART + number % _NUMBERS_APART
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        begin = self._wire.send if sends else self._wire.recv
+        what = f"{'hand a chunk to' if sends else 'get a chunk from'} rank {peer}"
+        try:
+            return ChunkTransfer(self, begin([tensor], peer, tag), tensor, what, self._timeout)
+        except RuntimeError as error:
+            raise _lost(self, what, error) from error
+
+
+def _gloo_beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a group of the same ranks."""
+    made = dist.new_group(
+        dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+class ChunkTransfer(NamedTuple):
+    """Bytes on their way to another rank, or from it."""
+
+    ranks: RankGroup
+    work: dist.Work
+    tensor: torch.Tensor  # whose memory must live until then
+    what: str
+    timeout: timedelta
+
+    def wait(self) -> None:
+        """Wait until the bytes have left, or are there. Raises GroupError."""
+        try:
+            self.work.wait(self.timeout)
+        except RuntimeError as error:
+            raise _lost(self.ranks, self.what, error) from error
+
+
+def _lost(ranks: RankGroup, what: str, error: Exception) -> GroupError:
+    return GroupError(
+        f"rank {ranks.rank} of {ranks.world} could not {what}: {error}; checkpoints that are"
+        " committed are untouched"
+    )

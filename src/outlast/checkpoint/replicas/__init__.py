@@ -1,0 +1,1 @@
+"""Copies and parity of checkpoints in other hosts' memory, and reads from them."""

@@ -1,0 +1,221 @@
+"""Parity of a group's parts in a keeper's memory.
+
+Two arenas: the version before stays whole until the next one is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from outlast.checkpoint.format.manifests import Manifest, SavePoint
+from outlast.checkpoint.keeper import keeper_frames
+from outlast.checkpoint.keeper.arena import Arena, as_size, check_memory
+from outlast.checkpoint.replicas import parity_arithmetic
+from outlast.checkpoint.replicas.keeper_links import SLICE_BYTES, STALL_S, Offer
+from outlast.checkpoint.replicas.parity_arithmetic import Strip, cut_strip, other_members
+from outlast.checkpoint.replicas.replica_sender import COPY_S
+from outlast.errors import StorageError, WireError
+
+TURN_S = COPY_S - STALL_S  # for the version before to become whole, while a sender waits
+
+
+class GroupParity:
+    """Of one version. `manifests`: of the parts whose strips are in it, by rank; `begun`: whose
+    are, or are on their way; `void`: why it will never be whole."""
+
+    def __init__(self, number: int, place: SavePoint, arena: Arena | None) -> None:
+        self.number, self.place, self.arena = number, place, arena
+        self.manifests: dict[int, Manifest] = {}
+        self.begun: set[int] = set()
+        self.void = ""
+        self._used = arena is not None
+        self._folding, self._making = threading.Lock(), threading.Lock()
+
+    def make_room(self, size_bytes: int) -> None:
+        """For strips so long. Raises StorageError when there is none, WireError as `fold` does."""
+        with self._making:
+            with self._folding:
+                self._check()
+                if self.arena and self._used:
+                    self._used = False
+                    if self.arena.size_bytes >= size_bytes:
+                        parity_arithmetic.clear_memory(self.arena.view)
+                    else:
+                        self.arena.close()
+                        self.arena = None
+                if self.arena and self.arena.size_bytes >= size_bytes:
+                    return
+            larger = Arena.create(size_bytes)  # it takes a while: others fold meanwhile
+            with self._folding:
+                if self.void:
+                    larger.close()
+                    self._check()
+                if self.arena:
+                    parity_arithmetic.xor_into(larger.view, self.arena.view)
+                    self.arena.close()
+                self.arena = larger
+
+    def fold(self, at: int, piece: memoryview) -> None:
+        """One more piece of somebody's strip. WireError once it will never be whole: its memory is
+        another version's by then."""
+        with self._folding:
+            self._check()
+            assert self.arena
+            parity_arithmetic.xor_into(self.arena.view[at : at + len(piece)], piece)
+
+    def spoil(self, why: str) -> None:
+        """Nothing is folded into it any more when this returns."""
+        with self._folding:
+            self.void = self.void or f"parity of step {self.place.step} is void: {why}"
+
+    def take_arena(self) -> Arena | None:
+        """For another version, once this one is spoilt."""
+        with self._folding:
+            arena, self.arena = self.arena, None
+            return arena
+
+    def _check(self) -> None:
+        if self.void:
+            raise WireError(self.void)
+
+
+class StripFolding:
+    """One member's strip on its way into parity."""
+
+    def __init__(self, parities: HeldParities, parity: GroupParity, rank: int) -> None:
+        self._parities, self._parity, self._rank = parities, parity, rank
+
+    def pieces(self, at: int, end: int) -> Iterator[memoryview]:
+        scratch = memoryview(bytearray(min(SLICE_BYTES, end - at)))
+        for begin in range(at, end, SLICE_BYTES):
+            piece = scratch[: min(SLICE_BYTES, end - begin)]
+            yield piece
+            self._parity.fold(begin, piece)
+
+    def keep(self, manifest: Manifest) -> None:
+        with self._parities.change:
+            parity = self._parity
+            if manifest.place != parity.place:
+                raise WireError("the manifest is of another version than its strip")
+            if parity.void:
+                raise WireError(parity.void)
+            parity.manifests[self._rank] = manifest
+            self._parities.change.notify_all()
+
+    def give_up(self, why: str) -> None:
+        with self._parities.change:
+            if self._rank not in self._parity.manifests:
+                self._parity.spoil(f"the strip of rank {self._rank} broke off ({why})")
+                self._parities.change.notify_all()
+
+
+class HeldParities:
+    """What the keeper of `rank` holds for the others of its group: two versions, the newest last.
+    Numbers of their arenas are below zero."""
+
+    def __init__(self, rank: int, group: tuple[int, ...]) -> None:
+        self.change = threading.Condition(threading.RLock())  # held while these are looked at
+        self._rank, self._group = rank, group
+        self._others = frozenset(other_members(group, rank))
+        self._versions: list[GroupParity] = []
+
+    def begin(self, offer: Offer) -> StripFolding | None:
+        """Where a strip is to go; None where it is already. Waits while the version before is being
+        made. Raises WireError for one that cannot count any more, StorageError without room."""
+        place, rank = offer.place, offer.rank
+        if place is None or rank not in self._others:
+            raise WireError(f"rank {rank} is not of its group, {self._group}")
+        with self.change:
+            parity = self._of(place, rank)
+            if rank in parity.manifests:
+                return None
+            if rank in parity.begun:
+                raise WireError(f"a strip of step {place.step} has come before, and broke off")
+            parity.begun.add(rank)
+            first = not any(each.arena for each in self._versions)
+        folding = StripFolding(self, parity, rank)
+        try:
+            if first:
+                self._check_room(offer.arena_bytes)
+            parity.make_room(offer.arena_bytes)
+        except StorageError as error:
+            folding.give_up(str(error))
+            raise
+        return folding
+
+    def strip(self, manifest: Manifest) -> Strip:
+        """What of this part comes here. WireError where that is none of the group's."""
+        if manifest.rank not in self._others:
+            raise WireError(f"rank {manifest.rank} is not of its group, {self._group}")
+        return cut_strip(self._group, manifest.rank, self._rank, manifest.size_bytes)
+
+    @property
+    def whole(self) -> list[tuple[keeper_frames.VersionParity, Arena]]:
+        """For whoever holds `change`."""
+        return [
+            (
+                keeper_frames.VersionParity(
+                    rank=self._rank,
+                    group=self._group,
+                    manifests=[parity.manifests[rank] for rank in sorted(parity.manifests)],
+                    arena=parity.number,
+                ),
+                parity.arena,
+            )
+            for parity in self._versions
+            if parity.arena and self._is_whole(parity)
+        ]
+
+    def _check_room(self, size_bytes: int) -> None:
+        count, ranks = len(self._others), ", ".join(map(str, sorted(self._others)))
+        check_memory(
+            2 * size_bytes,
+            f"parity of the parts of ranks {ranks}, 2 strips of {as_size(size_bytes)}: each"
+            f" 1/{count} of the memory of a part of {as_size(count * size_bytes)}",
+        )
+
+    # --- under the lock ----------------------------------------------------------------------
+
+    def _of(self, place: SavePoint, rank: int) -> GroupParity:
+        """The parity of this version, which `rank` has a strip for."""
+        due = time.monotonic() + TURN_S
+        while True:
+            for parity in self._versions:
+                if parity.place == place:
+                    return parity
+            last = self._versions[-1] if self._versions else None
+            if not last or last.void or self._is_whole(last):
+                return self._next(place)
+            if rank not in last.begun:
+                if _older(place, last.place):
+                    raise WireError(f"it makes parity of step {last.place.step}, which is newer")
+                # A sender takes up one version after the other: it never will send this one's.
+                last.spoil(f"rank {rank} went on to step {place.step} without it")
+            elif not self.change.wait(max(0.0, due - time.monotonic())):
+                if last.begun - last.manifests.keys():
+                    raise WireError(f"it still makes parity of step {last.place.step}")
+                missing = sorted(self._others - last.begun)
+                last.spoil(f"the strips of ranks {missing} did not come")
+
+    def _next(self, place: SavePoint) -> GroupParity:
+        """A version to be made, in the memory of one that never will be whole, or of the oldest."""
+        number, arena = -1 - len(self._versions), None
+        if len(self._versions) > 1 or (self._versions and self._versions[0].void):
+            old = next((each for each in self._versions if each.void), self._versions[0])
+            self._versions.remove(old)
+            old.spoil("newer ones took its place")
+            number, arena = old.number, old.take_arena()
+        self._versions.append(GroupParity(number, place, arena))
+        self.change.notify_all()
+        return self._versions[-1]
+
+    def _is_whole(self, parity: GroupParity) -> bool:
+        return not parity.void and parity.manifests.keys() == self._others
+
+
+def _older(place: SavePoint, other: SavePoint) -> bool:
+    """Of two versions of one attempt, that is: of others nobody can tell, and the last to come is
+    taken for the newest."""
+    return place.attempt == other.attempt and place.position < other.position

@@ -1,0 +1,219 @@
+"""Versions in keepers' memory, readable like a store's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from outlast.checkpoint.format.manifest_checks import find_disagreements
+from outlast.checkpoint.format.manifests import (
+    COMMIT,
+    FORMAT,
+    Commit,
+    Manifest,
+    ManifestEntry,
+    SavePoint,
+    digest_of,
+    manifest_name,
+    seal,
+)
+from outlast.checkpoint.keeper.arena import Unmapped
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.replicas.parity_arithmetic import HeldParity, HeldPart, rebuild_part
+from outlast.checkpoint.stores.store_interfaces import MemoryFile
+from outlast.errors import CorruptionError, StorageError
+
+REACH_S = 5.0  # for one keeper
+_DIGEST_BYTES_PER_S = 0.5e9  # at least: versions that were never written are digested when asked
+_THREADS = 32
+
+
+class MemoryCopies:
+    """A source without a disk: its directories are the versions of which every rank's part is held
+    by somebody's keeper, or given by parity.
+
+    Its commit records are made up here, from manifests with digests of every chunk. Where several
+    hold a part, a damaged chunk is read from another, and where none does, computed from parity.
+    The `memories` are held until `close`.
+    """
+
+    where = "memory"
+
+    def __init__(
+        self,
+        parts: Iterable[HeldPart],
+        parities: Iterable[HeldParity] = (),
+        memories: Iterable[Unmapped] = (),
+    ) -> None:
+        self._memories = list(memories)
+        self._records: dict[str, dict[str, bytes]] = {}
+        self._shards: dict[str, dict[str, list[HeldPart]]] = {}
+        by_place: dict[SavePoint, dict[int, list[HeldPart]]] = {}
+        for part in map(_as_single_file, parts):
+            ranks = by_place.setdefault(part.manifest.place, {})
+            ranks.setdefault(part.manifest.rank, []).append(part)
+        parities_by_place: dict[SavePoint, list[HeldParity]] = {}
+        for each in parities:
+            parities_by_place.setdefault(each.parity.manifests[0].place, []).append(each)
+        for place, found in parities_by_place.items():
+            ranks = by_place.setdefault(place, {})
+            there = {rank: parts[0] for rank, parts in ranks.items()}
+            for rank, part in rebuild_part(there, found).items():
+                ranks.setdefault(rank, []).append(_as_single_file(part))
+        for place, ranks in by_place.items():
+            first = [ranks[rank][0].manifest for rank in sorted(ranks)]
+            if first and _is_complete(first):
+                self._records[place.directory] = _records(first)
+                self._shards[place.directory] = {
+                    parts[0].manifest.shard: parts for parts in ranks.values()
+                }
+
+    @classmethod
+    def reach(
+        cls,
+        addresses: Sequence[str],
+        token: str,
+        name: str,
+        on_silent: Callable[[str], None] = lambda _: None,
+    ) -> MemoryCopies:
+        """What the keepers at `addresses` hold. One that cannot be reached holds nothing; of one
+        that is there and does not answer `on_silent` is told, from any thread."""
+
+        def ask(address: str) -> _KeeperContents:
+            return _KeeperContents.of(address, token, name, on_silent)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = list(pool.map(ask, addresses))
+        return cls(
+            [part for each in found for part in each.parts],
+            [parity for each in found for parity in each.parities],
+            [memory for each in found for memory in each.memories.values()],
+        )
+
+    def directories(self) -> list[str]:
+        return list(self._records)
+
+    def files(self, directory: str) -> dict[str, int]:
+        records = self._records.get(directory, {})
+        shards = self._shards.get(directory, {})
+        return {name: len(data) for name, data in records.items()} | {
+            name: parts[0].manifest.size_bytes for name, parts in shards.items()
+        }
+
+    def get(self, directory: str, name: str) -> bytes:
+        if name in self._shards.get(directory, {}):
+            data = bytearray(self.files(directory)[name])
+            self.read(directory, name, 0, memoryview(data))
+            return bytes(data)
+        return _find(self._records, directory, name)
+
+    def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
+        if name in self._records.get(directory, {}):
+            found = self._records[directory][name][at : at + len(into)]
+            if len(found) < len(into):
+                raise CorruptionError(f"memory/{directory}/{name} ends before {at + len(into)}")
+            into[:] = found
+            return
+        part = _find(self._shards, directory, name)[0]
+        if at + len(into) > part.manifest.size_bytes:
+            raise CorruptionError(f"memory/{directory}/{name} ends before {at + len(into)}")
+        part.memory.read(at, into)
+
+    def holders(self, directory: str, name: str) -> Sequence[MemoryFile]:
+        """The one's own keeper first, parity last."""
+        return [part.memory for part in _find(self._shards, directory, name)]
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._records.clear()
+        self._shards.clear()
+        for memory in self._memories:
+            memory.close()
+
+
+_Found = TypeVar("_Found")
+
+
+def _find(files: Mapping[str, Mapping[str, _Found]], directory: str, name: str) -> _Found:
+    try:
+        return files[directory][name]
+    except KeyError:
+        raise CorruptionError(f"memory/{directory}/{name} is missing") from None
+
+
+@dataclass
+class _KeeperContents:
+    """What one keeper holds."""
+
+    parts: list[HeldPart] = field(default_factory=list[HeldPart])
+    parities: list[HeldParity] = field(default_factory=list[HeldParity])
+    memories: dict[int, Unmapped] = field(default_factory=dict[int, Unmapped])
+
+    @classmethod
+    def of(
+        cls, address: str, token: str, name: str, on_silent: Callable[[str], None]
+    ) -> _KeeperContents:
+        """Of the keeper there; nothing, where there is none, or it does not answer."""
+        found = cls()
+        try:
+            keeper = KeeperClient.connect(address, token, name, REACH_S)
+        except StorageError:
+            return found
+        try:
+            older_bytes = sum(each.size_bytes for each in keeper.older)
+            lying = keeper.lying(REACH_S + older_bytes / _DIGEST_BYTES_PER_S)
+        except StorageError as error:
+            on_silent(str(error))
+            return found
+        else:
+            for held in lying.held:
+                memory = found.memories[held.arena] = keeper.take(held.arena)
+                found.parts.append(HeldPart(held.manifest, memory))
+            for parity in lying.parities:
+                memory = found.memories[parity.arena] = keeper.take(parity.arena)
+                found.parities.append(HeldParity(parity, memory))
+            return found
+        finally:
+            keeper.close(0)
+
+
+def _as_single_file(part: HeldPart) -> HeldPart:
+    """In memory no part is divided into files."""
+    if not part.manifest.frozen_bytes:
+        return part
+    manifest = msgspec.structs.replace(part.manifest, format=FORMAT, frozen=msgspec.UNSET)
+    return part._replace(manifest=manifest)
+
+
+def _is_complete(manifests: list[Manifest]) -> bool:
+    """Return whether these are all parts of one version, which no rank divided otherwise, and of
+    which replicas were equal."""
+    first = manifests[0]
+    agreed = {(each.job, each.world, each.plan) for each in manifests}
+    if len(agreed) > 1 or {each.rank for each in manifests} != set(range(first.world)):
+        return False
+    return not find_disagreements({each.rank: each.samples for each in manifests})
+
+
+def _records(manifests: list[Manifest]) -> dict[str, bytes]:
+    """The files beside the shards, in order of ranks."""
+    first = manifests[0]
+    files = {manifest_name(each.rank): seal(each) for each in manifests}
+    commit = Commit(
+        job=first.job,
+        place=first.place,
+        world=first.world,
+        time_ns=0,
+        plan=first.plan,
+        size_bytes=sum(each.size_bytes for each in manifests),
+        manifests=tuple(
+            ManifestEntry(rank, name, len(data), digest_of(data))
+            for rank, (name, data) in enumerate(files.items())
+        ),
+        origin={},
+    )
+    return files | {COMMIT: seal(commit)}

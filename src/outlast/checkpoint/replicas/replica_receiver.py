@@ -1,0 +1,301 @@
+"""Copies received from other keepers, each chunk verified.
+
+Two arenas a sender: the version before stays whole until the next one is. Strips go into parity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import xxhash
+
+from outlast.checkpoint.format.manifests import Manifest, unseal
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.replicas.group_parity import HeldParities
+from outlast.checkpoint.replicas.keeper_links import (
+    SLICE_BYTES,
+    STALL_S,
+    Join,
+    KeeperLink,
+    Kept,
+    Offer,
+    Ready,
+    Sealed,
+)
+from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN, COPY_S, LANES
+from outlast.errors import CorruptionError, StorageError, WireError
+
+CONNECTIONS_MAX = 64
+SENDERS_MAX = 15  # with two arenas each, and a trainer's own, they fit a frame's descriptors
+_CHUNK_BYTES_MAX = 1 << 30
+
+
+class ReplicaDestination(Protocol):
+    """Where a version, or a strip of it, goes."""
+
+    def pieces(self, at: int, end: int) -> Iterator[memoryview]:
+        """Memory for these bytes, in their order; each is taken in when the next one is asked for.
+        WireError where they are not wanted any more."""
+        ...
+
+    def keep(self, manifest: Manifest) -> None:
+        """All of it has come, and is right. WireError as above."""
+        ...
+
+    def give_up(self, why: str) -> None:
+        """It did not come, or not right."""
+        ...
+
+
+@dataclass(eq=False)
+class ReplicaCopy:
+    """An arena for one sender's versions. `manifest`: of the one that lies in it, whole."""
+
+    number: int
+    arena: Arena
+    manifest: Manifest | None = None
+
+    def pieces(self, at: int, end: int) -> Iterator[memoryview]:
+        for begin in range(at, end, SLICE_BYTES):
+            yield self.arena.view[begin : min(begin + SLICE_BYTES, end)]
+
+    def keep(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    def give_up(self, why: str) -> None:
+        """It has no manifest yet."""
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """A version on its way here. `links` are cut when a newer one of the same rank comes."""
+
+    offer: Offer
+    due: float
+    links: list[KeeperLink]
+    into: ReplicaDestination | None = None
+    digests: list[str] = field(default_factory=list[str])
+    lanes_left: set[int] = field(default_factory=set[int])
+    joined: set[int] = field(default_factory=set[int])
+    error: str = ""
+    over: bool = False
+
+
+class ReplicaReceiver:
+    """What other ranks' keepers send to this one: copies, and strips for its `parities`. Numbers of
+    its arenas are below zero."""
+
+    def __init__(self, token: str, parities: HeldParities | None = None) -> None:
+        self._token = token
+        self._parities = parities
+        self.change = threading.Condition(threading.RLock())  # held while `copies` are looked at
+        self._copies: dict[int, list[ReplicaCopy]] = {}  # by rank of the sender, at most two each
+        self._transfers: dict[str, _Transfer] = {}
+        self._numbers = itertools.count(-1, -1)
+        self._connections = 0
+
+    def meet(self, sock: socket.socket) -> None:
+        """Serve a connection from a thread of its own; one too many is closed at once."""
+        with self.change:
+            if self._connections >= CONNECTIONS_MAX:
+                sock.close()
+                return
+            self._connections += 1
+        threading.Thread(target=self._serve, args=(sock,), name="from a peer", daemon=True).start()
+
+    @property
+    def copies(self) -> list[ReplicaCopy]:
+        """All arenas, for whoever holds `change`."""
+        return [copy for copies in self._copies.values() for copy in copies]
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, WireError):  # the sender says it to its own trainer
+                link = KeeperLink.answer(sock, self._token)
+                try:
+                    self._hear(link)
+                finally:
+                    link.close()
+        finally:
+            with self.change:
+                self._connections -= 1
+
+    def _hear(self, link: KeeperLink) -> None:
+        frame = link.receive()
+        if isinstance(frame, Offer):
+            self._take(link, frame)
+        elif isinstance(frame, Join):
+            with self.change:
+                transfer = self._transfers.get(frame.copy)
+                if not transfer or transfer.error or frame.lane in transfer.joined:
+                    raise WireError("a lane of no transfer")
+                if frame.lane not in transfer.lanes_left:
+                    raise WireError("a lane that was not offered")
+                transfer.joined.add(frame.lane)
+                transfer.links.append(link)
+            self._fill(transfer, link, frame.lane)
+        else:
+            raise WireError(f"{type(frame).__name__} is no beginning")
+
+    # --- a transfer, in the thread of its first connection ----------------------------------
+
+    def _take(self, link: KeeperLink, offer: Offer) -> None:
+        due = time.monotonic() + COPY_S + offer.size_bytes / BYTES_PER_S_MIN
+        transfer = _Transfer(offer, due, [link])
+        link.due = due
+        try:
+            _check(offer)
+            if self._begin(transfer):
+                link.send(Ready())
+                self._fill(transfer, link, 0)
+                self._wait_for_lanes(transfer)
+                frame = link.receive(STALL_S)
+                if not isinstance(frame, Sealed):
+                    raise WireError(f"{type(frame).__name__} where the manifest was due")
+                self._keep(transfer, frame)
+        except (CorruptionError, StorageError, WireError) as error:
+            link.send(Kept(error=str(error)))
+        else:
+            link.send(Kept())
+        finally:
+            self._end(transfer)
+
+    def _begin(self, transfer: _Transfer) -> bool:
+        """Find memory for it; False for what is here already."""
+        offer, rank = transfer.offer, transfer.offer.rank
+        transfer.digests = [""] * len(offer.chunks())
+        transfer.lanes_left = set(range(offer.lanes))
+        with self.change:
+            for other in self._transfers.values():
+                if other.offer.rank == rank:  # of a sender that has died, or given up
+                    _cut(other, "a newer version came")
+            if not self.change.wait_for(lambda: not self._receiving(rank), STALL_S):
+                raise StorageError("an earlier copy of this rank has not ended")
+            self._transfers[offer.copy] = transfer
+        if bool(offer.place) != bool(self._parities):
+            raise WireError("a strip where copies are held, or a copy where parity is")
+        if self._parities:
+            transfer.into = self._parities.begin(offer)
+        else:
+            transfer.into = self._copy(rank, offer.arena_bytes)
+        return transfer.into is not None
+
+    def _copy(self, rank: int, size_bytes: int) -> ReplicaCopy:
+        """From here on the rank's version before the last is gone."""
+        with self.change:
+            if rank not in self._copies and len(self._copies) >= SENDERS_MAX:
+                raise StorageError(f"it holds copies of {SENDERS_MAX} other ranks already")
+            copies = self._copies.setdefault(rank, [])
+            old = copies[0] if len(copies) > 1 else None
+            if old:
+                old.manifest = None
+            if old and old.arena.size_bytes < size_bytes:
+                copies.remove(old)
+                old.arena.close()
+                old = None
+        if not old:
+            # Outside of the lock: it takes a while, and nobody else begins for this rank.
+            old = ReplicaCopy(next(self._numbers), Arena.create(size_bytes))
+            with self.change:
+                copies.insert(0, old)
+        return old
+
+    def _receiving(self, rank: int) -> bool:
+        return any(each.offer.rank == rank for each in self._transfers.values())
+
+    def _fill(self, transfer: _Transfer, link: KeeperLink, lane: int) -> None:
+        """Receive one lane's chunks, and digest them."""
+        into, offer = transfer.into, transfer.offer
+        assert into
+        link.due = transfer.due
+        try:
+            for at in offer.chunks(lane, offer.lanes):
+                end = min(at + offer.chunk_bytes, offer.size_bytes)
+                state = xxhash.xxh3_128()
+                for piece in into.pieces(at, end):
+                    link.receive_into(piece)
+                    state.update(piece)
+                transfer.digests[at // offer.chunk_bytes] = state.hexdigest()
+        except (OSError, WireError) as error:
+            with self.change:
+                _cut(transfer, f"lane {lane}: {error}")
+            raise
+        finally:
+            with self.change:
+                transfer.lanes_left.discard(lane)
+                self.change.notify_all()
+
+    def _wait_for_lanes(self, transfer: _Transfer) -> None:
+        with self.change:
+            left_s = max(0.0, transfer.due - time.monotonic())
+            self.change.wait_for(lambda: not transfer.lanes_left or transfer.error, left_s)
+            if transfer.lanes_left or transfer.error:
+                raise WireError(transfer.error or f"lanes {transfer.lanes_left} did not end")
+
+    def _keep(self, transfer: _Transfer, sealed: Sealed) -> None:
+        """Let the version count, if it is what was sent."""
+        into, offer = transfer.into, transfer.offer
+        assert into
+        manifest = unseal(sealed.record, Manifest, f"the copy of rank {offer.rank}'s part")
+        size_bytes, digests, part = manifest.size_bytes, manifest.chunks, manifest.shard
+        if self._parities:
+            strip = self._parities.strip(manifest)
+            size_bytes, digests = strip.end - strip.begin, sealed.strip
+            part = f"the strip from byte {strip.begin} of {part}"
+        said = (manifest.rank, size_bytes, manifest.chunk_bytes, len(digests))
+        if said != (offer.rank, offer.size_bytes, offer.chunk_bytes, len(offer.chunks())):
+            raise WireError("the manifest is not of the version that was offered")
+        wrong = [
+            at
+            for at, (found, said) in enumerate(zip(transfer.digests, digests, strict=True))
+            if found != said
+        ]
+        if wrong:
+            raise WireError(
+                f"chunk {wrong[0]} of {part} arrived with other bytes than were sent"
+                f" ({len(wrong)} of {len(digests)} did); the version before is kept"
+            )
+        with self.change:
+            if transfer.error:
+                raise WireError(transfer.error)
+            into.keep(manifest)
+            if copies := self._copies.get(manifest.rank):
+                copies.sort(key=lambda each: each is into)  # the newest last
+            transfer.over = True
+
+    def _end(self, transfer: _Transfer) -> None:
+        """Once no lane writes any more, the next version may come."""
+        with self.change:
+            if not transfer.over:
+                _cut(transfer, "the transfer was broken off")
+                if transfer.into:
+                    transfer.into.give_up(transfer.error)
+            running = transfer.joined - {0}
+            self.change.wait_for(lambda: not (running & transfer.lanes_left), STALL_S)
+            transfer.over = True
+            self._transfers.pop(transfer.offer.copy, None)
+            self.change.notify_all()
+
+
+def _check(offer: Offer) -> None:
+    """Raises WireError for an offer that no keeper of ours would make."""
+    if (
+        not 1 <= offer.lanes <= LANES
+        or not 4096 <= offer.chunk_bytes <= _CHUNK_BYTES_MAX
+        or not 0 <= offer.size_bytes <= offer.arena_bytes
+        or offer.rank < 0
+    ):
+        raise WireError("an offer that contradicts itself")
+
+
+def _cut(transfer: _Transfer, why: str) -> None:
+    transfer.error = transfer.error or why
+    for link in transfer.links:
+        link.cut()

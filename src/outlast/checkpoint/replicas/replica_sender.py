@@ -1,0 +1,316 @@
+"""Copies or parity strips sent to other keepers' memory, one thread a peer."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import xxhash
+
+from outlast.checkpoint.format.manifests import Manifest, digest_of, seal
+from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, SaveOrder
+from outlast.checkpoint.replicas.keeper_links import (
+    SLICE_BYTES,
+    Join,
+    KeeperLink,
+    Kept,
+    Offer,
+    Ready,
+    Sealed,
+)
+from outlast.checkpoint.replicas.parity_arithmetic import (
+    Strip,
+    cut_strip,
+    other_members,
+    strip_bytes,
+)
+from outlast.checkpoint.stores.io_limits import RateLimiter
+from outlast.errors import WireError
+
+LANES = 2
+COPY_S = 30.0  # beside the bytes: connecting, memory that is made
+BYTES_PER_S_MIN = 50e6  # a peer that takes them more slowly is given up
+
+
+class _PeerLostError(Exception):
+    """The trainer copies over the version, or the keeper ends: nothing went wrong."""
+
+
+class SentVersion:
+    """What was ordered, and lies in the arena while that says `stamp`, on its way to peers.
+
+    `tell` hears once, from any thread, how many hold it, and why others do not; `on_digested` gets
+    the manifest with chunks as soon as they are known.
+    """
+
+    def __init__(
+        self,
+        order: SaveOrder,
+        arena: Arena,
+        stamp: int,
+        tell: Callable[[Outcome], None],
+        on_digested: Callable[[Manifest], None],
+    ) -> None:
+        manifest = order.manifest
+        self._begun = time.monotonic()
+        self.due = self._begun + COPY_S + manifest.size_bytes / BYTES_PER_S_MIN
+        self._order, self._arena, self._stamp = order, arena, stamp
+        self._view: memoryview | None = arena.view[: manifest.size_bytes]  # keeps the memory
+        self._tell, self._on_digested = tell, on_digested
+        self._lock, self._digesting = threading.Lock(), threading.Lock()
+        self._digested: Manifest | None = None
+        self._left = self._held = self._strips = 0
+        self._errors: list[str] = []
+
+    def expect(self, count: int, strips: int = 0) -> None:
+        """So many peers will be done with it, of whom so many get strips."""
+        self._left, self._strips = count, strips
+
+    def check(self) -> None:
+        """Raises where a copy over it may have begun."""
+        if self._view is None or self._arena.stamp != self._stamp:
+            raise _PeerLostError
+
+    def piece(self, begin: int, end: int) -> memoryview:
+        self.check()
+        assert self._view is not None
+        return self._view[begin:end]
+
+    def parcel(self, group: tuple[int, ...], holder: int) -> ReplicaParcel:
+        """What the keeper of `holder` gets: a strip where there is a group, else all of it."""
+        manifest, arena_bytes = self._order.manifest, self._arena.size_bytes
+        strip = Strip(0, manifest.size_bytes)
+        if group:
+            strip = cut_strip(group, manifest.rank, holder, manifest.size_bytes)
+            arena_bytes = strip_bytes(arena_bytes, len(group))
+        size_bytes = strip.end - strip.begin
+        offer = Offer(
+            copy=secrets.token_hex(8),
+            lanes=max(1, min(LANES, -(-size_bytes // manifest.chunk_bytes))),
+            rank=manifest.rank,
+            size_bytes=size_bytes,
+            chunk_bytes=manifest.chunk_bytes,
+            arena_bytes=arena_bytes,
+            place=manifest.place if group else None,
+        )
+        return ReplicaParcel(self, offer, strip.begin)
+
+    def full(self, chunks: tuple[str, ...]) -> Manifest:
+        """The manifest with digests, once all chunks were read and none had changed by then."""
+        self.check()
+        full = msgspec.structs.replace(self._order.manifest, chunks=chunks)
+        self._on_digested(full)
+        return full
+
+    def digested(self) -> Manifest:
+        """The same, where nobody has read all chunks: the first who asks does."""
+        with self._digesting:
+            if not self._digested:
+                size_bytes, step = self._order.manifest.size_bytes, self._order.manifest.chunk_bytes
+                chunks = [
+                    digest_of(self.piece(at, min(at + step, size_bytes)))
+                    for at in range(0, size_bytes, step)
+                ]
+                self._digested = self.full(tuple(chunks))
+            return self._digested
+
+    def settle(self, held: bool, error: str = "") -> None:
+        """One peer is done with it, however that went."""
+        with self._lock:
+            self._left -= 1
+            self._held += held
+            self._errors += [error] if error else []
+            if self._left:
+                return
+            self._view = None
+        order = self._order
+        self._tell(
+            Outcome(
+                save=order.save,
+                place=order.manifest.place,
+                kind="copied",
+                copies=self._held,
+                strips=self._strips,
+                error="; ".join(self._errors),
+                size_bytes=order.manifest.size_bytes,
+                seconds=time.monotonic() - self._begun,
+            )
+        )
+
+
+class ReplicaParcel:
+    """What one peer gets of a version: its bytes from `begin` on, as `offer` says."""
+
+    def __init__(self, version: SentVersion, offer: Offer, begin: int) -> None:
+        self.offer = offer
+        self._version, self._begin = version, begin
+        self._digests = [""] * len(offer.chunks())
+
+    def send_chunk(self, link: KeeperLink, at: int) -> None:
+        """And digest it, slice by slice."""
+        end = min(at + self.offer.chunk_bytes, self.offer.size_bytes)
+        state = xxhash.xxh3_128()
+        for begin in range(at, end, SLICE_BYTES):
+            last = min(begin + SLICE_BYTES, end)
+            piece = self._version.piece(self._begin + begin, self._begin + last)
+            state.update(piece)
+            link.send_bytes(piece)
+        self._digests[at // self.offer.chunk_bytes] = state.hexdigest()
+
+    def sealed(self) -> Sealed:
+        """Once all chunks were sent: what was."""
+        digests = tuple(self._digests)
+        if self.offer.place:
+            return Sealed(record=seal(self._version.digested()), strip=digests)
+        return Sealed(record=seal(self._version.full(digests)))
+
+
+class ReplicaSender:
+    """Sends versions to all peers side by side. A peer that is slow gets fewer of them, and holds
+    up nobody. In a `group` they get strips of this `rank`'s part, else copies."""
+
+    def __init__(
+        self,
+        peers: tuple[PeerKeeper, ...],
+        token: str,
+        rank: int = 0,
+        group: tuple[int, ...] = (),
+        bytes_per_s: int | None = None,
+    ) -> None:
+        pace = RateLimiter(bytes_per_s, threading.Event()) if bytes_per_s else None
+        holders = other_members(group, rank) if group else range(len(peers))
+        self._strips = len(peers) if group else 0
+        self._couriers = [
+            _PeerThread(peer, token, pace, group, holder)
+            for peer, holder in zip(peers, holders, strict=True)
+        ]
+
+    def add(self, version: SentVersion) -> None:
+        """At once; where a peer has not begun with the version before, it never will."""
+        version.expect(len(self._couriers), self._strips)
+        for courier in self._couriers:
+            courier.add(version)
+
+    def stop(self) -> None:
+        """Nobody will need copies any more."""
+        for courier in self._couriers:
+            courier.stop()
+
+
+class _PeerThread:
+    """The thread that serves one peer."""
+
+    def __init__(
+        self,
+        peer: PeerKeeper,
+        token: str,
+        pace: RateLimiter | None,
+        group: tuple[int, ...],
+        holder: int,
+    ) -> None:
+        self._peer, self._token, self._pace = peer, token, pace
+        self._group, self._holder = group, holder
+        self._waiting: SentVersion | None = None
+        self._stopped = False
+        self._links: list[KeeperLink] = []
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"to {peer.name}", daemon=True)
+        self._thread.start()
+
+    def add(self, version: SentVersion) -> None:
+        with self._change:
+            passed_over, self._waiting = self._waiting, version
+            self._change.notify_all()
+        if passed_over:
+            passed_over.settle(held=False)
+
+    def stop(self) -> None:
+        with self._change:
+            self._stopped = True
+            for link in self._links:
+                link.cut()
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._stopped)
+                version, self._waiting = self._waiting, None
+                if self._stopped or not version:
+                    return
+            held, error = False, ""
+            try:
+                self._send(version)
+                held = True
+            except _PeerLostError:
+                pass
+            except (OSError, WireError) as failure:
+                said = getattr(failure, "strerror", None) or str(failure)
+                error = f"{self._peer.name} at {self._peer.address}: {said}"
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and later copies go on
+                error = f"{self._peer.name} at {self._peer.address}: {failure!r}"
+            finally:
+                with self._change:
+                    for link in self._links:
+                        link.close()
+                    self._links.clear()
+            version.settle(held, error)
+
+    def _send(self, version: SentVersion) -> None:
+        """Returns once the peer holds it. Raises OSError, WireError or _GoneError."""
+        version.check()
+        parcel = version.parcel(self._group, self._holder)
+        offer = parcel.offer
+        links = [self._open(version)]
+        links[0].send(offer)
+        # Memory that is made for the first time takes a while.
+        answer = links[0].receive(COPY_S)
+        if offer.place and answer == Kept():
+            return  # a keeper before this one has sent it
+        self._expect(answer, Ready)
+        for lane in range(1, offer.lanes):
+            links.append(self._open(version))
+            links[lane].send(Join(copy=offer.copy, lane=lane))
+        self._send_chunks(parcel, links)
+        links[0].send(parcel.sealed())
+        self._expect(links[0].receive(COPY_S), Kept)
+
+    def _send_chunks(self, parcel: ReplicaParcel, links: list[KeeperLink]) -> None:
+        """Side by side. The first thing that goes wrong ends all lanes, and is raised."""
+        failures: list[BaseException] = []
+
+        def send(lane: int) -> None:
+            try:
+                for at in parcel.offer.chunks(lane, len(links)):
+                    parcel.send_chunk(links[lane], at)
+            except BaseException as failure:  # noqa: BLE001 - raised below, in the thread that waits
+                failures.append(failure)
+                for link in links:
+                    link.cut()
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(1, len(links))]
+        for thread in threads:
+            thread.start()
+        send(0)
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _open(self, version: SentVersion) -> KeeperLink:
+        link = KeeperLink.open(self._peer.address, self._token, version.due, self._pace)
+        with self._change:
+            self._links.append(link)
+            if self._stopped:
+                raise _PeerLostError
+        return link
+
+    def _expect(self, frame: object, kind: type[Ready | Kept]) -> None:
+        if isinstance(frame, Kept) and frame.error:
+            raise WireError(frame.error)
+        if not isinstance(frame, kind):
+            raise WireError(f"it said {type(frame).__name__} where {kind.__name__} was due")

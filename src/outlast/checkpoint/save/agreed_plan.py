@@ -1,0 +1,307 @@
+"""The plan of a save that all ranks agree on: one exchange whenever it changes.
+
+Ranks with equal tables of plain tensors are taken for each other's replicas (which tells pipeline
+stages apart). Ranks that are to divide boxes must agree on them, and on a sample of their values:
+what differs by rank is neither a replica nor a shard, and is refused, not mixed. So are values, and
+tensors under one name whose ranks are not of one table or mesh: where there are any, all compare
+names in a second exchange. Who holds what in common is looked at again at every save (samples.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+import torch
+import xxhash
+
+from outlast.checkpoint.save.shard_plan import HeldBox, ShardShare, divide_boxes
+from outlast.checkpoint.save.value_samples import SharedHolders, digests_of
+from outlast.errors import GroupError, UsageError
+
+Exchange = Callable[[bytes], list[bytes]]
+VALUES = "values"  # the key of what is no tensor
+_NAMES_MAX = 5  # names in a message
+
+
+class SavePlan(NamedTuple):
+    """`held`: with the holders of plain tensors filled in. `shares`: what this rank writes.
+    `digest`: of everything that all ranks hold; equal on all of them. `mates`: what this rank holds
+    with others, tensors and values."""
+
+    held: tuple[HeldBox, ...]
+    shares: tuple[ShardShare, ...]
+    digest: str
+    mates: tuple[SharedHolders, ...] = ()
+
+
+class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):
+    """Boxes that the same ranks hold, as one of these sees them. `holders`: how many there must
+    be; 0 for plain tensors, of which nobody knows."""
+
+    holders: int
+    boxes: bytes
+    values: bytes
+
+
+class _RankStatement(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's message. `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of
+    the ranks that its tensors lie on. `values`: digests by name."""
+
+    error: str = ""
+    everything: bytes = b""
+    plain: bytes = b""
+    sets: dict[bytes, _SharedBoxes] = {}
+    meshes: bytes = b""
+    values: dict[str, bytes] = {}
+
+
+class _NamedTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor as one rank has it. `sample`: empty where it may differ by rank."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    sample: bytes
+
+
+def agree(
+    held: Iterable[HeldBox],
+    sources: Mapping[str, torch.Tensor],
+    *,
+    rank: int,
+    world: int,
+    exchange: Exchange,
+    apart: Collection[str] = (),
+    values: Mapping[str, bytes] | None = None,
+) -> SavePlan:
+    """The plan of this rank; every rank of the job calls this (or `refuse`) at the same save.
+
+    `exchange` gives all ranks' messages, in order of rank, and has a deadline of its own. `apart`:
+    names of tensors that may differ by rank, since each rank keeps its own beside them. `values`:
+    digests of what is no tensor. Raises UsageError on all ranks when replicas contradict each other
+    or a rank refused.
+    """
+    held = list(held)
+    digests = _digests(held, sources, rank, world, apart)
+    plain = _digest(_line(item) for item in held if not item.holders)
+    sets: dict[bytes, list[HeldBox]] = {plain: []}
+    for item in held:
+        if len(item.holders) != 1:
+            key = _digest([str(item.holders)]) if item.holders else plain
+            sets.setdefault(key, []).append(item)
+    message = _RankStatement(
+        error=_check_meshes(held, rank, world),
+        everything=_digest(map(_line, held)),
+        plain=plain,
+        sets={key: _shared_boxes(items, digests) for key, items in sets.items()},
+        meshes=_digest(sorted({str(item.mesh) for item in held if item.holders})),
+        values=dict(values or {}),
+    )
+    messages = exchange(msgspec.msgpack.encode(message))
+    said = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
+    if len(said) != world or said[rank] != message:
+        raise UsageError(
+            f"exchange gave rank {rank} {len(said)} messages that are not the {world} ranks' in"
+            " order; nothing was saved"
+        )
+    _check_errors(said)
+    disputed = _find_conflict(said)
+    if disputed:
+        raise _conflict(sets.get(disputed, []), digests, exchange)
+    _check_values(said)
+    replicas = tuple(other for other in range(world) if said[other].plain == plain)
+    held = [item if item.holders else item._replace(holders=replicas) for item in held]
+    holders = {item.name: item.holders for item in held}
+    if len({(each.plain, each.meshes) for each in said}) > 1:
+        alone = {i.name: sources[i.name] for i in held if not digests[i.name] and world > 1}
+        samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
+        holders = _holders_by_name(held, samples, exchange)
+    digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
+    mates = _mates(held, holders, apart) + _mates_of_values(said, rank)
+    return SavePlan(tuple(held), tuple(divide_boxes(held, rank)), digest, tuple(mates))
+
+
+def refuse(error: str, exchange: Exchange) -> None:
+    """Take part in the exchange with an error instead of a table, so that no rank waits."""
+    with suppress(GroupError):  # nobody waits: what is wrong here is what counts
+        exchange(msgspec.msgpack.encode(_RankStatement(error=error)))
+
+
+def _check_errors(said: list[_RankStatement]) -> None:
+    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(said) if each.error]
+    if errors:
+        raise UsageError("; ".join(errors))
+
+
+def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
+    """Why meshes and this job do not speak of the same ranks, if so."""
+    for item in held:
+        if item.holders and (rank not in item.holders or item.holders[-1] >= world):
+            return (
+                f"{item.name} lies on rank {item.holders[-1]} of its mesh, where rank {rank} of"
+                f" {world} saves it; nothing was saved; save with all ranks of torch.distributed"
+            )
+    return ""
+
+
+def _digests(
+    held: list[HeldBox],
+    sources: Mapping[str, torch.Tensor],
+    rank: int,
+    world: int,
+    apart: Collection[str],
+) -> dict[str, bytes]:
+    """A sample of all that must be equal on other ranks; b"" of what may differ."""
+    if world == 1:
+        return dict.fromkeys((item.name for item in held), b"")
+    alone = (rank,)
+    looked_at = [i.name for i in held if i.name not in apart and i.holders != alone]
+    found = digests_of({name: sources[name] for name in looked_at}, 0)
+    return {item.name: found.get(item.name, b"") for item in held}
+
+
+def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _SharedBoxes:
+    values = _digest(digests[item.name] for item in items)
+    count = len(items[0].holders) if items else 0
+    return _SharedBoxes(count, _digest(map(_line, items)), values)
+
+
+def _find_conflict(said: list[_RankStatement]) -> bytes | None:
+    """The first set that its holders do not see alike. All ranks find the same one."""
+    seen: dict[bytes, list[_SharedBoxes]] = {}
+    for each in said:
+        for key, items in each.sets.items():
+            seen.setdefault(key, []).append(items)
+    for key, views in seen.items():
+        missing = views[0].holders and len(views) != views[0].holders
+        if missing or any(view != views[0] for view in views):
+            return key
+    return None
+
+
+def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange) -> UsageError:
+    """What to raise: who holds what differently. All ranks come here together."""
+    mine = {item.name: _digest([_line(item), digests[item.name]]) for item in items}
+    answers = exchange(msgspec.msgpack.encode(mine))
+    tables = [msgspec.msgpack.decode(each, type=dict[str, bytes]) for each in answers]
+    ranks = [rank for rank, table in enumerate(tables) if table]
+    names = sorted({name for table in tables for name in table})
+    differing = [name for name in names if len({tables[rank].get(name) for rank in ranks}) > 1]
+    return UsageError(
+        f"ranks {', '.join(map(str, ranks))} are replicas by the names, shapes and placements of"
+        f" their tensors, but do not hold the same: {brief(differing)};"
+        " nothing was saved; give what differs by rank names that differ by rank, or save it as"
+        " this rank's own"
+    )
+
+
+def _check_values(said: list[_RankStatement]) -> None:
+    by_name: dict[str, set[bytes]] = {}
+    for each in said:
+        for name, digest in each.values.items():
+            by_name.setdefault(name, set()).add(digest)
+    differing = [name for name, found in by_name.items() if len(found) > 1]
+    if differing:
+        raise UsageError(
+            f"values that are no tensors differ by rank, and rank 0's would be everybody's:"
+            f" {brief(differing)}; nothing was saved; give what is one rank's alone in own={{...}}"
+        )
+
+
+def _holders_by_name(
+    held: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
+) -> dict[str, tuple[int, ...]]:
+    """All ranks that hold the same box under the same name, by name, whatever table or mesh they
+    are of. Raises UsageError on all where they do not hold the same."""
+    mine = {
+        item.name: _NamedTensor(
+            str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
+        )
+        for item in held
+    }
+    answers = exchange(msgspec.msgpack.encode(mine))
+    by_name: dict[str, dict[int, _NamedTensor]] = {}
+    for other, answer in enumerate(answers):
+        for name, named in msgspec.msgpack.decode(answer, type=dict[str, _NamedTensor]).items():
+            by_name.setdefault(name, {})[other] = named
+    wrong = [
+        f"{name} ({why})"
+        for name in sorted(by_name)
+        if (why := _describe_difference(by_name[name]))
+    ]
+    if wrong:
+        raise UsageError(
+            f"ranks hold tensors of one name that are not the same: {brief(wrong)}; nothing was"
+            " saved; give what differs by rank names that differ by rank (a stage's number, say)"
+        )
+
+    def same(name: str) -> tuple[int, ...]:
+        box = mine[name].start, mine[name].size
+        return tuple(r for r, each in by_name[name].items() if (each.start, each.size) == box)
+
+    return {item.name: same(item.name) for item in held}
+
+
+def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
+    """Return why these cannot be parts of one tensor; "" where they can."""
+    first, one = next(iter(named.items()))
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, bytes]] = {}
+    for rank, each in named.items():
+        if (each.dtype, each.shape) != (one.dtype, one.shape):
+            return f"{one.dtype} {one.shape} on rank {first}, {each.dtype} {each.shape} on {rank}"
+        holder, sample = boxes.setdefault((each.start, each.size), (rank, each.sample))
+        if sample != each.sample:
+            return f"ranks {holder} and {rank} differ"
+    if sum(math.prod(size) for _, size in boxes) > math.prod(one.shape):
+        return f"ranks {', '.join(map(str, named))} hold pieces that overlap"
+    return ""
+
+
+def _mates(
+    held: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
+) -> list[SharedHolders]:
+    together: dict[tuple[int, ...], list[HeldBox]] = {}
+    for item in held:
+        if len(holders[item.name]) > 1 and item.name not in apart and item.size_bytes:
+            together.setdefault(holders[item.name], []).append(item)
+    return [
+        SharedHolders(
+            _digest([str(ranks), *map(_line, items)]).hex(), ranks, tuple(i.name for i in items)
+        )
+        for ranks, items in together.items()
+    ]
+
+
+def _mates_of_values(said: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name in sorted(said[rank].values):
+        ranks = tuple(other for other, each in enumerate(said) if name in each.values)
+        if len(ranks) > 1:
+            together.setdefault(ranks, []).append(name)
+    return [
+        SharedHolders(f"{VALUES} {ranks}", ranks, tuple(names)) for ranks, names in together.items()
+    ]
+
+
+def brief(names: Sequence[str]) -> str:
+    """The first few of many."""
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return f"{', '.join(names[:_NAMES_MAX])}{more}"
+
+
+def _line(item: HeldBox) -> str:
+    return f"{item.name!r} {item.dtype} {item.shape} {item.box.start} {item.box.size}"
+
+
+def _digest(parts: Iterable[str | bytes | memoryview]) -> bytes:
+    state = xxhash.xxh3_128()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.digest()

@@ -1,0 +1,398 @@
+"""Saves from inside training: a copy into an arena, and an order to the keeper.
+
+    engine = Engine(root, rank=rank, world=world, job=job, exchange=exchange, keeper=keeper)
+    number = engine.save(place, tensors, shared=shared, own=own, origin=origin)
+    ...
+    for outcome in engine.outcomes(): ...        # what became of earlier ones
+
+Nothing else happens on the step's path: ranks speak to each other only when the set of tensors
+changes, and then all of them at the same save.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from msgspec import UNSET
+
+from outlast.checkpoint.format.manifests import (
+    CHUNK_BYTES,
+    FORMAT,
+    FORMAT_FROZEN,
+    Commit,
+    Manifest,
+    SavePoint,
+    Tensor,
+    ValueSample,
+    shard_name,
+)
+from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder
+from outlast.checkpoint.load.tensor_fill import fill_tensors
+from outlast.checkpoint.save.agreed_plan import VALUES, Exchange, SavePlan, agree, refuse
+from outlast.checkpoint.save.arena_slots import ArenaSlots, CudaCopier, only_device
+from outlast.checkpoint.save.shard_plan import (
+    HeldBox,
+    LocalTensor,
+    NamedTensors,
+    Untrained,
+    describe,
+    divide_boxes,
+    dtype_name,
+    frozen_names,
+    held_boxes,
+)
+from outlast.checkpoint.save.staging import BLOCK_BYTES, ArenaLayout, aligned, lay_out
+from outlast.checkpoint.save.value_samples import digests_of, salt_of, samples_of
+from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
+
+_NAMES_MAX = 5  # in a message
+_OUTCOMES_MAX = 1024  # that nobody asked for
+
+
+class _Planned(NamedTuple):
+    """Facts that hold as long as the tensors are of the same table, and values have these names;
+    the `layout` only as long as parameters of these names are `frozen`."""
+
+    table: dict[str, LocalTensor]
+    plan: SavePlan
+    layout: ArenaLayout
+    values: frozenset[str]
+    frozen: frozenset[str]
+
+
+class SaveEngine:
+    """One rank's saves. Not for several threads at once."""
+
+    read = staticmethod(fill_tensors)
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        rank: int,
+        world: int,
+        job: str,
+        exchange: Exchange,
+        keeper: KeeperClient,
+        arenas: int = 2,
+        save_s: float = 1800.0,
+        when_busy: Literal["wait", "skip"] = "wait",
+        owner: str = "",
+    ) -> None:
+        """`root`: the directory of checkpoints. `exchange` gives every rank's message, in order of
+        rank, and has a deadline. `save_s`: a save that is not durable by then has failed.
+        `when_busy`: what to do when a save is due while all arenas are being written. `owner`: the
+        token of `root`'s owner, "" where somebody else sees to that.
+        """
+        self._root = str(root.absolute())
+        self._rank, self._world, self._job = rank, world, job
+        self._exchange = exchange
+        self._keeper = keeper
+        self._save_s = save_s
+        self._when_busy = when_busy
+        self._owner = owner
+        self._read_back, self._untrained = True, Untrained()
+        self._saves = 0
+        self._planned: _Planned | None = None
+        self._slots = ArenaSlots(keeper, arenas, save_s, when_busy)
+        self._cuda: torch.device | None = None
+        self._device: CudaCopier | None = None
+        self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
+        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # those that nobody asked for yet
+
+    def prepare(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        blobs_bytes: int = 0,
+        apart: Collection[str] = (),
+    ) -> None:
+        """Plan and make arenas before the first save, which is then as fast as all others.
+
+        All ranks call it together. Raises as `save` does.
+        """
+        self._plan(self._described(tensors), apart, {}, frozen_names(tensors))
+        self._make_slots(blobs_bytes)
+
+    def reserve(
+        self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int, replicas: Collection[int]
+    ) -> None:
+        """Make arenas in the background, as large as saves of `tensors` will need them.
+
+        No rank speaks to another one. `replicas`: those that hold equal tables of plain tensors,
+        as far as is known. A size that is wrong costs time at the first save, nothing else.
+        """
+        described = describe(tensors)
+        held = held_boxes(described.table)
+        cuda = only_device(each.device for each in described.table.values())
+        holders = tuple(sorted(replicas))
+        shares = divide_boxes(
+            [item if item.holders else item._replace(holders=holders) for item in held], self._rank
+        )
+        layout = lay_out({}, shares, frozen_names(tensors))
+        self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
+
+    def save(
+        self,
+        place: SavePoint,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        shared: bytes,
+        own: bytes,
+        origin: dict[str, str],
+        parent: str = "",
+        base: str = "",
+        apart: Collection[str] = (),
+        values: Mapping[str, bytes] | None = None,
+        to_disk: bool = True,
+        overlap: bool = False,
+        faults: tuple[DiskFault, ...] = (),
+    ) -> int:
+        """Copy the state and order its write; the save's number. What becomes of it is told by
+        `outcomes` and `wait`: "skipped" and "failed" there, never by an exception here.
+
+        `shared`, `origin`, `parent` and `base` count on rank 0; `apart` and `values` as for
+        `agree`; `faults` strike the keeper's disk.
+        When this returns, everything may change again; with `overlap` not before `fence` was
+        called: a device's copies run on meanwhile.
+
+        Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
+        contradict each other, what `exchange` raises where one does not come to compare, and
+        StorageError when there is no room for the arenas.
+        """
+        described = self._described(tensors)
+        blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
+        planned = self._plan(described, apart, values or {}, self._untrained.names(tensors))
+        frozen = planned.layout.frozen_bytes
+        samples = self._samples(planned.plan, described, place, values or {})
+        blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
+        self._make_slots(blobs_bytes)
+        self._saves += 1
+        save = self._saves
+        slot = self._slots.free(planned.layout.size_bytes, blobs_bytes, self._device)
+        if slot is None:
+            self._pass_over(save, place)
+            return save
+        slot.bind(planned.layout, planned.table)
+        laid, size_bytes = slot.fill(described.sources, blobs)
+        slot.save = save
+        manifest = Manifest(
+            format=FORMAT_FROZEN if frozen else FORMAT, frozen=frozen or UNSET,
+            job=self._job, place=place, rank=self._rank, world=self._world,
+            shard=shard_name(self._rank), size_bytes=size_bytes, chunk_bytes=CHUNK_BYTES,
+            chunks=(), plan=planned.plan.digest, tensors=planned.layout.tensors,
+            pieces=planned.layout.pieces, blobs=laid, samples=samples,
+        )  # fmt: skip
+        commit = _commit(manifest, origin, parent, base) if to_disk and not self._rank else None
+        order = SaveOrder(
+            save=save, arena=slot.number, root=self._root, manifest=manifest, commit=commit,
+            deadline_s=self._save_s, to_disk=to_disk, read_back=self._read_back,
+            owner=self._owner, faults=faults,
+        )  # fmt: skip
+        self._read_back &= not to_disk
+        slot.order(
+            lambda: self._order(order),
+            lambda error: self._refuse(save, place, "failed", error),
+            described.sources,
+        )
+        if not overlap:
+            self.fence()
+        return save
+
+    def distrust(self) -> None:
+        """Have files read back before the next save links them: a load may have found damage."""
+        self._read_back = True
+        self._untrained.loaded()
+
+    def compare_again(self) -> None:
+        """Have the ranks compare what they hold at the next save, as at the first one: one of them
+        is new, and would wait for the others. All ranks call it before the same save."""
+        self._planned = None
+
+    def complete(self) -> None:
+        """Every rank has copied its part of the last save: what trainers before this one have left
+        in memory is behind it."""
+        self._keeper.forget(lambda _: False)
+
+    def fence(self) -> None:
+        """Let what a device is given from here on begin after the copies of the last save."""
+        if self._device:
+            self._device.fence()
+
+    def outcomes(self) -> list[Outcome]:
+        """What has become of saves since this was last called. Never blocks."""
+        told = self._keeper.outcomes()
+        while self._news:
+            told.append(self._news.popleft())
+        return told
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """Whether `outcomes` has something to say, from any thread; waits at most so long."""
+        return bool(self._news) or self._keeper.wait_news(timeout_s)
+
+    def wait(self, save: int, timeout_s: float) -> Outcome:
+        """The save's last outcome: "committed" on rank 0, "written" elsewhere; or "failed",
+        "skipped". StorageError when there is none by then: the save goes on."""
+        deadline = time.monotonic() + timeout_s
+        for slot in self._slots:
+            if slot.save == save:
+                slot.settle(timeout_s)
+        if save in self._refused:
+            return self._refused[save]
+        return self._keeper.wait(save, max(0.0, deadline - time.monotonic()))
+
+    def close(self, timeout_s: float) -> None:
+        """Let writes end, then the keeper, and give the memory back.
+
+        Raises StorageError naming saves that have not ended by then; the keeper goes on alone.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._slots.stop()
+        late: list[str] = []
+        for slot in self._slots:
+            try:
+                slot.settle(max(0.0, deadline - time.monotonic()))
+            except StorageError as error:
+                late.append(str(error))
+        if self._device:
+            self._device.close()
+        self._keeper.close(max(0.0, deadline - time.monotonic()))
+        if late:  # a device still writes there
+            raise StorageError("; ".join(late))
+        self._slots.close()
+
+    def _described(self, tensors: Mapping[str, torch.Tensor]) -> NamedTensors:
+        try:
+            return describe(tensors, self._planned.table if self._planned else None)
+        except CodecError as error:
+            refuse(str(error), self._exchange)
+            raise
+
+    def _samples(
+        self, plan: SavePlan, described: NamedTensors, place: SavePoint, values: Mapping[str, bytes]
+    ) -> tuple[ValueSample, ...]:
+        """Return what this rank sees of all that it holds with others."""
+        tensors = [group for group in plan.mates if not group.key.startswith(VALUES)]
+        others = [group for group in plan.mates if group.key.startswith(VALUES)]
+        names = [name for group in tensors for name in group.names]
+        digests = digests_of({name: described.sources[name] for name in names}, salt_of(place))
+        found = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
+        return tuple(found)
+
+    def _plan(
+        self,
+        described: NamedTensors,
+        apart: Collection[str],
+        values: Mapping[str, bytes],
+        frozen: frozenset[str],
+    ) -> _Planned:
+        """The plan for these tensors: the last one as long as nothing has changed. What is frozen
+        changes the layout alone, which no other rank needs to know."""
+        known = self._planned
+        if known and known.table == described.table and known.values == values.keys():
+            if known.frozen != frozen:
+                layout = lay_out(_tensors(held_boxes(known.table)), known.plan.shares, frozen)
+                known = self._planned = known._replace(layout=layout, frozen=frozen)
+            return known
+        try:
+            held = held_boxes(described.table)
+            there = {self._cuda} if self._cuda else set[torch.device]()
+            self._cuda = only_device(there | {each.device for each in described.table.values()})
+        except UsageError as error:
+            refuse(str(error), self._exchange)
+            raise
+        try:
+            plan = agree(
+                held,
+                described.sources,
+                rank=self._rank,
+                world=self._world,
+                exchange=self._exchange,
+                apart=apart,
+                values=values,
+            )
+        except GroupError as error:
+            if not self._planned:
+                raise
+            names = _changed(self._planned.table, described.table) or "values"
+            raise GroupError(
+                f"{error}; rank {self._rank} wants to because its tensors are not those of the save"
+                f" before ({names}); nothing was saved; let all ranks change theirs at the same"
+                " save"
+            ) from error
+        layout = lay_out(_tensors(held), plan.shares, frozen)
+        self._planned = _Planned(described.table, plan, layout, frozenset(values), frozen)
+        return self._planned
+
+    def _make_slots(self, blobs_bytes: int) -> None:
+        assert self._planned
+        table, layout = self._planned.table, self._planned.layout
+        self._slots.make(layout, table, blobs_bytes, self._device_of(self._cuda))
+
+    def _device_of(self, cuda: torch.device | None) -> CudaCopier | None:
+        if cuda and not self._device:
+            self._device = CudaCopier(cuda)
+        return self._device
+
+    @property
+    def ready(self) -> bool:
+        """Whether a save would begin to copy at once, and leave what peers are being sent alone:
+        where all ranks wait for this, peers hold a whole version at any time."""
+        return not self._keeper.copying and not self._slots.busy
+
+    def _order(self, order: SaveOrder) -> None:
+        try:
+            self._keeper.order(order)
+        except OutlastError as error:  # training goes on, and hears of it
+            self._refuse(order.save, order.manifest.place, "failed", str(error))
+
+    def _pass_over(self, save: int, place: SavePoint) -> None:
+        arenas = self._slots.arenas
+        what = f"step {place.step} of rank {self._rank}: all {arenas} arenas are being written"
+        if self._when_busy == "skip":
+            error = f"{what}; nothing was copied; save less often, or use more arenas"
+            self._refuse(save, place, "skipped", error)
+        else:
+            error = f"{what} after {self._save_s:g} s; nothing was copied; look at the storage"
+            self._refuse(save, place, "failed", error)
+
+    def _refuse(
+        self, save: int, place: SavePoint, kind: Literal["failed", "skipped"], error: str
+    ) -> None:
+        outcome = Outcome(save=save, place=place, kind=kind, error=error)
+        self._refused[save] = outcome
+        self._news.append(outcome)
+        if len(self._refused) > _OUTCOMES_MAX:
+            del self._refused[min(self._refused)]
+
+
+def _tensors(held: Iterable[HeldBox]) -> dict[str, Tensor]:
+    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
+
+
+def _changed(before: Mapping[str, LocalTensor], now: Mapping[str, LocalTensor]) -> str:
+    """What differs, in words: the first few of many."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
+def _commit(manifest: Manifest, origin: dict[str, str], parent: str, base: str) -> Commit:
+    return Commit(
+        job=manifest.job,
+        place=manifest.place,
+        world=manifest.world,
+        time_ns=0,
+        plan=manifest.plan,
+        size_bytes=0,
+        manifests=(),
+        origin=origin,
+        parent=parent,
+        base=base,
+    )

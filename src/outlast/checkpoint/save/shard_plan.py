@@ -1,0 +1,337 @@
+"""Division of named tensors among ranks: the boxes that each one writes.
+
+A rank derives its part alone, from the placements of its tensors. Ranks that hold the same box
+share it out among them; only who is whose replica, where tensors carry no placements, is learned
+from one exchange (agreement.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from outlast.checkpoint.format.manifests import ITEM_BYTES
+from outlast.checkpoint.format.tensor_boxes import Box, shares
+from outlast.errors import CodecError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
+GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+_CHANGES = 2  # saves before which a parameter had changed, until it is taken for one that does
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class TensorSpread(NamedTuple):
+    """How a DTensor lies over a mesh. `shape`: the whole tensor's."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+
+
+class LocalTensor(NamedTuple):
+    """What a plan depends on of the tensor that this rank has under a name. `flat`: its elements
+    lie in C order in one run of memory, and mean what they are."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    flat: bool
+    device: torch.device
+    spread: TensorSpread | None
+
+
+class HeldBox(NamedTuple):
+    """A box of a whole tensor that this rank holds. `holders`: all ranks that hold this box, in
+    order; of a plain tensor they are not known before the ranks have compared their tables. `mesh`:
+    the ranks that the tensor lies on, where it is no plain one."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...]
+    mesh: tuple[int, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.box.elements * self.dtype.itemsize
+
+
+class ShardShare(NamedTuple):
+    """The elements `first` to `last` (exclusive) in C order of a box that is held: this rank
+    writes them."""
+
+    held: HeldBox
+    first: int
+    last: int
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.last - self.first) * self.held.dtype.itemsize
+
+
+class NamedTensors(NamedTuple):
+    """Named tensors as this rank has them: what a plan depends on, and the memory itself."""
+
+    table: dict[str, LocalTensor]
+    sources: dict[str, torch.Tensor]
+
+
+def _is(tensor: torch.Tensor, row: LocalTensor) -> bool:
+    """Return whether a tensor is a plain one that `row` describes in full."""
+    return (
+        type(tensor) in _PLAIN
+        and row.spread is None
+        and tensor.layout is torch.strided
+        and tensor.dtype is row.dtype
+        and tensor.shape == row.shape
+        and tensor.device == row.device
+        and row.flat is (tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+        and _has_memory(tensor)
+    )
+
+
+@torch.no_grad()
+def describe(
+    tensors: Mapping[str, torch.Tensor], known: Mapping[str, LocalTensor] | None = None
+) -> NamedTensors:
+    """The local side of every tensor. Raises CodecError, by name, for what has no plain bytes.
+
+    `known`: an earlier table, whose rows are taken again where all that they say still holds.
+    """
+    distributed = _distributed_type()
+    table: dict[str, LocalTensor] = {}
+    sources: dict[str, torch.Tensor] = {}
+    known = known or {}
+    for name, tensor in tensors.items():
+        row = known.get(name)
+        if row and _is(tensor, row):
+            table[name], sources[name] = row, tensor
+            continue
+        spread, source = None, tensor
+        if type(tensor) not in _PLAIN and isinstance(tensor, distributed):
+            whole: Any = tensor
+            spread = TensorSpread(whole.device_mesh, whole.placements, whole.shape)
+            source = whole.to_local()
+        reason = _refusal(source)
+        if reason:
+            raise CodecError(
+                f"{name} {reason}; nothing was saved; leave it out, or give what rebuilds it"
+            )
+        flat = source.is_contiguous() and not source.is_conj() and not source.is_neg()
+        table[name] = LocalTensor(source.dtype, source.shape, flat, source.device, spread)
+        sources[name] = source
+    return NamedTensors(table, sources)
+
+
+def frozen_names(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of parameters that are not trained."""
+    plain = torch.Tensor
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if not tensor.requires_grad
+        and type(tensor) is not plain
+        and isinstance(tensor, torch.nn.Parameter)
+    )
+
+
+class Untrained:
+    """Parameters that are not trained, without those that change between saves all the same: an
+    average of other weights, a target network. A guess, from the counts that torch keeps of changes
+    in place: whether bytes are equal is for digests to say."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+        self._changes: Counter[str] = Counter()
+
+    def names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Return the names, at a save."""
+        found = frozen_names(tensors)
+        versions = {name: _version(tensors[name]) for name in found}
+        before, self._versions = self._versions, versions
+        self._changes.update(n for n, at in versions.items() if before.get(n, at) != at)
+        return found - {name for name, count in self._changes.items() if count >= _CHANGES}
+
+    def loaded(self) -> None:
+        """Count no change that a load has made."""
+        self._versions.clear()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
+
+
+def held_boxes(table: Mapping[str, LocalTensor]) -> list[HeldBox]:
+    """The boxes that this rank holds, in the order of their names; those of a mesh that it is no
+    part of are left out. Raises CodecError, by name, for placements that are no boxes."""
+    held: list[HeldBox] = []
+    meshes: dict[int, tuple[int, ...]] = {}
+    for name in sorted(table):
+        local = table[name]
+        if local.spread is None:
+            shape = tuple(local.shape)
+            held.append(HeldBox(name, local.dtype, shape, Box.whole(shape), ()))
+            continue
+        coordinate = local.spread.mesh.get_coordinate()
+        if coordinate is None:
+            continue
+        box = _region(name, local.spread, coordinate)
+        if box.size != tuple(local.shape):
+            raise CodecError(
+                f"{name} is {tuple(local.shape)} here where its placements"
+                f" {local.spread.placements} over {tuple(local.spread.mesh.shape)} ranks give"
+                f" {box.size}; nothing was saved; shard it evenly, or redistribute it first"
+            )
+        holders = _holders(local.spread, coordinate)
+        mesh = local.spread.mesh
+        if id(mesh) not in meshes:
+            meshes[id(mesh)] = tuple(sorted(mesh.mesh.flatten().tolist()))
+        shape = tuple(local.spread.shape)
+        held.append(HeldBox(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
+    return held
+
+
+def divide_boxes(held: Iterable[HeldBox], rank: int) -> list[ShardShare]:
+    """What `rank` writes: of the boxes of each set of holders an equal number of bytes, to
+    4096. Small boxes come first and stay whole, so that the first holder's stand for all: buffers
+    that differ by rank (BatchNorm's) are one rank's, not a mixture."""
+    together: dict[tuple[int, ...], list[HeldBox]] = {}
+    for item in held:
+        if item.size_bytes:
+            together.setdefault(item.holders, []).append(item)
+    mine: list[ShardShare] = []
+    for holders, items in together.items():
+        items.sort(key=lambda item: item.size_bytes >= WHOLE_BYTES)
+        sizes = [item.size_bytes for item in items]
+        for index, begin, end in shares(sizes, len(holders))[holders.index(rank)]:
+            item, itemsize = items[index], items[index].dtype.itemsize
+            grain = GRAIN_BYTES if item.size_bytes >= WHOLE_BYTES else item.size_bytes
+            first, last = (min(-(-cut // grain) * grain, item.size_bytes) for cut in (begin, end))
+            if first < last:
+                mine.append(ShardShare(item, first // itemsize, last // itemsize))
+    return mine
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As records have it: torch's own, without "torch."."""
+    return _name_of(dtype)
+
+
+_name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def _distributed_type() -> type | tuple[()]:
+    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module.DTensor if module else ()
+
+
+def _refusal(tensor: torch.Tensor) -> str:
+    if type(tensor) not in _PLAIN:
+        if not isinstance(tensor, torch.Tensor):
+            return f"is a {type(tensor).__qualname__} and no tensor"
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
+        if beside := _number_attributes(tensor):
+            return (
+                f"is a {type(tensor).__qualname__}, whose attributes ({', '.join(beside)}) are"
+                " values that its bytes do not have"
+            )
+    if tensor.layout is not torch.strided:
+        return f"is a sparse tensor ({tensor.layout})"
+    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+        return f"is of type {tensor.dtype}"
+    if tensor.is_meta:
+        return "is on the meta device and has no bytes"
+    if not _has_memory(tensor):
+        return "has no memory: its storage was freed, or only its own class has it"
+    return ""
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # of a wrapper around other tensors
+        return False
+
+
+def _number_attributes(tensor: torch.Tensor) -> list[str]:
+    """Return the attributes of a tensor of a class of its own that hold numbers: scales of a
+    quantised weight, say. Counts, texts and modules describe what the script builds anyway."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, (torch.Tensor, float, complex))
+
+    return sorted(
+        name
+        for name, value in vars(tensor).items()
+        if holds(value)
+        or (isinstance(value, (list, tuple)) and any(map(holds, value)))
+        or (
+            not isinstance(value, (torch.nn.Module, type))
+            and any(map(holds, getattr(value, "__dict__", {}).values()))
+        )
+    )
+
+
+def _region(name: str, spread: TensorSpread, coordinate: Sequence[int]) -> Box:
+    """The box at a coordinate of the mesh. Dimensions of the mesh cut one after the other, each
+    what the last one left, as torch.chunk does."""
+    start, size = [0] * len(spread.shape), list(spread.shape)
+    for dim, order in _cutting_order(name, spread).items():
+        for mesh_dim in order:
+            step = -(-size[dim] // spread.mesh.size(mesh_dim))
+            first = min(size[dim], step * coordinate[mesh_dim])
+            start[dim] += first
+            size[dim] = min(size[dim] - first, step)
+    return Box(tuple(start), tuple(size))
+
+
+def _cutting_order(name: str, spread: TensorSpread) -> dict[int, list[int]]:
+    """For each sharded dimension of a tensor: the dimensions of the mesh that cut it, in order.
+
+    They cut from left to right, except that a strided shard (FSDP2 over tensor parallel) comes
+    after those to its right whose sizes multiply to its split factor.
+    """
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    cuts: dict[int, list[int]] = {}
+    for mesh_dim in reversed(range(len(spread.placements))):
+        placement = spread.placements[mesh_dim]
+        if isinstance(placement, Replicate):
+            continue
+        if not isinstance(placement, (Shard, _StridedShard)):
+            raise CodecError(
+                f"{name} has the placement {placement}, which is no box of a tensor; nothing was"
+                " saved; redistribute it to Shard or Replicate first"
+            )
+        order = cuts.setdefault(placement.dim, [])
+        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        product, before = 1, 0
+        while product < factor and before < len(order):
+            product *= spread.mesh.size(order[before])
+            before += 1
+        if product != factor:
+            raise CodecError(
+                f"{name} has the placement {placement} over a mesh of {tuple(spread.mesh.shape)},"
+                " whose pieces are no boxes; nothing was saved; redistribute it to Shard first"
+            )
+        order.insert(before, mesh_dim)
+    return cuts
+
+
+def _holders(spread: TensorSpread, coordinate: Sequence[int]) -> tuple[int, ...]:
+    at = tuple(
+        slice(None) if placement.is_replicate() else where
+        for placement, where in zip(spread.placements, coordinate, strict=True)
+    )
+    return tuple(sorted(spread.mesh.mesh[at].flatten().tolist()))

@@ -1,0 +1,226 @@
+"""Layout of a rank's part in its arena, and the copies into it.
+
+A layout is made once a plan, its views into an arena once an arena. Saving runs one flat list.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+
+from outlast.checkpoint.format.manifests import CHUNK_BYTES, Blob, Tensor, TensorPiece
+from outlast.checkpoint.format.tensor_boxes import Box, runs
+from outlast.checkpoint.save.shard_plan import WHOLE_BYTES, LocalTensor, ShardShare
+
+BLOCK_BYTES = 4096
+_PADDING_SHARE = 8  # of a frozen region at most one part in so many is padding
+_MOVE_BYTES = 4 << 20
+_MOVES_ALONE = 4  # for which a thread is not worth its start
+_SMALL_BYTES = 64 << 10  # below, to let go of the interpreter's lock costs more than the copy
+_move_at_once = ctypes.PyDLL(None).memmove  # keeps the lock
+_move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_at_once.restype = None
+
+
+class LaidShare(NamedTuple):
+    """A share, and the byte of the shard from which on its elements lie."""
+
+    share: ShardShare
+    at: int
+
+
+class ArenaLayout(NamedTuple):
+    """A rank's shard as far as it is tensors. `size_bytes`: a whole number of blocks;
+    `frozen_bytes`, of its beginning: a whole number of chunks."""
+
+    laid: tuple[LaidShare, ...]
+    pieces: tuple[TensorPiece, ...]
+    tensors: dict[str, Tensor]
+    size_bytes: int
+    frozen_bytes: int
+
+
+def lay_out(
+    held: Mapping[str, Tensor], shares: Sequence[ShardShare], frozen: Collection[str] = ()
+) -> ArenaLayout:
+    """Every share at a multiple of its elements' size, large ones at blocks.
+
+    `held`: all tensors that this rank knows of; those of which it writes nothing are left to the
+    ranks that do, except where there is nothing to write. `frozen`: names of tensors that lie in
+    front of all others, where they fill a region of whole chunks.
+    """
+    first = _in_a_row([share for share in shares if share.held.name in frozen], 0)
+    frozen_bytes = _region(first.end)
+    if frozen_bytes:
+        others = [share for share in shares if share.held.name not in frozen]
+        rest = _in_a_row(others, max(first.end, frozen_bytes))
+    else:
+        first, rest = _Row([], [], 0), _in_a_row(shares, 0)
+    written = {share.held.name for share in shares}
+    tensors = {
+        name: tensor
+        for name, tensor in held.items()
+        if name in written or not Box.whole(tensor.shape).elements
+    }
+    return ArenaLayout(
+        (*first.laid, *rest.laid),
+        (*first.pieces, *rest.pieces),
+        tensors,
+        aligned(rest.end, BLOCK_BYTES),
+        frozen_bytes,
+    )
+
+
+class _Row(NamedTuple):
+    laid: list[LaidShare]
+    pieces: list[TensorPiece]
+    end: int
+
+
+def _region(size_bytes: int) -> int:
+    """Return whole chunks for so many frozen bytes: all, where padding is little beside them, else
+    without the rest, which is then written as what is trained is."""
+    whole = aligned(size_bytes, CHUNK_BYTES)
+    return whole if (whole - size_bytes) * _PADDING_SHARE <= size_bytes else whole - CHUNK_BYTES
+
+
+def _in_a_row(shares: Iterable[ShardShare], at: int) -> _Row:
+    """Shares one behind the other, from byte `at` on."""
+    laid: list[LaidShare] = []
+    pieces: list[TensorPiece] = []
+    for share in shares:
+        itemsize = share.held.dtype.itemsize
+        at = aligned(at, BLOCK_BYTES if share.size_bytes >= WHOLE_BYTES else itemsize)
+        laid.append(LaidShare(share, at))
+        for box in _boxes(share):
+            whole = box.moved(by=share.held.box.start)
+            pieces.append(TensorPiece(share.held.name, whole.start, whole.size, at))
+            at += box.elements * itemsize
+    return _Row(laid, pieces, at)
+
+
+def lay_blobs(after: int, sizes: Mapping[str, int]) -> tuple[tuple[Blob, ...], int]:
+    """Blobs of these sizes, each at a block, from the block `after` on; and where they end."""
+    blobs: list[Blob] = []
+    for name, size in sizes.items():
+        blobs.append(Blob(name, after, size))
+        after = aligned(after + size, BLOCK_BYTES)
+    return tuple(blobs), after
+
+
+def aligned(at: int, to: int) -> int:
+    return -(-at // to) * to
+
+
+class _Copy(NamedTuple):
+    """What one copy takes from the tensor `name`: of a flat one the elements from `first` on, as
+    many as `into` has (all of them where it has its shape); of any other one a region."""
+
+    name: str
+    into: torch.Tensor
+    first: int
+    whole: bool
+    region: tuple[slice, ...] | None
+
+    def take(self, source: torch.Tensor, waiting: bool) -> None:
+        if self.region is not None:
+            source = source[self.region]
+        elif not self.whole:
+            source = source.view(-1).narrow(0, self.first, self.into.numel())
+        self.into.copy_(source, non_blocking=not waiting)
+
+
+class _Move(NamedTuple):
+    """A copy from a flat tensor in this process's memory: `size_bytes` from its byte `first` on,
+    to the address `into`."""
+
+    name: str
+    into: int
+    first: int
+    size_bytes: int
+
+    def pieces(self, source: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+        """To where, from where, bytes."""
+        begin = source.data_ptr() + self.first
+        for at in range(0, self.size_bytes, _MOVE_BYTES):
+            yield self.into + at, begin + at, min(_MOVE_BYTES, self.size_bytes - at)
+
+
+class StagingCopies:
+    """The copies of one layout into one arena. It must not outlive the arena's memory."""
+
+    def __init__(
+        self, memory: torch.Tensor, layout: ArenaLayout, table: Mapping[str, LocalTensor]
+    ) -> None:
+        """`memory`: the arena's bytes."""
+        self._small: list[_Move] = []
+        self._large: list[_Move] = []
+        self._others: list[_Copy] = []
+        begin = memory.data_ptr()
+        for share, at in layout.laid:
+            name, local = share.held.name, table[share.held.name]
+            if local.flat and local.device.type == "cpu":
+                first, size_bytes = share.first * share.held.dtype.itemsize, share.size_bytes
+                moves = self._small if size_bytes < _SMALL_BYTES else self._large
+                moves.append(_Move(name, begin + at, first, size_bytes))
+                continue
+            into = memory[at : at + share.size_bytes].view(share.held.dtype)
+            if local.flat:
+                whole = share.last - share.first == share.held.box.elements
+                into = into.view(share.held.box.size) if whole else into
+                self._others.append(_Copy(name, into, share.first, whole, None))
+            else:
+                self._others += _by_region(into, share)
+
+    @torch.no_grad()
+    def run(self, sources: Mapping[str, torch.Tensor], waiting: bool) -> None:
+        """Copy everything; unless `waiting`, a device's copies may go on after this.
+
+        `sources` are as the table that the copies were made for describes them.
+        """
+        for name, into, first, size_bytes in self._small:
+            _move_at_once(into, sources[name].data_ptr() + first, size_bytes)
+        _move(each for move in self._large for each in move.pieces(sources[move.name]))
+        for copy in self._others:
+            copy.take(sources[copy.name], waiting)
+
+
+def _move(moves: Iterable[tuple[int, int, int]]) -> None:
+    """Two threads take from one list: that fills the memory's bandwidth, and on a busy machine
+    neither waits for the other longer than one small copy takes. (torch's own threads wait for each
+    other at barriers: 20 times slower there.)"""
+    left = deque(moves)
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                ctypes.memmove(*left.popleft())
+
+    other = threading.Thread(target=work, name="outlast-copies")
+    helped = len(left) > _MOVES_ALONE
+    if helped:
+        other.start()
+    try:
+        work()
+    finally:  # an interruption: nothing may be written there behind it
+        left.clear()
+        if helped:
+            other.join()
+
+
+def _by_region(into: torch.Tensor, share: ShardShare) -> Iterator[_Copy]:
+    done = 0
+    for box in _boxes(share):
+        part = into[done : done + box.elements].view(box.size)
+        yield _Copy(share.held.name, part, 0, False, box.slices)
+        done += box.elements
+
+
+def _boxes(share: ShardShare) -> list[Box]:
+    return list(runs(share.held.box.size, share.first, share.last))

@@ -1,0 +1,265 @@
+"""A script's state sorted by how it is kept, its tensors' names, and its completeness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from outlast.errors import CodecError, UnsupportedError, UsageError
+from outlast.random_state import GENERATOR_TYPES, Generator
+
+# What torch.compile and activation checkpointing put between a module and its tensors.
+_WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+
+
+class ModuleEntry(NamedTuple):
+    """One entry of a module's state: its canonical name, its key in `state_dict`, and the live
+    value; "made" is what a hook or `get_extra_state` made for the occasion."""
+
+    name: str
+    key: str
+    value: Any
+    kind: Literal["parameter", "buffer", "made"]
+
+
+def module_entries(module: nn.Module) -> list[ModuleEntry]:
+    """The state of `module`, as `state_dict` has it: persistent buffers only.
+
+    Raises UnsupportedError for FSDP of version 1, CodecError for two entries of one name.
+    """
+    wrappers = _wrappers(module)
+    parameters = {id(p) for p in module.parameters()}
+    buffers = {id(b) for b in module.buffers()}
+    found: dict[str, ModuleEntry] = {}
+    # Its hooks matter: FSDP2 puts the sharded parameters back in one of them.
+    for key, value in module.state_dict(keep_vars=True).items():
+        name = _canonical(key, wrappers)
+        if name in found and found[name].value is not value:
+            raise CodecError(
+                f"{key!r} and {found[name].key!r} are both called {name!r} without their wrappers;"
+                " nothing was saved; rename one of these submodules"
+            )
+        kind = (
+            "parameter" if id(value) in parameters else "buffer" if id(value) in buffers else "made"
+        )
+        found[name] = ModuleEntry(name, key, value, kind)
+    return list(found.values())
+
+
+def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[str, str]]:
+    """Of each parameter, by id: the module that holds it, and its name there. Of several that
+    hold it, the first."""
+    known: dict[int, tuple[str, str]] = {}
+    for module, found in modules.items():
+        for entry in found:
+            if entry.kind == "parameter":
+                known.setdefault(id(entry.value), (module, entry.name))
+    return known
+
+
+def _wrappers(module: nn.Module) -> list[str]:
+    """Where there are modules whose only child is called "module", innermost first."""
+    found: list[str] = []
+    for path, part in module.named_modules(remove_duplicate=False):
+        if _is_flattened(type(part)):
+            raise UnsupportedError(
+                f"{path or 'the module'} is wrapped in FullyShardedDataParallel, whose flattened"
+                " parameters have no names of their own; use fully_shard (FSDP2)"
+            )
+        if isinstance(part, (DataParallel, DistributedDataParallel)):
+            found.append(f"{_strip_wrappers(path)}.".removeprefix("."))
+    return sorted(found, key=len, reverse=True)
+
+
+@lru_cache(maxsize=1024)
+def _is_flattened(kind: type[nn.Module]) -> bool:
+    return any(each.__name__ == "FullyShardedDataParallel" for each in kind.__mro__)
+
+
+def _canonical(key: str, wrappers: list[str]) -> str:
+    name = _strip_wrappers(key)
+    for wrapper in wrappers:
+        if name.startswith(f"{wrapper}module."):
+            name = wrapper + name[len(wrapper) + len("module.") :]
+    return name
+
+
+def _strip_wrappers(path: str) -> str:
+    if not any(part in path for part in _WRAPPER_PARTS):  # nearly always
+        return path
+    return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)
+
+
+_VALUES = (bool, int, float, complex, str, bytes, dict, list, tuple, set, torch.Tensor, type(None))
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say its state and take it back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class ScriptState:
+    """A script's state by name. `shared` parts are equal on all ranks; what is in `own`, and
+    generators and loaders wherever they stand, are this rank's.
+
+    Raises UsageError, by name, for what has no state that could be kept.
+    """
+
+    def __init__(self, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        self.given = given
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.objects: dict[str, Stateful] = {}
+        self.values: dict[str, Any] = {}
+        self.generators: dict[str, Generator] = {}
+        self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {}
+        for name, value in given.items():
+            self._place(name, value)
+        for name, value in (own or {}).items():
+            self._place_own(name, value)
+        self.entries: dict[str, list[ModuleEntry]] = {
+            n: module_entries(m) for n, m in self.modules.items()
+        }
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each shared part is."""
+        sorts = {"module": self.modules, "optimizer": self.optimizers,
+                 "object": self.objects, "value": self.values}  # fmt: skip
+        return {name: kind for kind, parts in sorts.items() for name in parts}
+
+    def _place(self, name: str, value: Any) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(f"the state has an entry called {name!r}; give it a name")
+        if isinstance(value, nn.Module):
+            self.modules[name] = value
+        elif isinstance(value, Optimizer):
+            self.optimizers[name] = value
+        elif isinstance(value, (*GENERATOR_TYPES, DataLoader)):
+            self._place_own(name, value)
+        elif isinstance(value, _VALUES):
+            self.values[name] = value
+        elif isinstance(value, Stateful):
+            self.objects[name] = value
+        else:
+            raise UsageError(
+                f"{name!r} ({type(value).__name__}) cannot be saved: it has no state_dict and"
+                " load_state_dict, and is neither a generator nor a plain value"
+            )
+
+    def _place_own(self, name: str, value: Any) -> None:
+        if name in self.own or name in self.generators:
+            raise UsageError(f"two parts of this rank's own state are called {name!r}; rename one")
+        if isinstance(value, GENERATOR_TYPES):
+            self.generators[name] = value
+        elif isinstance(value, (Stateful, dict, list)):
+            self.own[name] = value
+        elif isinstance(value, DataLoader):
+            raise UsageError(
+                f"{name!r} is a DataLoader, which cannot say where it is: use torchdata's"
+                " StatefulDataLoader, or keep the position yourself"
+            )
+        else:
+            raise UsageError(
+                f"{name!r} ({type(value).__name__}) cannot be this rank's own state: it has no"
+                " state_dict and load_state_dict, and is neither a generator, a dict, nor a list"
+            )
+
+
+def check_complete(state: ScriptState) -> None:
+    """Raises UsageError that names every missing part."""
+    missing = [*_optimizers(state), *_module_parameters(state), *_schedulers(state)]
+    if missing:
+        raise UsageError(
+            f"the state is not complete: {'; '.join(missing)}. A run could not go on from such a"
+            " checkpoint, so nothing was saved; add the missing part, or say complete=False where"
+            " that is meant (weights alone, say)"
+        )
+
+
+def _optimizers(state: ScriptState) -> Iterable[str]:
+    if state.optimizers:
+        return
+    for name, module in state.modules.items():
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            yield f"{name!r} has parameters to train, but no optimizer is given"
+
+
+def _module_parameters(state: ScriptState) -> Iterable[str]:
+    held = {id(e.value) for found in state.entries.values() for e in found}
+    held |= {id(tensor) for tensor in _held_tensors(state.values)}
+    for name, optimizer in state.optimizers.items():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        strange = sum(id(parameter) not in held for parameter in parameters)
+        if strange:
+            yield (
+                f"optimizer {name!r} updates {strange} of its {len(parameters)} parameters in no"
+                " module that is given"
+            )
+
+
+def _schedulers(state: ScriptState) -> Iterable[str]:
+    scheduled = {id(optimizer) for part in state.objects.values() for optimizer in _led_by(part)}
+    for name, optimizer in state.optimizers.items():
+        # torch marks the step of an optimizer that it has made a scheduler for.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
+            yield f"a learning rate scheduler leads optimizer {name!r}, but is not given"
+
+
+def _led_by(part: Any) -> Iterable[Optimizer]:
+    """The optimizers that a scheduler, or a container of schedulers, changes."""
+    inside = [part]
+    for value in list(getattr(part, "__dict__", {}).values()):
+        inside += value if isinstance(value, (list, tuple)) else [value]
+    for each in inside:
+        optimizer = getattr(each, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            yield optimizer
+
+
+def _held_tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _held_tensors(part)
+
+
+_MOMENTS_BY_CLASS = 2  # tensors of a parameter's size that Adam and most others keep
+
+
+def expected_state(state: ScriptState) -> dict[str, torch.Tensor]:
+    """Return, under names of no meaning, a tensor like each one that is to come.
+
+    The parameter itself stands for each of its moments: they have its shape, type and placement.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, optimizer in state.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            count = _expected_moments(optimizer, group)
+            for index, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter not in optimizer.state:
+                    prefix = f"{name}.state to come.{number}.{index}"
+                    found |= {f"{prefix}.{moment}": parameter for moment in range(count)}
+    return found
+
+
+def _expected_moments(optimizer: Optimizer, group: Mapping[str, Any]) -> int:
+    kind = type(optimizer).__name__
+    if kind == "SGD":
+        return int(bool(group.get("momentum")))
+    if kind == "RMSprop":
+        return 1 + bool(group.get("momentum")) + bool(group.get("centered"))
+    if kind in ("Muon", "ASGD"):
+        return 1
+    return _MOMENTS_BY_CLASS + bool(group.get("amsgrad"))

@@ -1,0 +1,237 @@
+"""A script's state as named tensors and one value; matching of names on request.
+
+Names do not depend on how a model is wrapped: `<entry>.<name in the module>` for modules,
+`<entry>.state.<name of the parameter>.<key>` for optimizers. What is no tensor is the `shared`
+value (docs/format.md): `kinds`, `classes`, `optimizers`, `objects`, `values`, and `rest`, which is
+what modules and optimizers keep beside plain tensors.
+
+A name on request stands for itself and for all below it: `model.head` for `model.head.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch.optim import Optimizer
+
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.state import script_state
+from outlast.checkpoint.state.script_state import ScriptState
+from outlast.checkpoint.state.state_values import add_tensors, split_tensors
+from outlast.errors import CodecError
+
+Skeleton = dict[str, Any]
+
+
+class StateContent(NamedTuple):
+    """`tensors`: live, by reference. `shared`: an encoded value. `rest`: the part of it that may
+    differ between ranks that hold different parts of a model (pipeline stages). `digests`: of what
+    must be equal on all ranks that have it, by entry."""
+
+    tensors: dict[str, torch.Tensor]
+    shared: bytes
+    rest: dict[str, Skeleton]
+    digests: dict[str, bytes]
+
+
+def flatten_state(state: ScriptState) -> StateContent:
+    """The content of `state`. Nothing is copied, no tensor's values are looked at.
+
+    Raises CodecError naming the place of what cannot be written, or of a name that two have.
+    """
+    _refuse_hidden_state(state.optimizers)
+    tensors: dict[str, torch.Tensor] = {}
+    rest: dict[str, Skeleton] = {}
+    for name, found in state.entries.items():
+        for entry in found:
+            full = f"{name}.{entry.name}"
+            if entry.kind == "made":
+                rest[full] = split_tensors(entry.value, full, tensors)
+            else:
+                add_tensors(tensors, full, entry.value)
+    shared = {
+        "kinds": state.kinds,
+        "classes": {n: class_of(part) for n, part in (state.optimizers | state.objects).items()},
+        "optimizers": {
+            name: _optimizer(name, optimizer, parameter_names(name, state), tensors, rest)
+            for name, optimizer in state.optimizers.items()
+        },
+        "objects": {n: split_tensors(o.state_dict(), n, tensors) for n, o in state.objects.items()},
+        "values": {
+            name: split_tensors(value, name, tensors) for name, value in state.values.items()
+        },
+        "rest": rest,
+    }
+    return StateContent(tensors, codec.encode(shared), rest, _digests(shared))
+
+
+def _digests(shared: dict[str, Any]) -> dict[str, bytes]:
+    """8 bytes an entry. Names of parameters are left out: stages of a pipeline have others."""
+    optimizers = {
+        name: {key: value for key, value in part.items() if key != "parameters"}
+        for name, part in shared["optimizers"].items()
+    }
+    skeletons = optimizers | shared["objects"] | shared["values"]
+    return {
+        name: xxhash.xxh3_64_digest(codec.encode([shared["kinds"][name], skeleton]))
+        for name, skeleton in skeletons.items()
+    }
+
+
+def class_of(part: Any) -> str:
+    """The class of an optimizer or a scheduler of torch's own; "" for any other, of which nobody
+    knows what may take its place."""
+    kind = type(part)
+    return kind.__qualname__ if kind.__module__.startswith("torch.optim.") else ""
+
+
+def parameter_names(name: str, state: ScriptState) -> list[list[str]]:
+    """What the parameters of optimizer `name` are called, by group.
+
+    As in their module; where several modules give parameters, with the module's entry before it;
+    `<group>.<index>` for those that no module gives.
+    """
+    optimizer = state.optimizers[name]
+    known = script_state.parameter_entries(state.entries)
+    used = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    several = len({known[key][0] for key in used if key in known}) > 1
+
+    def called(parameter: torch.Tensor, group: int, index: int) -> str:
+        if id(parameter) not in known:
+            return f"{group}.{index}"
+        module, inside = known[id(parameter)]
+        return f"{module}.{inside}" if several else inside
+
+    return [
+        [called(parameter, number, index) for index, parameter in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def full_names(name: str, state: ScriptState) -> list[list[str]]:
+    """The names among tensors of the parameters of optimizer `name`, by group; "" of those that no
+    module gives."""
+    known = script_state.parameter_entries(state.entries)
+    return [
+        [".".join(known.get(id(parameter), ())) for parameter in group["params"]]
+        for group in state.optimizers[name].param_groups
+    ]
+
+
+def _optimizer(
+    name: str,
+    optimizer: Optimizer,
+    parameters: list[list[str]],
+    tensors: dict[str, torch.Tensor],
+    rest: dict[str, Skeleton],
+) -> dict[str, Any]:
+    """What of an optimizer belongs to no parameter. Raw tensors are kept, and not what its
+    state_dict gives: its load_state_dict would cast moments to the parameters' dtype."""
+    for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
+        for parameter, called in zip(group["params"], group_names, strict=True):
+            kept = optimizer.state.get(parameter)
+            if kept is None:
+                continue
+            prefix, others = f"{name}.state.{called}", dict[Any, Any]()
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor) and isinstance(key, str):
+                    add_tensors(tensors, f"{prefix}.{key}", value)
+                else:
+                    others[key] = value
+            if others:
+                rest[prefix] = split_tensors(others, prefix, tensors)
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "groups": split_tensors(groups, f"{name}.param_groups", tensors),
+        "parameters": parameters,
+        "state": split_tensors(without_owner(optimizer), f"{name}.state", tensors),
+    }
+
+
+def _refuse_hidden_state(optimizers: Mapping[str, Optimizer]) -> None:
+    """Raises CodecError for an optimizer that keeps its moments in another one inside of it, which
+    is not given (ZeroRedundancyOptimizer: each rank's own part of them)."""
+    given = {id(optimizer) for optimizer in optimizers.values()}
+    for name, optimizer in optimizers.items():
+        for attribute, inner in vars(optimizer).items():
+            if not isinstance(inner, Optimizer) or inner.state is optimizer.state:
+                continue
+            if id(inner) not in given:
+                raise CodecError(
+                    f"{name} is a {type(optimizer).__qualname__}, which keeps what it knows of its"
+                    f" parameters in .{attribute}, and not where it would be saved; nothing was"
+                    f" saved; give .{attribute} a name of its own beside it, or use the optimizer"
+                    " itself (with fully_shard, which divides its state among ranks)"
+                )
+
+
+def without_owner(optimizer: Optimizer) -> dict[Any, Any]:
+    """What an optimizer keeps in its state under no parameter."""
+    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
+
+
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+class NameMatching(NamedTuple):
+    """`strict`: names that only one side has are differences; else they are left out and listed.
+    `cast`: floating-point types may differ. `skip`: names that are left as they are. `rename`:
+    names of the checkpoint, and what the state calls them."""
+
+    strict: bool = True
+    cast: bool = False
+    skip: tuple[str, ...] = ()
+    rename: Mapping[str, str] = {}
+
+    def skips(self, name: str) -> bool:
+        """Return whether `name` is left as it is."""
+        return any(is_within(name, each) for each in self.skip)
+
+    def casts(self, there: str, here: str) -> bool:
+        """Return whether values of one type may be read into a tensor of the other."""
+        return self.cast and there in _FLOATS and here in _FLOATS
+
+
+EXACT = NameMatching()
+
+
+def is_within(name: str, subtree: str) -> bool:
+    """Return whether `name` is `subtree`, or lies below it."""
+    return name == subtree or name.startswith(f"{subtree}.")
+
+
+def matched_name(shared: Mapping[str, Any], optimizer: str, tensors: Collection[str]) -> list[str]:
+    """The names of parameters that a checkpoint's `optimizer` speaks of: those of rank 0, and those
+    whose state any rank kept."""
+    found = [each for group in shared["optimizers"][optimizer]["parameters"] for each in group]
+    prefixes, state = _prefixes(shared), f"{optimizer}.state."
+    for name in tensors:
+        each = name.removeprefix(state).rpartition(".")[0] if name.startswith(state) else ""
+        while each and not any(f"{prefix}{each}" in tensors for prefix in prefixes):
+            each = each.rpartition(".")[0]
+        found += [each] if each else []
+    return list(dict.fromkeys(found))
+
+
+def parameter_owners(
+    shared: Mapping[str, Any], optimizer: str, tensors: Collection[str]
+) -> dict[str, str]:
+    """The names among a checkpoint's `tensors` of the parameters of its `optimizer`, by what it
+    calls them; empty where that is not certain."""
+    names = matched_name(shared, optimizer, tensors)
+    fitting = [
+        prefix
+        for prefix in _prefixes(shared)
+        if all(f"{prefix}{each}" in tensors for each in names)
+    ]
+    return {each: f"{fitting[0]}{each}" for each in names} if len(fitting) == 1 else {}
+
+
+def _prefixes(shared: Mapping[str, Any]) -> list[str]:
+    return ["", *(f"{name}." for name, kind in shared["kinds"].items() if kind == "module")]

@@ -1,0 +1,351 @@
+"""The checkpoints of a store and their contents, each verified by digest.
+
+The newest is the one at the greatest position (line, step, n), then the one committed last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from itertools import groupby
+from threading import Lock
+from typing import NamedTuple
+
+from outlast.checkpoint.format.lineage import Lineage, resume_lineage
+from outlast.checkpoint.format.manifest_checks import (
+    check_commit,
+    check_files,
+    check_manifest,
+    check_part,
+    merge_manifests,
+    uncovered_elements,
+)
+from outlast.checkpoint.format.manifests import (
+    COMMIT,
+    Commit,
+    Manifest,
+    ManifestEntry,
+    SavePoint,
+    Tensor,
+    unseal,
+)
+from outlast.checkpoint.format.tensor_boxes import Box
+from outlast.checkpoint.stores.chunk_reader import Chunk, chunks_of, fetch, tensors_in, walk
+from outlast.checkpoint.stores.store_interfaces import ListedSource, Store, StoreSource
+from outlast.errors import CorruptionError, StalledError, StorageError
+
+_GETS = 8  # manifests asked for at a time: a bucket answers slowly, but many at once
+
+
+class CheckpointDamage(NamedTuple):
+    """What is wrong with a file, or with one chunk of it, and the tensors that lie there."""
+
+    file: str
+    chunk: int | None
+    what: str
+    tensors: tuple[str, ...]
+
+
+class Checkpoint:
+    """A committed checkpoint: its commit record, and its manifests once they are asked for."""
+
+    def __init__(self, store: StoreSource, commit: Commit) -> None:
+        self.store = store
+        self.commit = commit
+
+    @property
+    def place(self) -> SavePoint:
+        return self.commit.place
+
+    @property
+    def job(self) -> str:
+        return self.commit.job
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all shards."""
+        return self.commit.size_bytes
+
+    @property
+    def where(self) -> str:
+        """Its directory, for messages."""
+        return f"{self.store.where}/{self.place.directory}"
+
+    @cached_property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Of every rank, in order, each as the commit record has it.
+
+        Raises CorruptionError or StorageError naming the file.
+        """
+        entries = self.commit.manifests
+        with ThreadPoolExecutor(min(_GETS, len(entries))) as pool:
+            return self._whole(tuple(pool.map(self.manifest, entries)))
+
+    def adopt(self, records: Sequence[bytes]) -> None:
+        """Take over the manifests' bytes, in order of their ranks, wherever they were read.
+
+        They are verified as if they came from the store, and CorruptionError is raised so.
+        """
+        pairs = zip(self.commit.manifests, records, strict=True)
+        self.manifests = self._whole(tuple(self._parsed(entry, data) for entry, data in pairs))
+
+    def _whole(self, manifests: tuple[Manifest, ...]) -> tuple[Manifest, ...]:
+        if (size := sum(manifest.size_bytes for manifest in manifests)) != self.size_bytes:
+            raise CorruptionError(
+                f"{self.where}: shards of {size} bytes where the commit record has"
+                f" {self.size_bytes}"
+            )
+        return manifests
+
+    def manifest(self, entry: ManifestEntry) -> Manifest:
+        """One rank's. Raises CorruptionError or StorageError naming the file."""
+        return self._parsed(entry, self.record(entry))
+
+    def record(self, entry: ManifestEntry) -> bytes:
+        """The bytes of a manifest. Raises CorruptionError or StorageError naming the file."""
+        data = self.store.get(self.place.directory, entry.name)
+        _refuse(f"{self.where}/{entry.name}", check_manifest(data, entry))
+        return data
+
+    def _parsed(self, entry: ManifestEntry, data: bytes) -> Manifest:
+        file = f"{self.where}/{entry.name}"
+        _refuse(file, check_manifest(data, entry))
+        manifest = unseal(data, Manifest, file)
+        _refuse(file, check_part(manifest, entry.rank, self.commit))
+        return manifest
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name. Raises as `manifests`, and where ranks contradict each other."""
+        manifests = self.manifests
+        try:
+            return merge_manifests(manifests)
+        except CorruptionError as error:
+            raise CorruptionError(f"{self.where}: {error}") from error
+
+    def check(self) -> None:
+        """Everything that can be told without reading a shard: manifests, and sizes of shards.
+
+        Raises CorruptionError or StorageError naming the file.
+        """
+        wanted = {name: size for each in self.manifests for name, size in each.files.items()}
+        faults = check_files(self.store.files(self.place.directory), wanted)
+        _refuse(self.where, (f"{name} {fault}" for name, fault in faults.items()))
+
+
+def open_checkpoint(store: StoreSource, place: SavePoint) -> Checkpoint:
+    """A checkpoint by its place; only the commit record is read.
+
+    Raises CorruptionError or StorageError naming the file.
+    """
+    file = f"{store.where}/{place.directory}/{COMMIT}"
+    commit = unseal(store.get(place.directory, COMMIT), Commit, file)
+    _refuse(file, check_commit(commit, place.directory))
+    return Checkpoint(store, commit)
+
+
+def checkpoint_places(store: StoreSource) -> list[SavePoint]:
+    """What has a commit record, good or bad, newest first. Raises StorageError."""
+    found = sorted(_committed(store), key=_by_position, reverse=True)
+    return [
+        place
+        for _, rivals in groupby(found, lambda place: place.position)
+        for place in _latest_first(store, list(rivals))
+    ]
+
+
+def uncommitted(store: StoreSource) -> list[SavePoint]:
+    """Return what has no commit record, newest first: it is being written, was left behind, or has
+    lost it. Raises StorageError."""
+    committed = set(_committed(store))
+    found = [place for place in _places(store) if place not in committed]
+    return sorted(found, key=_by_position, reverse=True)
+
+
+def lineage_of(store: StoreSource, origin: SavePoint | None = None) -> Lineage:
+    """The lineage of saves that come after `origin`, or else after the newest checkpoint that is
+    there. Raises StorageError."""
+    committed, left = checkpoint_places(store)[:1], uncommitted(store)[:1]
+    newest = committed[0] if committed else None
+    tip = max([*committed, *left], key=lambda place: place.position, default=None)
+    base = ""
+    with suppress(CorruptionError, StorageError):  # it began nowhere, as far as is known
+        base = open_checkpoint(store, newest).commit.base if newest else ""
+    return resume_lineage(origin or newest, base, newest, tip)
+
+
+def newest_checkpoint(
+    store: StoreSource,
+    on_damage: Callable[[str], None],
+    verify: bool = False,
+    job: str | None = None,
+    barred: Callable[[SavePoint], bool] = lambda _: False,
+) -> Checkpoint | None:
+    """The newest checkpoint whose records are whole and whose files have their sizes, or None.
+
+    With `verify` each of its bytes is read, too; with `job` that must be whose it is. What is
+    passed over is told to `on_damage`; what is `barred` is no candidate at all.
+    Raises StorageError when the store cannot be listed, StalledError when it does not answer.
+    """
+    for place in checkpoint_places(store):
+        if barred(place):
+            continue
+        try:
+            checkpoint = open_checkpoint(store, place)
+            if job is not None and checkpoint.job != job:
+                raise CorruptionError(f"it is of job {checkpoint.job}, and this is job {job}")
+            checkpoint.check()
+            if verify:
+                _check_every_byte(checkpoint)
+        except StalledError:
+            raise  # an older one would cost what this one may still have
+        except (CorruptionError, StorageError) as error:
+            on_damage(f"checkpoint {place.directory} is passed over: {error}")
+            continue
+        return checkpoint
+    return None
+
+
+def verify(
+    checkpoint: Checkpoint, on_progress: Callable[[int, int], None] = lambda *_: None
+) -> list[CheckpointDamage]:
+    """Read every byte of every file; what is wrong with them, by file and chunk.
+
+    `on_progress` is told the bytes of shards that are done, and their total, from any thread.
+    Raises StorageError when the directory cannot be listed, StalledError when its file system
+    does not answer.
+    """
+    damages, manifests = _look_at_manifests(checkpoint)
+    files = checkpoint.store.files(checkpoint.place.directory)
+    chunks: list[Chunk] = []
+    for manifest in manifests:
+        faults = check_files(files, manifest.files)
+        gone = {name for name in faults if files.get(name, -1) < 0}
+        for name, fault in faults.items():
+            file = f"{checkpoint.where}/{name}"
+            lost = tensors_in(manifest, name) if name in gone else ()
+            damages.append(CheckpointDamage(file, None, f"{file}: {fault}", lost))
+        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in gone]
+    adding, done = Lock(), 0
+
+    def look(chunk: Chunk, buffer: memoryview) -> None:
+        nonlocal done
+        try:
+            fetch(checkpoint.store, chunk, buffer)
+        except StalledError:
+            raise
+        except (CorruptionError, StorageError) as error:
+            file = f"{checkpoint.where}/{chunk.file}"
+            damages.append(CheckpointDamage(file, chunk.number, str(error), chunk.tensors))
+        with adding:
+            done += chunk.size_bytes
+            on_progress(done, checkpoint.size_bytes)
+
+    walk(chunks, look)
+    return sorted(damages, key=lambda damage: (damage.file, damage.chunk or 0))
+
+
+def remove_uncommitted(
+    store: Store, spare: Callable[[SavePoint], bool] = lambda _: False
+) -> list[str]:
+    """Remove directories of attempts that were never committed; their names.
+
+    Only where nobody writes: before the first worker starts. `spare` says which stay. What cannot
+    be looked at or removed stays, too: it is only in the way, not wrong.
+    """
+    removed: list[str] = []
+    for place in _places(store):
+        try:
+            if not spare(place) and COMMIT not in store.files(place.directory):
+                store.remove(place.directory)
+                removed.append(place.directory)
+        except (CorruptionError, StorageError):
+            continue
+    return removed
+
+
+def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], list[Manifest]]:
+    """What is wrong with manifests, and those that are whole."""
+    damages, manifests = list[CheckpointDamage](), list[Manifest]()
+    for entry in checkpoint.commit.manifests:
+        try:
+            manifests.append(checkpoint.manifest(entry))
+        except StalledError:
+            raise
+        except (CorruptionError, StorageError) as error:
+            damages.append(
+                CheckpointDamage(f"{checkpoint.where}/{entry.name}", None, str(error), ())
+            )
+    if damages:
+        return damages, manifests  # what they would have covered is not known
+    try:
+        for name in _uncovered(checkpoint.manifests, checkpoint.tensors):
+            what = f"{checkpoint.where}: its pieces of {name} do not cover it"
+            damages.append(CheckpointDamage(checkpoint.where, None, what, (name,)))
+    except CorruptionError as error:
+        damages.append(CheckpointDamage(checkpoint.where, None, str(error), ()))
+    return damages, manifests
+
+
+def _uncovered(manifests: Sequence[Manifest], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The tensors of which some element lies in no piece."""
+    boxes: dict[str, list[Box]] = {name: [] for name in tensors}
+    for manifest in manifests:
+        for piece in manifest.pieces:
+            boxes[piece.name].append(Box(piece.start, piece.size))
+    return [
+        name for name in boxes if uncovered_elements(Box.whole(tensors[name].shape), boxes[name])
+    ]
+
+
+def _check_every_byte(checkpoint: Checkpoint) -> None:
+    if damages := verify(checkpoint):
+        more = f" (and {len(damages) - 1} more damages)" if damages[1:] else ""
+        raise CorruptionError(f"{damages[0].what}{more}")
+
+
+def _by_position(place: SavePoint) -> tuple[tuple[int, int, int], str]:
+    return place.position, place.attempt
+
+
+def _places(store: StoreSource) -> Iterator[SavePoint]:
+    for name in store.directories():
+        if place := SavePoint.parse(name):
+            yield place
+
+
+def _committed(store: StoreSource) -> list[SavePoint]:
+    names = store.directories()
+    found = [place for name in names if (place := SavePoint.parse(name))]
+    # Of a bucket that holds other things as well, nobody knows how many there are to list.
+    if isinstance(store, ListedSource) and len(found) == len(names) and found:
+        committed = store.holding(COMMIT)
+        return [place for place in found if place.directory in committed]
+    return [place for place in found if _has_commit(store, place)]
+
+
+def _has_commit(store: StoreSource, place: SavePoint) -> bool:
+    try:
+        return COMMIT in store.files(place.directory)
+    except (CorruptionError, StorageError):
+        return True  # whoever opens it is told why it cannot be looked at
+
+
+def _latest_first(store: StoreSource, rivals: list[SavePoint]) -> list[SavePoint]:
+    """Attempts at the same step, by the time of their commit; those that are damaged last."""
+    if len(rivals) == 1:
+        return rivals
+    times: dict[SavePoint, int] = {}
+    for place in rivals:
+        try:
+            times[place] = open_checkpoint(store, place).commit.time_ns
+        except (CorruptionError, StorageError):
+            times[place] = -1
+    return sorted(rivals, key=lambda place: times[place], reverse=True)
+
+
+def _refuse(file: str, faults: Iterable[str]) -> None:
+    for fault in faults:
+        raise CorruptionError(f"{file}: {fault}; an older checkpoint must be used")

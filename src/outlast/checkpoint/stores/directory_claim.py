@@ -1,0 +1,254 @@
+"""A job's claim to its checkpoint directory, and the durable targets behind it.
+
+Rank 0 does it, and tells all; the others look whether they see the same directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from outlast.checkpoint.format.lineage import Lineage, resume_lineage
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.rank_group import RankGroup
+from outlast.checkpoint.stores import directory_ownership
+from outlast.checkpoint.stores.catalog import (
+    checkpoint_places,
+    open_checkpoint,
+    remove_uncommitted,
+    uncommitted,
+)
+from outlast.checkpoint.stores.directory_ownership import Ownership
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.io_limits import IoTimeout
+from outlast.checkpoint.stores.store_interfaces import StoreSource
+from outlast.checkpoint.upkeep.durable_targets import (
+    DurableRule,
+    open_target,
+    open_targets,
+    parse_durable,
+)
+from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.checkpoint.upkeep.retention_policy import parse_policy as parse_keep
+from outlast.checkpoint.upkeep.upkeep_client import UpkeepSetup
+from outlast.errors import (
+    CorruptionError,
+    InUseError,
+    OutlastError,
+    StalledError,
+    StorageError,
+    UsageError,
+)
+
+
+class LoadOrigin(NamedTuple):
+    """The checkpoint that a run began from. `base`: where its line began, "" for nowhere."""
+
+    place: SavePoint
+    base: str
+
+
+class Claim(NamedTuple):
+    """`owned`: on rank 0. `token`: what the directory's owner is known by."""
+
+    lineage: Lineage
+    token: str
+    owned: Ownership | None
+
+
+class _ClaimStatement(msgspec.Struct, frozen=True, array_like=True):
+    """Rank 0's word, then each rank's. `refused`: whether the script must be changed."""
+
+    error: str = ""
+    refused: bool = False
+    token: str = ""
+    lineage: Lineage | None = None
+
+
+class Claimer:
+    """`sources`: the directory first, then what is carried on to. `save_s`: for the keeper of a
+    trainer that has died, and for what it was writing."""
+
+    def __init__(
+        self,
+        root: Folder,
+        sources: Sequence[StoreSource],
+        ranks: RankGroup,
+        *,
+        job: str,
+        save_s: float,
+        answer_s: float,
+    ) -> None:
+        self._root, self._sources, self._ranks = root, sources, ranks
+        self._job, self._save_s = job, save_s
+        self._patience = IoTimeout(answer_s)
+
+    def make(self, loaded: LoadOrigin | None, branch: bool) -> Claim:
+        """All ranks call it together. `branch`: begin a line without having loaded anything.
+
+        Raises on all of them: UsageError where the directory is another's, or holds what this run
+        did not load, or is not the same on all ranks; StorageError where it cannot be written.
+        """
+        owned, mine = None, _ClaimStatement()
+        if self._ranks.rank == 0:
+            owned, mine = self._examine(loaded, branch)
+        said = self._exchange(mine)[0]
+        _raise(said)
+        assert said.lineage is not None
+        why = ""
+        if self._ranks.rank:
+            why = directory_ownership.wait_until_visible(
+                self._root.root, said.token, self._patience
+            )
+        try:
+            for rank, each in enumerate(self._exchange(_ClaimStatement(why, refused=True))):
+                if each.error:
+                    raise UsageError(f"rank {rank}: {each.error}; nothing was saved")
+        except BaseException:  # a rank that is gone as well: nobody saves here
+            if owned:
+                owned.close()
+            raise
+        return Claim(said.lineage, said.token, owned)
+
+    def _examine(
+        self, loaded: LoadOrigin | None, branch: bool
+    ) -> tuple[Ownership | None, _ClaimStatement]:
+        owned = None
+        try:
+            root = self._root.root
+            owned = directory_ownership.take_ownership(
+                root, self._job, self._save_s, self._patience
+            )
+            remove_uncommitted(self._root, self._may_be_written)
+            lineage = self._line(loaded, branch)
+        except OutlastError as error:
+            if owned:
+                owned.close()
+            refused = isinstance(error, UsageError | InUseError)
+            return None, _ClaimStatement(str(error), refused=refused)
+        return owned, _ClaimStatement(token=owned.token, lineage=lineage)
+
+    def _line(self, loaded: LoadOrigin | None, branch: bool) -> Lineage:
+        found: list[SavePoint] = []
+        for source in self._sources:
+            try:
+                there = checkpoint_places(source)
+            except StorageError:
+                if source is self._root:
+                    raise
+                continue  # told when it was opened; it is tried again
+            refuse_others(source, there, self._job)
+            found += there[:1]
+        newest = max(found, key=lambda place: place.position, default=None)
+        if newest and loaded is None and not branch:
+            raise UsageError(
+                f"{self._root.where} holds checkpoints, the newest of step {newest.step}, and this"
+                " run has loaded none of them; nothing was saved; call load() first, or say"
+                " Checkpointer(..., branch=True) to begin a line of its own beside them, or use"
+                " another directory"
+            )
+        left = uncommitted(self._root)
+        tip = max([*found, *left], key=lambda place: place.position, default=None)
+        place, base = loaded or (None, "")
+        return resume_lineage(place, base, newest, tip)
+
+    def _may_be_written(self, place: SavePoint) -> bool:
+        """Return whether an earlier run's keeper may still write it."""
+        return self._root.quiet_s(place.directory) < self._save_s
+
+    def _exchange(self, said: _ClaimStatement) -> list[_ClaimStatement]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+        return [msgspec.msgpack.decode(each, type=_ClaimStatement) for each in answers]
+
+
+def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: str) -> None:
+    """Raises UsageError where the newest checkpoint whose commit record can be read is not of
+    `job`."""
+    for place in newest_first:
+        try:
+            known = open_checkpoint(store, place).job
+        except StalledError:
+            raise
+        except (CorruptionError, StorageError):
+            continue
+        if known != job:
+            raise UsageError(
+                f"{store.where} holds checkpoints of job {known!r}, and this is {job!r}: they would"
+                " be taken for this one's, and deleted; use a place of its own"
+            )
+        return
+
+
+def _raise(said: _ClaimStatement) -> None:
+    if said.error and said.refused:
+        raise UsageError(said.error)
+    if said.error:
+        raise StorageError(said.error)
+
+
+Address: TypeAlias = str | Path
+
+
+class Tiers:
+    """A directory, and durable targets behind it.
+
+    Raises UsageError for a root that is no path, ConfigError for rules and targets that cannot be
+    read. Nothing is opened yet.
+    """
+
+    def __init__(
+        self, root: Address, keep: str, durable: Address | Sequence[Address], answer_s: float
+    ) -> None:
+        if "://" in str(root):
+            raise UsageError(
+                f"{root} cannot be saved to: a save is durable at the speed of a disk, or holds"
+                f" memory for as long as the network takes; say Checkpointer('some/directory',"
+                f" durable='{root}'), which carries each checkpoint there, and loads from there"
+                " what the directory lacks"
+            )
+        self.root = Folder(Path(root), answer_s)
+        self._keep: Keep | None = parse_keep(keep) if keep else None
+        given = [durable] if isinstance(durable, str | Path) else durable
+        self._durable = tuple(_parse_targets(each) for each in given)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is to be done behind saves."""
+        return not (self._keep or self._durable)
+
+    def check(self, job: str) -> list[str]:
+        """Make sure of what would be written to and deleted from; why some targets do not answer.
+
+        Raises ConfigError or RefusedError for a target that cannot be one, UsageError where
+        checkpoints of another job lie.
+        """
+        targets, silent = open_targets(self._durable, self.root.root)
+        answering = [target.store for target in targets]
+        told = [str(error) for error in silent]
+        for store in [] if self.plain else [self.root, *answering]:
+            try:
+                refuse_others(store, checkpoint_places(store), job)
+            except StorageError as error:
+                told.append(str(error))
+        return list(dict.fromkeys(told))
+
+    def sources(self) -> list[StoreSource]:
+        """To load from: first the directory. None of them is asked anything."""
+        return [self.root, *(open_target(each.address) for each in self._durable)]
+
+    def setup(self, save_s: float) -> UpkeepSetup:
+        root = str(self.root.root.absolute())
+        return UpkeepSetup(root=root, keep=self._keep, durable=self._durable, save_s=save_s)
+
+
+def _parse_targets(address: Address) -> DurableRule:
+    """Paths absolute: who carries there later has another working directory."""
+    asked = (
+        DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
+    )
+    if "://" in asked.address:
+        return asked
+    return msgspec.structs.replace(asked, address=str(Path(asked.address).absolute()))

@@ -1,0 +1,325 @@
+"""Ownership of a checkpoint directory: one job at a time, by a lock with its owner's name.
+
+    flock        what the owner is    then
+    free         whatever             it is taken
+    busy         lives here           refused, by name
+    busy         dead, its keeper     waited for, until that has finished
+    busy         dead, both           taken over: forked children of the dead hold the lock
+    busy         on another host      waited for, shortly, then refused
+    none here    lives here           refused, by name
+    none here    dead                 taken over
+    none here    on another host      taken over once it has not been touched for LEASE_S
+
+The token in the file is the fence: a keeper whose token is not there writes and commits nothing.
+That also finds a rank whose directory is not that of rank 0, and a root that was renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from outlast.checkpoint.stores.io_limits import IoTimeout
+from outlast.errors import CorruptionError, InUseError, StorageError
+
+FILE = "owner.json"
+LEASE_S = 60.0
+_BEAT_S = 10.0
+_ELSEWHERE_S = 30.0  # for the keeper of a dead trainer on another host
+_POLL_S = 0.05
+_SEEN_S = 15.0  # a network file system shows a new file late
+_BYTES_MAX = 4096
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+OwnerState: TypeAlias = Literal["none", "here", "alive", "finishing", "dead", "elsewhere"]
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner of a directory. Processes are told by pid and start time; pid 0 is none."""
+
+    token: str = ""
+    job: str = ""
+    host: str = ""
+    boot: str = ""
+    namespace: str = ""
+    pid: int = 0
+    started: int = 0
+    keeper: tuple[int, int] = (0, 0)
+
+    @property
+    def state(self) -> OwnerState:
+        """Return whether it lives, as far as this host can tell."""
+        if not self.token:
+            return "none"
+        if (self.boot, self.namespace) != _boot_and_namespace():
+            return "elsewhere"
+        if self.pid and _start_ticks(self.pid) == self.started:
+            return "here" if self.pid == os.getpid() else "alive"
+        pid, started = self.keeper
+        return "finishing" if pid and _start_ticks(pid) == started else "dead"
+
+
+class Ownership:
+    """A directory that this process may save into, until `close` or its death."""
+
+    def __init__(self, root: Path, owner: Owner, file: _File | None) -> None:
+        """`file`: locked; None where the file system has no locks."""
+        self._root, self._owner, self._file = root, owner, file
+        self._closed = threading.Event()
+        if file is None:
+            threading.Thread(target=self._beat, name="owner", daemon=True).start()
+
+    @property
+    def token(self) -> str:
+        return self._owner.token
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Return what the keeper inherits, so that the lock lasts until it has finished."""
+        return (self._file.fileno(),) if self._file else ()
+
+    def keeper_is(self, pid: int) -> None:
+        """Name the keeper that finishes if this process dies."""
+        if pid != self._owner.keeper[0]:
+            self._owner = msgspec.structs.replace(self._owner, keeper=(pid, _start_ticks(pid)))
+            with suppress(OSError):  # it counts once this process is dead, and its lock is lost
+                self._write(self._owner)
+
+    def close(self) -> None:
+        """Give the directory up."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with suppress(OSError):
+                self._write(msgspec.structs.replace(self._owner, pid=0))
+            if self._file:
+                self._file.close()
+
+    def _write(self, owner: Owner) -> None:
+        if self._file:
+            _rewrite(self._file, owner)
+        elif read_owner(self._root).token == self.token:
+            _replace(self._root, owner, lock=False)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_S):
+            with suppress(OSError):  # what is wrong with the file system is found by the next save
+                os.utime(self._root / FILE)
+
+
+def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> Ownership:
+    """Own `root`, which is made where it is missing; wait at most `wait_s` for the keeper of a
+    trainer that has died.
+
+    Raises InUseError naming the owner, StorageError where the directory cannot be written.
+    """
+    boot, namespace = _boot_and_namespace()
+    mine = Owner(
+        token=secrets.token_hex(8), job=job, host=socket.gethostname(), boot=boot,
+        namespace=namespace, pid=os.getpid(), started=_start_ticks(os.getpid()),
+    )  # fmt: skip
+    begin, lease = time.monotonic(), _Lease()
+    while True:
+        try:
+            found = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
+        except OSError as error:
+            raise StorageError(
+                f"{root} cannot be saved to: {error.strerror or error}; nothing was saved"
+            ) from error
+        if isinstance(found, Ownership):
+            return found
+        waited_s = time.monotonic() - begin
+        most_s = {"finishing": wait_s, "none": _ELSEWHERE_S}
+        if found.state == "elsewhere":
+            most_s["elsewhere"] = _ELSEWHERE_S if lease.locks else 2 * LEASE_S
+        if waited_s >= most_s.get(found.state, 0.0):
+            raise InUseError(_refusal(root, found))
+        time.sleep(_POLL_S)  # flock has no deadline of its own
+
+
+def read_owner(root: Path) -> Owner:
+    """Return who owns `root`; an Owner without a token where nobody does, or nobody can tell."""
+    try:
+        with (root / FILE).open("rb") as file:
+            return _decoded(file.read(_BYTES_MAX))
+    except OSError:
+        return Owner()
+
+
+def check(root: Path, token: str) -> None:
+    """Raises StorageError where `root` is not, or is no longer, that of the owner with `token`."""
+    if not token or (found := read_owner(root)).token == token:
+        return
+    if not found.token:
+        raise StorageError(
+            f"{root} on {socket.gethostname()} is not the directory that rank 0 saves to"
+            f" ({FILE} is not there): it is another host's own, not mounted, or was renamed; let"
+            " all ranks save to one shared directory"
+        )
+    raise StorageError(f"{_owner(root, found)} has taken it over; save to a directory of its own")
+
+
+def wait_until_visible(root: Path, token: str, patience: IoTimeout) -> str:
+    """Wait until this host shows the owner's file with `token`; why not, or an empty string."""
+    due = time.monotonic() + _SEEN_S
+
+    def look() -> str:
+        with suppress(OSError):
+            next(root.iterdir(), None)  # a network file system looks again then
+        try:
+            check(root, token)
+        except StorageError as error:
+            return str(error)
+        return ""
+
+    while (why := patience.call(str(root / FILE), look)) and time.monotonic() < due:
+        time.sleep(_POLL_S)  # another host's file cannot be waited on
+    return why
+
+
+def wait_for_keeper(root: Path, wait_s: float, patience: IoTimeout) -> None:
+    """Wait until what a dead trainer has ordered here is written, at most so long."""
+    due = time.monotonic() + wait_s
+    where = str(root / FILE)
+    while patience.call(where, lambda: read_owner(root)).state == "finishing":
+        if time.monotonic() > due:
+            return
+        time.sleep(_POLL_S)  # it may be of another parent's: a lock would not be ours to take
+
+
+class _Lease:
+    """Time for which an unreachable owner has not touched its file, by this clock."""
+
+    def __init__(self) -> None:
+        self.locks = True
+        self._seen, self._since = 0, 0.0
+
+    def is_over(self, touched_ns: int) -> bool:
+        now = time.monotonic()
+        if touched_ns != self._seen:
+            self._seen, self._since = touched_ns, now
+        return now - self._since > LEASE_S
+
+
+class _File:
+    """The owner's file, open as long as this lives: who forgets to close it keeps nobody out."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = -1
+        self._fd = os.open(path, _FLAGS, 0o644)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close
+
+
+def _attempt(root: Path, mine: Owner, lease: _Lease) -> Ownership | Owner:
+    """Take it, or say who has it. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / FILE
+    file = _File(path)
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held = _decoded(os.pread(file.fileno(), _BYTES_MAX, 0))
+        touched_ns = os.fstat(file.fileno()).st_mtime_ns
+        file.close()
+        if error.errno in _NO_LOCKS:
+            lease.locks = False
+            over = held.state == "elsewhere" and lease.is_over(touched_ns)
+            if held.state in ("none", "dead") or over:
+                return Ownership(root, mine, _replace(root, mine, lock=False))
+        elif error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        elif held.state == "dead":
+            return Ownership(root, mine, _replace(root, mine, lock=True))
+        return held
+    held = read_owner(root)
+    with suppress(FileNotFoundError):
+        same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
+        if same and held.state != "finishing":
+            _rewrite(file, mine)
+            return Ownership(root, mine, file)
+    file.close()  # its keeper has lost the lock; or it was taken over since we opened it
+    return held
+
+
+def _replace(root: Path, owner: Owner, *, lock: bool) -> _File | None:
+    """A new file in the place of one that cannot be locked. Of two at once the later one owns, and
+    the fence tells the other."""
+    draft = root / f".{FILE}.{owner.token}"
+    file = _File(draft)
+    if lock:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _rewrite(file, owner)
+    draft.rename(root / FILE)
+    if lock:
+        return file
+    file.close()
+    return None
+
+
+def _rewrite(file: _File, owner: Owner) -> None:
+    data = msgspec.json.encode(owner) + b"\n"
+    os.pwrite(file.fileno(), data, 0)
+    os.ftruncate(file.fileno(), len(data))
+    os.fsync(file.fileno())
+
+
+def _decoded(data: bytes) -> Owner:
+    try:
+        return msgspec.json.decode(data.partition(b"\n")[0] or b"{}", type=Owner)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Owner()  # it is being written
+
+
+def _owner(root: Path, owner: Owner) -> str:
+    whose = f"job {owner.job!r}" if owner.job else "a job"
+    return f"{root} is saved to by {whose} (pid {owner.pid} on {owner.host})"
+
+
+def _refusal(root: Path, owner: Owner) -> str:
+    if owner.state == "here":
+        return (
+            f"{root} is saved to by another Checkpointer of this process; nothing was saved; close"
+            " that one first"
+        )
+    return (
+        f"{_owner(root, owner)}; nothing was saved; wait for it, stop it, or use a directory of its"
+        f" own (its lock is {root / FILE})"
+    )
+
+
+@cache
+def _boot_and_namespace() -> tuple[str, str]:
+    """This boot of this host, and the namespace that its process numbers are of."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot, str(Path("/proc/self/ns/pid").readlink())
+    except OSError as error:
+        raise CorruptionError(f"/proc cannot be read ({error.strerror})") from error
+
+
+def _start_ticks(pid: int) -> int:
+    """Return when a process started, in the kernel's ticks; 0 where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

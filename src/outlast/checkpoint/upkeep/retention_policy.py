@@ -1,0 +1,213 @@
+"""Retention policies: a pure choice of checkpoints to keep, with a reason for each.
+
+Nothing is given up before a newer one has been read back, and the newest never is. Beyond that a
+policy says what stays: the last n, one in every k steps, milestones, what is young, what has room.
+Newer is what a later line holds (lineage.py): a job that went back keeps its new checkpoints, and
+the end of the line that it left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.checkpoint.format.lineage import ancestry, line_ends
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.errors import ConfigError
+from outlast.quantities import BYTES, SECONDS, measured
+
+_EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
+
+
+class KnownCheckpoint(NamedTuple):
+    """A complete checkpoint. `verified`: every byte of it has been read back and was right. `base`:
+    the directory that its line began from, "" for none. `linked`: files of it that others have as
+    well, by number, with their sizes."""
+
+    place: SavePoint
+    time_ns: int
+    size_bytes: int
+    verified: bool
+    base: str = ""
+    linked: tuple[tuple[tuple[int, int], int], ...] = ()
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays.
+
+    `last`: so many of the newest. `every`: of each span of so many steps, the first one in it; both
+    count the newest and its ancestors. `lines`: of so many of the newest lines that the job has
+    left, the last one; None for all. `milestones`: these steps, for ever. `age_s`, `size_bytes`: of
+    the rest, what is younger, and what still has room beside all that is kept, newest first; with
+    neither, the rest goes.
+    """
+
+    last: int = 2
+    every: int | None = None
+    milestones: frozenset[int] = frozenset()
+    age_s: float | None = None
+    size_bytes: int | None = None
+    lines: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise ConfigError(f"last={self.last}: at least the newest checkpoint stays; say last=1")
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"every={self.every}: a number of steps is at least 1")
+        for name, value in (("age", self.age_s), ("size", self.size_bytes)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}, and less than nothing cannot be kept")
+
+
+class RetentionVerdict(NamedTuple):
+    """Whether a checkpoint stays, and why (or why not), for people."""
+
+    place: SavePoint
+    keep: bool
+    why: str
+
+
+def apply_policy(
+    known: Sequence[KnownCheckpoint], keep: Keep, now_ns: int
+) -> list[RetentionVerdict]:
+    """A verdict on each complete checkpoint of a store, newest first.
+
+    Until one has been verified, all stay; then all from the newest verified one on. `now_ns`: Unix
+    time; a checkpoint from the future counts as young.
+    """
+    newest_first = sorted(
+        known, key=lambda k: (k.place.position, k.time_ns, k.place.attempt), reverse=True
+    )
+    reasons = _reasons(newest_first, keep)
+    there: set[tuple[int, int]] = set()  # files that stay
+    stays = [item for item in newest_first if item.place in reasons]
+    room_bytes = (keep.size_bytes or 0) - sum(_needed(item, there) for item in stays)
+    verdicts: list[RetentionVerdict] = []
+    for item in newest_first:
+        why = reasons.get(item.place)
+        needed_bytes = _needed(item, set(there))
+        if why is None and (why_not := _trimmed(item, keep, now_ns, room_bytes - needed_bytes)):
+            verdicts.append(RetentionVerdict(item.place, False, why_not))
+            continue
+        if why is None:
+            room_bytes -= _needed(item, there)
+        verdicts.append(RetentionVerdict(item.place, True, why or "within age and size"))
+    return verdicts
+
+
+def _needed(item: KnownCheckpoint, there: set[tuple[int, int]]) -> int:
+    """Return the bytes that a checkpoint takes beside files that are `there`, and add its own."""
+    needed_bytes = item.size_bytes - sum(size for number, size in item.linked if number in there)
+    there.update(number for number, _ in item.linked)
+    return needed_bytes
+
+
+def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePoint, str]:
+    """What stays whatever its age and size, by place; the strongest reason is the one told."""
+    verified = next((i for i, item in enumerate(newest_first) if item.verified), None)
+    places = [item.place for item in newest_first]
+    ancestors = ancestry(places, {item.place: item.base for item in newest_first})
+    own = [item for item in newest_first if item.place in ancestors]
+    firsts = set(_firsts(own, keep.every)) if keep.every else set[SavePoint]()
+    last = {item.place for item in own[: keep.last]}
+    left = set(line_ends(places, ancestors)[: keep.lines])
+    reasons: dict[SavePoint, str] = {}
+    for i, item in enumerate(newest_first):
+        if i == verified:
+            why = "the last verified one"
+        elif verified is None or i < verified:
+            why = "the newest" if i == 0 else "no newer one has been verified"
+        elif item.place.step in keep.milestones:
+            why = "a milestone"
+        elif item.place in last:
+            why = f"one of the last {keep.last}"
+        elif item.place in firsts:
+            why = f"the first of its {keep.every} steps"
+        elif item.place in left:
+            why = "the end of a line that the job has left"
+        else:
+            continue
+        reasons[item.place] = why
+    return reasons
+
+
+def _firsts(newest_first: Sequence[KnownCheckpoint], every: int) -> Iterator[SavePoint]:
+    """The first step in each span from k * every on, k >= 1; of several attempts, the newest."""
+    found: dict[int, SavePoint] = {}
+    for item in newest_first:
+        span, before = item.place.step // every, found.get(item.place.step // every)
+        if before is None or item.place.step < before.step:
+            found[span] = item.place
+    return (place for span, place in found.items() if span)
+
+
+def _trimmed(item: KnownCheckpoint, keep: Keep, now_ns: int, room_bytes: int) -> str:
+    """Return why an item that no rule keeps goes; empty when it may stay. `room_bytes`: with it
+    there."""
+    if keep.age_s is None and keep.size_bytes is None:
+        return "no rule keeps it"
+    if keep.age_s is not None and now_ns - item.time_ns > keep.age_s * 1e9:
+        return "too old"
+    if keep.size_bytes is not None and room_bytes < 0:
+        return "no room for it"
+    return ""
+
+
+def parse_policy(text: str) -> Keep:
+    """A policy as it stands on a command line: `last=3,every=1000,age=7d,size=10TB`.
+
+    `milestone` may be said several times. Raises ConfigError, which names the part that is wrong.
+    """
+    said: dict[str, float | int] = {}
+    milestones: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (side.strip() for side in part.partition("="))
+        if not equals or name not in _READ:
+            raise ConfigError(
+                f"cannot read {part!r} in a retention policy: it is made of"
+                f" {', '.join(sorted(_READ))}, as in {_EXAMPLE}"
+            )
+        if name in said:
+            raise ConfigError(f"{name} is said twice in the retention policy {text!r}")
+        number = _READ[name](part, value)
+        if name == "milestone":
+            milestones.add(int(number))
+        else:
+            said[name] = number
+    if not said and not milestones:
+        raise ConfigError(f"a retention policy says what stays, as in {_EXAMPLE}")
+    return Keep(
+        last=int(said.get("last", 2)),
+        every=int(said["every"]) if "every" in said else None,
+        milestones=frozenset(milestones),
+        age_s=said.get("age"),
+        size_bytes=int(said["size"]) if "size" in said else None,
+        lines=int(said["lines"]) if "lines" in said else None,
+    )
+
+
+def _whole(part: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise ConfigError(f"{part!r} is no whole number, as in {_EXAMPLE}")
+    return int(value)
+
+
+def _seconds(part: str, value: str) -> float:
+    return measured(SECONDS, part, value, _EXAMPLE)
+
+
+def _bytes(part: str, value: str) -> float:
+    return measured(BYTES, part, value, _EXAMPLE)
+
+
+_READ: dict[str, Callable[[str, str], float]] = {
+    "last": _whole,
+    "every": _whole,
+    "lines": _whole,
+    "milestone": _whole,
+    "age": _seconds,
+    "size": _bytes,
+}

@@ -1,0 +1,161 @@
+"""The trainer's handle on its upkeep process, and the JSON messages between them."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from outlast.checkpoint.keeper.keeper_launch import ChildProcess
+from outlast.checkpoint.upkeep.durable_targets import DurableRule
+from outlast.checkpoint.upkeep.retention_policy import Keep
+
+
+class UpkeepSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first line. `keep`: None to delete nothing. `save_s`: how long a save may take."""
+
+    root: str
+    keep: Keep | None
+    durable: tuple[DurableRule, ...]
+    save_s: float
+
+
+class Saving(msgspec.Struct, frozen=True, tag=True):
+    """A save begins, which this keeper commits; it ends once that is done, or has failed."""
+
+    keeper_pid: int
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """There is a new checkpoint."""
+
+
+class Mend(msgspec.Struct, frozen=True, tag=True):
+    """This checkpoint is damaged in the root, and a target has what is missing."""
+
+    directory: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is saved any more: one more look, then the end, after so long at the latest."""
+
+    timeout_s: float
+
+
+class UpkeepFailure(msgspec.Struct, frozen=True):
+    """Said to the trainer, as a sentence."""
+
+    error: str
+
+
+UpkeepOrder = Saving | Committed | Mend | Finish
+
+
+_PROGRAM = Path(__file__).with_name("__main__.py")
+_STARTS_MAX = 3
+_GRACE_S = 10.0  # beyond the time that it was given: then it hangs
+
+
+class UpkeepClient:
+    """Starts the process. Only `close` ever waits. When the trainer dies, or lets go of this, the
+    process lets keepers finish, brings what there is to where it belongs, and ends."""
+
+    def __init__(self, setup: UpkeepSetup, name: str) -> None:
+        """`name` says whose it is, in messages and to `ps`. Raises StorageError."""
+        self._setup, self._name = setup, name
+        self._starts = 0
+        self._heard = bytearray()
+        self._start()
+
+    def saving(self, keeper_pid: int) -> None:
+        """A save is about to be ordered from this keeper: it is waited for if the trainer dies."""
+        self._send(Saving(keeper_pid))
+
+    def committed(self) -> None:
+        """There is a new checkpoint, to be looked at now and not at its next look."""
+        self._send(Committed())
+
+    def mend(self, directory: str) -> None:
+        """Have a damaged checkpoint made whole from a target."""
+        self._send(Mend(directory))
+
+    def failures(self) -> list[str]:
+        """What has gone wrong since this was last asked, in sentences. One that has died is one of
+        them, and is started anew, so and so often."""
+        found = self._read()
+        if self._news_fd < 0 and self._process:
+            how = self._reap(_GRACE_S)
+            found.append(f"the process that deletes and carries on checkpoints {how}")
+            if self._starts < _STARTS_MAX:
+                self._start()
+            else:
+                found.append(f"it was started {self._starts} times, and is not again: checkpoints"
+                             f" stay in {self._setup.root}, and nowhere else")  # fmt: skip
+        return found
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Wait until all is where it belongs, at most so long; what has gone wrong by then."""
+        self._send(Finish(timeout_s))
+        found: list[str] = []
+        due = time.monotonic() + timeout_s + _GRACE_S
+        while self._news_fd >= 0 and (left_s := due - time.monotonic()) > 0:
+            select.select([self._news_fd], [], [], left_s)
+            found += self._read()
+        if self._process and self._news_fd >= 0:
+            self._process.kill()
+            found.append(f"the process that carries checkpoints on hung, and was killed; what is"
+                         f" missing elsewhere is in {self._setup.root}")  # fmt: skip
+        self._reap(_GRACE_S)
+        self.let_go()
+        return found
+
+    def let_go(self) -> None:
+        """Leave it to itself: nobody hears any more how it ends."""
+        for fd in (self._order_fd, self._news_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._order_fd = self._news_fd = -1
+
+    def _start(self) -> None:
+        self._starts += 1
+        theirs, self._order_fd = os.pipe2(os.O_CLOEXEC)
+        self._news_fd, stdout = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process: ChildProcess | None = ChildProcess(
+                [], self._name, stdin=theirs, stdout=stdout, program=_PROGRAM
+            )
+        finally:
+            os.close(theirs)
+            os.close(stdout)
+        os.set_blocking(self._order_fd, False)
+        os.set_blocking(self._news_fd, False)
+        self._send(self._setup)
+
+    def _send(self, order: UpkeepSetup | UpkeepOrder) -> None:
+        with suppress(OSError):  # `failures` finds that it has died; what is not read is no loss
+            os.write(self._order_fd, msgspec.json.encode(order) + b"\n")
+
+    def _read(self) -> list[str]:
+        while self._news_fd >= 0:
+            try:
+                more = os.read(self._news_fd, 1 << 16)
+            except BlockingIOError:
+                break
+            if not more:  # it has ended
+                self.let_go()
+            self._heard += more
+        *lines, rest = bytes(self._heard).split(b"\n")
+        self._heard = bytearray(rest)
+        return [msgspec.json.decode(line, type=UpkeepFailure).error for line in lines]
+
+    def _reap(self, timeout_s: float) -> str:
+        """How it ended, in words."""
+        process, self._process = self._process, None
+        how = process.reap(timeout_s) if process else None
+        if process and how is not None:
+            process.close()
+        return how or "has not ended"

@@ -1,0 +1,254 @@
+"""The upkeep process of a trainer: one thread that deletes, and one for each durable target."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_process import step_back
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult, copy_checkpoint
+from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock, StoreDrainer
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget, open_target
+from outlast.checkpoint.upkeep.pruning import prune_store
+from outlast.checkpoint.upkeep.retention_policy import Keep, RetentionVerdict
+from outlast.checkpoint.upkeep.upkeep_client import (
+    Committed,
+    Finish,
+    Mend,
+    Saving,
+    UpkeepFailure,
+    UpkeepOrder,
+    UpkeepSetup,
+)
+from outlast.errors import OutlastError
+
+_NICE = 10
+
+
+class UpkeepListener(Protocol):
+    """Who is told, from any thread."""
+
+    def deleted(self, verdict: RetentionVerdict) -> None: ...
+
+    def not_deleted(self, error: str) -> None:
+        """Said once, until it goes well again or fails otherwise."""
+        ...
+
+    def copied(self, copied: CopyResult, where: str) -> None: ...
+
+    def not_copied(self, error: str, where: str) -> None: ...
+
+
+class UpkeepThreads:
+    """Of the checkpoints in `local`. Nothing here ends anything: what fails is told, and tried
+    again after the next checkpoint. `keep`: None to delete nothing. `barred`: what is never started
+    from.
+
+    `behind`: the targets of which it is not known that they have all that they should.
+    """
+
+    def __init__(
+        self,
+        local: Store,
+        keep: Keep | None,
+        targets: Sequence[DurableTarget],
+        heard: UpkeepListener,
+        barred: Callable[[SavePoint], bool] = lambda _: False,
+    ) -> None:
+        self._local, self._barred = local, barred
+        self._keep = keep
+        self._heard = heard
+        self._now_ns = CheckpointClock().now_ns
+        self._told = ""  # the newest failure to delete: said once
+        self._ending = False
+        self._wake = threading.Event()
+        self._drainers = {target.store.where: self._drainer(target) for target in targets}
+        self.behind = list(self._drainers)
+        self._pruner = threading.Thread(target=self._run, name="pruner", daemon=True)
+        self._pruner.start()
+
+    def committed(self) -> None:
+        """There is a new checkpoint. Returns at once."""
+        self._wake.set()
+        for drainer in self._drainers.values():
+            drainer.nudge()
+
+    def finish(self, timeout_s: float, *, newest: bool) -> None:
+        """Once nobody writes any more: a last look, then the end, at most so long. `newest`: the
+        newest checkpoint goes to all targets, whether it is due there or not."""
+        until_s = time.monotonic() + timeout_s
+        for drainer in self._drainers.values():
+            drainer.hurry(newest=newest)
+        for where, drainer in self._drainers.items():
+            if drainer.finish(max(0.0, until_s - time.monotonic())):
+                self.behind.remove(where)
+        self._ending = True  # only now is nothing in use any more
+        self._wake.set()
+        self._pruner.join(max(0.0, until_s - time.monotonic()))
+
+    def _drainer(self, target: DurableTarget) -> StoreDrainer:
+        asked, store = target
+        return StoreDrainer(
+            self._local,
+            store,
+            keep=asked.keep or self._keep,
+            every=asked.every,
+            limit_bytes_per_s=asked.rate_bytes_per_s,
+            barred=self._barred,
+            on_copied=lambda copied: self._heard.copied(copied, store.where),
+            on_error=lambda error: self._heard.not_copied(error, store.where),
+        )
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while self._keep:
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending
+            self._prune(self._keep)
+            if ending:
+                return
+
+    def _prune(self, keep: Keep) -> None:
+        try:
+            verdicts = prune_store(
+                self._local, keep, self._now_ns(), spare=self._in_use, barred=self._barred
+            )
+        except (OutlastError, OSError) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                self._heard.not_deleted(self._told)
+            return
+        self._told = ""
+        for verdict in verdicts:
+            if not verdict.keep:
+                self._heard.deleted(verdict)
+
+    def _in_use(self, place: SavePoint) -> bool:
+        return any(drainer.uses(place) for drainer in self._drainers.values())
+
+
+_LOOK_S = 30.0  # without a word of a new checkpoint
+_WORDS_MAX = 2000  # so that a line goes into a pipe whole, or not at all
+
+
+class FailureReporter:
+    """Tells the trainer of failures, each once until it goes well again or fails otherwise."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+
+    def deleted(self, verdict: RetentionVerdict) -> None:
+        """Nobody asks."""
+
+    def not_deleted(self, error: str) -> None:
+        _report_error(f"old checkpoints could not be deleted: {error}")
+
+    def copied(self, copied: CopyResult, where: str) -> None:  # noqa: ARG002 - that it went well
+        self._told.pop(where, None)
+
+    def not_copied(self, error: str, where: str) -> None:
+        if self._told.get(where) != error:
+            self._told[where] = error
+            _report_error(f"a checkpoint was not carried to {where}: {error}; it is tried again")
+
+
+def main() -> int:
+    """Orders come by the standard input; its end without a Finish is the trainer's."""
+    step_back()
+    os.set_blocking(sys.stdout.fileno(), False)
+    lines = _lines(sys.stdin.fileno())
+    setup = msgspec.json.decode(next(lines) or b"", type=UpkeepSetup)
+    root = Folder(Path(setup.root))
+    targets = [DurableTarget(asked, open_target(asked.address)) for asked in setup.durable]
+    upkeep = UpkeepThreads(root, setup.keep, targets, FailureReporter())
+    keeper = _Keeper()
+    upkeep.committed()  # what an earlier trainer has left
+    for line in lines:
+        order = msgspec.json.decode(line, type=UpkeepOrder) if line else Committed()
+        if isinstance(order, Committed):
+            upkeep.committed()
+        elif isinstance(order, Saving):
+            keeper.is_now(order.keeper_pid)
+        elif isinstance(order, Mend):
+            threading.Thread(target=_repair, args=(order, root, targets), daemon=True).start()
+        else:
+            break
+    else:
+        keeper.wait(setup.save_s)  # it finishes what was ordered: that is to be carried on as well
+        order = Finish(setup.save_s)
+    upkeep.finish(order.timeout_s, newest=True)
+    for where in upkeep.behind:
+        _report_error(
+            f"{where} does not have all that it should: the rest is in {root.where}; the next"
+            " Checkpointer of this directory, or `outlast ckpt copy`, brings it there"
+        )
+    return 0
+
+
+def _lines(fd: int) -> Iterator[bytes]:
+    """What is said, line by line; an empty one where nothing is for a while."""
+    said = bytearray()
+    while True:
+        if not select.select([fd], [], [], _LOOK_S)[0]:
+            yield b""
+            continue
+        if not (more := os.read(fd, 1 << 16)):
+            return
+        said += more
+        while (end := said.find(b"\n")) >= 0:
+            yield bytes(said[:end])
+            del said[: end + 1]
+
+
+class _Keeper:
+    """The keeper of the trainer's newest save, as a process to wait for."""
+
+    def __init__(self) -> None:
+        self._pid, self._pidfd = 0, -1
+
+    def is_now(self, pid: int) -> None:
+        if pid == self._pid:
+            return
+        self._pid, before = pid, self._pidfd
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            self._pidfd = -1  # it has died: the trainer starts another, and says so
+        if before >= 0:
+            os.close(before)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, at most so long."""
+        if self._pidfd >= 0:
+            select.select([self._pidfd], [], [], timeout_s)
+
+
+def _repair(order: Mend, root: Folder, targets: list[DurableTarget]) -> None:
+    place = SavePoint.parse(order.directory)
+    errors: list[str] = []
+    for target in targets:
+        try:
+            assert place
+            copy_checkpoint(target.store, place, root)
+            return
+        except OutlastError as error:
+            errors.append(str(error))
+    _report_error(f"{order.directory} in {root.where} was not mended: {'; '.join(errors)}")
+
+
+def _report_error(error: str) -> None:
+    with suppress(OSError):  # nobody reads, or there is so much unread that this is not missed
+        os.write(1, msgspec.json.encode(UpkeepFailure(error[:_WORDS_MAX])) + b"\n")

@@ -1,0 +1,43 @@
+"""Tables and progress bars of `outlast ckpt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from outlast.cli.output_stream import Printer
+
+Tell = Callable[[int, int], None]
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Tell]:
+    """A function that is told the bytes that are done and all of them, from any thread."""
+    console = Printer(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _all: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(),
+        DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, all_: bar.update(task, completed=done, total=all_)
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    made = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made

@@ -1,0 +1,173 @@
+"""The TARGET argument: a directory of checkpoints, a run, one checkpoint, a URL.
+
+What is there by mistake is told apart here, so that every command says the same of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from outlast.checkpoint.format.manifests import COMMIT, SavePoint
+from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.controller.audit.audit_records import is_barred
+from outlast.errors import StorageError, UsageError
+from outlast.launch.decision_journal import bars_of
+
+_ROOM, _RUN = "checkpoints", "run.json"  # in a run directory
+_OLDER = re.compile(r"step-\d{9,}-n\d+")
+_LOCAL = "file://"
+_SHOWN_MAX = 8
+
+
+class CheckpointTarget(NamedTuple):
+    """`place`: where one checkpoint was named, and not all of a store."""
+
+    store: Store
+    place: SavePoint | None
+
+    def barred(self) -> Callable[[SavePoint], bool]:
+        """Return what says whether an audit of the run has put a checkpoint out of use.
+
+        Raises RunDirError where the run's journal cannot be read.
+        """
+        root = self.store.root.parent if isinstance(self.store, Folder) else None
+        bars = bars_of(root) if root is not None and (root / _RUN).is_file() else ()
+        return lambda place: is_barred(bars, place.n, place.directory)
+
+    def choose(self, step: int | None) -> SavePoint:
+        """The checkpoint that is meant: the one that was named, that of a step, or the newest that
+        no audit has put out of use.
+
+        Raises UsageError when there is none, StorageError when the store cannot be listed.
+        """
+        if self.place is not None:
+            if step is not None and step != self.place.step:
+                raise UsageError(
+                    f"{self.place.directory} is not of step {step}; say one or the other"
+                )
+            if COMMIT not in self.store.files(self.place.directory):
+                raise UsageError(
+                    f"{self.store.where}/{self.place.directory} has no commit record: it is no"
+                    " checkpoint, and not to be used"
+                )
+            return self.place
+        found, barred = checkpoint_places(self.store), self.barred()
+        fit = (place for place in found if not barred(place)) if step is None else found
+        chosen = next((place for place in fit if step in (None, place.step)), None)
+        if chosen is None:
+            raise UsageError(_nothing(self.store, found, step))
+        return chosen
+
+    def open(self, step: int | None) -> Checkpoint:
+        """The same, its commit record read. Raises CorruptionError where that is damaged, too."""
+        return open_checkpoint(self.store, self.choose(step))
+
+    def all_of_it(self) -> Store:
+        """The store, where one checkpoint would make no sense. Raises UsageError."""
+        if self.place is not None:
+            raise UsageError(
+                f"{self.place.directory} is one checkpoint; name the directory of checkpoints that"
+                f" it lies in: {self.store.where}"
+            )
+        return self.store
+
+
+def open_target(address: str) -> CheckpointTarget:
+    """What can be read at `address`.
+
+    Raises UsageError for what is not there or not ours, ConfigError for an address of no known
+    kind or a missing extra, StorageError for a bucket that cannot be reached or listed.
+    """
+    if "://" in _local(address):
+        root, _, last = address.rstrip("/").rpartition("/")
+        place = SavePoint.parse(last)
+        return CheckpointTarget(open_store(root if place else address), place)
+    path = Path(_local(address)).absolute()
+    if not path.is_dir():
+        what = "is no directory" if path.exists() else "is not there"
+        raise UsageError(f"{path} {what}; name a directory of checkpoints, or a run directory")
+    if place := SavePoint.parse(path.name):
+        return CheckpointTarget(Folder(path.parent), place)
+    if (path / _RUN).is_file():
+        return CheckpointTarget(Folder(path / _ROOM), None)
+    store = Folder(path)
+    if not any(map(SavePoint.parse, store.directories())):
+        _refuse_foreign(path)
+    return CheckpointTarget(store, None)
+
+
+def open_destination(address: str) -> Store:
+    """Where checkpoints are to go; a directory is made when the first one is written.
+
+    Raises as `open_target`, but for what is not there yet.
+    """
+    if SavePoint.parse(address.rstrip("/").rpartition("/")[2]):
+        raise UsageError(f"{address} is the name of one checkpoint; name a directory of them")
+    if "://" in _local(address):
+        return open_store(address)
+    path = Path(_local(address)).absolute()
+    if not (above := _nearest(path)).is_dir():
+        raise UsageError(f"{above} is no directory; nothing was written")
+    return Folder(path / _ROOM if (path / _RUN).is_file() else path)
+
+
+def check_room(store: Store, size_bytes: int) -> None:
+    """Raises StorageError where a directory has no room for so many bytes; a bucket has."""
+    if not isinstance(store, Folder):
+        return
+    free_bytes = shutil.disk_usage(_nearest(store.root)).free
+    if size_bytes > free_bytes:
+        raise StorageError(
+            f"{store.where} needs {size_bytes} bytes, and its disk has {free_bytes} left; nothing"
+            " was written; make room, or name another place"
+        )
+
+
+def is_older(directory: str) -> bool:
+    """Whether this is what the first format called a checkpoint's directory."""
+    return _OLDER.fullmatch(directory) is not None
+
+
+def _local(address: str) -> str:
+    """The path of a file URL; any other address as it is."""
+    if address.startswith(_LOCAL):
+        open_store(address)  # says what is wrong with one that is no path
+    return address.removeprefix(_LOCAL)
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or what of it is there."""
+    return next(each for each in (path, *path.parents) if os.path.lexists(each))
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Say what lies in a directory without any checkpoint of this format, if it is known."""
+    if any(is_older(name) for name in (path.name, *Folder(path).directories())):
+        raise UsageError(
+            f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 to 4; nothing"
+            " was touched; use the Outlast that wrote them"
+        )
+    if (path / ".metadata").is_file():
+        what = "torch.distributed.checkpoint"
+    elif next(path.glob("*.safetensors"), None):
+        what = "safetensors"
+    else:
+        return
+    raise UsageError(f"{path} holds {what}: `outlast ckpt import {path} DIRECTORY` reads it")
+
+
+def _nothing(store: Store, found: list[SavePoint], step: int | None) -> str:
+    if not found:
+        return f"{store.where} holds no complete checkpoint"
+    steps = sorted({place.step for place in found}, reverse=True)
+    more = f" and {len(steps) - _SHOWN_MAX} more" if steps[_SHOWN_MAX:] else ""
+    known = ", ".join(map(str, steps[:_SHOWN_MAX]))
+    return f"{store.where} holds no checkpoint of step {step} (there are {known}{more})"

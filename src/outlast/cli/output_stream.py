@@ -1,0 +1,150 @@
+"""Printing to standard streams whose reader may close them, and JSON output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from outlast.errors import StorageError
+
+_LAYOUT = "\n\t"  # our own, in a text of several lines
+
+
+class Printer(Console):
+    """Names are printed as they are, but for what a terminal would obey (see `visible`); and where
+    nobody reads any more, a command goes on: its exit code says what it has found."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+        _forgive(self.file)
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As Console's. Raises StorageError where stdout cannot be written."""
+        with contextlib.nullcontext() if self.stderr else _written():
+            super().print(*objects, **how)
+
+    def on_broken_pipe(self) -> None:
+        mute(sys.stderr if self.stderr else sys.stdout)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """A string is one line, or one cell of a table."""
+        return super().render_str(visible(text), **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        if isinstance(renderable, Text):
+            plain = visible(renderable.plain, keep=_LAYOUT)
+            if plain != renderable.plain:
+                renderable = renderable.blank_copy(plain)
+        return super().render(renderable, options)
+
+
+def visible(text: str, keep: str = "") -> str:
+    """`text` with what cannot be seen (control characters, marks of direction, halves of pairs)
+    escaped as Python does it; characters in `keep` stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def say(what: RenderableType) -> None:
+    """One line, a table or a tree, to stdout. Raises StorageError where it cannot be written."""
+    Printer().print(what, soft_wrap=isinstance(what, str))
+
+
+def as_json(value: Any) -> None:
+    """One line to stdout."""
+    import msgspec  # here, so that a help text starts without it
+
+    write(msgspec.json.encode(value).decode() + "\n")
+
+
+def write(text: str) -> None:
+    """To stdout, if anybody still reads it. Raises StorageError where it cannot be written."""
+    with _written():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def pour(lines: Iterable[str], *, live: bool = False) -> None:
+    """Lines to stdout, no longer than somebody reads them (BrokenPipeError); at once where it is
+    `live`. Raises StorageError where one cannot be written."""
+    for line in lines:
+        try:
+            sys.stdout.write(line + "\n")
+            if live:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritten(error) from error
+
+
+def finish() -> None:
+    """What stdout still holds is written. Raises StorageError where it cannot be."""
+    with _written():
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    _forgive(sys.stdout)
+    try:
+        yield
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
+        mute(sys.stdout)
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> StorageError:
+    mute(sys.stdout)
+    return StorageError(
+        f"what was asked for could not be printed in full: {error.strerror or error}"
+    )
+
+
+def _forgive(stream: object) -> None:
+    """A character that the stream's encoding does not have is escaped, not an error."""
+    if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def mute(stream: TextIO) -> None:
+    """What `stream` still holds, and all that follows, goes nowhere: the interpreter flushes at
+    its exit, and would end with an exit code of its own where that fails."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: no file, or closed already
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def settle() -> None:
+    """Flush stdout and stderr; the one that cannot be flushed is muted."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            mute(stream)
+
+
+def tell(text: str) -> None:
+    """A line to stderr, if anybody still reads it."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        mute(sys.stderr)

@@ -1,0 +1,90 @@
+"""Output of answers: figures with units, tables, assumptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outlast.cli.output_stream import as_json, say
+from outlast.errors import UsageError
+from outlast.plan.model.answer_values import Answer, Quantity, format_quantity
+from outlast.plan.model.model_sizing import Sizing
+from outlast.plan.model.scenario import KEYS
+
+COUNTED = ("GPUs", "nodes")
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def show(found: Answer, *, json: bool) -> None:
+    """The whole answer, as one JSON object or for people."""
+    if json:
+        as_json(found)
+        return
+    say(Text(found.question, "bold"))
+    say(Text(f"failures: {found.failures}", "dim"))
+    say(table(found.quantities))
+    remarks(found)
+
+
+def table(quantities: list[Quantity]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "figure", "90 % band", "source"):
+        shown.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
+    for one in quantities:
+        source = f"{one.how}: {one.source}" if one.source else one.how
+        counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""
+        shown.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
+    return shown
+
+
+def remarks(found: Answer | Sizing) -> None:
+    """Warnings, and what was assumed."""
+    for warning in found.warnings:
+        say(Text(f"warning: {warning}", "yellow"))
+    if found.assumed:
+        texts = ", ".join(f"--{one.key} {one.text}" for one in found.assumed)
+        say(Text(f"assumed: {texts}", "dim"))
+
+
+def band(one: Quantity) -> str:
+    if one.low is None or one.high is None:
+        return ""
+    return f"{format_quantity(one.low, one.unit)} to {format_quantity(one.high, one.unit)}"
+
+
+def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[str, str]:
+    """The fields, where none is a flag of the command's own with a typo. Raises UsageError."""
+    own = [
+        one.name for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY
+    ]
+    for name in fields:
+        key = name.replace("_", "-")
+        close = get_close_matches(key, [*KEYS, *own], n=1)
+        if key not in KEYS and close and close[0] in own:
+            raise UsageError(f"flag --{key} is not known: did you mean --{close[0]}?")
+    return fields
+
+
+def check_picture(path: Path | None, *modules: str) -> Path | None:
+    """Where to draw, checked before anything is computed; `modules` are what the picture needs
+    besides matplotlib. Raises UsageError, ModuleNotFoundError where one is not installed."""
+    if path is None:
+        return None
+    for name in ("matplotlib", *modules):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    if path.suffix not in FORMATS:
+        raise UsageError(f"--figure {path}: draw as one of {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--figure {path}: there is no directory {path.absolute().parent}")
+    if path.is_dir():
+        raise UsageError(f"--figure {path} is a directory")
+    return path

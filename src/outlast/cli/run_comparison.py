@@ -1,0 +1,107 @@
+"""Comparison of two runs of one training, bit by bit."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import msgspec
+
+from outlast.events import FaultInjected, Metrics
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_summary import summarise
+
+DIGEST = re.compile(r"^parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
+
+Losses = dict[tuple[int, int, str], float]  # (seat, step, name)
+
+
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs are (disturbed, undisturbed). `loss_difference_max` is infinite where a loss is
+    missing on one side."""
+
+    steps: tuple[int, int]
+    losses: tuple[int, int]
+    loss_difference_max: float
+    losses_equal: bool
+    digests: tuple[str, str]
+    faults_asked: int
+    faults_struck: int
+    twin_struck: int  # must be 0, or it is no undisturbed twin
+    committed_steps_lost: int
+
+    @property
+    def steps_equal(self) -> bool:
+        return self.steps[0] == self.steps[1]
+
+    @property
+    def digests_equal(self) -> bool:
+        return self.digests[0] == self.digests[1] != ""
+
+    @property
+    def all_struck(self) -> bool:
+        return self.faults_struck == self.faults_asked and not self.twin_struck
+
+    @property
+    def none_lost(self) -> bool:
+        return self.committed_steps_lost == 0
+
+    @property
+    def equal(self) -> bool:
+        """Nothing differs, nothing was lost, and something was indeed survived."""
+        same = self.steps_equal and self.losses_equal and self.digests_equal
+        return same and self.none_lost and self.all_struck
+
+
+def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
+    """Hold the run in `disturbed`, to which `faults` were done, against its twin."""
+    left, right = losses(disturbed), losses(undisturbed)
+    summaries = summarise(disturbed), summarise(undisturbed)
+    return RunComparison(
+        steps=(summaries[0].steps or 0, summaries[1].steps or 0),
+        losses=(len(left), len(right)),
+        loss_difference_max=difference_max(left, right),
+        losses_equal=bool(right) and bits(left) == bits(right),
+        digests=(_digest(disturbed), _digest(undisturbed)),
+        faults_asked=faults,
+        faults_struck=len(_injected_faults(disturbed)),
+        twin_struck=len(_injected_faults(undisturbed)),
+        committed_steps_lost=summaries[0].committed_steps_lost or 0,
+    )
+
+
+def bits(losses: Losses) -> dict[tuple[int, int, str], str]:
+    """Each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
+    return {key: value.hex() for key, value in losses.items()}
+
+
+def difference_max(left: Losses, right: Losses) -> float:
+    """The largest |left - right|; infinite where one side has a number that the other has not."""
+    if left.keys() != right.keys():
+        return math.inf
+    return max((abs(left[key] - right[key]) for key in left), default=0.0)
+
+
+def _injected_faults(run_dir: Path) -> set[str]:
+    return {event.spec for event in read_events(run_dir) if isinstance(event, FaultInjected)}
+
+
+def losses(run_dir: Path) -> Losses:
+    """Every number that the script reported; of a step that was done again, the last one."""
+    found: Losses = {}
+    for event in read_events(run_dir):
+        if isinstance(event, Metrics):
+            for name, value in event.values.items():
+                found[event.seat, event.step, name] = value
+    return found
+
+
+def _digest(run_dir: Path) -> str:
+    """What rank 0 printed at its end, whichever worker sat there then."""
+    printed = [
+        digest
+        for log in (run_dir / "logs" / "0").glob("*/stdout.log")
+        for digest in DIGEST.findall(log.read_text(errors="replace"))
+    ]
+    return printed[-1] if printed else ""

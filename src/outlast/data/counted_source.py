@@ -1,0 +1,145 @@
+"""The base of batch sources: epoch, count, agreed end, position as plain data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from outlast.errors import UsageError
+
+
+def set_epoch(epoch: int, *things: Any) -> bool:
+    """Call `set_epoch` where it exists, once an object; whether one had it."""
+    able = {id(t): t for t in things if callable(getattr(t, "set_epoch", None))}
+    for thing in able.values():
+        thing.set_epoch(epoch)
+    return bool(able)
+
+
+class CountedSource(ABC):
+    """A source that counts its batches. An epoch begins at its first `next`: until then nothing
+    has been drawn or started, and a joiner may still seek elsewhere."""
+
+    kind: ClassVar[str]
+    note = ""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._limit: int | None = None
+        self._done = 0
+        self._begun = False
+        self._ended: Literal["", "cut", "exhausted"] = ""
+
+    @property
+    def length(self) -> int | None:
+        """Batches in this epoch on this rank, None if unknown."""
+        return None
+
+    def start_epoch(self, epoch: int, length: int | None) -> None:
+        """The next batch is the first of `epoch`, which ends after `length` batches, or where the
+        loader ends when that is None. Raises UsageError for an epoch without batches."""
+        if length is not None and length < 1:
+            raise UsageError(
+                f"epoch {epoch} has {length} batches on some rank: nothing to train on"
+            )
+        if self._begun:
+            self._end("cut")
+        self.epoch, self._limit = epoch, length
+        self._done, self._begun, self._ended = 0, False, ""
+
+    def next(self) -> Any:
+        """The next batch. Raises StopIteration at the end of the epoch, UsageError when the loader
+        gives none at all or fewer than it announced."""
+        if self._ended or (self._limit is not None and self._done >= self._limit):
+            self._end("cut")
+            raise StopIteration
+        if not self._begun:
+            self._begin()
+            self._begun = True
+        try:
+            batch = self._take()
+        except StopIteration:
+            self._check_end()
+            self._end("exhausted")
+            raise
+        self._done += 1
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        """The place before the next batch, as data that `checkpoint.tree` encodes."""
+        return {
+            "kind": self.kind, "epoch": self.epoch, "limit": self._limit, "done": self._done,
+            "begun": self._begun, "ended": self._ended, "of": self.length, **self._mark(),
+        }  # fmt: skip
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Go to `position`; generators of this process stay as they are, those that the loader
+        keeps move. Raises UsageError when the position is another loader's."""
+        if position.get("kind") != self.kind:
+            raise UsageError(
+                f"the saved data position is that of a {position.get('kind')}, the loader given to"
+                f" session.batches() is a {self.kind}: continue with the loader that the run began"
+                " with, or start a new run directory"
+            )
+        self.epoch, self._limit = position["epoch"], position["limit"]
+        self._done, self._begun = position["done"], position["begun"]
+        self._ended = ""
+        self._return(position)
+        if self.length != position["of"]:
+            raise UsageError(
+                f"the loader has {self.length} batches where it had {position['of']} when its"
+                " position was saved: continue with the same data and batch size, or start a new"
+                " run directory"
+            )
+        if position["ended"]:
+            self._end(position["ended"])
+
+    def close(self) -> None:
+        """Stop loader workers; the source is of no use afterwards."""
+        self._ended = "cut"
+
+    def _end(self, how: Literal["cut", "exhausted"]) -> None:
+        if not self._ended:
+            self._finish(exhausted=how == "exhausted")
+            self._ended = how
+
+    def _check_end(self) -> None:
+        if self._done == 0:
+            raise UsageError(
+                f"the loader given to session.batches() gave no batch in epoch {self.epoch}: is"
+                " the dataset empty, or an iterator that is already used up?"
+            ) from None
+        if self._limit is not None:
+            raise UsageError(
+                f"the loader gave {self._done} batches in epoch {self.epoch} where its length"
+                f" promised {self._limit}: other ranks now wait for a batch that does not exist;"
+                " make len(loader) true, or remove it"
+            ) from None
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """The first batch of the epoch is asked for."""
+
+    @abstractmethod
+    def _take(self) -> Any:
+        """The next batch; StopIteration where there is none."""
+
+    @abstractmethod
+    def _mark(self) -> dict[str, Any]:
+        """What belongs to the position besides the counts."""
+
+    @abstractmethod
+    def _return(self, position: dict[str, Any]) -> None:
+        """Go where `_mark` was taken; the counts are set already."""
+
+    @abstractmethod
+    def _finish(self, exhausted: bool) -> None:
+        """The epoch has ended: the loader said so, or its batches were counted."""
+
+
+class Codec(NamedTuple):
+    """Two functions that a loader's process can be sent."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]

@@ -1,0 +1,189 @@
+"""The order of one epoch: repeatable index lists of a sampler, as tickets for loader processes.
+
+A sampler draws from the generators that it draws from under a plain DataLoader, and at the same
+moments: when its iteration begins, and with each list, which loader processes fetch ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from outlast.data.counted_source import Codec
+from outlast.data.iterator_replay import IteratorReplay
+from outlast.data.loader_process import BatchTicket
+from outlast.data.loader_state import LoaderState
+from outlast.errors import UsageError
+
+# These draw from the process's generators at their first list only.
+_DRAWS_ONCE = (
+    SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
+)  # fmt: skip
+
+
+class EpochOrder(Iterator[Any]):
+    """One sampler's index lists, with all that is needed to come to the same place again."""
+
+    def __init__(self, sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
+        self._sampler = sampler
+        self._kept = LoaderState(
+            {"sampler": sampler, "generator": generator}, apart=dataset, modules=False
+        )
+        inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+        self._draws_once = type(inner) in _DRAWS_ONCE
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch: its iteration has not been opened yet."""
+        self._start = self._kept.changes()
+        self._owned = self._kept.generators()
+        self._trail = IteratorReplay(self._owned)
+        self._opens = 0
+        self._lists: Iterator[Any] = iter(())
+        self.fetched = 0
+        self.ended = False
+
+    def open(self) -> None:
+        """Begin the sampler's iteration, or begin it anew, as loaders with processes do."""
+        self._opens += 1
+        with self._trail.drawing():
+            self._lists = iter(self._sampler)
+
+    def __next__(self) -> Any:
+        """The next list. Once the sampler has ended it is not asked again."""
+        if self.ended:
+            raise StopIteration
+        try:
+            if self.fetched and self._draws_once and not self._owned:
+                fetched = next(self._lists)
+            else:
+                with self._trail.drawing():
+                    fetched = next(self._lists)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.fetched += 1
+        return fetched
+
+    def place(self) -> dict[str, Any]:
+        """Return where the order is, as plain data."""
+        now = self._kept.changes().items()
+        return {
+            "start": self._start,
+            "now": {path: value for path, value in now if not self._trail.leads_to(path, value[1])},
+            "trail": self._trail.saved(),
+            "opens": self._opens,
+            "fetched": self.fetched,
+            "ended": self.ended,
+        }
+
+    def go(self, place: Mapping[str, Any], done: int) -> list[Any]:
+        """Go to `place`. Return the lists behind the first `done` that were fetched already.
+        Raises UsageError when the sampler gives fewer."""
+        self._kept.put(place["start"])
+        self.begin()
+        ahead: list[Any] = []
+
+        def draw() -> None:
+            if self._opens < place["opens"]:
+                self._opens += 1
+                self._lists = iter(self._sampler)
+                return
+            fetched = next(self._lists, self)
+            if fetched is self:
+                self.ended = True
+                return
+            self.fetched += 1
+            if self.fetched > done:
+                ahead.append(fetched)
+
+        self._trail.follow(place["trail"], draw)
+        while self.fetched < place["fetched"] and not self.ended:  # of those that draw once
+            draw()
+        if self.fetched < place["fetched"]:
+            raise UsageError(
+                f"the sampler now gives {self.fetched} batches where the run had taken"
+                f" {place['fetched']}: continue with the same data and batch size, or start a new"
+                " run directory"
+            )
+        self.ended = place["ended"]
+        self._kept.put({**self._kept.changes(), **place["now"]})
+        return ahead
+
+
+class TicketSampler(Sampler[BatchTicket]):
+    """The sampler of our own DataLoader: the lists of `order`, and the base seed of processes."""
+
+    def __init__(self, order: EpochOrder, loader: DataLoader[Any], codec: Codec) -> None:
+        self._order, self._codec = order, codec
+        self._generator = loader.generator
+        self._processes = max(loader.num_workers, 1)
+        self.seeds = torch.Generator()  # gives our DataLoader the seed that is drawn here
+        self.base = torch.empty(0, device="cpu")  # the state of `seeds` before that
+        self.limit: int | None = None
+        self._draws_seed = self._opens = False
+        self._ahead: deque[Any] = deque()
+        self._blanks = self._fetched = self._given = 0
+        self._states: dict[int, dict[str, Any]] = {}
+
+    def begin(self, *, draws_seed: bool) -> None:
+        """The next iteration opens a new epoch. `draws_seed`: the user's loader would draw the
+        base seed of its processes."""
+        self._draws_seed, self._opens = draws_seed, True
+        self._blanks = self._fetched = self._given = 0
+        self._ahead.clear()
+        if draws_seed:  # new processes
+            self._states.clear()
+
+    def go(self, done: int, ahead: list[Any], states: dict[int, dict[str, Any]]) -> int:
+        """The next iteration goes on behind `done` lists, of which `ahead` were fetched already,
+        in new processes that are to have `states`. Return the number of blank batches before."""
+        self._draws_seed = self._opens = False
+        self._ahead = deque(ahead)
+        self._blanks = done % self._processes
+        self._fetched, self._given = done, 0
+        self._states = dict(states)
+        return self._blanks
+
+    def __iter__(self) -> Iterator[BatchTicket]:
+        if self._opens:
+            self._order.open()
+        if self._draws_seed:
+            own = self._generator
+            self.base = torch.get_rng_state() if own is None else own.get_state()
+            draw_seed(own)  # our DataLoader does so next, from `seeds`
+            self.seeds.set_state(self.base)
+            self._draws_seed = False
+        return self
+
+    def __next__(self) -> BatchTicket:
+        process = self._given % self._processes
+        if self._blanks:
+            self._blanks -= 1
+            self._given += 1
+            return BatchTicket(None, is_blank=True)
+        if self.limit is not None and self._fetched >= self.limit:
+            raise StopIteration
+        indices = self._ahead.popleft() if self._ahead else next(self._order)
+        self._fetched += 1
+        self._given += 1
+        state = self._states.pop(process, None)
+        return BatchTicket(indices, self._codec.encode(state) if state else b"")
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """One number, drawn as a DataLoader draws its base seed."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())

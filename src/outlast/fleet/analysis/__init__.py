@@ -1,0 +1,1 @@
+"""Analyses of a fleet's tables: exposure, failures, nodes, lemons."""

@@ -1,0 +1,193 @@
+"""Attribution of failed attempts to infrastructure and to causes found on their nodes.
+
+Kokolis et al. 2025, III: a failure is attributed to a cause that was detected within the last ten
+minutes of the job or five minutes after it. Several causes are kept: which of them was first is a
+matter for people.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+from outlast.fleet.analysis.exposure import KEY, SECOND_NS
+from outlast.fleet.host_lists import explode_hosts
+from outlast.fleet.record_tables import Tables
+from outlast.node_logs.taxonomy import DOMAINS, TABLE, possible_domains
+
+BEFORE_S, AFTER_S = 600, 300
+BY_NODE = ("NODE_FAIL", "BOOT_FAIL")  # the scheduler itself says so
+PERHAPS = ("FAILED", "REQUEUED")  # a user's error as well, or a user's wish
+LOST = "now"  # the severity that takes an attempt of PERHAPS for infrastructure's
+CAUSES = ("now", "drain")  # severities of what can have ended a job; the others are only signs
+USERS = [symptom for symptom, row in TABLE.items() if row.domains == {"user"}]
+UNATTRIBUTED = "unattributed"
+CauseGrouping = Literal["symptom", "check", "code"]
+
+
+class AttributedFailures(NamedTuple):
+    """`failures`: one row for each attempt that infrastructure ended; `causes`: one row for each
+    thing that was found on the nodes of an attempt in BY_NODE or PERHAPS about its end, whether
+    infrastructure is taken to have ended it or not."""
+
+    failures: pl.DataFrame
+    causes: pl.DataFrame
+
+
+def attribute_failures(
+    tables: Tables, *, before_s: float = BEFORE_S, after_s: float = AFTER_S
+) -> AttributedFailures:
+    """Findings on the nodes of an attempt in [end - before_s, end + after_s], ends included.
+
+    Infrastructure ended an attempt that is in NODE_FAIL or BOOT_FAIL, or in FAILED with a finding
+    of severity `now` (the paper's own rule) that is not only ever a user's, as OOM is. REQUEUED
+    counts as FAILED does, or where the scheduler named a failed node: a health check that begins a
+    job anew leaves that state, and so does a user. Where the failed node is known and something was
+    found on it, nothing of other nodes counts. What was found while a later job held the node, and
+    failed on it, is that job's alone (the paper counts it for both).
+
+    `causes`: KEY, node, check, symptom, code, severity; first_s, the first of `many` like it, in
+    seconds after the end; rank from 1 on, by severity, then time. `failures`: KEY, state, t_ns,
+    nodes, gpus; worst (a severity, null where nothing was found), symptoms of CAUSES, and the
+    domains that can have caused all of these (differential diagnosis, Table I; empty: none can,
+    there was more than one cause).
+    """
+    before_ns, after_ns = round(before_s * SECOND_NS), round(after_s * SECOND_NS)
+    slot_ns = before_ns + after_ns
+    signs = _signs(tables, slot_ns)
+    begin, end = (pl.col("t_ns") - before_ns) // slot_ns, (pl.col("t_ns") + after_ns) // slot_ns
+    failed = _failed(tables, signs["slot"], begin, end)
+    causes = _causes(failed, signs, before_ns, after_ns)
+    can_end = pl.col("severity").is_in(CAUSES)
+    users = pl.col("symptom").is_in(USERS)
+    told = causes.group_by(KEY).agg(
+        worst=pl.col("severity").sort_by("rank").first(),
+        lost=((pl.col("severity") == LOST) & ~users).any(),
+        symptoms=pl.col("symptom").cast(pl.String).filter(can_end).unique().sort(),
+    )
+    found = failed.join(told, on=KEY, how="left").with_columns(
+        pl.col("lost").fill_null(value=False), pl.col("symptoms").fill_null([])
+    )
+    named = (pl.col("state") == "REQUEUED") & (pl.col("failed_node") != "")
+    failures = (
+        found.filter(pl.col("state").is_in(BY_NODE) | pl.col("lost") | named)
+        .select(*KEY, "state", "t_ns", "nodes", "gpus", "worst", "symptoms")
+        .sort("t_ns", *KEY)
+    )
+    return AttributedFailures(failures.with_columns(domains=_domains(failures["symptoms"])), causes)
+
+
+def label_failures(found: AttributedFailures, by: CauseGrouping = "symptom") -> pl.DataFrame:
+    """KEY, t_ns and `cause` of each failure: one row for each different cause, of CAUSES only, or
+    UNATTRIBUTED; `share` is one over their number, so that a failure counts once in a sum."""
+    label = pl.col(by).cast(pl.String)
+    if by == "code":  # a check without codes is its own
+        label = pl.when(label != "").then(label).otherwise(pl.col("check"))
+    causes = (
+        found.causes.filter(pl.col("severity").is_in(CAUSES))
+        .select(*KEY, cause=label)
+        .unique(maintain_order=True)
+    )
+    return (
+        found.failures.select(*KEY, "t_ns", "gpus", "nodes")
+        .join(causes, on=KEY, how="left", maintain_order="left_right")
+        .with_columns(
+            pl.col("cause").fill_null(UNATTRIBUTED), share=1 / pl.len().over(KEY).cast(pl.Float64)
+        )
+    )
+
+
+def cooccurring_causes(found: AttributedFailures, by: CauseGrouping = "symptom") -> pl.DataFrame:
+    """Which causes are found together: `cause` and `other`, how many failures have both
+    (`together`), how many have `cause` at all (`failures`), and the share of these that `together`
+    is. Both orders of a pair are there."""
+    causes = label_failures(found, by).filter(pl.col("cause") != UNATTRIBUTED).select(*KEY, "cause")
+    alone = causes.group_by("cause").agg(failures=pl.len().cast(pl.Int64))
+    return (
+        causes.join(causes.rename({"cause": "other"}), on=KEY)
+        .filter(pl.col("cause") != pl.col("other"))
+        .group_by("cause", "other")
+        .agg(together=pl.len().cast(pl.Int64))
+        .join(alone, on="cause")
+        .with_columns(share=pl.col("together") / pl.col("failures"))
+        .sort(["together", "cause", "other"], descending=[True, False, False])
+    )
+
+
+def _signs(tables: Tables, slot_ns: int) -> pl.DataFrame:
+    """What was found and is not healthy. `slot`: stretches of time as long as the window."""
+    return (
+        tables.findings.filter(pl.col("severity") != "healthy")
+        .select("cluster", "node", "check", "symptom", "code", "severity", at_ns="t_ns")
+        .with_columns(slot=pl.col("at_ns") // slot_ns)
+        .collect()
+    )
+
+
+def _failed(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
+    """Attempts in BY_NODE, and those in PERHAPS at whose end something was found anywhere: most
+    users' errors are out of it here. A window reaches into two slots at most."""
+    known = slots.unique().implode()
+    near = begin.is_in(known) | end.is_in(known) | (pl.col("failed_node") != "")
+    return (
+        tables.jobs.filter(
+            pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left"),
+            pl.col("state").is_in(BY_NODE) | (pl.col("state").is_in(PERHAPS) & near),
+        )
+        .select(*KEY, "state", "start_ns", "t_ns", "nodes", "gpus", "hosts", "failed_node")
+        .collect()
+    )
+
+
+def _causes(
+    failed: pl.DataFrame, signs: pl.DataFrame, before_ns: int, after_ns: int
+) -> pl.DataFrame:
+    """The findings of each attempt's window. An equal join on node and slot, of which the rows
+    outside of the window are left out: no row meets more than two slots. Hosts come last, since
+    there are many of them, and few have a finding in the slot."""
+    slot_ns = before_ns + after_ns
+    signs = signs.with_row_index("sign")
+    held = (
+        failed.lazy()
+        .select(*KEY, "start_ns", "t_ns", "failed_node", "hosts")
+        .with_columns(
+            slot=pl.concat_list(
+                (pl.col("t_ns") - before_ns) // slot_ns, (pl.col("t_ns") + after_ns) // slot_ns
+            ).list.unique()
+        )
+        .explode("slot")
+        .join(signs.lazy().select("slot").unique(), on="slot", how="semi")
+        .collect()
+    )
+    offset = pl.col("at_ns") - pl.col("t_ns")
+    ours, theirs = pl.col("cluster"), pl.col("cluster_right")
+    told = (ours == theirs) | (ours == "") | (theirs == "")  # "": its log does not say which
+    on_failed = pl.col("node") == pl.col("failed_node")
+    worst = pl.col("severity").to_physical()
+    while_held = pl.col("at_ns").is_between(pl.col("start_ns"), pl.col("t_ns"))
+    same = ("node", "at_ns", "check", "symptom", "code", "severity", "cluster_right")
+    next_began = pl.when(while_held).then("start_ns").max().over(same)
+    own = (next_began < pl.col("t_ns")) | (next_began <= pl.col("start_ns"))  # or one of no length
+    return (
+        explode_hosts(held.lazy())
+        .join(signs.lazy(), on=["node", "slot"])
+        .unique([*KEY, "sign"])  # a list may name a node twice
+        .filter(offset.is_between(-before_ns, after_ns), told)
+        .filter(own.fill_null(value=True))
+        .filter(on_failed | ~on_failed.any().over(KEY))
+        .group_by(*KEY, "node", "check", "symptom", "code", "severity")
+        .agg(first_s=offset.min() / SECOND_NS, many=pl.len().cast(pl.Int64))
+        .sort(*KEY, worst, "first_s", "symptom", "check", "code", "node")
+        .with_columns(rank=pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(KEY))
+        .collect()
+    )
+
+
+def _domains(symptoms: pl.Series) -> pl.Series:
+    """Those that can have caused all symptoms of a list, as text; each combination once."""
+    known = {
+        tuple(one): "+".join(each for each in DOMAINS if each in possible_domains(set(one)).domains)
+        for one in symptoms.unique()
+    }
+    return pl.Series([known[tuple(one)] for one in symptoms], dtype=pl.String)

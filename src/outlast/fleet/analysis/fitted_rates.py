@@ -1,0 +1,304 @@
+"""Failure rates and durations fitted to a cluster, for `outlast plan --rates`."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from outlast.errors import LakeError
+from outlast.fleet.analysis.confidence_intervals import estimate_share, garwood, jeffreys
+from outlast.fleet.analysis.exposure import DAY_S, gpus_per_node
+from outlast.fleet.analysis.failure_attribution import AttributedFailures, attribute_failures
+from outlast.fleet.analysis.failure_outcomes import failure_outcomes, survived_failures
+from outlast.fleet.analysis.failure_rates import ALL, LARGE_GPUS, failure_rate, rates_by_cause
+from outlast.fleet.analysis.jobs.job_runs import attempts_of_runs
+from outlast.fleet.analysis.lemons import failure_basis, rank_lemons
+from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.analysis.outages import outage_rate, outages_by_symptom, repair_time
+from outlast.fleet.record_tables import DAY_NS, Tables
+from outlast.log_records import COST_NAMES, CostName
+from outlast.telemetry.run_costs import mean_of
+from outlast.text_formatting import duration, plural
+
+OUTAGES = "outages"  # the basis where no job failed
+ENOUGH = 10  # failures: below, more jobs are looked at
+WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; plans take no more
+MANY_MOST = 1000  # steps of one run that its mean stands for
+DESCRIPTIONS: dict[CostName, str] = {
+    "detect": "mean time from a fault until it was noticed",
+    "pause": "mean time of a recovery from live ranks, from there on",
+    "restore": "mean time of a recovery from memory, from there on",
+    "restart": "mean time of a recovery from storage, or of a later launcher's start",
+    "cost": "mean time that a checkpoint blocked the slowest rank",
+    "flush": "mean time from there until the checkpoint was complete",
+    "step": "mean step of the slowest rank",
+}
+LEMONS_LEAST = 0.05  # by which lemons raise the fleet's rate where they are worth naming
+
+
+class FittedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures by GPU-second of running. `basis`: whose. `low`, `high`: 90 % of independent ones;
+    `weight_failures`: as many of these would tell as much (failures over dispersion)."""
+
+    basis: str
+    failures: int
+    node_days: float
+    per_gpu_second: float
+    low_per_gpu_second: float
+    high_per_gpu_second: float
+    per_1000_node_days: float
+    dispersion: float | None
+    weight_failures: float
+
+
+class MeasuredValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure in SI units, with its 90 % interval and how many it was counted from."""
+
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+    said: str
+
+
+class CauseShare(msgspec.Struct, frozen=True):
+    cause: str
+    failures: int
+    share: float
+
+
+class FittedRates(msgspec.Struct, frozen=True, kw_only=True):
+    """`scenario`: fields of `outlast plan`, as it takes them. `measured`: these and what it has no
+    field for. `notes`: what could not be told, and why."""
+
+    since_ns: int
+    until_ns: int
+    node_gpus: int
+    rate: FittedRate
+    scenario: dict[str, str | int | float]
+    measured: dict[str, MeasuredValue]
+    causes: list[CauseShare]
+    notes: list[str]
+
+
+def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
+    """Raises LakeError where nothing ran and nothing failed in the window."""
+    found = attribute_failures(tables)
+    notes: list[str] = []
+    node_gpus = _node_gpus(tables, notes)
+    rate, size = _rate(tables, found, above_gpus, node_gpus, notes)
+    measured = _repair(tables, notes)
+    measured |= _shares(tables, found, size, notes)
+    measured |= _lemons(tables, found, notes)
+    measured |= _durations(tables)
+    scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
+    for key, one in measured.items():
+        scenario[key] = _described(key, one.value)
+    return FittedRates(
+        since_ns=tables.since_ns,
+        until_ns=tables.until_ns,
+        node_gpus=node_gpus,
+        rate=rate,
+        scenario=scenario,
+        measured=measured | _queue(tables, found),
+        causes=_causes(tables, found, rate),
+        notes=notes,
+    )
+
+
+def _described(key: str, value: float) -> str | float:
+    """A figure as a scenario takes it."""
+    if key == "repair":
+        return f"{max(1, round(value))}s"
+    return f"{value:.6f}s" if key in (*COST_NAMES, "window") else round(value, 6)
+
+
+def _durations(tables: Tables) -> dict[str, MeasuredValue]:
+    """Return what runs of `outlast run` measured of their recoveries, saves and steps."""
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    costs = tables.costs.filter(inside).collect()
+    found: dict[str, MeasuredValue] = {}
+    for what in COST_NAMES:
+        ours = costs.filter(pl.col("what") == what)
+        if not len(ours):
+            continue
+        each = zip(ours["length_ns"].to_list(), ours["many"].to_list(), strict=True)
+        told = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
+        found[what] = MeasuredValue(
+            value=told.mean_s, low=told.low_s, high=told.high_s, count=int(ours["many"].sum()),
+            said=DESCRIPTIONS[what],
+        )  # fmt: skip
+    if "pause" in found:
+        found["window"] = MeasuredValue(
+            value=0.0, low=None, high=None, count=found["pause"].count,
+            said="a replica is whole again when its state has moved, which the pause contains",
+        )  # fmt: skip
+    return found
+
+
+def _causes(tables: Tables, found: AttributedFailures, rate: FittedRate) -> list[CauseShare]:
+    """Of failures of jobs, or of what nodes went away where these are what was counted."""
+    if rate.basis == OUTAGES:
+        share = pl.col("outages") / rate.failures
+        gone = outages_by_symptom(tables).select("symptom", "outages", share=share)
+        return [CauseShare(*row) for row in gone.iter_rows()]
+    told = rates_by_cause(tables, found).filter(pl.col("cause") != ALL)
+    return [CauseShare(*row) for row in told.select("cause", "failures", "share").iter_rows()]
+
+
+def _rate(
+    tables: Tables, found: AttributedFailures, above_gpus: int, node_gpus: int, notes: list[str]
+) -> tuple[FittedRate, int]:
+    """r_f; where hardly anything of that size failed, of all jobs on GPUs, or of outages. And the
+    size of the jobs above which it is."""
+    for above in (above_gpus, 0):
+        one = failure_rate(tables, found, above_gpus=above)
+        survived = len(survived_failures(tables, above))
+        failures = one.failures + survived
+        if failures >= ENOUGH or not above:
+            break
+        notes.append(
+            f"jobs above {above:,} GPUs had {plural(failures, 'failure')} in"
+            f" {one.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
+        )
+    if one.node_days and (failures or not _count(tables.outages)):
+        basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"
+        if survived:
+            basis += f", {survived:,} of which they survived"
+        weight = one.sure_as + survived / max(1.0, one.dispersion or 1.0)
+        told = _measured(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
+        return told, above
+    away = outage_rate(tables)
+    if away.per_1000_node_days is None or not away.outages:
+        raise LakeError("no job ran on GPUs and no node went away in that time: nothing to measure")
+    notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
+    widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
+    gpu_days = away.node_days * node_gpus
+    told = _measured(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
+    return told, above
+
+
+def _measured(
+    basis: str, failures: int, node_days: float, gpu_days: float, dispersion: float | None,
+    weight: float,
+) -> FittedRate:  # fmt: skip
+    """Without a failure the rate is that of half a failure: below the upper end, and not 0."""
+    gpu_s, (low, high) = gpu_days * DAY_S, jeffreys(failures)
+    return FittedRate(
+        basis=basis,
+        failures=failures,
+        node_days=node_days,
+        per_gpu_second=max(failures, 0.5) / gpu_s,
+        low_per_gpu_second=low / gpu_s,
+        high_per_gpu_second=high / gpu_s,
+        per_1000_node_days=1000 * failures / node_days,
+        dispersion=dispersion,
+        weight_failures=min(max(weight, WEIGHT_LEAST), WEIGHT_MOST),
+    )
+
+
+def _node_gpus(tables: Tables, notes: list[str]) -> int:
+    """Return `exposure.gpus_per_node`, with a note where they are only assumed."""
+    found = gpus_per_node(tables)
+    if found.source == "assumed":
+        notes.append(f"nobody says how many GPUs a node has: {found.gpus} are assumed")
+    return found.gpus
+
+
+def _repair(tables: Tables, notes: list[str]) -> dict[str, MeasuredValue]:
+    found = repair_time(tables)
+    if found.mean_s is None:
+        notes.append("no outage ended: how long repairs take is not known")
+        return {}
+    said = (
+        f"mean time until a node is back; {found.open} that last are in it for as long as they are"
+        f" known; half are back after {duration(found.median_s or 0.0)}"
+    )
+    return {
+        "repair": MeasuredValue(
+            value=found.mean_s, low=found.low_s, high=found.high_s, count=found.ended, said=said
+        )
+    }
+
+
+def _shares(
+    tables: Tables, found: AttributedFailures, above_gpus: int, notes: list[str]
+) -> dict[str, MeasuredValue]:
+    """Of failures that ended jobs, by the outages that followed; of failures that jobs survived,
+    as they said themselves."""
+    survived = survived_failures(tables, above_gpus)
+    stored = pl.col("rung") == "restart"
+    transient = len(survived.filter(~stored, pl.col("took_node") == 0))
+    fatal, failures = len(survived.filter(stored)), len(survived)
+    if _count(tables.outages):
+        left = failure_outcomes(tables, found, above_gpus=above_gpus)
+        transient, fatal = transient + left.went_on, fatal + left.wide
+        failures += left.failures
+    elif not failures:
+        notes.append("no outages are known: whether failures take a node cannot be told")
+        return {}
+    if not failures:
+        notes.append("no failures of jobs: whether they take a node cannot be told")
+        return {}
+    said = {
+        "transient": (transient, "share of failures after which no blamed node was away"),
+        "fatal": (fatal, "share of failures that took half of the job's nodes or more, or that"
+                  " only storage was left after"),
+    }  # fmt: skip
+    return {
+        key: MeasuredValue(**estimate_share(count, failures)._asdict(), count=count, said=text)
+        for key, (count, text) in said.items()
+    }
+
+
+def _lemons(
+    tables: Tables, found: AttributedFailures, notes: list[str]
+) -> dict[str, MeasuredValue]:
+    """Where some are certain and raise the rate of the fleet by LEMONS_LEAST or more."""
+    days, by = (tables.until_ns - tables.since_ns) / DAY_NS, failure_basis(tables)
+    if by == "jobs" and not len(found.failures):
+        return {}
+    nodes = rank_lemons(tables, worst_nodes(found), days=days, history_days=days, by=by)
+    bad = nodes.filter("lemon")
+    if len(bad) and float(nodes["failures"].sum()) - float(bad["failures"].sum()) < 1:
+        notes.append("only lemons failed: how many times as often as others cannot be told")
+        return {}
+    failed, expected = float(bad["failures"].sum()), float(bad["expected"].sum())
+    if not len(bad) or not expected or len(bad) / len(nodes) * (failed / expected) < LEMONS_LEAST:
+        return {}
+    bounds = estimate_share(len(bad), len(nodes))
+    low, high = (end / expected for end in garwood(round(failed)))
+    return {
+        "lemons": MeasuredValue(
+            value=len(bad) / len(nodes), low=bounds.low, high=bounds.high, count=len(bad),
+            said="share of nodes that fail more often than chance explains",
+        ),
+        "lemon-factor": MeasuredValue(
+            value=min(failed / expected, FACTOR_MOST), low=low, high=high, count=round(failed),
+            said="how many times as often as the others; those found are the worst ones",
+        ),
+    }  # fmt: skip
+
+
+def _queue(tables: Tables, found: AttributedFailures) -> dict[str, MeasuredValue]:
+    """For `outlast plan ettr --queue`: no field of a scenario."""
+    runs = attempts_of_runs(tables, found.failures.lazy().select("cluster", "job", "attempt"))
+    after = pl.col("infra").shift(1) & (pl.col("run") == pl.col("run").shift(1))
+    waits = runs.filter(after, pl.col("start_ns").is_not_null())["wait_s"]
+    if not len(waits):
+        return {}
+    ends = [waits.quantile(at, "linear") for at in (0.05, 0.5, 0.95)]
+    said = (
+        f"mean wait of a job after a failure until it ran again; half waited less than"
+        f" {duration(ends[1] or 0.0)}; low and high are the 5 % and 95 % quantiles of waits, not of"
+        " their mean"
+    )
+    mean = float(waits.to_numpy().mean())
+    return {
+        "queue": MeasuredValue(value=mean, low=ends[0], high=ends[2], count=len(waits), said=said)
+    }
+
+
+def _count(frame: pl.LazyFrame) -> int:
+    return int(frame.select(pl.len()).collect().item())

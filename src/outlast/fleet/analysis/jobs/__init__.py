@@ -1,0 +1,1 @@
+"""Analyses of jobs: runs, ETTR, goodput, preemptions, crash loops."""

@@ -1,0 +1,181 @@
+"""Evidence for each lemon (symptom, code, device, part), and the commands that would drain them.
+
+Kokolis et al. 2025, IV.A and Table II: most lemons have one part that is the cause.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from typing import NamedTuple
+
+import polars as pl
+
+from outlast.fleet.analysis.exposure import KEY, SECOND_NS
+from outlast.fleet.analysis.failure_attribution import CAUSES, AttributedFailures
+from outlast.fleet.record_tables import Tables
+from outlast.log_records import Symptom
+from outlast.text_formatting import plural
+from outlast.theory.argument_checks import check_share
+
+NODE = ["cluster", "node"]
+UNKNOWN = "not known"
+# The part that a symptom suggests, in the words of Table II.
+PARTS: dict[Symptom, str] = {
+    "gpu-memory": "gpu", "gpu-unavailable": "gpu", "nvlink": "gpu", "pcie": "pcie",
+    "ib-link": "nic or optics", "ethlink": "nic", "main-memory": "dimm", "cpu": "cpu",
+    "thermal": "cooling", "disk": "disk", "clock": "bios",
+}  # fmt: skip
+# Table II of the paper: which part the lemons of RSC-1 and RSC-2 had.
+TABLE_II = {
+    "optics": 0.026, "cpu": 0.026, "psu": 0.051, "nic": 0.077, "eud": 0.103, "pcie": 0.154,
+    "dimm": 0.205, "gpu": 0.282, "bios": 0.077,
+}  # fmt: skip
+SCHEMA = {
+    "cluster": pl.String, "node": pl.String, "symptom": pl.String, "code": pl.String,
+    "device": pl.String, "part": pl.String, "exchanged": pl.Boolean, "why": pl.String,
+}  # fmt: skip
+
+
+def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFrame) -> pl.DataFrame:
+    """Return one row for each of `nodes` (cluster, node), in their order.
+
+    `symptom` and `code`: those of the most failures that are attributed to it; where none has a
+    cause, those of the most findings that can end a job (`attribution.CAUSES`), else "". `device`:
+    the one with the most findings of that code or symptom. `part`: the one that was exchanged most
+    often (`exchanged`), else the one that a ticket names, else what the symptom suggests (PARTS),
+    else UNKNOWN. `why`: all of it in a sentence, with counts and the last day.
+    """
+    wanted = nodes.select(NODE).unique().lazy()
+    ours = pl.col("severity").is_in(CAUSES)
+    ended = found.failures.select(KEY).lazy()
+    causes = found.causes.lazy().filter(ours).join(ended, on=KEY, how="semi")
+    causes = causes.join(wanted, on=NODE, how="semi").collect()
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    findings = tables.findings.filter(ours, inside).join(wanted, on=NODE, how="semi").collect()
+    repairs = tables.repairs.filter(inside).join(wanted, on=NODE, how="semi").collect()
+    rows = [
+        _row(cluster, node, *(
+            frame.filter(pl.col("cluster") == cluster, pl.col("node") == node)
+            for frame in (causes, findings, repairs)
+        ))
+        for cluster, node in nodes.select(NODE).iter_rows()
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+
+
+def suspected_parts(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return Table II of the lemons in `evidence`: `part`, how many `lemons`, in how many of them
+    it was `exchanged`, their `share`, and the `paper`'s."""
+    counts = (
+        rows.group_by("part")
+        .agg(lemons=pl.len().cast(pl.Int64), exchanged=pl.col("exchanged").sum().cast(pl.Int64))
+        .with_columns(share=pl.col("lemons") / max(1, len(rows)))
+        .sort(["lemons", "part"], descending=[True, False])
+    )
+    paper = pl.DataFrame(
+        {"part": list(TABLE_II), "paper": list(TABLE_II.values())},
+        schema={"part": pl.String, "paper": pl.Float64},
+    )
+    return counts.join(paper, on="part", how="left", maintain_order="left")
+
+
+def _row(
+    cluster: str, node: str, causes: pl.DataFrame, findings: pl.DataFrame, repairs: pl.DataFrame
+) -> tuple[str, str, str, str, str, str, bool, str]:
+    failures = causes.select(KEY).n_unique() if len(causes) else 0
+    symptom, many = _most(causes.unique([*KEY, "symptom"]), "symptom")
+    if not symptom:
+        symptom, _ = _most(findings, "symptom")
+    same = pl.col("symptom").cast(pl.String) == symptom
+    code, _ = _most(causes.filter(same).unique([*KEY, "code"]), "code")
+    if not code:
+        code, _ = _most(findings.filter(same), "code")
+    alike = findings.filter(same, pl.col("code") == code if code else pl.lit(value=True))
+    device, on_device = _most(alike, "device")
+    part, exchanged = _part(repairs, symptom)
+    said = [
+        f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
+        " a cause" if many else "nothing was found at its failures",
+    ]  # fmt: skip
+    if not many and symptom:
+        said.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
+    if device:
+        said.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
+    if len(alike):
+        last_s = int(alike["t_ns"].to_numpy().max()) // SECOND_NS
+        said.append(f"last on {dt.datetime.fromtimestamp(last_s, tz=dt.UTC):%Y-%m-%d}")
+    swaps = repairs.filter(pl.col("kind") == "swap")
+    if len(swaps):
+        said.append(f"exchanged: {', '.join(sorted(set(swaps['part'].str.to_lowercase())))}")
+    tickets = len(repairs) - len(swaps)
+    if tickets:
+        said.append(plural(tickets, "ticket"))
+    return (cluster, node, symptom, code, device, part, exchanged, "; ".join(said))
+
+
+def _most(frame: pl.DataFrame, column: str) -> tuple[str, int]:
+    """Return the most frequent text of a column and how often it is there; "" where there is
+    none."""
+    counts = (
+        frame.select(said=pl.col(column).cast(pl.String))
+        .filter(pl.col("said") != "")
+        .group_by("said")
+        .len()
+        .sort(["len", "said"], descending=[True, False])
+    )
+    return (str(counts["said"][0]), int(counts["len"][0])) if len(counts) else ("", 0)
+
+
+def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:
+    for kind in ("swap", "ticket"):
+        known = ~pl.col("part").str.to_lowercase().is_in(["?", "unknown"])
+        named, many = _most(repairs.filter(pl.col("kind") == kind, known), "part")
+        if many:
+            return named.lower(), kind == "swap"
+    suggested = {str(key): part for key, part in PARTS.items()}
+    return suggested.get(symptom, UNKNOWN), False
+
+
+SHARE_MAX = 0.02
+PLAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
+
+
+class DrainCommands(NamedTuple):
+    """`lines` to run; nodes `beyond` what may be drained at once; names `unsafe` to put into a
+    command, of nodes or of their cluster."""
+
+    lines: list[str]
+    beyond: list[str]
+    unsafe: list[str]
+
+
+def drain_commands(found: pl.DataFrame, *, share_max: float = SHARE_MAX) -> DrainCommands:
+    """Return commands for the lemons in `lemons.lemons`' ranking, the worst first.
+
+    Of each cluster at most `share_max` of its nodes in the ranking, rounded down, but one where
+    there is any. A command names the node's cluster (`-M`): where it is run does not decide which
+    of two nodes with one name it drains.
+    """
+    check_share("share_max", share_max)
+    named = found.filter("lemon").select("cluster", "node", "failures", "expected", "times")
+    nodes = dict(found.group_by("cluster").len().iter_rows())
+    most = {
+        cluster: max(1, math.floor(share_max * many)) if share_max else 0
+        for cluster, many in nodes.items()
+    }
+    lines: list[str] = []
+    beyond: list[str] = []
+    unsafe: list[str] = []
+    for cluster, node, failures, expected, times in named.iter_rows():
+        if not PLAIN.fullmatch(node) or not (cluster == "" or PLAIN.fullmatch(cluster)):
+            unsafe.append(node)
+        elif not most[cluster]:
+            beyond.append(node)
+        else:
+            most[cluster] -= 1
+            of = f"-M {cluster} " if cluster else ""
+            reason = f"lemon: {failures:.3g} failures, {expected:.2g} expected, {times:.3g} times"
+            lines.append(f"scontrol {of}update NodeName={node} State=DRAIN Reason='{reason}'")
+    return DrainCommands(lines, beyond, unsafe)

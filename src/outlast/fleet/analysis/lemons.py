@@ -1,0 +1,230 @@
+"""Lemons: nodes that fail more often than chance explains.
+
+Kokolis et al. 2025, IV.A, set thresholds on the signals by hand. Here each node's failures are held
+against what the fleet's rate gives its exposure; the signals stand beside it as evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+from outlast.errors import UsageError
+from outlast.fleet.analysis.node_attribution import (
+    NODE,
+    SIMULTANEOUS_S,
+    attribute_to_nodes,
+    merge_simultaneous,
+)
+from outlast.fleet.analysis.node_signals import SIGNALS, clip_tables, node_exposure, node_signals
+from outlast.fleet.analysis.outages import node_days_up, outages_as_failures
+from outlast.fleet.host_lists import nodes_of
+from outlast.fleet.record_tables import DAY_NS, Tables
+from outlast.theory import special_functions
+from outlast.theory.argument_checks import check_not_negative, check_positive
+
+DAYS = 28.0
+HISTORY_DAYS = 112.0
+FDR = 0.05
+TIMES_MIN = 4.0
+NAMED_MIN = 2
+ROUNDS_MAX = 8
+HALF = 0.5  # of a failure: where only lemons failed, the others' rate is below this, and not 0
+PRIOR_FAILURES = 2.0  # by which a kind of node is taken to fail as the fleet does
+
+
+FailureBasis = Literal["jobs", "outages"]
+PAST = "|past"  # of columns, until they have their names
+
+
+class RankingScore(NamedTuple):
+    """How well a ranking found the true lemons. `precision` and `recall` of what it calls lemons;
+    `precision_at_80`: of the ranking down to where 80 % of the true ones are found. None where
+    there is nothing to divide by."""
+
+    called: int
+    right: int
+    true: int
+    precision: float | None
+    recall: float | None
+    precision_at_80: float | None
+
+
+def rank_lemons(
+    tables: Tables,
+    infra: pl.LazyFrame,
+    *,
+    days: float = DAYS,
+    history_days: float = HISTORY_DAYS,
+    fdr: float = FDR,
+    times_min: float = TIMES_MIN,
+    same_s: float = SIMULTANEOUS_S,
+    by: FailureBasis = "jobs",
+) -> pl.DataFrame:
+    """All nodes that ran jobs in the last `days`, the likeliest lemon first.
+
+    `failures` x of a node: the weights of its events (`blame.events`) of `infra`; `expected` m: its
+    node-days of running times the rate of nodes of its `kind`, lemons left out, which is the
+    fleet's where a kind has hardly failed (Gamma with the weight of 2 failures), and that of half a
+    failure where none but lemons failed. `p` is Poisson's
+    tail P(N >= x; m), for shares of failures continued as the regularised gamma function P(x, m).
+    The same of the last `history_days`, where there are more of them (`past_`): p is then twice the
+    smaller. `q`: p as Benjamini and Hochberg (1995) adjust it: among nodes up to a q, that share
+    was called by chance.
+
+    A `lemon` has q of at most `fdr`, at least `times_min` as many failures as expected, and at
+    least two events that are certainly its own, one of them in the last `days`; one that had none
+    of them in the last `days` was a lemon `earlier`. Rates are computed
+    again without the lemons until none is new. Columns besides: the signals of the last `days`.
+
+    `by` outages: for a cluster of which no job is known, failures are the outages that began, and
+    node-days those that a node was there and not away.
+    """
+    check_positive("days", days)
+    check_not_negative("times_min", times_min)
+    if not 0 < fdr < 1:
+        raise UsageError(f"fdr must lie between 0 and 1, not {fdr!r}")
+    if not history_days >= days:
+        raise UsageError(f"history_days ({history_days!r}) must be at least days ({days!r})")
+    now, past = (
+        clip_tables(
+            tables, max(tables.since_ns, tables.until_ns - round(d * DAY_NS)), tables.until_ns
+        )
+        for d in (days, history_days)
+    )
+    blame = attribute_to_nodes(past, infra) if by == "jobs" else outages_as_failures(past)
+    nodes = nodes_of(past.jobs).collect().lazy()
+    evidence, held = node_signals(now, infra, nodes), node_exposure(past, nodes).drop("alone")
+    if by == "outages":
+        there = evidence.drop("node_days").join(
+            node_days_up(now), on=NODE, how="full", coalesce=True
+        )
+        counts = [name for name in SIGNALS if name != "single_node_nodefailure_rate"]
+        evidence, held = there.with_columns(pl.col(counts).fill_null(0)), node_days_up(past)
+        evidence = evidence.with_columns(pl.col("kind").fill_null(""))
+    before = held.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
+    found = (
+        evidence.join(_counts(now, blame, same_s), on=NODE, how="left")
+        .join(before, on=NODE, how="left", suffix=PAST)
+        .collect()
+        .rename(lambda name: "past_" + name.removesuffix(PAST) if name.endswith(PAST) else name)
+        .with_columns(pl.col("^(past_)?(failures|named|node_days)$").fill_null(0))
+        .filter(pl.col("node_days") > 0)
+    )
+    longer = past.since_ns < now.since_ns
+    return _selected(found, fdr, times_min, longer=longer)
+
+
+def failure_basis(tables: Tables) -> FailureBasis:
+    """Jobs where one ran; else a cluster shows its failures by outages alone."""
+    ran = tables.jobs.select(pl.col("start_ns").is_not_null().any())
+    return "jobs" if ran.collect().item() else "outages"
+
+
+def score_ranking(found: pl.DataFrame, true: Collection[str]) -> RankingScore:
+    """A ranking of `lemons` against the names of the true ones."""
+    right = found["node"].is_in(list(true)).to_list()
+    called = found["lemon"].to_list()
+    both = sum(a and b for a, b in zip(right, called, strict=True))
+    wanted = math.ceil(0.8 * len(true) - 1e-9)
+    at_80 = None
+    hits = 0
+    for rank, hit in enumerate(right, 1):
+        hits += hit
+        if true and hits >= wanted:
+            at_80 = hits / rank
+            break
+    many = sum(called)
+    return RankingScore(
+        called=many,
+        right=both,
+        true=len(true),
+        precision=both / many if many else None,
+        recall=both / len(true) if true else None,
+        precision_at_80=at_80,
+    )
+
+
+def benjamini_hochberg(p: Sequence[float]) -> list[float]:
+    """Benjamini and Hochberg's q of each p: the least of p_(j) n/j over all j from its rank on."""
+    order = sorted(range(len(p)), key=p.__getitem__, reverse=True)
+    q, least = [1.0] * len(p), 1.0
+    for after, at in enumerate(order):
+        least = min(least, p[at] * len(p) / (len(p) - after))
+        q[at] = least
+    return q
+
+
+def _counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.LazyFrame:
+    inside = pl.col("t_ns").is_between(window.since_ns, window.until_ns, closed="left")
+    return (
+        merge_simultaneous(blame.filter(inside), same_s)
+        .group_by(NODE)
+        .agg(
+            failures=pl.col("weight").sum(),
+            named=pl.col("named").sum().cast(pl.Int64),
+            last_ns=pl.col("t_ns").max(),
+        )
+    )
+
+
+def _selected(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:
+    found = found.with_columns(lemon=pl.lit(value=False))
+    for _ in range(ROUNDS_MAX):
+        before = found["lemon"]
+        found = _expected(_expected(found, ""), "past_")
+        now, past = (_tail(found, prefix) for prefix in ("", "past_"))
+        p = [min(1.0, 2 * min(pair)) for pair in zip(now, past, strict=True)] if longer else now
+        q = benjamini_hochberg(p)
+        often = pl.max_horizontal("times", "past_times") >= times_min
+        certain = (pl.col("named") >= 1) & (pl.col("past_named") >= NAMED_MIN)
+        found = found.with_columns(
+            p=pl.Series(p, dtype=pl.Float64), q=pl.Series(q, dtype=pl.Float64)
+        )
+        found = found.with_columns(lemon=(pl.col("q") <= fdr) & often & certain)
+        before_now = (pl.col("named") == 0) & (pl.col("past_named") >= NAMED_MIN)
+        found = found.with_columns(earlier=(pl.col("q") <= fdr) & often & before_now)
+        if found["lemon"].equals(before):
+            break
+    return found.sort(
+        ["lemon", "p", "times", *NODE], descending=[True, False, True, False, False]
+    ).select(
+        *NODE, "kind", "lemon", "earlier", "p", "q", "failures", "expected", "times", "node_days",
+        "past_failures", "past_expected", "past_times", "past_node_days", "last_ns", *SIGNALS,
+    )  # fmt: skip
+
+
+def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
+    """Failures that the rate of each node's kind gives it, lemons left out of the rate."""
+    failures, days = (
+        pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
+        for name in ("failures", "node_days")
+    )
+    others = (
+        pl.when(pl.col("lemon").any())
+        .then(failures.sum().clip(lower_bound=HALF))
+        .otherwise(failures.sum())
+    )
+    fleet = others / pl.when(days.sum() > 0).then(days.sum())
+    kind = ["cluster", "kind"]
+    weight = PRIOR_FAILURES + failures.sum().over(kind)
+    rate = weight / (PRIOR_FAILURES / fleet + days.sum().over(kind))
+    expected = (pl.col(prefix + "node_days") * rate).fill_null(0.0).fill_nan(0.0)
+    name = prefix + "expected"
+    times = pl.when(pl.col(name) > 0).then(pl.col(prefix + "failures") / pl.col(name))
+    return found.with_columns(expected.alias(name)).with_columns(
+        times.otherwise(
+            pl.when(pl.col(prefix + "failures") > 0).then(math.inf).otherwise(0.0)
+        ).alias(prefix + "times")
+    )
+
+
+def _tail(found: pl.DataFrame, prefix: str) -> list[float]:
+    pairs = found.select(prefix + "failures", prefix + "expected").iter_rows()
+    return [
+        1.0 if count <= 0 else (special_functions.gamma_lower(count, mean) if mean > 0 else 0.0)
+        for count, mean in pairs
+    ]

@@ -1,0 +1,252 @@
+"""Node outages, repair times and part replacements."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from outlast.fleet.analysis.confidence_intervals import jeffreys, with_rates
+from outlast.fleet.analysis.exposure import SECOND_NS, node_days_by_day, per_1000, whole_days
+from outlast.fleet.analysis.node_attribution import NODE
+from outlast.fleet.analysis.node_inventory import node_inventory
+from outlast.fleet.record_tables import DAY_NS, Tables
+
+ROLLING_DAYS = 30
+
+
+class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Outages that began in the window, in 1000 days of a node being up. `low` to `high`: 90 %, of
+    Gamma(outages + 1/2, node_days), for independent ones. Variance over mean, of outages by node
+    and by whole day (1: independent); `swing`: the highest rate of 30 days over the lowest, None
+    where there are no two such stretches or one is without any."""
+
+    outages: int
+    nodes: int
+    node_days: float
+    down_days: float
+    per_1000_node_days: float | None
+    low: float | None
+    high: float | None
+    per_node_variance: float | None
+    per_day_variance: float | None
+    swing: float | None
+
+    @property
+    def sure_as(self) -> float:
+        """As many independent outages would tell as much."""
+        return self.outages / max(1.0, self.per_node_variance or 1.0, self.per_day_variance or 1.0)
+
+
+def outage_rate(tables: Tables) -> OutageRate:
+    """Outages by node-days up: those of all nodes (`present.present`), less what outages took."""
+    nodes, calendar = node_inventory(tables), outages_by_day(tables)
+    days = whole_days(calendar, tables)
+    begun = int(calendar["outages"].sum())
+    up, down = float(calendar["node_days"].sum()), float(calendar["down_days"].sum())
+    of_nodes = nodes.join(
+        _outages_of_window(tables).group_by("cluster", "node").agg(begun=pl.len()).collect(),
+        on=["cluster", "node"],
+        how="left",
+    )["begun"].fill_null(0)
+    per = 1000 / up if up > 1e-6 else None
+    low, high = jeffreys(begun)
+    return OutageRate(
+        outages=begun,
+        nodes=len(nodes),
+        node_days=up,
+        down_days=down,
+        per_1000_node_days=per and begun * per,
+        low=per and low * per,
+        high=per and high * per,
+        per_node_variance=_over_mean(of_nodes),
+        per_day_variance=_over_mean(days["outages"]),
+        swing=_swing(rolling_outages(days)),
+    )
+
+
+def outages_by_day(tables: Tables) -> pl.DataFrame:
+    """`outages` that began on each `day` (since 1970, UTC), `node_days` up and `down_days`."""
+    there = (
+        node_inventory(tables).lazy().select("begin_ns", nodes=pl.lit(1), end_ns=tables.until_ns)
+    )
+    down = down_times(tables).lazy().select("begin_ns", "end_ns", nodes=pl.lit(1))
+    counts = (
+        _outages_of_window(tables)
+        .group_by(day=pl.col("t_ns") // DAY_NS)
+        .agg(outages=pl.len())
+        .collect()
+    )
+    return (
+        node_days_by_day(there, tables)
+        .join(
+            node_days_by_day(down, tables).rename({"spent": "down_days"}),
+            on="day",
+            maintain_order="left",
+        )
+        .join(counts, on="day", how="left", maintain_order="left")
+        .select(
+            "day",
+            pl.col("outages").fill_null(0).cast(pl.Int64),
+            (pl.col("spent") - pl.col("down_days")).clip(lower_bound=0).alias("node_days"),
+            "down_days",
+        )
+    )
+
+
+def outages_by_symptom(tables: Tables) -> pl.DataFrame:
+    """Of what nodes went away, the most frequent first: `symptom`, `outages` that began in the
+    window, on how many `nodes`, `per_1000_node_days` of all nodes being up with both intervals
+    (`intervals.with_rates`), and `median_h`, hours until half of those that ended were over."""
+    up = float(outages_by_day(tables)["node_days"].sum())
+    ended = pl.col("until_ns").is_between(pl.col("t_ns"), tables.until_ns)
+    took_h = (pl.col("until_ns") - pl.col("t_ns")) / SECOND_NS / 3600
+    found = (
+        _outages_of_window(tables)
+        .group_by(symptom=pl.col("symptom").cast(pl.String))
+        .agg(
+            outages=pl.len().cast(pl.Int64),
+            nodes=pl.struct("cluster", "node").n_unique().cast(pl.Int64),
+            median_h=took_h.filter(ended).median(),
+        )
+        .sort(["outages", "symptom"], descending=[True, False])
+        .with_columns(node_days=pl.lit(up))
+        .collect()
+    )
+    told = with_rates(found, "outages", "node_days", "per_1000_node_days")
+    return told.with_columns(pl.col(r"^per_1000.*$") * 1000)
+
+
+def rolling_outages(calendar: pl.DataFrame, days: int = ROLLING_DAYS) -> pl.DataFrame:
+    """What `by_day` gave, over the `days` up to and with each day; whole stretches only."""
+    return (
+        calendar.with_columns(pl.col("outages", "node_days").rolling_sum(days, min_samples=days))
+        .drop_nulls("outages")
+        .select(
+            pl.col("day").cast(pl.Int32).cast(pl.Date),
+            "outages",
+            "node_days",
+            per_1000_node_days=per_1000("outages", "node_days"),
+        )
+    )
+
+
+def down_times(tables: Tables) -> pl.DataFrame:
+    """`cluster`, `node`, `begin_ns`, `end_ns` in the window of outages, without what another one of
+    the node covered already: time is away once. One that lasts, lasts until the window's end."""
+    over = ("cluster", "node")
+    until = pl.col("until_ns").fill_null(tables.until_ns).clip(upper_bound=tables.until_ns)
+    covered = pl.col("end_ns").cum_max().shift(1).over(over, order_by="begin_ns")
+    return (
+        tables.outages.select(
+            *over, begin_ns=pl.col("t_ns").clip(lower_bound=tables.since_ns), end_ns=until
+        )
+        .filter(pl.col("end_ns") > pl.col("begin_ns"))
+        .sort(*over, "begin_ns")
+        .with_columns(begin_ns=pl.max_horizontal("begin_ns", covered))
+        .filter(pl.col("end_ns") > pl.col("begin_ns"))
+        .collect()
+    )
+
+
+class RepairTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds until a node is back: the mean, with outages that last taken for as long as they are
+    known to be. `low` to `high`: 90 %, of Gamma(ended + 1/2). `open`: those without an end."""
+
+    ended: int
+    open: int
+    mean_s: float | None
+    median_s: float | None
+    low_s: float | None
+    high_s: float | None
+
+
+def repair_time(tables: Tables) -> RepairTime:
+    """Of outages that began in the window: all their time, over those that ended (the estimate of
+    greatest likelihood where repairs are exponential and some are not over; Lawless 2003, 3.2).
+    One that ends before it begins tells nothing of how long repairs take."""
+    forwards = pl.col("until_ns").is_null() | (pl.col("until_ns") >= pl.col("t_ns"))
+    began = _outages_of_window(tables).filter(forwards).select("t_ns", "until_ns").collect()
+    open_ = pl.col("until_ns").is_null() | (pl.col("until_ns") > tables.until_ns)
+    took = (pl.col("until_ns").clip(upper_bound=tables.until_ns) - pl.col("t_ns")) / SECOND_NS
+    told = began.select(
+        open=open_.fill_null(value=True),
+        took=took.fill_null((tables.until_ns - pl.col("t_ns")) / SECOND_NS),
+    )
+    done = told.filter(~pl.col("open"))["took"]
+    ended, whole = len(done), float(told["took"].sum())
+    low, high = jeffreys(ended)
+    return RepairTime(
+        ended=ended,
+        open=len(told) - ended,
+        mean_s=whole / ended if ended else None,
+        median_s=_median(done),
+        low_s=whole / high if ended else None,
+        high_s=whole / low if ended else None,
+    )
+
+
+def _outages_of_window(tables: Tables) -> pl.LazyFrame:
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    return tables.outages.filter(inside)
+
+
+def _median(values: pl.Series) -> float | None:
+    return values.quantile(0.5, "linear")
+
+
+def _over_mean(counts: pl.Series) -> float | None:
+    """Sample variance over mean."""
+    values = counts.cast(pl.Float64).to_numpy()
+    if len(values) < 2 or not values.sum():
+        return None
+    return float(values.var(ddof=1) / values.mean())
+
+
+def _swing(rates: pl.DataFrame) -> float | None:
+    values = rates["per_1000_node_days"].drop_nulls().to_numpy()
+    if len(values) < 2 or not values.min():
+        return None
+    return float(values.max() / values.min())
+
+
+def outages_as_failures(tables: Tables) -> pl.LazyFrame:
+    """Outages as failures, each certainly its node's, in the columns of `blame.events`."""
+    return tables.outages.select(*NODE, "t_ns", weight=pl.lit(1.0), named=pl.lit(value=True))
+
+
+def node_days_up(tables: Tables) -> pl.LazyFrame:
+    """By node: `node_days` in the window that the cluster had it and it was not away."""
+    down = (
+        down_times(tables)
+        .group_by(NODE)
+        .agg(down=(pl.col("end_ns") - pl.col("begin_ns")).sum() / DAY_NS)
+    )
+    left = (pl.col("days") - pl.col("down").fill_null(0.0)).clip(lower_bound=0)
+    return (
+        node_inventory(tables).join(down, on=NODE, how="left").lazy().select(*NODE, node_days=left)
+    )
+
+
+def part_replacements(tables: Tables) -> pl.DataFrame:
+    """For each `part` of the repairs of kind `swap`: how many (`swaps`), on how many `nodes` of
+    those that the cluster has, and `per_1000_node_days` of its nodes being there, with both
+    intervals (`intervals.with_rates`)."""
+    there = node_inventory(tables)
+    counted = (
+        tables.repairs.filter(
+            pl.col("kind") == "swap",
+            pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left"),
+        )
+        .group_by(part=pl.col("part").str.to_lowercase())
+        .agg(
+            swaps=pl.len().cast(pl.Int64),
+            nodes=pl.struct("cluster", "node").n_unique().cast(pl.Int64),
+        )
+        .sort(["swaps", "part"], descending=[True, False])
+        .collect()
+    )
+    days = float(there["days"].sum())
+    told = with_rates(
+        counted.with_columns(days=pl.lit(days)), "swaps", "days", "per_1000_node_days"
+    )
+    return told.with_columns(pl.col(r"^per_1000.*$") * 1000).rename({"days": "node_days"})

@@ -1,0 +1,290 @@
+"""Report of a hang: the root stall of all groups, and the verdict as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from outlast.fleet.flight_recorder import stalled_operations
+from outlast.fleet.flight_recorder.nearby_findings import (
+    NearbyFindings,
+    RankFinding,
+    findings_of_ranks,
+)
+from outlast.fleet.flight_recorder.recorded_groups import (
+    OWN_CALLED,
+    RecordedGroup,
+    collect_groups,
+    minimum_world_size,
+)
+from outlast.fleet.flight_recorder.recorded_groups import group_label as named_of
+from outlast.fleet.flight_recorder.recorded_operations import frame_of, is_complete
+from outlast.fleet.flight_recorder.recorder_dumps import (
+    DumpCollection,
+    RecorderDump,
+    RecorderEntry,
+    UnusedDump,
+)
+from outlast.fleet.flight_recorder.stall import Stall, format_ranks
+
+
+class OrderedStalls(NamedTuple):
+    """`found`: roots first, each kind by time. `circle`: everybody waits for somebody who waits."""
+
+    found: list[Stall]
+    circle: bool
+
+
+def order_stalls(found: Sequence[Stall]) -> OrderedStalls:
+    """The root first."""
+    waits = {
+        at: {
+            other
+            for other, elsewhere in enumerate(found)
+            if other != at and _behind(stuck, elsewhere)
+        }
+        for at, stuck in enumerate(found)
+    }
+    roots = [at for at, behind in waits.items() if not behind]
+    circle = bool(found) and not roots
+    if circle:  # those who only lead to it are not of it
+        roots = [at for at in waits if at in _reached(at, waits)]
+    first = sorted(roots, key=lambda at: _when(found[at]))
+    rest = sorted(set(waits) - set(roots), key=lambda at: _when(found[at]))
+    return OrderedStalls([found[at] for at in first + rest], circle)
+
+
+def _behind(stuck: Stall, other: Stall) -> bool:
+    """Whether the ranks that `stuck` is about may only be held up by `other`."""
+    step_was_left = other.group == OWN_CALLED != stuck.group
+    return not step_was_left and bool(set(stuck.ranks) & set(other.waiting))
+
+
+def _when(stuck: Stall) -> tuple[bool, int]:
+    """What only perhaps stands still comes last, and what nobody knows the time of."""
+    return stuck.confidence == "unsure", stuck.since_ns if stuck.since_ns is not None else 1 << 63
+
+
+def _reached(start: int, waits: dict[int, set[int]]) -> set[int]:
+    seen: set[int] = set()
+    open_ = [start]
+    while open_:
+        new = waits[open_.pop()] - seen
+        seen |= new
+        open_ += new
+    return seen
+
+
+SURE = {
+    "sure": "the dumps leave no other reading",
+    "likely": "likely: the dumps do not show all of it",
+    "unsure": "uncertain: the dumps do not decide it",
+}
+
+
+def describe_verdict(
+    found: Sequence[Stall], *, circle: bool, last: str, near: Sequence[RankFinding]
+) -> str:
+    """One paragraph. `last`: what the culprit did last."""
+    if not found:
+        return (
+            "Nothing stands still in these dumps: whatever their ranks entered, all of them"
+            " entered, the same on all, and nothing shows that it did not end."
+        )
+    root = found[0]
+    said = [sentence(root.said)]
+    if circle:
+        others = "; ".join(one.said for one in found[1:4])
+        said.append(f"It is a circle, in which nobody is first: {others}.")
+    if root.since_ns:
+        since = datetime.fromtimestamp(root.since_ns / 1e9, tz=UTC)
+        at = f", at {root.where}" if root.where else ""
+        said.append(f"The first of them entered it at {since:%Y-%m-%d %H:%M:%S.%f} UTC{at}.")
+    if last:
+        said.append(last)
+    if near:
+        said.append(describe_health(near[0]))
+    elif root.confidence != "sure":
+        said.append(sentence(SURE[root.confidence]))
+    return " ".join(said)
+
+
+def describe_health(near: RankFinding) -> str:
+    """The node of rank 2, node17, had XID 79 (gpu-unavailable) 4.0 seconds before."""
+    what = near.code or near.check
+    detail = f"{near.symptom}, {near.device}" if near.device else near.symptom
+    side = "before" if near.before_s >= 0 else "after"
+    return (
+        f"The node of {format_ranks(near.ranks)}, {near.node}, had {what} ({detail})"
+        f" {_span(near)} {side}."
+    )
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _span(near: RankFinding) -> str:
+    apart_s = abs(near.before_s)
+    return f"{apart_s / 60:.1f} minutes" if apart_s >= 120 else f"{apart_s:.1f} seconds"
+
+
+class LastSeen(Struct, frozen=True, kw_only=True):
+    """The last thing that a rank recorded, in any group."""
+
+    op: str
+    seq: int
+    group: str
+    t_ns: int
+    where: str
+
+
+class HangReport(Struct, frozen=True, kw_only=True):
+    """What `--json` prints. `stuck`: the root first. `ranks`: those to look at, of the root."""
+
+    version: int = 1
+    verdict: str
+    confidence: str  # sure, likely, unsure; "" where nothing stands still
+    circle: bool
+    ranks: tuple[int, ...]
+    hosts: dict[int, str]
+    stuck: tuple[Stall, ...]
+    last: dict[int, LastSeen]
+    health: tuple[RankFinding, ...]
+    world: int
+    read: tuple[int, ...]
+    missing: tuple[int, ...]  # no dump that can be read
+    wrapped: tuple[int, ...]  # the start of its records has been written over
+    unread: tuple[UnusedDump, ...]
+    notes: tuple[str, ...]
+
+
+def analyse_dumps(
+    read: DumpCollection,
+    *,
+    world: int | None = None,
+    hosts: Mapping[int, str] | None = None,
+    findings: Callable[[int], NearbyFindings] | None = None,
+) -> HangReport:
+    """`world`: how many ranks the job had, where the caller knows. `hosts`: of ranks, before what
+    names of files say. `findings`: what nodes said around a Unix time in nanoseconds."""
+    dumps = read.dumps
+    notes: list[str] = []
+    if read.second:
+        notes.append(
+            f"of several dumps of {format_ranks(read.second)} the one that goes furthest is used"
+        )
+    size = _world(read, world, notes)
+    all_groups = collect_groups(dumps, size)
+    found = [stuck for group in all_groups for stuck in _find_stalls(group)]
+    at = order_stalls(found)
+    root = at.found[0] if at.found else None
+    ranks = root.ranks if root else ()
+    where = {**read.hosts, **(hosts or {})}
+    last = {rank: seen for rank in ranks if (seen := _last(dumps.get(rank))) is not None}
+    said = _health_findings(root, where, findings, notes) if root and findings else []
+    _note(all_groups, notes)
+    return HangReport(
+        verdict=describe_verdict(at.found, circle=at.circle, last=_did(root, last), near=said),
+        confidence=root.confidence if root else "",
+        circle=at.circle,
+        ranks=ranks,
+        hosts={rank: where[rank] for rank in sorted({*dumps, *ranks}) if rank in where},
+        stuck=tuple(at.found),
+        last=last,
+        health=tuple(said),
+        world=size,
+        read=tuple(sorted(dumps)),
+        missing=tuple(rank for rank in range(size) if rank not in dumps),
+        wrapped=tuple(sorted(rank for rank, dump in dumps.items() if not is_complete(dump))),
+        unread=tuple(read.unread),
+        notes=tuple(notes),
+    )
+
+
+def _find_stalls(group: RecordedGroup) -> list[Stall]:
+    found = stalled_operations.find_collective_stall(group)
+    return [*([found] if found else []), *stalled_operations.find_pair_stalls(group)]
+
+
+def _world(read: DumpCollection, told: int | None, notes: list[str]) -> int:
+    named_ranks = [*read.dumps, *(one.rank for one in read.unread if one.rank is not None)]
+    least = max(max(named_ranks) + 1, minimum_world_size(read.dumps) or 0)
+    if told is None and minimum_world_size(read.dumps) is None:
+        notes.append(
+            f"the dumps do not say how many ranks there were: {least} by their names (--world says"
+            " it)"
+        )
+    if told is not None and told < least:
+        notes.append(f"--world {told} is fewer than the dumps have: {least}")
+    return max(told or 0, least)
+
+
+def _last(dump: RecorderDump | None) -> LastSeen | None:
+    if dump is None or not dump.entries:
+        return None
+    entry = dump.entries[-1]
+    return LastSeen(
+        op=entry.kind,
+        seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        group=_group_of(entry),
+        t_ns=entry.time_created_ns,
+        where=frame_of(entry),
+    )
+
+
+def _group_of(entry: RecorderEntry) -> str:
+    return RecordedGroup(*named_of(entry), backend="", members=(), known=False, tracks={}).called
+
+
+def _did(root: Stall | None, last: Mapping[int, LastSeen]) -> str:
+    """What the first of the culprits did last."""
+    if root is None or root.kind not in ("absent", "undecided") or not last:
+        return ""
+    rank, seen = next(iter(last.items()))
+    before = ""
+    if root.since_ns and root.since_ns >= seen.t_ns:
+        before = f", {(root.since_ns - seen.t_ns) / 1e9:.3f} s before"
+    at = f", at {seen.where}" if seen.where else ""
+    return f"The last that rank {rank} entered is {seen.op} {seen.seq} of {seen.group}{before}{at}."
+
+
+def _health_findings(
+    root: Stall,
+    hosts: Mapping[int, str],
+    findings: Callable[[int], NearbyFindings],
+    notes: list[str],
+) -> list[RankFinding]:
+    ranks = root.ranks or root.waiting
+    if root.since_ns is None:
+        notes.append("the time of the hang is not in the dumps: health was not looked at")
+        return []
+    if unknown := [rank for rank in ranks if rank not in hosts]:
+        notes.append(
+            f"the host of {format_ranks(unknown)} is not known, and its health was not looked"
+            " at (--hosts"
+            " FILE says it: a rank and a host a line)"
+        )
+    known = findings(root.since_ns)
+    notes.extend(known.notes)
+    found = findings_of_ranks(known.findings, ranks, hosts, root.since_ns)
+    if not found and len(unknown) < len(ranks):
+        notes.append(
+            f"nothing is known to have been wrong with the nodes of {format_ranks(ranks)} from"
+            " 10 minutes"
+            " before to 5 minutes after"
+        )
+    return found
+
+
+def _note(all_groups: list[RecordedGroup], notes: list[str]) -> None:
+    unsaid = [group for group in all_groups if not group.known]
+    if unsaid:
+        called = ", ".join(group.called for group in unsaid[:4])
+        notes.append(
+            f"the dumps do not say who the members of {len(unsaid)} group(s) are ({called}): those"
+            " who used them are taken for them"
+        )

@@ -1,0 +1,192 @@
+"""Operations of one rank in one group: collectives by number, sends and receives by peer.
+
+A state is only as good as who wrote it. NCCL's watchdog follows each operation on its stream until
+it is `completed`; that it has `started` it knows only where TORCH_NCCL_ENABLE_TIMING is set. gloo
+writes `scheduled` for ever and says, by `retired`, that the operation has ended somehow: well, or
+with an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from outlast.fleet.flight_recorder.recorder_dumps import RecorderDump, RecorderEntry, Sizes, kind_of
+
+Progress = Literal[
+    "queued",  # entered; its stream has not come to it (NCCL)
+    "running",  # its kernel waits for the others, or for the network (NCCL)
+    "inside",  # entered and not left; no more is known
+    "ended",  # well or with an error, nobody says (gloo)
+    "left",  # completed
+]
+UNDER_WAY: tuple[Progress, ...] = ("queued", "running", "inside")
+_FOLLOWED: dict[str, Progress] = {
+    "scheduled": "queued", "started": "running", "completed": "left",
+}  # fmt: skip
+_UNFOLLOWED = {"gloo", "mpi", "ucc"}
+_ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
+BATCHED = " + "
+_MEANT_MAX = 4096  # sorts of operations that are remembered
+_SHOWN = 200  # characters of a name
+_PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
+
+
+class RecordedOp(NamedTuple):
+    """One operation as one rank entered it. `sizes`: elements going in and coming out."""
+
+    seq: int
+    kind: str  # all_reduce, or all_gather + all_gather of a batch
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[str, ...]
+    progress: Progress
+    t_ns: int
+    at: int  # its place in the rank's own records
+    where: str  # file.py:12 in train
+    source: int = -1  # of a send or receive, the ranks as the group counts them
+    target: int = -1
+
+
+class RankTrack(NamedTuple):
+    """One rank in one group. `last`: the number of the last collective that it entered, 0 for none,
+    None where its record may be lost. `left_to`: up to there it is certainly through, since one
+    stream runs its operations in order; -1 for nothing. `whole`: no record has been written over.
+    """
+
+    rank: int
+    ops: dict[int, RecordedOp]
+    pairs: list[RecordedOp]  # sends and receives
+    whole: bool
+    last: int | None
+    left_to: int
+
+
+def is_complete(dump: RecorderDump) -> bool:
+    return not dump.entries or dump.entries[0].record_id == 0
+
+
+def track_rank(rank: int, dump: RecorderDump, entries: Sequence[RecorderEntry]) -> RankTrack:
+    """What a rank did in the group that these entries of it belong to.
+
+    Where numbers begin again, or another backend has them, the group was made anew under its name:
+    its last life counts.
+    """
+    ops: dict[int, list[RecorderEntry]] = {}
+    pairs: dict[int, list[RecorderEntry]] = {}
+    life: int | None = None
+    for entry in entries:
+        numbered, seq = (
+            (pairs, entry.p2p_seq_id) if entry.is_p2p else (ops, entry.collective_seq_id)
+        )
+        if life not in (None, entry.pg_id) or (numbered and seq < next(reversed(numbered))):
+            ops, pairs = {}, {}
+            numbered = pairs if entry.is_p2p else ops
+        life = entry.pg_id
+        numbered.setdefault(seq, []).append(entry)
+    timed = any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries)
+    found = {seq: _op(seq, those, timed=timed) for seq, those in ops.items()}
+    all_there = is_complete(dump)
+    return RankTrack(
+        rank=rank,
+        ops=found,
+        pairs=[op for those in pairs.values() for op in _pairs(those, timed=timed)],
+        whole=all_there,
+        last=max(found, default=0 if all_there else None),
+        left_to=max((seq for seq, op in found.items() if op.progress == "left"), default=-1),
+    )
+
+
+def element_counts(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """Elements of each tensor: its shape does not matter to the others."""
+    return tuple(math.prod(size) for size in sizes)
+
+
+class _Meant(NamedTuple):
+    """What a rank wants of the others."""
+
+    kind: str
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[str, ...]
+
+
+@lru_cache(maxsize=_MEANT_MAX)
+def _meant(
+    names: tuple[str, ...],
+    given: tuple[Sizes, ...],
+    taken: tuple[Sizes, ...],
+    dtypes: tuple[tuple[str, ...], ...],
+) -> _Meant:
+    """Of a batch's parts. A job has few sorts of them, and a thousand ranks have millions."""
+    return _Meant(
+        kind=BATCHED.join(kind_of(name) for name in names[:8]),
+        sizes=(
+            element_counts(size for sizes in given for size in sizes),
+            element_counts(size for sizes in taken for size in sizes),
+        ),
+        dtypes=tuple(sorted({name for each in dtypes for name in each})),
+    )
+
+
+def _op(seq: int, entries: list[RecorderEntry], *, timed: bool) -> RecordedOp:
+    """Entries under one number are one batch; the one that says so has its state."""
+    parts = entries
+    if len(entries) > 1:
+        parts = [entry for entry in entries if entry.kind not in _ENDS] or entries
+    meant = _meant(
+        tuple([part.profiling_name for part in parts]),
+        tuple([part.input_sizes for part in parts]),
+        tuple([part.output_sizes for part in parts]),
+        tuple([(*part.input_dtypes, *part.output_dtypes) for part in parts]),
+    )
+    return RecordedOp(
+        seq=seq,
+        kind=meant.kind,
+        sizes=meant.sizes,
+        dtypes=meant.dtypes,
+        progress=_progress(entries[-1], timed=timed),
+        t_ns=entries[0].time_created_ns,
+        at=entries[-1].record_id,
+        where=frame_of(entries[0]),
+    )
+
+
+def _pairs(entries: list[RecorderEntry], *, timed: bool) -> Iterable[RecordedOp]:
+    for entry in entries:
+        match = _PAIR.fullmatch(entry.kind)
+        if match is None:
+            continue
+        first, second = int(match[2]), int(match[4])
+        send = match[1] == "send"
+        yield RecordedOp(
+            seq=entry.p2p_seq_id,
+            kind=match[1],
+            sizes=(element_counts(entry.input_sizes), element_counts(entry.output_sizes)),
+            dtypes=tuple(sorted({*entry.input_dtypes, *entry.output_dtypes})),
+            progress=_progress(entries[-1] if entries[-1].kind in _ENDS else entry, timed=timed),
+            t_ns=entry.time_created_ns,
+            at=entry.record_id,
+            where=frame_of(entry),
+            source=first if send else second,
+            target=second if send else first,
+        )
+
+
+def _progress(entry: RecorderEntry, *, timed: bool) -> Progress:
+    if entry.backend in _UNFOLLOWED:
+        return "ended" if entry.retired else "inside"
+    if entry.time_discovered_completed_ns:
+        return "left"
+    found = _FOLLOWED.get(entry.state, "inside")
+    return "inside" if found == "queued" and not timed else found
+
+
+def frame_of(entry: RecorderEntry) -> str:
+    """The script's own line: the innermost frame that is not torch's. Only pickles have any."""
+    for frame in entry.frames:
+        if "/torch/" not in frame.filename and "/outlast/" not in frame.filename:
+            file = frame.filename[-_SHOWN:].rpartition("/")[2]
+            return f"{file}:{frame.line} in {frame.name[:_SHOWN]}"
+    return ""

@@ -1,0 +1,338 @@
+"""Flight-recorder dumps: their files, ranks and hosts, and their decoding as plain values.
+
+A pickle is never loaded: its opcodes are interpreted one by one (`outlast.checkpoint.interop`), no
+name in it is known, so that nothing can be called, and what it would come to when written out is
+counted before it is used: a few bytes that refer to each other can stand for billions of values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from outlast.checkpoint.interop import pickle_reader
+from outlast.errors import CodecError, CorruptionError, StorageError, UsageError
+
+BYTES_MAX = 64 << 20  # torch's default buffer of 2,000 entries is some 2 MB
+OPCODES_MAX = 8_000_000
+VALUES_MAX = 8_000_000
+DEPTH_MAX = 32
+MAJOR = "2"  # of the recorder's version: 2.0 came with torch 2.4, 2.10 is torch 2.13's
+_PICKLE = b"\x80"
+_ALIKE = (
+    "profiling_name", "state", "process_group", "input_sizes", "output_sizes", "input_dtypes",
+    "output_dtypes", "frames",
+)  # fmt: skip
+
+WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# Bounded, because a pickle can say one value a million times, and each is worked on.
+Sizes = tuple[Annotated[tuple[WholeNumber, ...], Meta(max_length=64)], ...]
+Name = Annotated[str, Meta(max_length=256)]
+
+
+class StackFrame(Struct, frozen=True, gc=False):
+    """A line of the script's stack when a collective was entered. Only pickles have them."""
+
+    name: str = ""
+    filename: str = ""
+    line: WholeNumber = 0
+
+
+class RecorderEntry(Struct, frozen=True, gc=False):
+    """One record of the ring buffer, as torch writes it."""
+
+    profiling_name: Name
+    collective_seq_id: WholeNumber
+    record_id: WholeNumber
+    state: str
+    pg_id: WholeNumber = (
+        0  # of the backend in its process: another one is another life of the group
+    )
+    p2p_seq_id: WholeNumber = 0
+    process_group: tuple[str, str] = ("", "")
+    is_p2p: bool = False
+    retired: bool = False
+    time_created_ns: WholeNumber = 0
+    time_discovered_started_ns: WholeNumber | None = None
+    time_discovered_completed_ns: WholeNumber | None = None
+    input_sizes: Sizes = ()
+    output_sizes: Sizes = ()
+    input_dtypes: tuple[str, ...] = ()
+    output_dtypes: tuple[str, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """nccl, gloo; a group with both counts in each."""
+        return self.profiling_name.partition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        """all_reduce, coalesced, send 0->1."""
+        return kind_of(self.profiling_name)
+
+
+def kind_of(profiling_name: str) -> str:
+    """Of nccl:all_reduce, all_reduce."""
+    return profiling_name.partition(":")[2] or profiling_name
+
+
+class GroupConfig(Struct, frozen=True):
+    """What a dump says of a process group. `ranks`: "[0, 1]"; empty from gloo of torch 2.13."""
+
+    name: str = ""
+    desc: str = ""
+    ranks: str | tuple[WholeNumber, ...] = ()
+
+
+class RecorderDump(Struct, frozen=True):
+    """One rank's dump. Entries are sorted by `record_id`, which counts from 0 since the process
+    began to record: a buffer whose first is another has been written round. torch's JSON leaves
+    them out where there are none."""
+
+    version: str
+    entries: tuple[RecorderEntry, ...] = ()
+    pg_config: dict[str, GroupConfig] = {}
+
+
+def decode_dump(data: bytes, where: str, alike: dict[Any, Any] | None = None) -> RecorderDump:
+    """A dump from the bytes of a file; `where` is for messages. `alike`: values that dumps decoded
+    before have, and that this one shares with them.
+
+    Raises CodecError for what is no dump, or asks for more than plain values, and CorruptionError
+    for one that is cut off or damaged.
+    """
+    if not data.strip():
+        raise CorruptionError(f"{where}: the file is empty")
+    if len(data) > BYTES_MAX:
+        raise CodecError(f"{where}: larger than any dump ({len(data) >> 20} MiB)")
+    try:
+        dump = _decoded(data, where)
+    except msgspec.ValidationError as error:
+        raise CodecError(f"{where}: no flight-recorder dump ({error})") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise CorruptionError(f"{where}: cut off or damaged ({error})") from error
+    if dump.version.partition(".")[0] != MAJOR:
+        raise CodecError(
+            f"{where}: version {dump.version[:20]} of the recorder, of which {MAJOR}.x is read"
+        )
+    entries = sorted(dump.entries, key=lambda entry: entry.record_id)
+    _share(entries, {} if alike is None else alike)
+    return msgspec.structs.replace(dump, entries=tuple(entries))
+
+
+def _share(entries: Iterable[RecorderEntry], alike: dict[Any, Any]) -> None:
+    """What entries have alike is there once: a job has a hundred sorts of collectives, and millions
+    of records of them. They are nobody else's yet, so that they may be changed."""
+    for entry in entries:
+        for name in _ALIKE:
+            value = getattr(entry, name)
+            msgspec.structs.force_setattr(entry, name, alike.setdefault(value, value))
+
+
+def _decoded(data: bytes, where: str) -> RecorderDump:
+    if data.lstrip()[:1] == b"{":
+        return msgspec.json.decode(data, type=RecorderDump, strict=False)
+    if data[:1] != _PICKLE:
+        raise CodecError(f"{where}: neither JSON nor a pickle")
+    value = pickle_reader.read_pickle(data, {}, where, opcodes_max=OPCODES_MAX, keys=(str,))
+    if _written_out(value, {}, 0) > VALUES_MAX:
+        raise CodecError(f"{where}: its pickle refers to itself more often than data needs")
+    return msgspec.convert(value, type=RecorderDump, strict=False)
+
+
+def _written_out(value: Any, known: dict[int, int], depth: int) -> int:
+    """How many values it would be with nothing shared. What is `known` is not counted again."""
+    if not isinstance(value, dict | list | tuple | set | frozenset):
+        return 1
+    if depth > DEPTH_MAX:
+        return VALUES_MAX + 1
+    if id(value) in known:
+        return known[id(value)]
+    known[id(value)] = VALUES_MAX + 1  # what refers to itself never ends
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    count = 1 + sum(_written_out(one, known, depth + 1) for one in inner)
+    known[id(value)] = count
+    return count
+
+
+RANK_MAX = 10_000_000
+_RANK = re.compile(r"(?i)rank[-_.]?([0-9]{1,8})(?![0-9])(?:@(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*))?")
+_LAST = re.compile(r"(?<![0-9])([0-9]{1,8})$")
+_SUFFIXES = {".json", ".pickle", ".pkl", ".bin", ".dump", ".txt", ".trace"}
+_STARTS = (b"{", b"\x80")
+
+
+class NamedDump(NamedTuple):
+    path: Path
+    rank: int | None
+    host: str
+
+
+class UnusedDump(NamedTuple):
+    """A file that is not used, and why. `rank`: whose it would have been."""
+
+    path: str
+    rank: int | None
+    reason: str
+
+
+class DumpCollection(NamedTuple):
+    """All dumps by rank, and what else was found. `second`: ranks with several dumps, of which the
+    one that goes furthest is taken."""
+
+    dumps: dict[int, RecorderDump]
+    hosts: dict[int, str]
+    unread: list[UnusedDump]
+    folders: dict[int, Path]
+    second: set[int]
+
+
+def identify_dump(path: Path) -> NamedDump:
+    """Rank and host as the name says them: `rank3`, `nccl_trace_rank_3`, `rank_3@node17.json`; or
+    the number at the end of the name. Without a host in the name there is none."""
+    stem = path.name
+    while (suffix := Path(stem).suffix.lower()) in _SUFFIXES:
+        stem = stem[: -len(suffix)]
+    match = _RANK.search(stem) or _LAST.search(stem)
+    if match is None or int(match[1]) > RANK_MAX:
+        return NamedDump(path, None, "")
+    return NamedDump(path, int(match[1]), match.groupdict().get("host") or "")
+
+
+def read_dumps(
+    paths: Sequence[Path], tell: Callable[[int, int], None] = lambda *_: None
+) -> DumpCollection:
+    """All dumps in these directories (and the directories in them, which then name the hosts) and
+    files. `tell` hears how many are read, and of how many.
+
+    Raises UsageError where there is nothing to read, StorageError where a directory cannot be
+    listed, and CorruptionError where nothing of what is there is a dump.
+    """
+    found = [one for path in paths for one in _found(path)]
+    if not found:
+        raise UsageError(
+            f"{', '.join(map(str, paths))}: there is no file; torch writes one dump for each rank"
+            " (TORCH_FR_DUMP_TEMP_FILE), and `outlast run` writes them to RUN_DIR/traces"
+        )
+    all_read = DumpCollection({}, {}, [], {}, set())
+    alike: dict[Any, Any] = {}
+    for count, one in enumerate(found):
+        tell(count, len(found))
+        _take(one, all_read, alike)
+    tell(len(found), len(found))
+    if not all_read.dumps:
+        reasons = "; ".join(unread.reason for unread in all_read.unread[:5])
+        raise CorruptionError(f"none of {len(found)} file(s) is a dump that can be read: {reasons}")
+    return all_read
+
+
+def _found(path: Path) -> Iterator[NamedDump]:
+    if path.is_file():
+        yield identify_dump(path)
+        return
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such file or directory")
+    if (path / "run.json").is_file():  # of `outlast run`
+        path = _only(path)
+    folders = []
+    for entry in _listed(path):
+        if entry.is_file(follow_symlinks=False):
+            yield identify_dump(Path(entry.path))
+        elif entry.is_dir(follow_symlinks=False):
+            folders.append(entry)
+    for folder in folders:
+        for entry in _listed(Path(folder.path)):
+            if entry.is_file(follow_symlinks=False):
+                one = identify_dump(Path(entry.path))
+                yield one if one.host else one._replace(host=folder.name)
+
+
+def _only(run_dir: Path) -> Path:
+    """The traces of a run in which something hung once. Raises UsageError for another one."""
+    room = run_dir / "traces"
+    times = [entry.name for entry in _listed(room)] if room.is_dir() else []
+    if len(times) == 1:
+        return room / times[0]
+    if not times:
+        raise UsageError(f"{run_dir} is a run directory, and has no traces: nothing hung in it")
+    raise UsageError(
+        f"{run_dir} is a run directory with traces of {', '.join(times[-8:])}: name one, as in"
+        f" {room / times[-1]}"
+    )
+
+
+def _listed(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
+
+
+def _take(one: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
+    where = str(one.path)
+    try:
+        data = _bytes(one.path)
+        if one.rank is None and data.lstrip()[:1] not in _STARTS:
+            into.unread.append(UnusedDump(where, None, f"{where}: neither JSON nor a pickle"))
+            return
+        dump = decode_dump(data, where, alike)
+    except (CodecError, CorruptionError, StorageError) as error:
+        into.unread.append(UnusedDump(where, one.rank, str(error)))
+        return
+    if one.rank is None:
+        reason = f"{where}: its name has no rank; call it rank_3.json, or rank_3@node17.json"
+        into.unread.append(UnusedDump(where, None, reason))
+        return
+    known = into.dumps.get(one.rank)
+    if known is not None and one.path.parent != into.folders[one.rank]:
+        raise UsageError(
+            f"rank {one.rank} has a dump in {into.folders[one.rank]} and one in {one.path.parent}:"
+            " are they of one moment? Name the directory of one"
+        )
+    if known is not None:
+        into.second.add(one.rank)
+    if known is None or _reach(dump) > _reach(known):
+        into.dumps[one.rank] = dump
+        into.folders[one.rank] = one.path.parent
+    if one.host:
+        into.hosts[one.rank] = one.host
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _reach(dump: RecorderDump) -> tuple[int, bool]:
+    """How far it goes; of two that go as far, the one with stacks says more."""
+    if not dump.entries:
+        return -1, False
+    return dump.entries[-1].record_id, bool(dump.entries[-1].frames)
+
+
+def read_hosts(path: Path) -> Mapping[int, str]:
+    """A file of `RANK HOST` lines. Raises UsageError, with the line that is none."""
+    found: dict[int, str] = {}
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"--hosts {path}: {error.strerror}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or not words[0].isdecimal() or len(words[0]) > 8:
+            raise UsageError(f"--hosts {path}, line {number}: not a rank and a host: {line[:80]!r}")
+        found[int(words[0])] = words[1]
+    return found

@@ -1,0 +1,234 @@
+"""Mapping files: the columns of a log that hold each field of a record.
+
+rows = "events"                # or jobs, outages, repairs, nodes, checks
+
+items = "data.jobs"            # where in a JSON object its rows are; else "items", as of kubectl
+
+delimiter = ","                # of CSV
+quotes = true                  # of CSV; false: a " is a character as any other
+
+[columns]                      # ours = theirs; in JSON also a path (json_paths.py)
+time = "timestamp"
+until = ["fixed", "closed"]    # the first of them that says something
+node = "host"
+symptom = "kind"
+
+[constants]                    # the same for all rows
+check = "nightly"
+severity = "warn"
+
+[times]
+zone = "Europe/Paris"
+format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
+epoch = "2020-03-01"           # else: numbers count from then (seconds, or as `format` says)
+earliest = "1993-01-01"        # times before it are none; 2000 where nothing is said
+
+[values.symptom]               # theirs = ours; /a pattern/; * for all others
+"ECC" = "gpu-memory"
+"/nv-?link.*/" = "nvlink"
+"*" = "other"
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+import polars as pl
+
+from outlast import toml_files
+from outlast.errors import UsageError
+from outlast.fleet.formats.log_reading import refuse_special_file
+from outlast.fleet.formats.timestamps import UNITS
+from outlast.fleet.record_tables import KIND_OF, Name
+from outlast.log_records import Record
+
+Rows = Literal["events", "jobs", "outages", "repairs", "nodes", "checks"]
+Duration = Literal["s", "ms", "min", "h"]
+DURATIONS: dict[Duration, int] = {"ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+# What each row has to say, in a column or as a constant.
+_NEEDED: dict[Rows, tuple[str, ...]] = {
+    "events": ("time", "node", "check", "symptom", "severity"),
+    "jobs": ("job", "state"),
+    "outages": ("time", "node"),
+    "repairs": ("time", "node", "kind"),
+    "nodes": ("time", "node"),
+    "checks": ("time", "check", "symptom"),
+}
+
+
+class TimeColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`zone`: of times without one; None: as the command line says, else UTC. `epoch`: when the
+    count of times that are numbers begins; None: 1970. `earliest`: what lies before is no time."""
+
+    zone: str | None = None
+    format: str | None = None
+    epoch: str | None = None
+    earliest: str | None = None
+    duration: Duration = "s"
+
+
+class ColumnMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a mapping file says."""
+
+    rows: Rows
+    columns: dict[str, str | list[str]]
+    items: str = "items"
+    delimiter: str = ","
+    quotes: bool = True
+    constants: dict[str, str | int] = {}
+    times: TimeColumns = TimeColumns()
+    values: dict[str, dict[str, str]] = {}
+
+    def sources(self, name: str) -> list[str]:
+        """Return the columns that say what we call `name`, the first that says something counts."""
+        said = self.columns.get(name, [])
+        return [said] if isinstance(said, str) else said
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are named, each once."""
+        return list(dict.fromkeys(one for name in self.columns for one in self.sources(name)))
+
+    @property
+    def name(self) -> Name:
+        """Of the table that it fills."""
+        return "findings" if self.rows == "events" else self.rows
+
+    @property
+    def kind(self) -> type[Record]:
+        return KIND_OF[self.name]
+
+
+def field_names(kind: type[Record]) -> dict[str, str]:
+    """What a mapping calls each field of a record, but those that are counted here."""
+    jobs = "submit_ns" in kind.__struct_fields__
+    named = {
+        {"t_ns": "end" if jobs else "time"}.get(field, field.removesuffix("_ns")): field
+        for field in kind.__struct_fields__
+        if field != "attempt"
+    }
+    return {**named, "duration": "duration"} if jobs else named
+
+
+def field_choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
+    """The fields that have one of some words, and those words."""
+    hints = get_type_hints(kind)
+    return {field: get_args(hint) for field, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def load_mapping(path: Path) -> ColumnMapping:
+    """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
+    refuse_special_file(path)
+    said = toml_files.read(path, "mapping", "nothing was read")
+    try:
+        _refuse_typos(path, "key", said, ColumnMapping.__struct_fields__)
+        _refuse_typos(path, "value of rows", [str(said.get("rows", "events"))], _NEEDED)
+        times = said.get("times")
+        if isinstance(times, dict):
+            _refuse_typos(path, "key in [times]", times, TimeColumns.__struct_fields__)
+        mapping = msgspec.convert(said, ColumnMapping)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"mapping {path}: {error}") from error
+    _check(path, mapping)
+    return mapping
+
+
+def _check(path: Path, mapping: ColumnMapping) -> None:
+    fields = field_names(mapping.kind)
+    for where in ("columns", "constants"):
+        _refuse_typos(path, f"name in [{where}]", getattr(mapping, where), fields)
+    words = field_choices(mapping.kind)
+    _refuse_typos(path, "table in [values]", mapping.values, words)
+    for field, table in mapping.values.items():
+        for theirs, word in table.items():
+            _refuse_typos(path, f"value of {theirs!r} in [values.{field}]", [word], words[field])
+            _pattern(path, theirs)
+    for field, constant in mapping.constants.items():
+        if field in words:
+            _refuse_typos(path, f"{field} in [constants]", [str(constant)], words[field])
+    if twice := sorted(mapping.columns.keys() & mapping.constants.keys()):
+        raise UsageError(f"mapping {path}: {twice[0]} is in [columns] and in [constants]")
+    said = mapping.columns.keys() | mapping.constants.keys()
+    if missing := [one for one in _NEEDED[mapping.rows] if one not in said]:
+        raise UsageError(
+            f"mapping {path}: rows = {mapping.rows!r} needs {', '.join(missing)}, in [columns] or"
+            " in [constants]"
+        )
+    if len(mapping.delimiter) != 1:
+        raise UsageError(f"mapping {path}: delimiter {mapping.delimiter!r} is not one character")
+    if mapping.times.format is not None and not (
+        mapping.times.format in UNITS or "%" in mapping.times.format
+    ):
+        raise UsageError(
+            f"mapping {path}: format {mapping.times.format!r} is none: say {', '.join(UNITS)}, or"
+            " one as in %Y-%m-%d %H:%M:%S"
+        )
+    _zone(path, mapping.times.zone)
+    for key in ("epoch", "earliest"):
+        parse_moment(path, key, getattr(mapping.times, key))
+    if mapping.times.epoch and mapping.times.format not in (None, *UNITS):
+        raise UsageError(f"mapping {path}: epoch is of times that are numbers, not of a format")
+
+
+def parse_moment(path: Path, key: str, text: str | None) -> int | None:
+    """Return a moment of [times] in Unix ns, UTC where it has no zone. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        when = dt.datetime.fromisoformat(text)
+        known = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+        if not 1970 <= known.year < 2100:
+            raise ValueError("not between 1970 and 2100")
+        return round(known.timestamp()) * 10**9
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"mapping {path}: {key} {text!r}: say a date or a time from 1970 on, as in 2020-03-01"
+        ) from error
+
+
+def _zone(path: Path, zone: str | None) -> None:
+    try:
+        ZoneInfo(zone or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise UsageError(f"mapping {path}: there is no time zone {zone!r}") from error
+
+
+def _pattern(path: Path, theirs: str) -> None:
+    pattern = pattern_of(theirs)
+    if pattern is None:
+        return
+    try:
+        for each in (pattern, full_match(pattern)):
+            pl.Series([""]).str.contains(each)
+    except pl.exceptions.ComputeError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise UsageError(
+            f"mapping {path}: pattern {theirs[:80]}: {why} (look-around and references back are not"
+            " known: they could take for ever)"
+        ) from error
+
+
+def pattern_of(theirs: str) -> str | None:
+    """What stands between the strokes of /.../; None: it is no pattern."""
+    return theirs[1:-1] if len(theirs) > 2 and theirs[0] == theirs[-1] == "/" else None
+
+
+def full_match(pattern: str) -> str:
+    """A pattern of all of a text, in whatever case, for polars: matched in time that grows with the
+    text alone, whatever the pattern."""
+    return f"(?i)^(?:{pattern})$"
+
+
+def _refuse_typos(path: Path, what: str, said: Iterable[str], known: Iterable[str]) -> None:
+    listed = list(known)
+    for one in said:
+        if one not in listed:
+            close = difflib.get_close_matches(one, listed, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(listed)}"
+            raise UsageError(f"mapping {path}: {what} is not known: {one}; {hint}")

@@ -1,0 +1,289 @@
+"""Detection of a log's format by its first bytes, and the reader of each format."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from outlast.errors import SourceError, UsageError
+from outlast.fleet.formats import (
+    column_mapping,
+    hardware_logs,
+    launched_runs,
+    mapped_logs,
+    outage_logs,
+    sacct,
+)
+from outlast.fleet.formats.log_reading import (
+    LogReading,
+    open_unpacked,
+    refuse_foreign_format,
+    refuse_special_file,
+)
+from outlast.fleet.formats.sacct.sacct_reader import explain_unreadable, is_text
+from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
+from outlast.fleet.host_lists import HOSTS_MAX
+from outlast.node_logs import dcgm, xid_policy
+from outlast.node_logs.log_envelopes import has_known_time
+
+Format = Literal[
+    "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi",
+    "check", "run", "slurm-events",
+]  # fmt: skip
+FORMATS: tuple[Format, ...] = get_args(Format)
+HEAD_BYTES = 1 << 16
+_SMI = re.compile(r"[^\n]*\b(uuid|pci\.bus_id|temperature\.gpu|utilization\.gpu|ecc\.)[^\n]*,")
+_SEL = re.compile(r"(SEL[^\n]*\n)?\s*[0-9a-f]{1,8} \| (\d\d/\d\d/\d\d(\d\d)?|Pre-Init)")
+_RUN_EVENTS = "events"  # the directory in a run's directory that makes it one
+
+
+class LogOptions(NamedTuple):
+    """How logs are to be read; what is None or empty was not said."""
+
+    format: Format | None = None
+    mapping: Path | None = None
+    cluster: str = ""
+    zone: str = ""
+    node: str = ""
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    epoch: str = ""
+    at: str = ""  # when the logs were taken; else as old as their files
+    boot: str = ""  # when the node was booted
+    delimiter: str = ""  # of accounting; else as its header shows
+    columns: str = ""  # of accounting without a header
+    policy: Path | None = None  # of XIDs; else the shipped one
+
+    def node_of(self, path: Path) -> str:
+        """The node that was said; in it {name} is the log's, without its ending, and {folder} that
+        of its directory."""
+        name = path.name.removesuffix(".gz")
+        stem = name.rpartition(".")[0] or name
+        return self.node.replace("{name}", stem).replace("{folder}", path.absolute().parent.name)
+
+    @property
+    def zone_info(self) -> ZoneInfo:
+        """UTC where none is said. Raises UsageError."""
+        try:
+            return ZoneInfo(self.zone or "UTC")
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            close = difflib.get_close_matches(self.zone, available_timezones(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "say one as in Europe/Paris"
+            raise UsageError(f"--zone {self.zone}: there is no such time zone; {hint}") from error
+
+
+def detect_format(path: Path, asked: LogOptions) -> Format:
+    """As asked, else by content. Raises UsageError for a path that is not there or is a directory
+    that is no run's, SourceError for content that nothing here reads."""
+    if not path.exists():
+        why = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+        raise UsageError(f"{path} {why}; nothing was read")
+    if not path.is_dir():
+        refuse_special_file(path)
+    else:
+        if not (path / _RUN_EVENTS).is_dir():
+            raise UsageError(f"{path} is a directory, but not of a run; name the logs in it")
+        found: Format = "run"
+        if asked.format not in (None, found):
+            raise UsageError(f"{path} is a directory, and cannot be read as {asked.format}")
+        return found
+    head = _head(path)
+    if asked.format is not None:
+        return asked.format
+    if asked.columns:  # only accounting without a header has to be told them
+        return "sacct"
+    beside = _mapping_of(path, asked)
+    if asked.mapping is None:
+        for format_, fits in _FITS.items():
+            # Other schedulers' exports have a list of jobs as well.
+            if fits(head) and not (format_ == "sacct-json" and beside):
+                return format_
+    if beside:
+        return "jobs" if column_mapping.load_mapping(beside).rows == "jobs" else "events"
+    if why := explain_unreadable(str(path), head.encode()):
+        raise why
+    raise SourceError(
+        f"{path} is nothing that is known: it begins with {head[:60]!r}; nothing was read. Say what"
+        f" it is with --as ({', '.join(FORMATS)}), or which column is what with --mapping, or in"
+        f" {path.stem}.toml beside it"
+    )
+
+
+def open_log(path: Path, format_: Format, asked: LogOptions) -> LogReading:
+    """Its reader, which has not read yet. Raises UsageError for what is needed and was not said."""
+    return _READERS[format_](path, asked)
+
+
+def _head(path: Path) -> str:
+    try:
+        with open_unpacked(path) as file:
+            head = file.read(HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{path} cannot be read: {error}; nothing was read") from error
+    if not head.strip():
+        raise SourceError(f"{path} is empty; nothing was read")
+    refuse_foreign_format(path, head)
+    return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
+
+
+def _faults(path: Path, asked: LogOptions) -> LogReading:
+    if not asked.epoch:
+        raise UsageError(
+            f"{path} counts days from a day 0 that it does not name: say it, as in"
+            " --epoch 2024-03-30"
+        )
+    for flag, many, most in (
+        ("--nodes", asked.nodes, HOSTS_MAX), ("--gpus-per-node", asked.gpus_per_node, 1024)
+    ):  # fmt: skip
+        if many is not None and not 1 <= many <= most:
+            raise UsageError(f"{flag} {many}: from 1 to {most:,}")
+    return outage_logs.read_fault_trace(
+        path,
+        outage_logs.TracedCluster(
+            epoch_ns=_moment("--epoch", asked.epoch, asked), name=asked.cluster, nodes=asked.nodes,
+            gpus_per_node=asked.gpus_per_node or 0,
+        ),
+    )  # fmt: skip
+
+
+def _moment(flag: str, text: str, asked: LogOptions) -> int:
+    """Unix nanoseconds. Raises UsageError."""
+    try:
+        when = dt.datetime.fromisoformat(text)
+        known = when if when.tzinfo else when.replace(tzinfo=asked.zone_info)
+        found_s = round(known.timestamp())
+        if not EARLIEST_S <= found_s < LATEST_S:
+            raise ValueError("not between 2000 and 2100")
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{flag} {text}: say a date or a time between 2000 and 2100, as in 2024-03-30 or"
+            " 2024-03-30T12:00:00+01:00"
+        ) from error
+    return found_s * 10**9
+
+
+def _mapping_of(path: Path, asked: LogOptions) -> Path | None:
+    """The one that was said, or that lies beside a log under its name."""
+    if asked.mapping:
+        return asked.mapping
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    for beside in (path.with_suffix(".toml"), plain.with_suffix(".toml")):
+        if beside.is_file() and beside != path:
+            return beside
+    return None
+
+
+def _mapped(path: Path, asked: LogOptions) -> LogReading:
+    file = _mapping_of(path, asked)
+    if file is None:
+        raise UsageError(
+            f"{path}: which column is what? A file for --mapping says it, as docs/fleet.md shows"
+        )
+    said = column_mapping.load_mapping(file)
+    if asked.format in ("events", "jobs") and (said.rows == "jobs") != (asked.format == "jobs"):
+        raise UsageError(f"--as {asked.format}: {file} says rows = {said.rows!r}")
+    return mapped_logs.read_mapped(path, said, _mapped_context(path, asked))
+
+
+def _mapped_context(path: Path, asked: LogOptions) -> mapped_logs.MappedLogContext:
+    zone = asked.zone_info.key if asked.zone else ""
+    taken_ns = _moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns
+    return mapped_logs.MappedLogContext(zone, asked.cluster, taken_ns)
+
+
+def _sacct(path: Path, asked: LogOptions) -> LogReading:
+    try:
+        escaped = asked.delimiter.encode("latin-1", "backslashreplace")
+        delimiter = escaped.decode("unicode_escape")
+        delimiter.encode()
+    except UnicodeError as error:
+        raise UsageError(f"--delimiter {asked.delimiter}: {error}; nothing was read") from error
+    options = sacct.SacctOptions(
+        zone=asked.zone_info.key, zone_said=bool(asked.zone), cluster=asked.cluster,
+        delimiter=delimiter,
+        columns=tuple(filter(None, asked.columns.split(","))),
+        taken_ns=_moment("--at", asked.at, asked) if asked.at else None,
+    )  # fmt: skip
+    return sacct.read_sacct(path, options)
+
+
+def _is_sacct_json(head: str) -> bool:
+    return head.startswith("{") and bool(re.search(r'"jobs"\s*:\s*\[', head))
+
+
+def _hardware_context(path: Path, asked: LogOptions) -> hardware_logs.HardwareLogContext:
+    return hardware_logs.HardwareLogContext(
+        cluster=asked.cluster,
+        node=asked.node_of(path),
+        zone=asked.zone_info,
+        taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
+        boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
+        policy=xid_policy.load_policy(asked.policy) if asked.policy else None,
+        zone_said=bool(asked.zone),
+    )
+
+
+def _is_kernel(head: str) -> bool:
+    lines = head.splitlines()[:50]
+    return sum(has_known_time(line) for line in lines) * 2 > len(lines)
+
+
+_FITS: dict[Format, Callable[[str], bool]] = {
+    "slurm-events": outage_logs.is_slurm_events,
+    "check": hardware_logs.is_check_report,
+    "faults": lambda head: head.startswith("[") and '"fault_start"' in head,
+    "dcgm": lambda head: any(f'"{each}"' in head for each in (*dcgm.ROOTS, "Overall Health")),
+    "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
+    "ipmi": lambda head: bool(_SEL.match(head)),
+    "kernel": _is_kernel,
+    "sacct-json": _is_sacct_json,
+    "sacct": lambda head: is_text(head.encode()),
+}
+_READERS: dict[Format, Callable[[Path, LogOptions], LogReading]] = {
+    "faults": _faults,
+    "kernel": lambda path, asked: hardware_logs.read_kernel_log(
+        path, _hardware_context(path, asked)
+    ),
+    "ipmi": lambda path, asked: hardware_logs.read_event_log(path, _hardware_context(path, asked)),
+    "dcgm": lambda path, asked: hardware_logs.read_dcgm(path, _hardware_context(path, asked)),
+    "nvidia-smi": lambda path, asked: hardware_logs.read_nvidia_smi(
+        path, _hardware_context(path, asked)
+    ),
+    "check": lambda path, asked: hardware_logs.read_check_reports(path, asked.cluster),
+    "slurm-events": lambda path, asked: outage_logs.read_slurm_events(
+        path, _mapped_context(path, asked)
+    ),
+    "events": _mapped,
+    "jobs": _mapped,
+    "sacct": _sacct,
+    "sacct-json": _sacct,
+    "run": lambda path, asked: launched_runs.read_run(path, asked.cluster),
+}
+# Which format each option is for; the others take it for a mistake.
+_ONLY: dict[str, tuple[str, frozenset[Format]]] = {
+    "mapping": ("--mapping", frozenset({"events", "jobs"})),
+    "nodes": ("--nodes", frozenset({"faults"})),
+    "gpus_per_node": ("--gpus-per-node", frozenset({"faults"})),
+    "epoch": ("--epoch", frozenset({"faults"})),
+    "node": ("--node", frozenset({"kernel", "ipmi", "dcgm", "nvidia-smi"})),
+    "at": ("--at", frozenset({"sacct", "sacct-json", "kernel", "dcgm", "nvidia-smi", "jobs"})),
+    "boot": ("--boot", frozenset({"kernel"})),
+    "policy": ("--policy", frozenset({"kernel"})),
+    "delimiter": ("--delimiter", frozenset({"sacct"})),
+    "columns": ("--columns", frozenset({"sacct"})),
+}
+
+
+def refuse_unused_options(formats: Collection[Format], asked: LogOptions) -> None:
+    """Raises UsageError for what none of these logs can have."""
+    for key, (flag, fitting) in _ONLY.items():
+        if getattr(asked, key) and not fitting & set(formats):
+            raise UsageError(
+                f"{flag} goes with {' or '.join(sorted(fitting))}, not with"
+                f" {' or '.join(sorted(formats))}; nothing was read"
+            )

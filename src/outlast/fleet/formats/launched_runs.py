@@ -1,0 +1,208 @@
+"""Run directories of `outlast run` as records: attempts, failures, measured durations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from outlast.errors import RunDirError, SourceError
+from outlast.events import (
+    REQUESTS,
+    AnyEvent,
+    Fault,
+    Noticed,
+    RunEnded,
+    Warned,
+    WorkerLost,
+    WorkerSpawned,
+)
+from outlast.fleet import host_lists
+from outlast.fleet.formats.log_reading import (
+    LogReading,
+    ReadTotals,
+    RecordBatch,
+    Reject,
+    make_reject,
+)
+from outlast.fleet.record_tables import NAMES, table
+from outlast.log_records import (
+    SEVERITIES,
+    SYMPTOMS,
+    Cost,
+    Finding,
+    Interruption,
+    JobEnded,
+    JobState,
+    Record,
+    Symptom,
+)
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.run_costs import is_host_lost, run_costs
+from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.time_accounting import LauncherTerm, split_terms
+
+CHECK = "outlast run"
+_STATES: dict[str, JobState] = {
+    "done": "COMPLETED", "user_error": "FAILED", "gave_up": "FAILED", "interrupted": "CANCELLED",
+}  # fmt: skip
+# What a fault's own words say; the first that fits. Else a fault tells of no part of a node.
+_WORDS: tuple[tuple[str, Symptom], ...] = (
+    (r"out of memory|oom", "oom"),
+    (r"ecc error|uncorrectable", "gpu-memory"),
+    (r"nvlink", "nvlink"),
+    (r"cuda error|cudnn|cublas", "gpu-driver"),
+    (r"nccl|collective", "nccl-timeout"),
+)
+_KINDS: dict[str, Symptom] = {"hung": "nccl-timeout", "storage": "filesystem"}
+
+
+def read_run(run_dir: Path, cluster: str = "") -> LogReading:
+    """A rank is counted as a GPU. A run that goes on is RUNNING as of its last event; one whose
+    launcher died without a word has FAILED there, or NODE_FAIL where it lost its host."""
+    return LogReading(str(run_dir), "run", lambda totals: _parts(run_dir, cluster, totals))
+
+
+def _parts(run_dir: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch]:
+    rejects: list[Reject] = []
+
+    def damaged(damage: SegmentDamage) -> None:
+        totals.rows += 1
+        rejects.append(make_reject(str(run_dir), 0, "damaged bytes among the events", str(damage)))
+
+    try:
+        events = read_events(run_dir, damaged)
+        running = life_of(run_dir, events) == "running"
+        terms = split_terms(events, running=running)
+    except RunDirError as error:
+        raise SourceError(str(error)) from error
+    totals.rows += len(events)
+    if not running and terms[-1].ended is None and life_of(run_dir, events) == "unknown":
+        totals.notes.append("whether the run goes on cannot be told here; it counts as ended")
+    records: list[Record] = []
+    for number, term in enumerate(terms):
+        going_on = running and number == len(terms) - 1
+        findings = _findings(term, cluster)
+        records += [_job(term, number, cluster, going_on), *findings]
+    totals.skipped["events of no failure"] += len(events) - len(records)
+    derived = [*_interruptions(events, terms, cluster), *_costs(events, terms, cluster)]
+    totals.more += len(derived)
+    records += derived
+    of = {kind: [one for one in records if type(one) is kind] for kind in NAMES}
+    yield RecordBatch(
+        {NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects
+    )
+
+
+def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEnded:
+    begun, ended = term.started, term.ended
+    cause = ended.cause if ended and ended.cause else None
+    where = sorted(_hosts(term.events).values())
+    return JobEnded(
+        t_ns=term.end_ns, cluster=cluster, job=begun.run, attempt=number,
+        name=PurePosixPath(begun.script).name, user="", account="", partition="", qos="",
+        state="RUNNING" if going_on else _state(ended, cause),
+        exit_code=ended.exit_code if ended else 0, signal=cause.signal if cause else 0,
+        submit_ns=begun.t_ns, eligible_ns=begun.t_ns, start_ns=begun.t_ns, nodes=len(set(where)),
+        gpus=begun.world, hosts=host_lists.compress(where), excluded="",
+        failed_node=cause.host if cause else "", priority=0, restarts=number,
+    )  # fmt: skip
+
+
+def _interruptions(
+    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
+) -> Iterator[Interruption]:
+    """The incidents that the run survived."""
+    for incident in run_costs(events).survived:
+        attempt = _attempt(terms, incident.t_ns)
+        hosts_of = _hosts(terms[attempt].events)
+        cause = incident.cause
+        yield Interruption(
+            t_ns=incident.t_ns, cluster=cluster, job=terms[attempt].started.run, attempt=attempt,
+            node=cause.host or hosts_of.get(cause.worker, ""), cause=cause.kind,
+            rung=incident.rung, gpus=terms[attempt].started.world,
+            took_node=int(is_host_lost(incident)), length_ns=round(incident.total_ms * 1e6),
+        )  # fmt: skip
+
+
+def _costs(
+    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
+) -> Iterator[Cost]:
+    """Return what the run measured, dated by its start: from there on it is known. Steps by their
+    mean alone, for there are many of them."""
+    for what, seconds in run_costs(events).seconds.items():
+        groups = [seconds] if what == "step" and seconds else [[one] for one in seconds]
+        for group in groups:
+            mean_s = sum(group) / len(group)
+            yield Cost(
+                t_ns=terms[0].started.t_ns, cluster=cluster, job=terms[0].started.run,
+                attempt=0, what=what, length_ns=round(mean_s * 1e9), many=len(group),
+            )  # fmt: skip
+
+
+def _attempt(terms: Sequence[LauncherTerm], t_ns: int) -> int:
+    """The number of the term that was under way."""
+    began = [number for number, term in enumerate(terms) if term.started.t_ns <= t_ns]
+    return began[-1] if began else 0
+
+
+def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:
+    if ended is None:
+        return "FAILED"
+    if ended.outcome == "gave_up" and cause and cause.kind == "agent_lost":
+        return "NODE_FAIL"
+    return _STATES.get(ended.outcome, "FAILED")
+
+
+def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
+    """A fault that was noticed and then took its worker is one; what node checks found is, too."""
+    known: set[tuple[str, str, int]] = set()
+    where = _hosts(term.events)
+    found: list[Finding] = []
+    for event in term.events:
+        if isinstance(event, Warned):
+            found.append(_warned(event, cluster))
+        if not isinstance(event, WorkerLost | Noticed) or event.fault.kind in REQUESTS:
+            continue
+        fault = event.fault
+        key = (fault.worker, fault.kind, fault.n)
+        if key in known:
+            continue
+        known.add(key)
+        found.append(
+            Finding(
+                t_ns=fault.t_ns or event.t_ns, cluster=cluster,
+                node=fault.host or where.get(fault.worker, ""), check=CHECK,
+                symptom=_symptom(fault), severity="now", code=fault.kind,
+                device=f"rank {fault.seat}" if fault.seat >= 0 else "", detail=fault.detail,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _warned(event: Warned, cluster: str) -> Finding:
+    symptom, severity = event.symptom, event.severity
+    return Finding(
+        t_ns=event.t_ns, cluster=cluster, node=event.host, check=event.check,
+        symptom=symptom if symptom in SYMPTOMS else "other",
+        severity=severity if severity in SEVERITIES else "unknown",
+        code=event.code, device=event.device, detail=event.detail,
+    )  # fmt: skip
+
+
+def _symptom(fault: Fault) -> Symptom:
+    text = f"{fault.detail} {fault.traceback}".lower()
+    for words, symptom in _WORDS:
+        if re.search(words, text):
+            return symptom
+    return _KINDS.get(fault.kind, "other")
+
+
+def _hosts(events: Sequence[AnyEvent]) -> dict[str, str]:
+    """Of each worker that says one."""
+    return {
+        event.worker: event.host
+        for event in events
+        if isinstance(event, WorkerSpawned) and event.host
+    }

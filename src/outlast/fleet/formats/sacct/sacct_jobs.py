@@ -1,0 +1,284 @@
+"""Job records, rejects and counts from accounting rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Set
+
+import polars as pl
+
+from outlast.errors import SourceError
+from outlast.fleet import host_lists
+from outlast.fleet.formats.log_reading import (
+    ZONE_ASSUMED,
+    ReadTotals,
+    RecordBatch,
+    make_reject,
+    number_attempts,
+)
+from outlast.fleet.formats.sacct import sacct_values
+from outlast.fleet.formats.sacct.sacct_fields import convert_rows
+from outlast.fleet.formats.sacct.sacct_header import COLUMNS, SacctOptions
+from outlast.fleet.formats.sacct.sacct_values import NAIVE, SECOND_NS
+from outlast.fleet.record_tables import Name, schema
+from outlast.log_records import JobEnded
+
+REQUEUED_STATES = ("NODE_FAIL", "PREEMPTED", "REQUEUED")  # ends that a requeued job has had before
+ENOUGH = 1000  # jobs after which it would be strange that none was requeued
+
+
+class HiddenAttempts:
+    """Watches the records of a log go by. Keeps those alone that tell of a requeue."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self._twice = False
+        self._counts = False
+        self._kept: list[pl.DataFrame] = []
+
+    def see(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
+        self.jobs += jobs.height
+        self._counts |= restarts_known
+        self._twice = self._twice or bool((jobs["attempt"] > 0).any())
+        told = (pl.col("restarts") > 0) | pl.col("state").cast(pl.String).is_in(REQUEUED_STATES)
+        job = pl.struct("cluster", "job").hash().alias("job")
+        self._kept.append(jobs.lazy().filter(told).select(job, "restarts").collect())
+
+    def notes(self) -> list[str]:
+        """What is hidden, in words; nothing if nothing shows that something is."""
+        if not self._kept:
+            return []
+        seen = (
+            pl.concat(self._kept).group_by("job").agg(pl.len().alias("n"), pl.col("restarts").max())
+        )
+        missing = (
+            seen.filter(pl.col("restarts") > 0)
+            .select((pl.col("restarts") + 1 - pl.col("n")).clip(lower_bound=0).sum())
+            .item()
+        )
+        if missing and not self._twice:
+            return [
+                f"sacct ran without --duplicates: {missing:,} earlier attempts of jobs that were"
+                " requeued are hidden, and with them every NODE_FAIL that was requeued"
+            ]
+        if missing:
+            return [
+                f"{missing:,} earlier attempts of jobs that were requeued are not in this log"
+                " (Restarts counts them): they ended before it begins, or it was cut"
+            ]
+        if self.jobs >= ENOUGH and not self._twice and not self._counts:
+            return [
+                f"none of {self.jobs:,} jobs has two records: sacct ran without --duplicates, it"
+                " seems, and then every NODE_FAIL that was requeued is hidden"
+            ]
+        return []
+
+
+SCHEMA = schema(JobEnded)
+UNFINISHED = ("RUNNING", "SUSPENDED")
+HOUR_NS = 3600 * SECOND_NS
+SLACK_NS = 60 * SECOND_NS  # that what a job elapsed may differ from its end less its start
+
+STEP, QUEUED, HEADER = "step of a job", "job that held nothing yet", "header again"
+
+NO_JOB = "no job id"
+NO_TASK = "a range of array tasks with a start: sacct gives each task that ran a row of its own"
+NO_STATE = "no job state that Slurm has"
+NO_TIME = "a time that cannot be read"
+VANISHED = "a time that the zone leaves out in spring: these times are of another zone"
+NO_END = "no end, and no elapsed time"
+NO_START = "a job that runs and did not start"
+ENDS_FIRST = "a job that ends before it starts"
+
+MISMATCH = "end less start is not what elapsed: suspended, or clocks disagree"
+HOUR_OFF = "end less start is an hour off what elapsed: these times may be of another zone"
+BACKWARDS = "a job that started before it was submitted: clocks disagree"
+NEGATIVE = "a negative elapsed time: not used"
+UNNAMED = "a job that ran on nodes that it does not name"
+
+_JOB = r"^\d+(_\d+|\+\d+)?$"
+_RANGE = r"^\d+_\["
+_STEP = r"^\d[^.]*\.."
+
+
+class JobConverter:
+    """Makes tables of one log, part by part. A job that runs is known up to the log's last moment,
+    which is only known when the log has been read: where nothing else tells how long it has run,
+    it comes in the last part."""
+
+    def __init__(
+        self, source: str, known: Set[str], options: SacctOptions, totals: ReadTotals
+    ) -> None:
+        """`known`: which of `COLUMNS` the log has."""
+        self._source, self._known, self._options = source, known, options
+        self._totals = totals
+        self._hidden = HiddenAttempts()
+        self._forms: set[str] = set()
+        self._open: list[pl.DataFrame] = []
+        self._last_ns = 0
+
+    def part(
+        self, texts: pl.DataFrame, lines: pl.Series, text_of: Callable[[int], str]
+    ) -> RecordBatch:
+        """Of rows with some columns of `COLUMNS`, as texts. `lines`: where each row stands;
+        `text_of`: the whole row at an index."""
+        self._totals.rows += texts.height
+        lost = [
+            pl.lit(None, pl.String).alias(name) for name in COLUMNS if name not in texts.columns
+        ]
+        rows = self._of_jobs(texts.with_columns(lines.alias("at"), *lost).with_row_index("index"))
+        if rows.is_empty():
+            return RecordBatch({}, [])
+        rows, odd, forms = convert_rows(
+            rows, self._known, self._options.zone, self._options.cluster
+        )
+        self._forms |= forms
+        rows = _accepted(_with_end(rows, self._known, self._options.taken_ns))
+        bad = rows.filter(pl.col("reason").is_not_null()).select("index", "at", "reason")
+        rejects = [
+            make_reject(self._source, line, reason, text_of(index))
+            for index, line, reason in bad.iter_rows()
+        ]
+        good = rows.filter(pl.col("reason").is_null()) if rejects else rows
+        self._totals.odd += odd + _oddities(good, "hosts" in self._known)
+        return RecordBatch(self._tables(good), rejects)
+
+    def last(self) -> RecordBatch:
+        """Jobs that ran on when the log ended; and the notes about the log."""
+        if len(self._forms) > 1:
+            self._totals.notes.append(f"times are written {' and '.join(sorted(self._forms))}")
+        if NAIVE in self._forms and not self._options.zone_said:
+            self._totals.notes.append(ZONE_ASSUMED)
+        tables = []
+        if self._open:
+            running = pl.concat(self._open)
+            self._open.clear()
+            self._totals.notes.append(
+                f"{running.height:,} running jobs do not say how long they have run: taken as"
+                " running until the last moment that the log speaks of"
+            )
+            until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
+            tables.append(self._seen(running.with_columns(t_ns=until)))
+        self._totals.notes += self._hidden.notes()
+        if self._totals.skipped[STEP] and not self._hidden.jobs:
+            self._totals.notes.append("no row is of a job, only of steps: what ran is not known")
+        return RecordBatch({"jobs": tables[0]} if tables else {}, [])
+
+    def _tables(self, good: pl.DataFrame) -> dict[Name, pl.DataFrame]:
+        """The job table of records; those that must wait for the end of the log are put aside."""
+        moments = ("submit_ns", "eligible_ns", "start_ns", "t_ns")
+        latest = good.select(pl.max_horizontal(pl.col(moments).max())).item()
+        self._last_ns = max(self._last_ns, latest or 0)
+        waiting = good["t_ns"].is_null()
+        if waiting.any():
+            self._open.append(good.filter(waiting))
+            good = good.filter(~waiting)
+        return {"jobs": self._seen(good)} if good.height else {}
+
+    def _seen(self, jobs: pl.DataFrame) -> pl.DataFrame:
+        jobs = number_attempts(jobs.with_columns(attempt=pl.lit(0, pl.Int64)))
+        jobs = jobs.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+        self._hidden.see(jobs, "restarts" in self._known)
+        return jobs
+
+    def _of_jobs(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Rows of jobs that held something, with `state` in our words; the others are counted by
+        what they are."""
+        job, state = pl.col("job"), pl.col("state")
+        odd = rows["job"].cast(pl.Int64, strict=False).null_count()
+        if odd:
+            named = job.str.to_lowercase().is_in(COLUMNS["job"])
+            again = named & (state.str.to_lowercase() == "state")
+            self._refuse_other_header(rows.filter(again.fill_null(value=False)))
+            rows = self._without(rows, again, HEADER)
+            rows = self._without(rows, job.str.contains(_STEP), STEP)
+        rows = rows.with_columns(
+            sacct_values.map_texts(rows["state"], sacct_values.parse_state, pl.String())
+        )
+        idle = pl.col("start").is_null() | pl.col("start").is_in(sacct_values.NOTHING)
+        rows = self._without(rows, (state == sacct_values.PENDING), QUEUED)
+        return self._without(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
+
+    def _refuse_other_header(self, rows: pl.DataFrame) -> None:
+        """Raise SourceError for a header in the middle of a log that has its columns elsewhere:
+        what follows it would be read as something else."""
+        for ours in sorted(self._known):
+            other = rows.filter(~pl.col(ours).str.to_lowercase().is_in(COLUMNS[ours]))
+            if other.height:
+                line, name = other.select("at", ours).row(0)
+                raise SourceError(
+                    f"{self._source} has a second header in line {line} with other columns ({name}"
+                    f" where the first has {COLUMNS[ours][0]}): read the two parts as logs of their"
+                    " own; nothing was changed"
+                )
+
+    def _without(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
+        mask = rows.select(which.fill_null(value=False).alias("which"))["which"]
+        count = int(mask.sum())
+        if not count:
+            return rows
+        self._totals.skipped[what] += count
+        return rows.filter(~mask)
+
+
+def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.DataFrame:
+    """With `t_ns`, null where it is not known, and nothing held by a job that had no nodes: Slurm
+    writes the time of its cancellation as both start and end, and the nodes that it asked for."""
+    span_ns = pl.when(pl.col("span_s") >= 0).then(pl.col("span_s") * SECOND_NS)
+    rows = rows.with_columns(span_ns=span_ns)
+    start, end, span, ends = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns"), _ended()
+    if "start" not in known:
+        rows = rows.with_columns(start_ns=end - span)
+    if "hosts" in known:
+        never = ends & (pl.col("hosts") == "") & (pl.coalesce(span, end - start) == 0)
+        rows = rows.with_columns(start_ns=pl.when(~never.fill_null(value=False)).then(start))
+    taken = pl.lit(taken_ns, pl.Int64)
+    held = start.is_not_null()
+    return rows.with_columns(
+        pl.when(held).then(pl.col("nodes", "gpus")).otherwise(0),
+        pl.when(held).then("hosts").otherwise(pl.lit("")).alias("hosts"),
+        t_ns=pl.coalesce(end, start + span, pl.when(~ends).then(taken)),
+    )
+
+
+def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
+    """With the `reason` why a row is no record; null for a record."""
+    job, start = pl.col("job"), pl.col("start_ns")
+    no_time = pl.col("t_ns").is_null()
+    odd_names = {
+        NO_TASK: job.str.contains(_RANGE),
+        NO_JOB: ~job.str.contains(_JOB).fill_null(value=False),
+    }
+    number = rows["job"].cast(pl.Int64, strict=False)
+    all_plain = not number.null_count() and not (number < 0).any()
+    reasons = ({} if all_plain else odd_names) | {
+        NO_STATE: pl.col("state").is_null(),
+        NO_TIME: pl.col("wrong"),
+        VANISHED: pl.col("gone"),
+        NO_START: ~_ended() & start.is_null(),
+        NO_END: _ended() & no_time,
+        ENDS_FIRST: pl.col("t_ns") < start,
+        host_lists.TOO_LARGE: host_lists.too_large(pl.col("nodes"), pl.col("gpus")),
+    }
+    return rows.with_columns(
+        reason=pl.coalesce(pl.when(which).then(pl.lit(reason)) for reason, which in reasons.items())
+    )
+
+
+def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
+    """Records that are kept in spite of something."""
+    start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
+    off = (end - start - span).abs()
+    hour = (off - HOUR_NS).abs() <= 2 * SECOND_NS
+    odd = rows.select(
+        ((off > SLACK_NS) & ~hour).sum().alias(MISMATCH),
+        hour.sum().alias(HOUR_OFF),
+        (start < pl.col("submit_ns")).sum().alias(BACKWARDS),
+        (pl.col("span_s") < 0).sum().alias(NEGATIVE),
+        (pl.lit(named) & (pl.col("hosts") == "") & (pl.col("nodes") > 0)).sum().alias(UNNAMED),
+    )
+    return Counter({name: count for name, count in odd.row(0, named=True).items() if count})
+
+
+def _ended() -> pl.Expr:
+    return ~pl.col("state").is_in(UNFINISHED)

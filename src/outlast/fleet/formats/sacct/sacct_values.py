@@ -1,0 +1,223 @@
+"""Values of accounting fields: states, GPUs, exit codes, spans, times.
+
+All are functions of a text; `mapped` asks once for each distinct one of a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from outlast.log_records import JOB_STATES
+
+PENDING = "PENDING"
+SIGNALS = 1000
+NOTHING = ("Unknown", "None", "N/A", "None assigned", "INVALID", "(null)", "-")
+
+_ALSO = {  # sacct's short forms, and what Slurm says of a job beside how it ends
+    "PENDING": PENDING, "PD": PENDING, "CONFIGURING": "RUNNING", "CF": "RUNNING",
+    "COMPLETING": "RUNNING", "CG": "RUNNING", "SIGNALING": "RUNNING", "STAGE_OUT": "RUNNING",
+    "STOPPED": "SUSPENDED", "ST": "SUSPENDED", "S": "SUSPENDED", "R": "RUNNING",
+    "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED", "NF": "NODE_FAIL", "TO": "TIMEOUT",
+    "PR": "PREEMPTED", "RQ": "REQUEUED", "OOM": "OUT_OF_MEMORY", "BF": "BOOT_FAIL",
+    "DL": "DEADLINE", "RV": "REVOKED", "LAUNCH_FAILED": "BOOT_FAIL", "RECONFIG_FAIL": "BOOT_FAIL",
+    "SPECIAL_EXIT": "REQUEUED", "REQUEUE_HOLD": "REQUEUED", "REQUEUE_FED": "REQUEUED",
+    "RESIZING": "REQUEUED", "RS": "REQUEUED", "CANCELED": "CANCELLED",
+}  # fmt: skip
+STATES = dict.fromkeys(JOB_STATES, "") | _ALSO
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SPAN = re.compile(r"(-?)(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_EXCLUDES = re.compile(r"--exclude(?:[= ]|$)|\s-x")
+# Options of sbatch, srun and salloc that have a value in the word after them.
+_SHORT_VALUED = "AabBcCdDeFGiJLmMnNopqStwx"
+_SWITCHES = frozenset(
+    "contiguous exclusive help hold ignore-pbs no-kill no-requeue overcommit oversubscribe parsable"  # noqa: SIM905
+    " quiet requeue reboot spread-job test-only usage verbose version wait use-min-nodes"
+    " interactive overlap label unbuffered pty preserve-env disable-status".split()
+)
+
+
+def map_texts(column: pl.Series, of: Callable[[str], Any], dtype: pl.DataType) -> pl.Series:
+    """`of` each text; null where there is none."""
+    texts = column.drop_nulls().unique()
+    if texts.is_empty():
+        return pl.Series(column.name, [None], dtype=dtype).new_from_index(0, len(column))
+    values = pl.Series([of(text) for text in texts], dtype=dtype)
+    return column.replace_strict(texts, values, default=None, return_dtype=dtype)
+
+
+def parse_state(text: str) -> str | None:
+    """A job state, PENDING, or None for what is none. `CANCELLED by 1000` and `CANCELLED+` are
+    CANCELLED; a cut name is the only one that begins so."""
+    word, _, _ = text.strip().upper().partition(" ")
+    cut = word.endswith("+")
+    word = word.removesuffix("+")
+    if word in STATES and not cut:
+        return STATES[word] or word
+    found = {STATES[name] or name for name in STATES if cut and word and name.startswith(word)}
+    return found.pop() if len(found) == 1 else None
+
+
+def tres_gpus(text: str) -> int | None:
+    """GPUs in `billing=12,cpu=12,gres/gpu=2,gres/gpu:a100=2,node=1`: those without a type, which
+    are all, or else those of all types together. None: a count that is none."""
+    return _gpus(part.partition("=")[::2] for part in text.split(","))
+
+
+def gres_gpus(text: str) -> int | None:
+    """GPUs in `gpu:a100:2,craynetwork:1`, as old accounts have them."""
+    parts = []
+    for part in re.sub(r"\([^)]*\)", "", text).split(","):
+        words = part.strip().removeprefix("gres:").removeprefix("gres/").split(":")
+        number = words.pop() if len(words) > 1 and words[-1][:1].isdigit() else "1"
+        parts.append(("gres/" + ":".join(words), number))
+    return _gpus(parts)
+
+
+def tres_nodes(text: str) -> int | None:
+    found = re.search(r"(?:^|,)node=(\d{1,9})(?:,|$)", text)
+    return int(found[1]) if found else None
+
+
+def parse_count(text: str) -> int | None:
+    """A count, as 2048 or 2K."""
+    found = re.fullmatch(r"(\d{1,12})(?:\.0+)?([KMGT]?)", text.strip())
+    return int(found[1]) * _UNITS.get(found[2], 1) if found else None
+
+
+def exit_and_signal(text: str) -> int | None:
+    """`code:signal` as one number: the code times SIGNALS, and the signal."""
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,3}))?", text.strip())
+    return int(found[1]) * SIGNALS + int(found[2] or 0) if found else None
+
+
+def span_s(text: str) -> int | None:
+    """Seconds in `[D-]HH:MM:SS[.fff]`, or `MM:SS.fff`; negative ones too."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        return None
+    sign, days, hours, minutes, seconds = found.groups()
+    total = int(days or 0) * 86_400 + int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+    return -total if sign else total
+
+
+def excluded_hosts(line: str) -> str:
+    """The host list that `--exclude` or `-x` gives in a line of sbatch, srun or salloc; "" if it
+    has none. What stands behind the script's name is the script's own."""
+    if not _EXCLUDES.search(line):
+        return ""
+    words = line.split()
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        word = words[at]
+        after = words[at + 1] if at + 1 < len(words) else ""
+        name, equals, value = word[2:].partition("=") if word[1] == "-" else ("", "", "")
+        if word[1] != "-":
+            value = word[2:].removeprefix("=")
+            takes = not value and word[1] in _SHORT_VALUED
+            name = "exclude" if word[1] == "x" else ""
+        else:
+            takes = not equals and name not in _SWITCHES
+        if name == "exclude":
+            return _list(value or after)
+        at += 2 if takes and not after.startswith("-") else 1
+    return ""
+
+
+def _list(text: str) -> str:
+    """A file of hosts is none."""
+    text = text.strip("'\"")
+    return "" if "/" in text else text
+
+
+def _gpus(parts: Any) -> int | None:
+    of_all: int | None = None
+    typed = 0
+    for name, number in parts:
+        if name != "gres/gpu" and not name.startswith("gres/gpu:"):
+            continue
+        count = parse_count(number)
+        if count is None:
+            return None
+        if name == "gres/gpu":
+            of_all = max(of_all or 0, count)
+        else:
+            typed += count
+    return typed if of_all is None else of_all
+
+
+SECOND_NS = 10**9
+EARLIEST_US = 946_684_800_000_000  # 2000-01-01: before Slurm; 1970 is how some versions say "never"
+LATEST_US = 4_102_444_800_000_000  # 2100-01-01: what lies behind it is no time
+
+LOCAL = "%Y-%m-%dT%H:%M:%S"
+NAIVE, ZONED, EPOCH = "without a zone", "with a zone", "as seconds"
+
+
+class SacctTimes(NamedTuple):
+    """`ns`: null where there is none, or none that can be. `late_ns`: the later reading of a time
+    that the zone has twice, null for others. `wrong`: a text that is no time; `gone`: a time that
+    the zone leaves out. `early`: how many were before any Slurm, and thus never; `forms`: how many
+    were written how."""
+
+    ns: pl.Series
+    late_ns: pl.Series
+    wrong: pl.Series
+    gone: pl.Series
+    early: pl.Series
+    forms: dict[str, int]
+
+
+def parse_times(column: pl.Series, zone: str) -> SacctTimes:
+    """Of a column of texts; words such as Unknown are no time."""
+    local = column.str.to_datetime(LOCAL, strict=False, time_unit="us")
+    rest = (local.is_null() & column.is_not_null()).arg_true()
+    others = column.gather(rest).str.strip_chars()
+    if len(rest):  # words, other forms, or blanks around a time
+        others = others.set(others.is_in(NOTHING), None)
+        stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
+        local = local.scatter(rest, stripped)
+        others = others.set(stripped.is_not_null(), None)
+    us, late_us, gone = _localised(local, zone)
+    forms = {NAIVE: len(local) - local.null_count()}
+    wrong = none = _none(column)
+    if others.null_count() < len(others):
+        epoch_us = (
+            others.cast(pl.Int64, strict=False).clip(-1, LATEST_US // 1_000_000 + 1) * 1_000_000
+        )
+        offsets = others.str.replace("Z$", "+00:00").str.replace(r"([+-]\d\d):?(\d\d)$", "$1:$2")
+        zoned = offsets.str.to_datetime(
+            LOCAL + "%:z", strict=False, time_unit="us", time_zone="UTC"
+        )
+        found = epoch_us.zip_with(epoch_us.is_not_null(), zoned.to_physical())
+        for form, some in ((EPOCH, epoch_us), (ZONED, zoned)):
+            forms[form] = len(some) - some.null_count()
+        told = others.is_not_null()
+        us = us.scatter(rest.filter(told), found.filter(told))
+        wrong = none.scatter(rest.filter(told & found.is_null()), True)
+    early = none
+    if not us.is_between(EARLIEST_US, LATEST_US).all():
+        early = (us < EARLIEST_US).fill_null(value=False)
+        late = (us > LATEST_US).fill_null(value=False)
+        us, wrong = us.set(early | late, None), wrong | late
+    used = {form: count for form, count in forms.items() if count}
+    return SacctTimes(us * 1000, late_us * 1000, wrong, gone, early, used)
+
+
+def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
+    """Microseconds, the later ones where there are two readings, and which times are none."""
+    if zone == "UTC":
+        return local.to_physical(), _none(local).cast(pl.Int64).clear(len(local)), _none(local)
+    first, last = (
+        local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").to_physical()
+        for which in ("earliest", "latest")
+    )
+    return first, last.set(first == last, None), local.is_not_null() & first.is_null()
+
+
+def _none(column: pl.Series) -> pl.Series:
+    """False for each row."""
+    return pl.Series([False]).new_from_index(0, len(column))

@@ -1,0 +1,123 @@
+"""Timestamps of any written form, parsed by columns into Unix nanoseconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import polars as pl
+
+EARLIEST_S = 946_684_800  # 2000-01-01: before it no cluster of today
+LATEST_S = 4_102_444_800  # 2100-01-01
+NUMBER = r"^\d{1,19}(\.\d*)?$"
+_OFFSET = r"([T\s]\d\d:\d\d.*?)\s?(Z|UTC|[+-]\d\d(?::?\d\d)?)$"  # behind a time, not a date
+_NEVER = pl.lit(None, pl.Datetime("us"))
+_SHAPES = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+# How many digits behind a second's point one unit has.
+UNITS = {"unix": 9, "unix-ms": 6, "unix-us": 3, "unix-ns": 0}
+
+
+class ParsedTimestamps(NamedTuple):
+    """`ns`: null where a text is empty or no time. `wrong`: no time, though not empty. `twice`: the
+    zone's clocks showed it twice, and the first was taken. `naive`: without an offset."""
+
+    ns: pl.Series
+    wrong: pl.Series
+    twice: int
+    naive: int
+
+
+def parse_timestamps(
+    texts: pl.Series,
+    zone: str,
+    format_: str | None = None,
+    *,
+    epoch_ns: int | None = None,
+    earliest_ns: int = EARLIEST_S * 10**9,
+) -> ParsedTimestamps:
+    """Read times from texts.
+
+    `format_`: as strftime's, or one of UNITS; None: a date and a time in ISO 8601, or a number
+    since 1970, in the unit that puts it between 2000 and 2100. `zone`: of times without an offset.
+    With `epoch_ns` numbers count from then, in seconds unless `format_` names another unit. What is
+    before `earliest_ns` is no time.
+    """
+    frame = pl.DataFrame({"text": texts.str.strip_chars()})
+    if epoch_ns is not None:
+        format_ = format_ or "unix"
+    text = pl.col("text")
+    if format_ in UNITS:
+        found = frame.select(
+            ns=_number(text, UNITS[format_]), local=pl.lit(None, pl.Datetime("us"))
+        )
+    elif format_ is not None:
+        found = _formatted(frame, format_)
+    else:
+        found = _guessed(frame)
+    ns, twice = _placed(found["ns"], found["local"], zone)
+    if epoch_ns is not None:
+        ns = ns + epoch_ns
+    inside = (ns >= earliest_ns) & (ns < LATEST_S * 10**9)
+    ns = ns.set(~inside.fill_null(value=True), None)
+    return ParsedTimestamps(
+        ns,
+        ns.is_null() & (frame["text"] != "").fill_null(value=False),
+        twice,
+        found["local"].count(),
+    )
+
+
+def _number(text: pl.Expr, digits: int) -> pl.Expr:
+    """Without what a float would lose."""
+    whole = text.str.extract(r"^(\d{1,19})", 1).cast(pl.Int64, strict=False)
+    behind = text.str.extract(r"\.(\d+)$", 1).fill_null("").str.pad_end(9, "0").str.slice(0, digits)
+    fraction = behind.cast(pl.Int64, strict=False).fill_null(0)
+    fits = whole <= (2**63 - 10**9) // 10**digits
+    return pl.when(text.str.contains(NUMBER) & fits).then(whole * 10**digits + fraction)
+
+
+def _guessed(frame: pl.DataFrame) -> pl.DataFrame:
+    text = pl.col("text")
+    length = text.str.extract(r"^(\d+)", 1).str.len_chars()
+    number = (
+        pl.when(length <= 11).then(_number(text, 9)).when(length <= 14).then(_number(text, 6))
+        .when(length <= 17).then(_number(text, 3)).otherwise(_number(text, 0))
+    )  # fmt: skip
+    plain = text.str.replace(_OFFSET, "$1").str.replace(r"^(\S+) +", "${1}T").str.replace(",", ".")
+    local = pl.coalesce(
+        plain.str.to_datetime(shape, strict=False, time_unit="us") for shape in _SHAPES
+    )
+    offset = text.str.extract(_OFFSET, 2)
+    zoned = local.dt.timestamp("us") * 1000 - _offset_ns(offset)
+    return frame.select(
+        ns=pl.when(text.str.contains(NUMBER)).then(number).when(offset.is_not_null()).then(zoned),
+        local=pl.when(offset.is_null()).then(local),
+    )
+
+
+def _offset_ns(offset: pl.Expr) -> pl.Expr:
+    """Of +01:00, -0730, +05, Z."""
+    hours = offset.str.extract(r"^[+-](\d\d)", 1).cast(pl.Int64).fill_null(0)
+    minutes = offset.str.extract(r"^[+-]\d\d:?(\d\d)$", 1).cast(pl.Int64).fill_null(0)
+    sign = pl.when(offset.str.starts_with("-")).then(-1).otherwise(1)
+    return sign * (hours * 3600 + minutes * 60) * 10**9
+
+
+def _formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
+    text = pl.col("text")
+    if "%z" in format_ or "%:z" in format_:
+        aware = text.str.to_datetime(format_, strict=False, time_unit="us", time_zone="UTC")
+        return frame.select(ns=aware.dt.timestamp("us") * 1000, local=_NEVER)
+    return frame.select(
+        ns=pl.lit(None, pl.Int64),
+        local=text.str.to_datetime(format_, strict=False, time_unit="us"),
+    )
+
+
+def _placed(ns: pl.Series, local: pl.Series, zone: str) -> tuple[pl.Series, int]:
+    """With local times put where the zone has them; none where its clocks left one out."""
+    first, last = (
+        local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").dt.timestamp("us")
+        * 1000
+        for which in ("earliest", "latest")
+    )
+    return ns.zip_with(ns.is_not_null(), first), int((first != last).sum())

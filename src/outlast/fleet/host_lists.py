@@ -1,0 +1,272 @@
+"""Host lists as Slurm, PBS and LSF write them: `node[0201-0272,0281],gpu7`.
+
+Names are counted from the left bracket to the right one, the last bracket fastest, and a bound
+written with zeros (`[08-11]`) pads all of its range. Whatever one list names is at most HOSTS_MAX.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+import polars as pl
+
+from outlast.errors import UsageError
+
+HOSTS_MAX = 262_144  # more than any cluster has: beyond it the list is damaged, or an attack
+
+_ITEM = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
+_PIECE = re.compile(r"\[([^\]]*)\]|([^\[]+)")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})")
+
+_SEVERAL = r"\][^,]*\["  # brackets in one item: their sizes multiply
+_SIZES = (pl.col("size").min().alias("least"), pl.col("size").sum().alias("hosts_in"))
+_WRONG = (pl.col("least") < 1) | (pl.col("hosts_in") > HOSTS_MAX)
+
+NODE_GPUS_MAX = 1024  # of a node, slices of GPUs counted
+
+TOO_LARGE = "more nodes or GPUs than any cluster has: a damaged record"
+FAR_MORE = "a list of far more nodes than their number: the number counts, the list is left out"
+FAR_MORE_TIMES = 4
+OTHER_NODES = "a number of nodes that is not how many its list names: the list counts"
+# What a record says in the place of a list when a job had no hosts.
+NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
+# Lists that `expand` takes, up to ranges that run backwards or are too large.
+SHAPE = r"^(?:(?:[^,\[\]\s]|\[\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*\])+(?:,|$))+$"
+
+
+def expand(text: str) -> list[str]:
+    """Every host that a list names, in its order, one that it names twice twice. An empty list
+    names none. Raises UsageError for what is no host list, and for one of over HOSTS_MAX hosts."""
+    count(text)  # first, as what it names may be more than memory holds
+    found: list[str] = []
+    for item in _items(text):
+        parts = [_names(piece, text) for piece in _PIECE.finditer(item)]
+        found += map("".join, itertools.product(*parts))
+    return found
+
+
+def count(text: str) -> int:
+    """How many hosts a list names, without naming them. Raises UsageError as `expand` does."""
+    total = 0
+    for item in _items(text):
+        several = 1
+        for piece in _PIECE.finditer(item):
+            several *= sum(last - first + 1 for first, last, _ in _bracket_ranges(piece, text))
+            _bound(total + several, text)
+        total += several
+    return total
+
+
+def too_large(nodes: pl.Expr, gpus: pl.Expr) -> pl.Expr:
+    """Return whether a job has more nodes than any cluster, or more GPUs than these can have: one
+    such record would outweigh all others in every rate."""
+    most = NODE_GPUS_MAX * nodes.clip(lower_bound=1)
+    return (nodes > HOSTS_MAX) | (nodes < 0) | (gpus > most) | (gpus < 0)
+
+
+def compress(names: Iterable[str]) -> str:
+    """A list of these hosts, sorted, each once: `expand` gives them back. A name is compressed by
+    the last digits that it ends in. Raises UsageError for a name that has a bracket or comma."""
+    endings = [(name, _NUMBERED.fullmatch(name)) for name in set(names)]
+    # 9 and 10 belong together, and so do 09 and 10, by their width
+    padded = {(m[1], len(m[2])) for _, m in endings if m and m[2][0] == "0" and len(m[2]) > 1}
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name, match in endings:
+        if not name or re.search(r"[,\[\]\s]", name):
+            raise UsageError(f"{name!r} is no name of a host")
+        if match is None:
+            plain.append(name)
+            continue
+        width = len(match[2]) if (match[1], len(match[2])) in padded else 0
+        groups.setdefault((match[1], width), []).append(int(match[2]))
+    found = sorted(plain)
+    for (stem, width), numbers in sorted(groups.items()):
+        runs = [
+            f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}"
+            for a, b in _runs(sorted(numbers))
+        ]
+        one = len(runs) == 1 and "-" not in runs[0]
+        found.append(f"{stem}{runs[0]}" if one else f"{stem}[{','.join(runs)}]")
+    return ",".join(found)
+
+
+def explode_hosts(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
+    """One row for each row of `jobs` and host that its list names, with the name as `node`; a row
+    whose list is empty has none. Every distinct list is expanded once. Raises UsageError."""
+    return jobs.join(nodes_of(jobs, column), on=column, how="inner")
+
+
+def nodes_of(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
+    """Every distinct list, once with each `node` that it names. Raises UsageError."""
+    lists = jobs.select(pl.col(column).unique()).filter(pl.col(column) != "")
+    return lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
+
+
+def expand_distinct(lists: pl.Series) -> pl.DataFrame:
+    """Distinct host lists, and each `node` of each of them, in order. Raises UsageError."""
+    return _nodes(pl.DataFrame({"hosts": lists}))
+
+
+def count_hosts(lists: pl.Series) -> pl.Series:
+    """How many hosts each list names, an empty one none; null for one that `expand` refuses."""
+    one = pl.col("list")
+    shaped = pl.DataFrame({"list": lists.unique()}).filter(one.str.contains(SHAPE))
+    several = one.str.contains(_SEVERAL)
+    plain = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES).filter(~_WRONG)
+    multiplied = [(text, _count(text)) for text in shaped.filter(several)["list"]]
+    shape = {"list": pl.String(), "hosts_in": pl.Int64()}
+    known = pl.concat([
+        plain.select("list", pl.col("hosts_in").cast(pl.Int64)),
+        pl.DataFrame(multiplied, schema=shape, orient="row"),
+    ])  # fmt: skip
+    table = lists.alias("list").to_frame()
+    found = table.join(known, on="list", how="left", maintain_order="left")["hosts_in"]
+    return found.set(lists == "", 0)
+
+
+def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
+    """As `expanded` says: by columns where a list has at most one bracket an item."""
+    (column,) = lists.columns
+    one = pl.col(column)
+    single = lists.filter(~one.str.contains(r"[,\[\]\s]")).with_columns(one.alias("node"))
+    several = lists.filter(one.str.contains(r"[,\[\]\s]"))
+    odd = one.str.contains(_SEVERAL) | ~one.str.contains(SHAPE)
+    spelled = [(text, expand(text)) for text in several.filter(odd)[column]]
+    shape = {column: pl.String, "node": pl.List(pl.String)}
+    slow = pl.DataFrame(spelled, schema=shape, orient="row").explode("node")
+    return pl.concat([single, _ranges(several.filter(~odd), column), slow])
+
+
+def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
+    """The same of lists in SHAPE with at most one bracket an item."""
+    found = _parts(lists, column)
+    wrong = found.group_by(column).agg(*_SIZES).filter(_WRONG)
+    for text in wrong[column]:
+        expand(text)  # raises, and says why
+    assert wrong.is_empty()
+    number = pl.col("number").cast(pl.String).str.zfill(pl.col("first").str.len_bytes())
+    bracket = pl.concat_str("front", number, "rear")
+    return (
+        found.with_columns(number=pl.int_ranges("first_n", pl.col("last_n") + 1))
+        .explode("number")
+        .select(column, node=pl.when(pl.col("number").is_null()).then("item").otherwise(bracket))
+    )
+
+
+def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
+    """A row for each single name, and for each range in a bracket of such lists; how many hosts
+    it is."""
+    item, part = pl.col("item"), pl.col("part")
+    return (
+        lists.with_columns(pl.col(column).str.extract_all(_ITEM.pattern).alias("item"))
+        .explode("item")
+        .with_columns(
+            item.str.extract(r"^([^\[]*)").alias("front"),
+            item.str.extract(r"\]([^\]]*)$").fill_null("").alias("rear"),
+            item.str.extract(r"\[([^\]]*)\]").str.split(",").alias("part"),
+        )
+        .explode("part")
+        .with_columns(part.str.split_exact("-", 1).struct.rename_fields(["first", "last"]))
+        .unnest("part")
+        .with_columns(pl.col("last").fill_null(pl.col("first")))
+        .with_columns(pl.col("first", "last").cast(pl.Int64).name.suffix("_n"))
+        .with_columns(size=(pl.col("last_n") - pl.col("first_n") + 1).fill_null(1))
+        .with_columns(pl.col("size").clip(upper_bound=HOSTS_MAX + 1))  # a sum that stays a number
+    )
+
+
+def _count(text: str) -> int | None:
+    try:
+        return count(text)
+    except UsageError:
+        return None
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas that are in no bracket."""
+    at = 0
+    for match in _ITEM.finditer(text):
+        if text[at : match.start()] != ("," if at else ""):
+            raise _no_list(text)
+        yield match[0]
+        at = match.end()
+    if text[at:] not in ("", ",") or text == ",":
+        raise _no_list(text)
+
+
+def _names(piece: re.Match[str], text: str) -> list[str]:
+    """Of a bracket what it counts, of anything else itself."""
+    if piece[1] is None:
+        return [piece[2]]
+    return [
+        f"{number:0{width}d}"
+        for first, last, width in _bracket_ranges(piece, text)
+        for number in range(first, last + 1)
+    ]
+
+
+def _bracket_ranges(piece: re.Match[str], text: str) -> Iterator[tuple[int, int, int]]:
+    """First, last and width of each range in a bracket; anything else is one."""
+    if piece[1] is None:
+        yield 1, 1, 0
+        return
+    for part in piece[1].split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise _no_list(text)
+        first, last = match[1], match[2] or match[1]
+        low, high = int(first), int(last)
+        if high < low:
+            raise _no_list(text)
+        yield low, high, len(first)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of each run of numbers without a gap."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _bound(hosts: int, text: str) -> None:
+    if hosts > HOSTS_MAX:
+        raise UsageError(f"{text[:80]!r} names over {HOSTS_MAX:,} hosts, which no cluster has")
+
+
+def _no_list(text: str) -> UsageError:
+    return UsageError(f"{text[:80]!r} is no host list, as node[01-04,07],gpu3 is one")
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_SLOTS = r"\d+(?:-\d+)?"
+_PBS = re.compile(
+    rf"({_NAME})/{_SLOTS}(?:[*,]{_SLOTS})*|\(({_NAME}):[^()+]*\)|({_NAME}):\w+=[^()+]*"
+)
+_LSF = re.compile(rf"(?:\d+\*)?({_NAME})")
+_COUNTED = re.compile(rf"({_NAME}):\d+")
+_FOREIGN = re.compile(r"[*+'\"{}()=]")
+
+
+def to_slurm_list(text: str) -> str | None:
+    """Return a list as Slurm writes it, each host once; None for a text that no scheduler has."""
+    if "[" in text:
+        return None if _FOREIGN.search(text) else text
+    for separator, shape in (("+", _PBS), (",", _COUNTED), (":", _LSF)):
+        found = [shape.fullmatch(part) for part in text.split(separator)]
+        if all(found):
+            return _once([next(filter(None, one.groups())) for one in found if one])
+    if _FOREIGN.search(text):
+        return None
+    return _once(text.split(","))
+
+
+def _once(names: list[str]) -> str:
+    return ",".join(dict.fromkeys(names))

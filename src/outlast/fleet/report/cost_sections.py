@@ -1,0 +1,146 @@
+"""Report sections about the cost of failures: ETTR, goodput, crash loops, counterfactuals."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import polars as pl
+
+from outlast.fleet.analysis.jobs import crash_loops, goodput_loss, measured_ettr
+from outlast.fleet.report import report_figures
+from outlast.fleet.report.report_sections import (
+    DrawnSection,
+    ReportColumn,
+    ReportFacts,
+    make_section,
+)
+
+GPU_HOUR = 3600.0
+
+
+class TrainingRuns(NamedTuple):
+    """Job runs of the highest QOS, if there is any: `ettr.by_size`."""
+
+    qos: str | None
+    sizes: pl.DataFrame
+
+
+def training_runs(facts: ReportFacts) -> TrainingRuns:
+    """Those that held GPUs."""
+    top = measured_ettr.top_qos(facts.tables)
+    found = measured_ettr.measured_ettr(
+        facts.tables, facts.infra, qos=None if top is None else [top]
+    )
+    return TrainingRuns(
+        top, measured_ettr.ettr_by_size(found.filter(pl.col("gpus") > 0), facts.node_rate_per_s)
+    )
+
+
+def ettr_section(of: TrainingRuns) -> DrawnSection:
+    """Figure 9 of the paper."""
+    top, found = of
+    columns = [
+        ReportColumn("bucket", "GPUs, up to", "count"),
+        ReportColumn("runs", "job runs", "count"),
+        ReportColumn("ettr", "ETTR", "share"),
+        ReportColumn("low", "90 % from", "share"),
+        ReportColumn("high", "to", "share"),
+        ReportColumn("equation_1", "equation 1", "share"),
+        ReportColumn("expected", "equations 4 to 6", "share"),
+        ReportColumn("exact", "exact", "share"),
+        ReportColumn("hidden", "attempts missing", "share"),
+    ]
+    said = (
+        "The share of a job run's time, waits included, that was training, for runs of a day and"
+        " more" + (f" in the highest QOS ({top})" if top else "") + ". A checkpoint every"
+        f" {measured_ettr.INTERVAL_S / 60:g} minutes and {measured_ettr.INIT_S / 60:g} for a"
+        " start are assumed, since"
+        " accounting knows neither; every end but the last counts as an interruption. Beside it,"
+        " what the failure rate lets expect."
+    )
+    notes = [] if len(found) else ["no job run held GPUs for a day"]
+    measured = make_section("ettr", "How much of it was training", said, columns, found, notes)
+    return DrawnSection(measured, partial(report_figures.draw_ettr, found) if len(found) else None)
+
+
+def counterfactual_section(
+    facts: ReportFacts, of: TrainingRuns, ranking: pl.DataFrame
+) -> DrawnSection:
+    """What other settings, or no bad nodes, would give."""
+    left = measured_ettr.rate_share_without_lemons(ranking) if ranking["lemon"].any() else None
+    found = measured_ettr.counterfactual_ettr(of.sizes, facts.node_rate_per_s, without_lemons=left)
+    wide = (
+        found.pivot("change", index="bucket", values="ettr", maintain_order=True)
+        if len(found) else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
+    )  # fmt: skip
+    columns = [ReportColumn("bucket", "GPUs, up to", "count")]
+    columns += [ReportColumn(name, name, "share") for name in wide.columns[1:]]
+    said = "ETTR in the long run, exactly, with one of its causes halved and all else as it is."
+    if left is not None:
+        said += (
+            f" Without the lemons, nodes fail {left:.3g} times as often, all jobs taken together:"
+            " large ones are taken to lie on lemons as often as others do."
+        )
+    return DrawnSection(make_section("whatif", "What less would give", said, columns, wide))
+
+
+def goodput_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 8 of the paper."""
+    each = goodput_loss.lost_goodput(facts.tables, facts.infra, preempted=facts.preempted)
+    summed = goodput_loss.total_loss(facts.tables, each)
+    found = goodput_loss.loss_by_size(each).with_columns(
+        pl.col("first_gpu_s", "second_gpu_s") / GPU_HOUR
+    )
+    columns = [
+        ReportColumn("bucket", "GPUs, up to", "count"),
+        ReportColumn("first_attempts", "failed attempts", "count"),
+        ReportColumn("first_gpu_s", "GPU hours lost by them", "GPU hours"),
+        ReportColumn("second_attempts", "preempted for them", "count"),
+        ReportColumn("second_gpu_s", "GPU hours lost by these", "GPU hours"),
+        ReportColumn("share", "share", "share"),
+    ]  # fmt: skip
+    said = (
+        "Work that failures undid: half a checkpoint interval"
+        f" ({goodput_loss.INTERVAL_S / 120:g} minutes), or the attempt if it was shorter, times its"
+        " GPUs. First order: of what infrastructure ended. Second order: of jobs that were"
+        " preempted when one of these began again."
+    )
+    notes = []
+    if summed.second_share is not None:
+        whole = summed.first_gpu_s + summed.second_gpu_s
+        notes = [
+            f"{whole / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
+            f" {100 * summed.second_share:.3g} % of them second order"
+        ]
+    told = make_section("goodput", "What failures cost", said, columns, found, notes)
+    return DrawnSection(
+        told, partial(report_figures.draw_goodput, found) if found["share"].sum() else None
+    )
+
+
+def crash_loops_section(facts: ReportFacts) -> DrawnSection:
+    """Crash loops."""
+    found = crash_loops.find_crash_loops(
+        facts.tables, facts.infra, preempted=facts.preempted
+    ).with_columns(
+        pl.col("lost_gpu_s", "preempted_gpu_s") / GPU_HOUR,
+        day=pl.from_epoch("since_ns", time_unit="ns").dt.date(),
+    )
+    found = found.filter(pl.col("infra") > 0)
+    columns = [
+        ReportColumn("job", "job"),
+        ReportColumn("user", "user"),
+        ReportColumn("gpus", "GPUs", "count"),
+        ReportColumn("day", "from", "day"),
+        ReportColumn("failures", "failures", "count"),
+        ReportColumn("infra", "by infrastructure", "count"),
+        ReportColumn("lost_gpu_s", "GPU hours lost", "GPU hours"),
+        ReportColumn("preempted", "preempted others", "count"),
+        ReportColumn("preempted_gpu_s", "GPU hours lost by these", "GPU hours"),
+    ]
+    said = (
+        f"Jobs that failed and began again at least {crash_loops.TIMES} times within"
+        f" {crash_loops.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
+    )
+    return DrawnSection(make_section("loops", "Crash loops", said, columns, found))

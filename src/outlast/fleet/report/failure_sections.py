@@ -1,0 +1,394 @@
+"""Report sections about failures: final states, causes, error codes, rates, outages."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import polars as pl
+
+from outlast.fleet.analysis import failure_attribution, failure_rates, outages
+from outlast.fleet.analysis.exposure import KEY, whole_days
+from outlast.fleet.analysis.failure_attribution import CAUSES
+from outlast.fleet.analysis.failure_outcomes import survived_by_cause
+from outlast.fleet.analysis.jobs import job_runs
+from outlast.fleet.host_lists import explode_hosts
+from outlast.fleet.record_tables import DAY_NS
+from outlast.fleet.report import report_figures
+from outlast.fleet.report.report_sections import (
+    DrawnSection,
+    ReportColumn,
+    ReportFacts,
+    make_section,
+)
+from outlast.node_logs.taxonomy import DOMAINS, TABLE
+from outlast.node_logs.xid_policy import Action, PolicyEntry, shipped_policy
+from outlast.text_formatting import plural
+
+
+def outage_causes_section(facts: ReportFacts) -> DrawnSection:
+    """Why nodes went away."""
+    found = outages.outages_by_symptom(facts.tables)
+    columns = [
+        ReportColumn("symptom", "symptom"), ReportColumn("outages", "outages", "count"),
+        ReportColumn("nodes", "on nodes", "count"),
+        ReportColumn("per_1000_node_days", "in 1000 node-days", "rate"),
+        ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
+        ReportColumn("per_1000_node_days_high", "to", "rate"),
+        ReportColumn("median_h", "half are back after, h", "hours"),
+    ]  # fmt: skip
+    said = (
+        "Of what nodes went away, as no job is known: outages that began, in 1000 days of a node"
+        " being up. Intervals are those of independent outages (Gamma)."
+    )
+    return DrawnSection(make_section("causes", "What failures are of", said, columns, found))
+
+
+def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
+    """The rate of outages over the `days` up to each day."""
+    calendar = whole_days(outages.outages_by_day(facts.tables), facts.tables)
+    found = outages.rolling_outages(calendar, days).select(
+        "day",
+        "node_days",
+        "per_1000_node_days",
+        failures="outages",
+        cause=pl.lit(failure_rates.ALL),
+    )
+    swing = failure_rates.swing(found)
+    said = (
+        f"Outages in 1000 days of a node being up, over the {days} days up to each day, as no job"
+        " is known."
+    )
+    notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
+    new = pl.DataFrame(schema={"check": pl.String, "day": pl.Date})
+    told = make_section("rolling", "How rates change", said, [], new.clear(), notes, series=found)
+    drawn = found.drop_nulls("per_1000_node_days")
+    return DrawnSection(
+        told, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+    )
+
+
+FEW = 10  # failures: with fewer, a rate is a guess
+PER = "in a million GPU hours"
+_DOMAINS = {
+    row.symptom: ", ".join(one for one in DOMAINS if one in row.domains) for row in TABLE.values()
+}
+_WHO = {"": "more than one at once"}
+
+
+def final_states_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 3 of the paper."""
+    found = job_runs.jobs_by_state(facts.tables, facts.found).with_columns(
+        of=pl.when("hw").then(pl.lit("infrastructure")).otherwise(pl.lit("other"))
+    )
+    columns = [
+        ReportColumn("state", "state"),
+        ReportColumn("of", "ended by"),
+        ReportColumn("jobs", "attempts", "count"),
+        ReportColumn("jobs_share", "of attempts", "share"),
+        ReportColumn("gpu_hours", "GPU hours", "GPU hours"),
+        ReportColumn("gpu_hours_share", "of GPU hours", "share"),
+    ]
+    backwards = int(found["backwards"].sum())
+    notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
+    said = (
+        "Attempts by the state that the scheduler gave them. Infrastructure ended those in"
+        " NODE_FAIL or BOOT_FAIL, and others on whose nodes a check that takes the job away fired"
+        f" within {failure_attribution.BEFORE_S / 60:g} minutes before the end or"
+        f" {failure_attribution.AFTER_S / 60:g} after it."
+    )
+    told = make_section("states", "How jobs end", said, columns, found, notes)
+    return DrawnSection(told, partial(report_figures.draw_states, found) if len(found) else None)
+
+
+def causes_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 4 of the paper, and who can have caused each (Table I)."""
+    if facts.by == "outages":
+        return outage_causes_section(facts)
+    found = failure_rates.rates_by_cause(facts.tables, facts.found).with_columns(
+        pl.col("^per_gpu_hour.*$") * 1e6
+    )
+    columns = [
+        ReportColumn("cause", "cause"),
+        ReportColumn("failures", "failures", "count"),
+        ReportColumn("share", "share", "share"),
+        ReportColumn("per_gpu_hour", PER, "rate"),
+        ReportColumn("per_gpu_hour_low", "90 % from", "rate"),
+        ReportColumn("per_gpu_hour_high", "to", "rate"),
+        ReportColumn("domains", "can be caused by"),
+    ]
+    found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
+    said = (
+        "What was found on the nodes of attempts that infrastructure ended. One with several causes"
+        " counts for each of them, and in the shares by parts. Intervals are those of independent"
+        " failures (Gamma). Users, system software and hardware can cause what Table I of the paper"
+        " says."
+    )
+    alone = int(found.filter(pl.col("cause") == failure_attribution.UNATTRIBUTED)["failures"].sum())
+    notes = [f"for {plural(alone, 'failure')} nothing was found on the nodes"] if alone else []
+    notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
+    drawn = found.drop_nulls("per_gpu_hour")
+    told = make_section("causes", "What failures are of", said, columns, found, notes)
+    return DrawnSection(
+        told, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
+    )
+
+
+def _diagnosis(failures: pl.DataFrame) -> list[str]:
+    """Who is left that can have caused all that was found of a failure."""
+    told = failures.filter(pl.col("symptoms").list.len() > 0)
+    if not len(told):
+        return []
+    left = told.group_by("domains").agg(n=pl.len()).sort("n", "domains", descending=[True, False])
+    said = [
+        f"{count:,} of {_WHO.get(domains, domains.replace('+', ' or '))}"
+        for domains, count in left.iter_rows()
+    ]
+    many = plural(len(told), "failure")
+    return [f"what was found leaves, of {many}, as cause: {', '.join(said)}"]
+
+
+def _strangers(facts: ReportFacts) -> list[str]:
+    """Where most failures have no cause: whether findings and jobs speak of the same nodes at all.
+    Accounting may say n1 where a kernel says n1.example.org."""
+    failures = facts.found.failures
+    with_cause = failures.filter(pl.col("symptoms").list.len() > 0).height
+    if with_cause and 2 * with_cause >= len(failures):
+        return []
+    found = facts.tables.findings.select("cluster", "node").unique().collect()
+    ran = explode_hosts(facts.tables.jobs.select("cluster", "hosts").unique())
+    ran = ran.select("cluster", "node").unique().collect()
+    if not len(found) or not len(ran):
+        return []
+    many = plural(len(found), "node")
+    said, known = found["node"].min(), ran["node"].min()
+    if not len(found.join(ran, on="node", how="semi")):
+        return [f"none of {many} with findings ran a job: are {said} and {known} written alike?"]
+    theirs, ours = (set(each["cluster"]) for each in (found, ran))
+    if "" not in theirs | ours and not theirs & ours:
+        return [
+            f"findings are of cluster {min(theirs)}, jobs of {min(ours)}: none is told of a job;"
+            " --cluster names the cluster of a log"
+        ]
+    return []
+
+
+def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
+    """Causes that come in pairs."""
+    found = failure_attribution.cooccurring_causes(facts.found).sort("together", descending=True)
+    columns = [
+        ReportColumn("cause", "cause"),
+        ReportColumn("other", "with"),
+        ReportColumn("together", "both", "count"),
+        ReportColumn("failures", "of failures", "count"),
+        ReportColumn("share", "share", "share"),
+    ]
+    said = "Symptoms that were found for the same failure: two names, perhaps one fault."
+    return DrawnSection(make_section("together", "What is found together", said, columns, found))
+
+
+def rate_history_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 5 of the paper."""
+    whole_days = (facts.tables.until_ns - facts.tables.since_ns) // DAY_NS
+    days = int(min(failure_rates.ROLLING_DAYS, max(1, whole_days // 4)))
+    if facts.by == "outages":
+        return outage_history_section(facts, days)
+    found = failure_rates.rolling_rates(facts.tables, facts.found, days=days)
+    new = failure_rates.rates_of_new_checks(facts.tables, facts.found, days=days)
+    columns = [
+        ReportColumn("check", "new check"),
+        ReportColumn("symptom", "finds"),
+        ReportColumn("day", "since", "day"),
+        ReportColumn("before", "before", "rate"),
+        ReportColumn("after", "after", "rate"),
+    ]
+    swing = failure_rates.swing(found)
+    said = (
+        "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
+        f" {days} days up to each day. A new check makes failures visible that were there before:"
+        " the table has what it finds, before and after it came."
+    )
+    notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
+    told = make_section("rolling", "How rates change", said, columns, new, notes, series=found)
+    drawn = found.drop_nulls("per_1000_node_days")
+    return DrawnSection(
+        told, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+    )
+
+
+def job_sizes_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 6 of the paper."""
+    found = job_runs.jobs_by_size(facts.tables)
+    columns = [
+        ReportColumn("gpus", "GPUs, up to", "count"), ReportColumn("jobs", "attempts", "count"),
+        ReportColumn("jobs_share", "of attempts", "share"),
+        ReportColumn("gpu_hours", "GPU hours", "GPU hours"),
+        ReportColumn("gpu_hours_share", "of GPU hours", "share"),
+        ReportColumn("gpu_hours_from", "of that so large or larger", "share"),
+    ]  # fmt: skip
+    said = "Attempts that started, by GPUs rounded up to a power of two."
+    told = make_section("sizes", "How large jobs are", said, columns, found)
+    return DrawnSection(told, partial(report_figures.draw_sizes, found) if len(found) else None)
+
+
+def mttf_section(facts: ReportFacts) -> DrawnSection:
+    """Figure 7 of the paper."""
+    found = failure_rates.mttf(facts.tables, facts.found)
+    columns = [
+        ReportColumn("gpus", "GPUs, up to", "count"),
+        ReportColumn("attempts", "attempts", "count"),
+        ReportColumn("failures", "failures", "count"),
+        ReportColumn("mttf_h", "MTTF, h", "hours"),
+        ReportColumn("low_h", "90 % from", "hours"),
+        ReportColumn("high_h", "to", "hours"),
+        ReportColumn("boot_low_h", "resampled from", "hours"),
+        ReportColumn("boot_high_h", "to", "hours"),
+        ReportColumn("clusters", "by"),
+        ReportColumn("dispersion", "dispersion", "times"),
+        ReportColumn("projected_h", "1/N says, h", "hours"),
+    ]
+    rate = facts.rate
+    said = (
+        "Running time over failures by infrastructure, by size in whole nodes. Two 90 % intervals:"
+        " of independent failures (Gamma, failures + 1/2), and by drawing days or job runs anew,"
+        " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
+        f" failure rate of jobs above {rate.above_gpus:,} GPUs says of each size."
+    )
+    notes = [_of_large(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
+    if rate.failures < FEW:
+        notes.append(
+            f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
+            " to project from"
+        )
+    told = make_section("mttf", "How long jobs run", said, columns, found, notes)
+    drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
+    return DrawnSection(
+        told, partial(report_figures.draw_mttf, found, rate) if len(drawn) else None
+    )
+
+
+def _of_large(rate: failure_rates.FailureRate) -> str:
+    return (
+        f"r_f of jobs above {rate.above_gpus:,} GPUs: {rate.per_1000_node_days:.2f} failures in"
+        f" 1000 node-days, {rate.low:.2f} to {rate.high:.2f} if they were independent,"
+        f" {rate.boot_low:.2f} to {rate.boot_high:.2f} by drawing {rate.clusters} anew; dispersion"
+        f" {rate.dispersion:.2f}: as sure as {rate.sure_as:.0f} independent failures"
+    )
+
+
+def survived_failures_section(facts: ReportFacts) -> DrawnSection:
+    """Failures after which the job went on, which no figure that rests on accounting counts."""
+    found = survived_by_cause(facts.tables)
+    columns = [
+        ReportColumn("cause", "cause"),
+        ReportColumn("rung", "recovered by"),
+        ReportColumn("failures", "failures", "count"),
+        ReportColumn("nodes", "on nodes", "count"),
+        ReportColumn("lost_nodes", "took the node", "count"),
+        ReportColumn("pause_s", "pause, s", "times"),
+    ]
+    said = (
+        "Failures that runs of `outlast run` survived. The attempt went on, so that accounting does"
+        " not show them. The pause lasts until every rank has committed the interrupted step."
+    )
+    notes = uncounted_failures_notes(facts)
+    return DrawnSection(make_section("survived", "What jobs survived", said, columns, found, notes))
+
+
+def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
+    """Return a note where figures that rest on ended attempts leave survived failures out."""
+    many = int(survived_by_cause(facts.tables)["failures"].sum())
+    if not many:
+        return []
+    return [
+        f"{plural(many, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
+        " attempts and leave these out; `outlast fleet fit` counts both"
+    ]
+
+
+def outages_section(facts: ReportFacts) -> DrawnSection:
+    """Nodes that no job could have, and parts that were exchanged."""
+    out, back = outages.outage_rate(facts.tables), outages.repair_time(facts.tables)
+    swapped = outages.part_replacements(facts.tables)
+    notes = []
+    if out.outages:
+        if out.per_1000_node_days is not None:
+            notes.append(
+                f"{plural(out.outages, 'outage')} of {plural(out.nodes, 'node')}:"
+                f" {out.per_1000_node_days:.2f} in 1000 node-days ({out.low:.2f} to"
+                f" {out.high:.2f} with 90 %, if they were independent)"
+            )
+        if out.per_node_variance is not None:
+            notes.append(
+                f"variance over mean of outages by node: {out.per_node_variance:.2f} (1 if every"
+                " node were as likely)"
+            )
+        if back.mean_s is not None:
+            notes.append(f"a node is away for {back.mean_s / 3600:.1f} hours on the average")
+    columns = [
+        ReportColumn("part", "part"), ReportColumn("swaps", "exchanged", "count"),
+        ReportColumn("nodes", "on nodes", "count"),
+        ReportColumn("per_1000_node_days", "in 1000 node-days", "rate"),
+        ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
+        ReportColumn("per_1000_node_days_high", "to", "rate"),
+    ]  # fmt: skip
+    said = "Times in which no job could have a node, and parts that were exchanged."
+    return DrawnSection(
+        make_section("repairs", "Nodes away, parts exchanged", said, columns, swapped, notes)
+    )
+
+
+REMEDIES: dict[Action, str] = {
+    "restart-app": "a restart of the program",
+    "reset-gpu": "a reset of the GPU",
+    "reboot": "a reboot",
+    "inspect": "somebody has to look",
+    "replace": "another part",
+    "contact": "ask the vendor",
+    "update": "an update of driver or firmware",
+    "ignore": "nothing is to be done",
+    "workflow": "depends on what else the log says",
+}
+SCHEMA = {
+    "code": pl.String, "name": pl.String, "failures": pl.Int64, "nodes": pl.Int64,
+    "mends": pl.String, "takes": pl.String, "leaves": pl.String,
+}  # fmt: skip
+
+
+def error_codes_section(facts: ReportFacts) -> DrawnSection:
+    """A row for each code, the ones of the most failures first, by the shipped policy."""
+    ended = (
+        facts.found.causes.filter(pl.col("code") != "", pl.col("severity").is_in(CAUSES))
+        .join(facts.found.failures.select(KEY), on=KEY, how="semi")
+        .group_by("code")
+        .agg(failures=pl.struct(KEY).n_unique(), nodes=pl.struct("cluster", "node").n_unique())
+        .sort(["failures", "code"], descending=[True, False])
+    )
+    rows = []
+    for code, failures, nodes in ended.iter_rows():
+        entry = shipped_policy().entry(code)
+        if entry is not None:
+            row = (code, entry.name, failures, nodes, REMEDIES[entry.action])
+            rows.append((*row, *_disagreements(code, entry)))
+    columns = [
+        ReportColumn("code", "code"),
+        ReportColumn("name", "is"),
+        ReportColumn("failures", "of failures", "count"),
+        ReportColumn("nodes", "on nodes", "count"),
+        ReportColumn("mends", "what mends it"),
+        ReportColumn("takes", "would take the node"),
+        ReportColumn("leaves", "would leave it"),
+    ]
+    said = (
+        "Codes that NVIDIA's driver logged on the nodes of attempts that infrastructure ended, and"
+        " what mends them. Where published policies disagree on whether the node should go, the"
+        f" last columns say whose says what (policy {shipped_policy().version})."
+    )
+    found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    return DrawnSection(make_section("codes", "What XIDs ask for", said, columns, found))
+
+
+def _disagreements(code: str, entry: PolicyEntry) -> tuple[str, str]:
+    """Who would take the node out of service for it and who would not, where they disagree."""
+    kind, _, number = code.partition(" ")
+    other = shipped_policy().disagreements(int(number)) if kind == "XID" and entry.says else None
+    return (", ".join(other.takes), ", ".join(other.leaves)) if other else ("", "")

@@ -1,0 +1,201 @@
+"""The fleet report: every analysis of a lake's window, in the order of their importance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+
+from outlast import __version__
+from outlast.fleet.analysis import (
+    exposure,
+    failure_attribution,
+    failure_rates,
+    lemons,
+    node_attribution,
+    node_inventory,
+)
+from outlast.fleet.analysis.exposure import KEY
+from outlast.fleet.analysis.jobs import crash_loops, goodput_loss, preemption_cascades
+from outlast.fleet.analysis.node_signals import clip_tables
+from outlast.fleet.record_tables import DAY_NS, Tables
+from outlast.fleet.report import cost_sections, failure_sections, lemon_sections
+from outlast.fleet.report.headlines import Headline, headlines
+from outlast.fleet.report.report_sections import DrawnSection, ReportFacts, ReportSection
+from outlast.fleet.store.lake import LakeSource
+from outlast.fleet.store.lake import format_time as said_at
+from outlast.text_formatting import plural
+
+SHORT_DAYS = 7
+UNCOVERED_SHARE = 0.1  # of a window at either end without a finding, from which on it is noted
+UNCOVERED_GAPS = 5  # and as many mean gaps between findings
+ORDER = (
+    "lemons", "parts", "goodput", "ettr", "whatif", "mttf", "survived", "causes", "codes",
+    "together", "rolling", "states", "sizes", "loops", "signals", "repairs",
+)  # fmt: skip
+
+
+class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in Unix nanoseconds; `records`: how many of each kind lie in the window. `notes`: how
+    little it is built on, and what the logs hide."""
+
+    version: str
+    source: str
+    cluster: str  # "": none is named
+    since_ns: int
+    until_ns: int
+    records: dict[str, int]
+    headlines: list[Headline]
+    sections: list[ReportSection]
+    notes: list[str]
+
+
+class DrawnReport(NamedTuple):
+    """A report with what draws its pictures, by section."""
+
+    report: FleetReport
+    told: list[DrawnSection]
+
+
+def build_report(
+    tables: Tables,
+    source: str,
+    *,
+    cluster: str = "",
+    notes: list[str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+    on_told: Callable[[DrawnSection], object] = lambda _: None,
+) -> DrawnReport:
+    """`source`: what to call where `tables` are from; `notes`: what is known of it besides.
+    `on_told` is given each section as soon as it is there. All records are read into memory once.
+    """
+    tables = _in_memory(tables)
+    facts = _facts(tables)
+    told: list[DrawnSection] = []
+    for one in _sections(facts):
+        told.append(one)
+        on_told(one)
+        on_progress(len(told), len(ORDER))
+    told.sort(key=lambda one: ORDER.index(one.section.key))
+    in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
+    records = {
+        name: int(frame.select(pl.len()).collect().item())
+        for name, frame in in_window._asdict().items() if isinstance(frame, pl.LazyFrame)
+    }  # fmt: skip
+    whole = FleetReport(
+        version=__version__, source=source, cluster=cluster, since_ns=tables.since_ns,
+        until_ns=tables.until_ns,
+        records=records, headlines=headlines(facts, told), sections=[one.section for one in told],
+        notes=[*_sparse_data_notes(facts, records), *(notes or [])],
+    )  # fmt: skip
+    return DrawnReport(whole, told)
+
+
+def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
+    """What takes longest comes last, so that the others are drawn meanwhile."""
+    yield cost_sections.goodput_section(facts)
+    runs = cost_sections.training_runs(facts)
+    yield cost_sections.ettr_section(runs)
+    for each in (
+        failure_sections.mttf_section,
+        failure_sections.survived_failures_section,
+        failure_sections.causes_section,
+        failure_sections.error_codes_section,
+        failure_sections.cooccurrence_section,
+        failure_sections.rate_history_section,
+        failure_sections.final_states_section,
+        failure_sections.job_sizes_section,
+        cost_sections.crash_loops_section,
+        failure_sections.outages_section,
+    ):
+        yield each(facts)
+    window_days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
+    history_days = max(lemons.DAYS, window_days)  # all of the window, also where it is longer
+    ranking = lemons.rank_lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
+    yield from lemon_sections.lemon_sections(facts, ranking)
+    yield cost_sections.counterfactual_section(facts, runs, ranking)
+
+
+def _in_memory(tables: Tables) -> Tables:
+    frames = {
+        name: frame.collect().lazy()
+        for name, frame in tables._asdict().items() if isinstance(frame, pl.LazyFrame)
+    }  # fmt: skip
+    return tables._replace(**frames)
+
+
+def _facts(tables: Tables) -> ReportFacts:
+    found = failure_attribution.attribute_failures(tables)
+    infra = node_attribution.worst_nodes(found).collect().lazy()
+    again = [
+        one.restarted_attempts(tables, infra).select(KEY) for one in (goodput_loss, crash_loops)
+    ]
+    preempted = preemption_cascades.preemption_cascades(tables, pl.concat(again).unique())
+    return ReportFacts(tables, found, infra, failure_rates.failure_rate(tables, found), preempted)
+
+
+def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]:
+    tables, said = facts.tables, []
+    days = (tables.until_ns - tables.since_ns) / DAY_NS
+    if not records["jobs"]:
+        said.append("no job is in this window: what is said of jobs is empty, not well")
+    if days < SHORT_DAYS:
+        said.append(f"{days:.1f} days: too short for rates that change from week to week")
+    if records["jobs"] and facts.rate.failures < failure_sections.FEW:
+        said.append(
+            f"r_f rests on {plural(facts.rate.failures, 'failure')}: its interval says how little"
+            " that is"
+        )
+    said += failure_sections.uncounted_failures_notes(facts)
+    said += exposure.dominant_attempts(tables)
+    if records["outages"] or records["repairs"]:
+        said += node_inventory.inventory_notes(tables)
+    if records["jobs"] and not records["findings"]:
+        said.append(
+            "no health findings are in this window: only NODE_FAIL is known to be"
+            " infrastructure's, and causes are not known at all"
+        )
+    return said + _uncovered(tables)
+
+
+def _uncovered(tables: Tables) -> list[str]:
+    """Return a note where findings begin long after the window or end long before it: failures of
+    that time that only a check tells of are not seen, and rates are too low."""
+    inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
+    times = tables.findings.filter(inside).select("t_ns").collect()["t_ns"]
+    ran = tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item()
+    if not len(times) or not ran:
+        return []
+    span = tables.until_ns - tables.since_ns
+    long_ns = max(2 * DAY_NS, UNCOVERED_SHARE * span, UNCOVERED_GAPS * span / len(times))
+    first, last = int(times.to_numpy().min()), int(times.to_numpy().max())
+    if first - tables.since_ns <= long_ns and tables.until_ns - last <= long_ns:
+        return []
+    return [
+        f"health findings are known from {said_at(first)} to {said_at(last)} only: failures"
+        " outside of that time are fewer than there were, unless nothing was found then"
+    ]
+
+
+def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
+    """Notes, records that were kept although they are odd, and how many rows could not be read."""
+    noted: dict[str, list[str]] = defaultdict(list)
+    odd: dict[str, int] = defaultdict(int)
+    for one in sources:
+        for note in dict.fromkeys(one.notes):
+            noted[note].append(one.name)
+        for what, rows in one.odd.items():
+            odd[what] += rows
+    said = [f"{_logs(names)}: {note}" for note, names in noted.items()]
+    said += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
+    rejected = sum(sum(one.rejects.values()) for one in sources)
+    if rejected:
+        said.append(f"{rejected:,} rows could not be read: rejects/ of the lake has them")
+    return said
+
+
+def _logs(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"

@@ -1,0 +1,234 @@
+"""The lake: records of a cluster on disk, by kind and day (docs/fleet.md).
+
+`lake.json` names every file that belongs to the lake, and is renamed into place when all of them
+are there: what it does not name is a leftover, and nobody reads it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import polars as pl
+
+from outlast.errors import LakeError
+from outlast.fleet.record_tables import KIND_OF, Name, Tables, schema
+
+VERSION = 1
+PARQUET = b"PAR1"  # a file begins and ends so
+MANIFEST = "lake.json"
+UNFINISHED = ("RUNNING", "SUSPENDED")  # a later reading says how these ended
+
+Day = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Identity = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+
+
+class LakePart(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of one kind and day: one file. `last_ns` is the latest moment that one of them
+    speaks of, the end of an outage included."""
+
+    kind: Name
+    day: Day
+    id: Identity
+    rows: int
+    first_ns: Moment
+    last_ns: Moment
+    unfinished: int = 0  # jobs in a state of UNFINISHED, outages without an end
+
+    @property
+    def file(self) -> str:
+        return f"{self.kind}/day={self.day}/{self.id}.parquet"
+
+
+class LakeSource(msgspec.Struct, frozen=True, kw_only=True):
+    """One log that was read. Each of its rows is a record, or one of `skipped` or `rejects`; a row
+    that is several records (a fault is an outage and a finding) is in `records` as often."""
+
+    id: Identity
+    name: str
+    format: str
+    digest: str
+    size_bytes: int
+    read_ns: int
+    rows: int
+    records: dict[Name, int]
+    skipped: dict[str, int]  # rows that are no records by their nature, by what they are
+    rejects: dict[str, int]  # rows that could not be read, by reason: rejects/ID.jsonl has them
+    since_ns: int | None  # of its records; None: it has none
+    until_ns: int | None
+    odd: dict[str, int] = {}  # records that were kept in spite of this
+    notes: tuple[str, ...] = ()
+
+
+class LakeManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a lake."""
+
+    version: int = VERSION
+    anonymous: str = ""  # which key replaced the names; "": they are as they were
+    sources: tuple[LakeSource, ...] = ()
+    parts: tuple[LakePart, ...] = ()
+
+
+class Lake:
+    """A lake as it was when it was opened."""
+
+    def __init__(self, path: Path, manifest: LakeManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: Path) -> Lake:
+        """Raises LakeError for what is no lake, holds no records, or cannot be read."""
+        manifest = read_manifest(path)
+        if manifest is None:
+            raise LakeError(
+                f"{path} is no lake: it has no {MANIFEST}; `outlast fleet ingest {path} LOGS`"
+                " makes one"
+            )
+        lake = cls(path, manifest)
+        if not manifest.parts:
+            raise LakeError(
+                f"{path} holds no records yet; `outlast fleet ingest` reads logs into it"
+            )
+        for part in manifest.parts:
+            if wrong := _wrong(path / part.file):
+                raise LakeError(
+                    f"{path / part.file} is {wrong}, which {MANIFEST} names: put it back, or read"
+                    " the logs again into a new lake"
+                )
+        return lake
+
+    @property
+    def since_ns(self) -> int:
+        """The first moment that a record speaks of."""
+        return min(part.first_ns for part in self.manifest.parts)
+
+    @property
+    def until_ns(self) -> int:
+        """Just after the last moment that a record speaks of."""
+        return max(part.last_ns for part in self.manifest.parts) + 1
+
+    def tables(self, since_ns: int | None = None, until_ns: int | None = None) -> Tables:
+        """Records from `since_ns` up to, not including, `until_ns`; by default all.
+
+        Jobs, findings and repairs are those whose `t_ns` lies in the window, outages those that
+        reach into it, nodes and checks those that were there before its end. Only days that can
+        have one are read. Raises LakeError for a window that is empty or outside of the lake.
+        """
+        since = self.since_ns if since_ns is None else since_ns
+        until = self.until_ns if until_ns is None else until_ns
+        if since >= until:
+            raise LakeError(
+                f"from {format_time(since)} until {format_time(until)} is no time at all"
+            )
+        if until <= self.since_ns or since >= self.until_ns:
+            raise LakeError(
+                f"{self.path} has nothing from {format_time(since)} until {format_time(until)}:"
+                " its records are"
+                f" from {format_time(self.since_ns)} until {format_time(self.until_ns)}"
+            )
+        frames = {kind: self._frame(kind, since, until) for kind in KIND_OF}
+        return Tables(**frames, since_ns=since, until_ns=until)
+
+    def _frame(self, kind: Name, since_ns: int, until_ns: int) -> pl.LazyFrame:
+        from_before = kind in ("outages", "nodes", "checks")
+        parts = [
+            part
+            for part in self.manifest.parts
+            if part.kind == kind
+            and part.first_ns < until_ns
+            and (part.last_ns >= since_ns or part.unfinished or kind in ("nodes", "checks"))
+        ]
+        frame = scan(self.path, parts, kind)
+        if any(part.last_ns >= until_ns for part in parts):
+            frame = frame.filter(pl.col("t_ns") < until_ns)
+        if not from_before and any(part.first_ns < since_ns for part in parts):
+            frame = frame.filter(pl.col("t_ns") >= since_ns)
+        if kind == "outages":
+            frame = frame.filter(pl.col("until_ns").is_null() | (pl.col("until_ns") > since_ns))
+        return renumber_attempts(frame) if kind == "jobs" else frame
+
+
+def renumber_attempts(jobs: pl.LazyFrame) -> pl.LazyFrame:
+    """With `attempt` counted anew: a source that tells of one attempt alone calls it the first."""
+    job = pl.struct("cluster", "job", began=pl.coalesce("start_ns", "submit_ns", "t_ns"))
+    return jobs.with_columns(attempt=job.map_batches(_attempt_numbers, return_dtype=pl.Int64))
+
+
+def _attempt_numbers(jobs: pl.Series) -> pl.Series:
+    """Few jobs have several attempts, and only those are sorted."""
+    key = pl.struct("cluster", "job").hash()
+    every = jobs.struct.unnest().select(key.alias("key"), "began").with_row_index("at")
+    several = every.filter(pl.col("key").is_duplicated()).sort("key", "began", "at")
+    place = pl.int_range(pl.len())
+    first = pl.when(pl.col("key") != pl.col("key").shift()).then(place).forward_fill().fill_null(0)
+    found = several.select("at", attempt=place - first)
+    return pl.zeros(len(jobs), pl.Int64, eager=True).scatter(found["at"], found["attempt"])
+
+
+def scan(path: Path, parts: Iterable[LakePart], kind: Name) -> pl.LazyFrame:
+    """The records of some parts of one kind."""
+    files = [path / part.file for part in parts]
+    wanted = schema(KIND_OF[kind])
+    if not files:
+        return pl.LazyFrame(schema=wanted)
+    return pl.scan_parquet(files, schema=wanted, hive_partitioning=False, glob=False)
+
+
+def read_manifest(path: Path) -> LakeManifest | None:
+    """None where there is none. Raises LakeError."""
+    file = path / MANIFEST
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LakeError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version > VERSION:
+            raise LakeError(
+                f"{path} is a lake of version {version}, and this Outlast knows version {VERSION}:"
+                " nothing was touched; use the Outlast that wrote it, or a newer one"
+            )
+        return msgspec.json.decode(data, type=LakeManifest)
+    except msgspec.DecodeError as error:
+        raise LakeError(f"{file} is damaged or no lake's: {error}") from error
+
+
+def format_time(t_ns: int) -> str:
+    """A moment, to the second, in UTC."""
+    when = dt.datetime.fromtimestamp(t_ns // 10**9, tz=dt.UTC)
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def day_of(day: int) -> str:
+    """The name of a day, counted from 1970."""
+    return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()
+
+
+def day_number(name: str) -> int:
+    """A day's number, of its name."""
+    return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
+
+
+def _wrong(file: Path) -> str:
+    """What keeps a file from being Parquet that was written to its end; "" where nothing does."""
+    try:
+        with file.open("rb") as data:
+            begin = data.read(len(PARQUET))
+            data.seek(-len(PARQUET), os.SEEK_END)
+            return "" if begin == data.read() == PARQUET else "damaged"
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:  # one that is shorter as well
+        return f"not to be read ({error.strerror})"
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int

@@ -1,0 +1,293 @@
+"""The writer of a lake: records are staged by kind and day and committed at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+
+from outlast.atomic_files import sync
+from outlast.errors import LakeError, StorageError, UsageError
+from outlast.fleet.formats.log_reading import Reject
+from outlast.fleet.record_tables import DAY_NS, KIND_OF, Name
+from outlast.fleet.store import partition_merge
+from outlast.fleet.store.double_booked_nodes import (
+    JOB_COLUMNS,
+    DoubleBooking,
+    DoubleBookingDetector,
+)
+from outlast.fleet.store.lake import (  # fmt: skip
+    MANIFEST,
+    LakeManifest,
+    LakePart,
+    LakeSource,
+    day_number,
+    day_of,
+    read_manifest,
+    scan,
+)
+
+READING = ".reading"
+LOCK = ".lock"
+REJECTS = "rejects"
+WAIT_S = 5.0
+_POLL_S = 0.1
+_SYNCS = 16
+_ROWS_HELD = 125_000  # of one kind, before they go to disk
+_OURS = re.compile(r"[0-9a-f]{16}\.(parquet|jsonl)")
+
+
+class AddedRecords(NamedTuple):
+    """What came of the records of one kind. `again`: the lake had them. `replaced`: records of the
+    lake that told less of the same thing."""
+
+    records: int
+    again: int
+    replaced: int
+
+
+class LakeWriter:
+    """One reading into a lake; see `writing`."""
+
+    def __init__(self, path: Path, manifest: LakeManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._held: dict[Name, list[pl.DataFrame]] = {}
+        self._rows_held: dict[Name, int] = {}
+        self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
+        self._files = 0
+        self._unsynced: set[Path] = set()
+        self.doubles: list[
+            DoubleBooking
+        ] = []  # among jobs of the days that were merged, and before
+
+    def add(self, kind: Name, records: pl.DataFrame) -> None:
+        """Records with the columns of their kind. Raises StorageError."""
+        self._held.setdefault(kind, []).append(records)
+        self._rows_held[kind] = self._rows_held.get(kind, 0) + records.height
+        if self._rows_held[kind] >= _ROWS_HELD:
+            with _io(self.path):
+                self._stage(kind)
+
+    def reject(self, identity: str, rows: list[Reject]) -> None:
+        """Rows of the source with this identity, one JSON object a line. Raises StorageError."""
+        if rows:
+            with _io(self.path), self._rejects(identity).open("ab") as out:
+                out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
+
+    def commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
+        """All that was added is in the lake, or nothing. Raises StorageError."""
+        with _io(self.path):
+            return self._commit(sources, anonymous)
+
+    def _commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
+        for kind in list(self._held):
+            self._stage(kind)
+        parts, added = list(self.manifest.parts), {}
+        for kind in KIND_OF:
+            if self._staged[kind]:
+                parts, added[kind] = self._merged(kind, parts)
+        self._place_rejects(sources)
+        parts.sort(key=lambda part: (part.kind, part.day))
+        manifest = LakeManifest(
+            anonymous=anonymous, sources=(*self.manifest.sources, *sources), parts=tuple(parts)
+        )
+        with ThreadPoolExecutor(_SYNCS) as pool:  # a file system writes many as fast as one
+            list(pool.map(sync, self._unsynced))
+        self._publish(manifest)
+        self.manifest = manifest
+        remove_leftovers(self.path, manifest)
+        return added
+
+    def _stage(self, kind: Name) -> None:
+        frame = pl.concat(self._held.pop(kind))
+        self._rows_held[kind] = 0
+        by_day = frame.with_columns(_day=pl.col("t_ns") // DAY_NS).partition_by(
+            "_day", as_dict=True, include_key=False
+        )
+        for (day,), rows in by_day.items():
+            self._files += 1
+            file = self.path / READING / f"{kind}-{self._files}.arrow"
+            rows.write_ipc(file, compression="lz4")
+            self._staged[kind].setdefault(int(str(day)), []).append(file)
+
+    def _merged(self, kind: Name, parts: list[LakePart]) -> tuple[list[LakePart], AddedRecords]:
+        """The parts with those of `kind` as they will be, their files in place."""
+        staged = {day_of(day): files for day, files in self._staged[kind].items()}
+        old = {part.day: part for part in parts if part.kind == kind}
+        stale = partition_merge.find_stale(self.path, kind, list(old.values()), staged)
+        touched = sorted({*staged, *stale.days})
+        records = again = replaced = 0
+        watch = DoubleBookingDetector()
+        for day in sorted({*touched, *old}, reverse=True) if kind == "jobs" else touched:
+            begin_ns = day_number(day) * DAY_NS
+            if day not in touched:
+                if watch.reaches(begin_ns + DAY_NS):
+                    watch.see(
+                        scan(self.path, [old[day]], kind).select(JOB_COLUMNS).collect(), begin_ns
+                    )
+                continue
+            had = old.pop(day, None)
+            frame, counted = partition_merge.merge_partition(
+                self.path, kind, had, staged.get(day, []), stale
+            )
+            records += counted.records
+            again += counted.again
+            replaced += counted.replaced
+            if kind == "jobs":
+                watch.see(frame, begin_ns)
+            if frame.height:
+                old[day] = self._write(kind, day, frame)
+        self.doubles += watch.found()
+        others = [part for part in parts if part.kind != kind]
+        return [*others, *old.values()], AddedRecords(records, again, replaced)
+
+    def _write(self, kind: Name, day: str, frame: pl.DataFrame) -> LakePart:
+        part = partition_merge.describe_part(kind, day, secrets.token_hex(8), frame)
+        target = self.path / part.file
+        draft = self.path / READING / f"{part.id}.parquet"
+        frame.write_parquet(draft, compression="zstd", compression_level=3)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.rename(target)
+        self._unsynced |= {target, target.parent, target.parent.parent}
+        return part
+
+    def _place_rejects(self, sources: list[LakeSource]) -> None:
+        for source in sources:
+            draft = self._rejects(source.id)
+            if draft.exists():
+                target = self.path / REJECTS / draft.name
+                target.parent.mkdir(exist_ok=True)
+                draft.rename(target)
+                self._unsynced |= {target, target.parent}
+
+    def _rejects(self, identity: str) -> Path:
+        return self.path / READING / f"{identity}.jsonl"
+
+    def _publish(self, manifest: LakeManifest) -> None:
+        draft = self.path / READING / MANIFEST
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        sync(draft)
+        draft.rename(self.path / MANIFEST)
+        sync(self.path)
+
+
+@contextmanager
+def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
+    """The only writer of a lake, which is made where nothing is. What is not committed is gone at
+    the end. Raises UsageError for a directory that is something else, LakeError where another
+    writer stays for longer than `wait_s` or the lake cannot be read, StorageError."""
+    made = not path.exists()
+    if not made and not path.is_dir():
+        raise UsageError(
+            f"{path} is a file, and a lake is a directory: `outlast fleet ingest LAKE LOG...`;"
+            " nothing was written"
+        )
+    with _io(path):
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_strange(path)
+        _refuse_links(path)
+        lock = _locked(path, wait_s)
+    try:
+        with _io(path):
+            manifest = read_manifest(path) or LakeManifest()
+            remove_leftovers(path, manifest)
+            (path / READING).mkdir()
+        try:
+            yield LakeWriter(path, manifest)
+        finally:
+            shutil.rmtree(path / READING, ignore_errors=True)
+            _leave(path, made=made)
+    finally:
+        os.close(lock)
+
+
+def remove_leftovers(path: Path, manifest: LakeManifest) -> None:
+    """Remove what an earlier writer has left, and what was replaced."""
+    shutil.rmtree(path / READING, ignore_errors=True)
+    named = {part.file for part in manifest.parts}
+    named |= {f"{REJECTS}/{source.id}.jsonl" for source in manifest.sources}
+    for pattern in (*(f"{kind}/day=*/*.parquet" for kind in KIND_OF), f"{REJECTS}/*.jsonl"):
+        for file in path.glob(pattern):
+            if str(file.relative_to(path)) not in named and _OURS.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty
+                    file.parent.rmdir()
+
+
+def _leave(path: Path, *, made: bool) -> None:
+    """A directory in which nothing was committed is as it was afterwards."""
+    if not (path / MANIFEST).exists():
+        remove_leftovers(path, LakeManifest())
+        for kind in (*KIND_OF, REJECTS):
+            with suppress(OSError):
+                (path / kind).rmdir()
+        with suppress(OSError):
+            (path / LOCK).unlink(missing_ok=True)
+            if made:
+                path.rmdir()
+
+
+def _refuse_strange(path: Path) -> None:
+    ours = {MANIFEST, READING, LOCK, REJECTS, *KIND_OF}
+    names = {file.name for file in path.iterdir()}
+    if MANIFEST not in names and not names <= ours:
+        strange = min(names - ours)
+        raise UsageError(
+            f"{path} is no lake and not empty (it has {strange}); nothing was written: name a new"
+            " directory, or one that `outlast fleet ingest` made"
+        )
+
+
+def _refuse_links(path: Path) -> None:
+    """What is written and removed must be in the lake. Raises LakeError."""
+    folders = (REJECTS, *KIND_OF, *(f"{kind}/day=*" for kind in KIND_OF))
+    for folder in (each for pattern in folders for each in path.glob(pattern)):
+        if folder.is_symlink():
+            raise LakeError(
+                f"{folder} is a link, and nothing is written outside of a lake: put the folder"
+                " itself there; nothing was changed"
+            )
+
+
+def _locked(path: Path, wait_s: float) -> int:
+    """The lock's file, held: a waiting writer's must still be the one under this name."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), (path / LOCK).stat()):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+                return lock
+            os.close(lock)
+        except (BlockingIOError, FileNotFoundError):
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            if time.monotonic() > deadline:
+                raise LakeError(
+                    f"{path} is being written by another `outlast fleet ingest` (pid {holder});"
+                    " nothing was changed; try again when it has ended"
+                ) from None
+            time.sleep(_POLL_S)  # flock has no deadline of its own
+
+
+@contextmanager
+def _io(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:
+        what = (isinstance(error, OSError) and error.strerror) or str(error)  # polars' have none
+        raise StorageError(f"{path} cannot be written: {what}; it is as it was") from error

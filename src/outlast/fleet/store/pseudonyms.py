@@ -1,0 +1,164 @@
+"""Pseudonyms for people, hosts and clusters in records.
+
+The same name becomes the same word wherever and whenever the same key is used, and without the key
+nobody can tell which name it was, not even by trying names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from outlast.errors import StorageError, UsageError
+from outlast.fleet import host_lists
+from outlast.fleet.formats.log_reading import RecordBatch, Reject
+from outlast.fleet.record_tables import Name
+
+KEY_BYTES = 32
+_WORD_BYTES = 6
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
+_NUMBERS = re.compile(r"\d+(_\[?[\d,\-%]+\]?)?(\+\d+)?")  # a job as Slurm counts them
+# A PCI address, or the name that every machine has for a part of its own.
+_DEVICE = re.compile(
+    r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}(?:\.\d)?)?"
+    r"|(?:gpu|nvidia|mlx[45]_|ib|ibp|eth|bond|nvme|sd[a-z]|cpu|port|nvswitch|dimm)? ?\d{0,3}"
+    r"(?:[/:]\d{1,3})?",
+    re.IGNORECASE,
+)
+# What becomes of each column that can name somebody: which kind of name it is.
+_COLUMNS: dict[Name, dict[str, str]] = {
+    "jobs": {
+        "cluster": "cluster", "job": "job", "name": "name", "user": "user", "account": "account",
+        "partition": "partition", "qos": "qos", "hosts": "hosts", "excluded": "hosts",
+        "failed_node": "hosts",
+    },
+    "findings": {"cluster": "cluster", "node": "host", "device": "device", "detail": "text"},
+    "outages": {"cluster": "cluster", "node": "host", "detail": "text"},
+    "repairs": {"cluster": "cluster", "node": "host", "detail": "text"},
+    "nodes": {"cluster": "cluster", "node": "host", "rack": "rack", "pod": "pod"},
+    "checks": {"cluster": "cluster"},
+    "interruptions": {"cluster": "cluster", "job": "job", "node": "host"},
+    "costs": {"cluster": "cluster", "job": "job"},
+}  # fmt: skip
+
+
+class Pseudonyms:
+    """Replaces names by words that the key makes of them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.mark = self.replaced("key", "")  # which key it was, and nothing else of it
+
+    def replaced(self, kind: str, name: str) -> str:
+        """A word for a name; names of other kinds have other words."""
+        digest = hashlib.blake2b(
+            f"{kind}\0{name}".encode(errors="surrogatepass"), key=self._key, digest_size=_WORD_BYTES
+        )
+        return f"{kind}-{digest.hexdigest()}"
+
+    def part(self, part: RecordBatch, source: str) -> RecordBatch:
+        """Its records with other names and without free text; of its rejects only where they were
+        and why."""
+        tables: dict[Name, pl.DataFrame] = {
+            kind: self.table(kind, records) for kind, records in part.tables.items()
+        }
+        rejects = [Reject(source, one.line, _unquoted(one.reason), "") for one in part.rejects]
+        return RecordBatch(tables, rejects)
+
+    def table(self, kind: Name, records: pl.DataFrame) -> pl.DataFrame:
+        """Records of one kind with other names and without free text."""
+        return records.with_columns(
+            _each(records[column], self._how(what)) for column, what in _COLUMNS[kind].items()
+        )
+
+    def reasons(self, rejects: Mapping[str, int]) -> dict[str, int]:
+        """Why rows were rejected, without what those rows said."""
+        found: Counter[str] = Counter()
+        for reason, rows in rejects.items():
+            found[_unquoted(reason)] += rows
+        return dict(found)
+
+    def _how(self, what: str) -> Callable[[str], str]:
+        if what == "text":
+            return lambda _text: ""
+        if what == "hosts":
+            return self._hosts
+        if what == "host":
+            return self._host
+        if what == "job":
+            return partial(self._unless, _NUMBERS, what)
+        if what == "device":
+            return partial(self._unless, _DEVICE, what)
+        return partial(self.replaced, what)
+
+    def _unless(self, plain: re.Pattern[str], kind: str, text: str) -> str:
+        return text if plain.fullmatch(text) else self.replaced(kind, text)
+
+    def _host(self, name: str) -> str:
+        """A word for a host, and one for its domain behind it: n1.example.org stays one of n1."""
+        first, dot, rest = name.partition(".")
+        if not dot or not first or first.isdecimal():
+            return self.replaced("host", name)
+        return f"{self.replaced('host', first)}.{self.replaced('domain', rest)}"
+
+    def _hosts(self, text: str) -> str:
+        """A host list of as many hosts; what is no host list is one host."""
+        try:
+            found = host_lists.expand(text)
+        except UsageError:
+            found = [text]
+        return ",".join(sorted(self._host(one) for one in found))
+
+
+def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:
+    """By the key in this file, which is made where there is none. Raises UsageError for a file that
+    is no key or lies in the lake, StorageError."""
+    if key_file.resolve().is_relative_to(lake.resolve()):
+        raise UsageError(
+            f"{key_file} lies in the lake: whoever gets that could tell the names again; keep the"
+            " key elsewhere"
+        )
+    try:
+        if not key_file.exists():
+            _make(key_file)
+        text = key_file.read_text(encoding="ascii").strip()
+        key = bytes.fromhex(text)
+    except OSError as error:
+        raise StorageError(f"key {key_file}: {error.strerror}; nothing was read") from error
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UsageError(
+            f"{key_file} is no key of `outlast fleet ingest --anonymize` ({2 * KEY_BYTES} digits);"
+            " name a new file to have one made"
+        )
+    return Pseudonyms(key)
+
+
+def _make(key_file: Path) -> None:
+    file = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, secrets.token_hex(KEY_BYTES).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _each(column: pl.Series, how: Callable[[str], str]) -> pl.Series:
+    """Every distinct text replaced once; an empty one says nothing, and stays."""
+    distinct = [text for text in column.unique().to_list() if text]
+    if not distinct:
+        return column
+    return column.replace(distinct, [how(text) for text in distinct])
+
+
+def _unquoted(reason: str) -> str:
+    return _QUOTED.sub("...", reason)

@@ -1,0 +1,198 @@
+"""Synthetic jobs, and what the scheduler makes of them: attempts, failures, absences of nodes."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from outlast.fleet.synth.cluster_shapes import GPUS, ClusterShape, JobSize
+from outlast.log_records import JOB_STATES, JobState
+
+CODE: dict[JobState, int] = {state: code for code, state in enumerate(JOB_STATES)}
+LOW, NORMAL, HIGH = range(3)
+QOS = ("low", "normal", "high")
+_BY_HOUR = np.array([2.0] * 8 + [5, 7, 8, 8, 7, 8, 8, 8, 7, 6, 5, 4, 4, 3, 3, 2])
+SHORTEST_S = 10.0
+
+
+class SyntheticJob:
+    """One job of whole nodes, or (`lanes` GPUs wide) a node that is shared by smaller ones."""
+
+    __slots__ = ("attempts", "excluded", "lanes", "left_s", "loops", "number", "outcome", "qos",
+                 "requeues", "run", "size", "submit_s")  # fmt: skip
+
+    def __init__(
+        self, number: int, submit_s: float, size: int, left_s: float, qos: int, outcome: int
+    ) -> None:
+        self.number = number
+        self.run = number  # the number of the first job of the same run
+        self.submit_s = submit_s
+        self.size = size  # nodes
+        self.left_s = left_s  # of work
+        self.qos = qos
+        self.outcome = outcome  # a code of JOB_STATES
+        self.requeues = 0  # so often it asks to begin anew
+        self.loops = 0  # so many attempts crash soon after they began
+        self.lanes = 0
+        self.attempts = 0
+        self.excluded: frozenset[int] = frozenset()
+
+
+def mean_s(shape: ClusterShape, size: JobSize) -> float:
+    """How long jobs of a size work, in the mean."""
+    gpu_s_a_day = GPUS * shape.nodes * shape.utilization * 86400.0
+    return gpu_s_a_day * size.gpu_time / (shape.jobs_a_day * size.jobs * size.gpus)
+
+
+def works_s(shape: ClusterShape, mean: float, many: int, rng: np.random.Generator) -> np.ndarray:
+    """Log-normal with that mean, none above the limit of the cluster (the mean is kept)."""
+    sigma = shape.work_sigma
+    normal = np.random.default_rng(0).standard_normal(20_000)
+    scale = mean * np.exp(-(sigma**2) / 2)
+    for _ in range(20):  # until what the limit cuts off is made good
+        cut = np.clip(scale * np.exp(sigma * normal), SHORTEST_S, shape.limit_s).mean()
+        scale *= mean / cut
+    drawn = scale * np.exp(sigma * rng.standard_normal(many))
+    return np.clip(drawn, SHORTEST_S, shape.limit_s)
+
+
+def arrivals_s(many: int, since_s: float, until_s: float, rng: np.random.Generator) -> np.ndarray:
+    """Sorted times, more of them in working hours."""
+    days = rng.integers(int(since_s // 86400), max(1, int(np.ceil(until_s / 86400))), many)
+    hours = rng.choice(24, many, p=_BY_HOUR / _BY_HOUR.sum())
+    drawn = np.floor(days * 86400.0 + hours * 3600.0 + rng.uniform(0, 3600.0, many))
+    return np.sort(drawn[drawn < until_s])
+
+
+def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.ndarray:
+    """How last attempts end, as codes of JOB_STATES."""
+    chances: dict[JobState, float] = {
+        "COMPLETED": shape.completed, "FAILED": shape.failed, "TIMEOUT": shape.timeout,
+        "OUT_OF_MEMORY": shape.oom,
+    }  # fmt: skip
+    chances["CANCELLED"] = max(0.0, 1 - sum(chances.values()))
+    codes = np.array([CODE[state] for state in chances])
+    shares = np.array(list(chances.values()))
+    return rng.choice(codes, many, p=shares / shares.sum())
+
+
+def whole_node_jobs(
+    shape: ClusterShape, since_s: float, until_s: float, lemons: dict[int, float],
+    rng: np.random.Generator,
+) -> list[SyntheticJob]:  # fmt: skip
+    """Of all sizes from a node on, by submit time, numbered from 0. Who excludes nodes knows of
+    lemons, or thinks so."""
+    parts: list[np.ndarray] = []
+    for size in shape.sizes:
+        if size.gpus < GPUS:
+            continue
+        expected = shape.jobs_a_day * size.jobs * (until_s - since_s) / 86400
+        submit_s = arrivals_s(int(rng.poisson(expected)), since_s, until_s, rng)
+        many = len(submit_s)
+        high = rng.random(many) < size.high
+        qos = np.where(high, HIGH, np.where(rng.random(many) < 0.4, LOW, NORMAL))
+        part = np.stack((
+            submit_s, np.full(many, size.gpus // GPUS, float),
+            works_s(shape, mean_s(shape, size), many, rng), qos, outcomes(shape, many, rng),
+            rng.random(many) < shape.requeued, rng.random(many) < shape.excluding,
+        ))  # fmt: skip
+        parts.append(part)
+    columns = np.concatenate([np.zeros((7, 0)), *parts], axis=1)
+    order = np.argsort(columns[0], kind="stable")
+    jobs = []
+    for number, row in enumerate(columns.T[order].tolist()):
+        submit_s, nodes, work_s, qos, outcome, again, excluding = row
+        left_s = max(SHORTEST_S, work_s - shape.restart_s)
+        job = SyntheticJob(number, submit_s, int(nodes), left_s, int(qos), int(outcome))
+        job.requeues = int(again)
+        if excluding:
+            job.excluded = _excluded(shape, lemons, rng)
+        jobs.append(job)
+    return jobs
+
+
+def _excluded(
+    shape: ClusterShape, lemons: dict[int, float], rng: np.random.Generator
+) -> frozenset[int]:
+    """One to three nodes: as often as not a lemon, else any."""
+    known = list(lemons) if lemons and rng.random() < 0.5 else range(shape.nodes)
+    many = min(int(rng.integers(1, 4)), len(known))
+    return frozenset(int(node) for node in rng.choice(known, many, replace=False))
+
+
+# Table II of the paper: what the lemons had, as shares.
+PARTS = {
+    "optics": 0.026, "cpu": 0.026, "psu": 0.051, "nic": 0.077, "eud": 0.103, "pcie": 0.154,
+    "dimm": 0.205, "gpu": 0.282, "bios": 0.077,
+}  # fmt: skip
+_REBOOTED, _TICKET = 0.6, 0.9  # shares up to these; for the rest a part is exchanged
+
+
+class NodeAbsence(NamedTuple):
+    """A node is away. `part`: "" if it was only rebooted, "?" if somebody looked and exchanged
+    nothing."""
+
+    node: int
+    since_s: float
+    until_s: float
+    cause: int
+    part: str
+
+
+def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> NodeAbsence:
+    """20 to 60 minutes for a reboot, half a day with a ticket, two days where a part is
+    exchanged: 0.38 days in the mean."""
+    drawn = rng.random()
+    if drawn < _REBOOTED:
+        away_s, part = rng.uniform(1200, 3600), ""
+    elif drawn < _TICKET:
+        away_s, part = 3600 + rng.expovariate(1 / (11 * 3600)), "?"
+    else:
+        away_s = 6 * 3600 + rng.expovariate(1 / (42 * 3600))
+        (part,) = rng.choices(list(PARTS), list(PARTS.values()))
+    return NodeAbsence(node, since_s, since_s + round(away_s), cause, part)
+
+
+class ScheduledAttempt:
+    """One time that a job holds nodes."""
+
+    __slots__ = ("by", "end_s", "failing", "job", "nodes", "over", "place", "serial", "start_s",
+                 "state", "submit_s")  # fmt: skip
+
+    def __init__(self, serial: int, job: SyntheticJob, start_s: float, nodes: list[int]) -> None:
+        self.serial = serial
+        self.job = job
+        self.submit_s = job.submit_s
+        self.start_s = start_s
+        self.nodes = nodes
+        self.end_s = start_s
+        self.state = CODE["COMPLETED"]
+        self.failing = False
+        self.by = -1  # serial of the attempt that preempted it
+        self.place = -1  # among those that may be preempted
+        self.over = False
+
+
+class NodeFailure(NamedTuple):
+    """A node failed under an attempt, by the shape's cause of that number."""
+
+    t_s: float
+    node: int
+    cause: int
+    attempt: int
+    state: int
+
+
+class SchedulerResult(NamedTuple):
+    """What the scheduler did. `rows`: serial, job, submit, start, end, state, failure (-1: none),
+    preempted by (serial; -1: nobody), lanes, its first in `held` and how many nodes. `looping`:
+    jobs that crash again and again, by number, and after which failure."""
+
+    jobs: list[SyntheticJob]
+    rows: np.ndarray
+    held: np.ndarray
+    failures: list[NodeFailure]
+    absences: list[NodeAbsence]
+    looping: list[tuple[int, int]]

@@ -1,1 +1,0 @@
-"""The root cause of a hang, from the flight-recorder dumps of a job's ranks."""

@@ -1,0 +1,308 @@
+"""Memory of checks between runs: rises of counters, flaps, lasting findings, their file.
+
+All pure: `remembered` gives the memory after a check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.atomic_files import draft_path, sync
+from outlast.errors import StorageError
+from outlast.log_records import Finding
+
+SECOND_NS = 10**9
+POINTS_MAX = 96  # of a counter
+KEEP_S = 7200.0  # at least: errors are counted by the hour
+KEYS_MAX = 4096  # of each kind; the stalest go first
+EVENTS_MAX = 256  # of a link
+RESET = 0  # what a counter begins from when it is reset
+
+Point = tuple[int, int]  # t_ns, value
+
+
+class FlapRule(NamedTuple):
+    """`times` events within `window_s` make a flap, which lasts until none came for
+    `recovery_s`."""
+
+    times: int
+    window_s: float
+    recovery_s: float
+
+
+class Flap(msgspec.Struct, frozen=True):
+    """A link's events that still count, oldest first, and whether it is flapping."""
+
+    events: tuple[int, ...] = ()
+    flapping: bool = False
+
+
+class HeldFinding(msgspec.Struct, frozen=True):
+    """A finding of an event, and when it was last seen to happen."""
+
+    finding: Finding
+    first_ns: int
+    last_ns: int
+
+
+class StuckProcess(msgspec.Struct, frozen=True):
+    """A process that could not be killed. `start`: ticks after boot, as its number comes again."""
+
+    pid: int
+    start: int
+    since_ns: int
+
+
+class CheckMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`boot`: of which boot the kernel's log and the held findings are."""
+
+    version: int = 1
+    boot: str = ""
+    counters: dict[str, tuple[Point, ...]] = {}
+    flaps: dict[str, Flap] = {}
+    held: dict[str, HeldFinding] = {}
+    stuck: dict[str, StuckProcess] = {}
+
+
+def counter_steps(points: Sequence[Point]) -> Iterable[Point]:
+    """How far a counter rose between each point and the one before; after a reset, from zero."""
+    for (_, before), (t_ns, value) in pairwise(points):
+        yield t_ns, value - before if value >= before else value - RESET
+
+
+def counter_rise(points: Sequence[Point], value: int, now_ns: int, window_s: float) -> int | None:
+    """How far it rose since the last point at or before the window's begin, or the oldest."""
+    if not points:
+        return None
+    begin = now_ns - round(window_s * SECOND_NS)
+    older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin]
+    kept = [*points[older[-1] if older else 0 :], (now_ns, value)]
+    return sum(step for _, step in counter_steps(kept))
+
+
+def flap_after(memory: CheckMemory, key: str, value: int, now_ns: int, rule: FlapRule) -> Flap:
+    """A link's flap after its counter of events was seen at `value`."""
+    flap = memory.flaps.get(key, Flap())
+    points = memory.counters.get(key, ())
+    new = [] if not points else [step for _, step in counter_steps([points[-1], (now_ns, value)])]
+    return _flap(flap, sum(new), now_ns, rule)
+
+
+def _flap(flap: Flap, new: int, now_ns: int, rule: FlapRule) -> Flap:
+    begin = now_ns - round(rule.window_s * SECOND_NS)
+    past = [min(t_ns, now_ns) for t_ns in flap.events]  # the clock may have been set back
+    events = (*past, *[now_ns] * min(new, EVENTS_MAX))[-EVENTS_MAX:]
+    flapping = flap.flapping or sum(t_ns > begin for t_ns in events) >= rule.times
+    quiet = not events or now_ns - events[-1] >= round(rule.recovery_s * SECOND_NS)
+    if flapping and quiet:
+        return Flap()
+    kept = tuple(t_ns for t_ns in events if t_ns > begin)
+    return Flap(kept or events[-1:] if flapping else kept, flapping)
+
+
+def key_of(finding: Finding) -> str:
+    """The same thing said again has the same key."""
+    return "|".join((finding.check, finding.symptom, finding.code, finding.device))
+
+
+def still_holding(
+    memory: CheckMemory, found: Iterable[Finding], now_ns: int, recovery_s: float
+) -> list[HeldFinding]:
+    """What was found of events before, is not found now, and has not been quiet for
+    `recovery_s`."""
+    now = {key_of(one) for one in found}
+    quiet_ns = round(recovery_s * SECOND_NS)
+    return [
+        held
+        for key, held in memory.held.items()
+        if key not in now and now_ns - held.last_ns < quiet_ns
+    ]
+
+
+def updated_memory(
+    memory: CheckMemory,
+    *,
+    boot: str,
+    counts: Mapping[str, tuple[int, bool]],
+    events: Iterable[Finding],
+    now_ns: int,
+    rule: FlapRule,
+) -> CheckMemory:
+    """`counts`: value, and whether it is one of a link's events. `events`: the findings of events
+    that are new; a healthy one ends what was held of the same thing. A reboot ends all that was
+    held, but not what links did."""
+    held = {
+        key: replace(one, last_ns=min(one.last_ns, now_ns))  # where the clock was set back
+        for key, one in (memory.held if boot == memory.boot else {}).items()
+        if now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
+    }
+    for one in events:
+        key = key_of(one)
+        before = held.get(key)
+        if one.severity == "healthy":
+            held.pop(key, None)
+            continue
+        last = max(one.t_ns, before.last_ns) if before else one.t_ns
+        held[key] = HeldFinding(one, before.first_ns if before else one.t_ns, last)
+    flaps = dict(memory.flaps)
+    counters = dict(memory.counters)
+    keep_ns = round(max(rule.window_s + rule.recovery_s, KEEP_S) * SECOND_NS)
+    for key, (value, is_event) in counts.items():
+        if is_event:
+            flaps[key] = flap_after(memory, key, value, now_ns, rule)
+        counters[key] = _thinned((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
+    return replace(
+        memory, boot=boot, counters=_newest(counters, lambda points: points[-1][0]),
+        held=_newest(held, lambda one: one.last_ns),
+        flaps={key: one for key, one in flaps.items() if one.events or one.flapping},
+    )  # fmt: skip
+
+
+def _thinned(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:
+    """From the last point before `begin_ns` on; every other one of the older half where there are
+    too many."""
+    older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin_ns]
+    points = points[older[-1] if older else 0 :]
+    if len(points) <= POINTS_MAX:
+        return points
+    half = len(points) // 2
+    return (*points[:half:2], *points[half:])
+
+
+V = TypeVar("V")
+
+
+def _newest(table: dict[str, V], when: Callable[[V], int]) -> dict[str, V]:
+    if len(table) <= KEYS_MAX:
+        return table
+    return dict(sorted(table.items(), key=lambda item: when(item[1]))[-KEYS_MAX:])
+
+
+FILE = "check.json"
+LOCK = "check.lock"
+FILE_BYTES_MAX = 16 << 20
+TRY_S = 0.02  # between two tries at the lock
+ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class StoredMemory(NamedTuple):
+    """`note`: why it was begun anew."""
+
+    memory: CheckMemory
+    note: str = ""
+
+
+@contextlib.contextmanager
+def lock_state(directory: Path, within_s: float) -> Iterator[None]:
+    """Nobody else has the directory meanwhile. Raises StorageError where it cannot be made or
+    locked, others can write to it, or somebody does not let go of it in time."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_shared_directory(directory)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | ASIDE, 0o600)
+    except OSError as error:
+        raise StorageError(
+            f"the state directory {directory} cannot be used: {error.strerror}; name another one"
+        ) from error
+    until = time.monotonic() + within_s
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StorageError(
+                        f"another check has had the state directory {directory} for"
+                        f" {within_s:.0f} s; nothing was written to it"
+                    ) from None
+                time.sleep(TRY_S)  # flock has no deadline of its own
+        yield
+    finally:
+        os.close(lock)
+
+
+def read_memory(directory: Path) -> StoredMemory:
+    """A file that is missing, damaged or of another version begins anew, and says so."""
+    path = directory / FILE
+    try:
+        refuse_shared_directory(directory)
+        with open(path, "rb", opener=_is_ours) as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return StoredMemory(
+            CheckMemory(), f"{path} is not there yet: what comes of counters is known next time"
+        )
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; nothing was written") from error
+    try:
+        if len(data) > FILE_BYTES_MAX:
+            raise ValueError(f"larger than {FILE_BYTES_MAX:,} bytes")
+        memory = msgspec.json.decode(data, type=CheckMemory)
+    except (ValueError, RecursionError) as error:
+        return StoredMemory(
+            CheckMemory(), f"{path} is damaged ({error}): what it knew is lost, and begun anew"
+        )
+    if memory.version != CheckMemory().version:
+        return StoredMemory(CheckMemory(), f"{path} is of version {memory.version}, and begun anew")
+    return StoredMemory(memory)
+
+
+def refuse_shared_directory(directory: Path) -> None:
+    """Raises StorageError for a directory that another user could have put there, or can write to;
+    OSError where there is none."""
+    found = directory.lstat()
+    why = ""
+    if stat.S_ISLNK(found.st_mode):
+        why = "is a link: name the directory itself"
+    elif found.st_uid not in {0, os.geteuid()}:
+        why = f"belongs to another user ({found.st_uid})"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = "can be written by others: chmod go-w"
+    elif open_ := [str(each) for each in directory.absolute().parents if _is_open(each)]:
+        why = f"lies in {open_[0]}, where everybody can put another in its place"
+    if why:
+        raise StorageError(f"the state directory {directory} {why}; it was not used")
+
+
+def _is_open(directory: Path) -> bool:
+    mode = directory.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+
+
+def _is_ours(path: str, _flags: int) -> int:
+    """A file to read, which no link and no pipe is. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | ASIDE)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is no file")
+    return file
+
+
+def write_memory(directory: Path, memory: CheckMemory) -> None:
+    """Raises StorageError; then what was there before is as it was."""
+    path = directory / FILE
+    draft = draft_path(path)
+    try:
+        try:
+            draft.write_bytes(msgspec.json.encode(memory))
+            sync(draft)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{path} could not be written: {error.strerror}; it is as it was"
+        ) from error

@@ -1,0 +1,130 @@
+"""Check of the clock: its source, and its offset by chrony or adjtimex(2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from outlast.health.check_contract import (
+    AbsentError,
+    Check,
+    JudgeContext,
+    Observation,
+    Probe,
+    Sample,
+)
+from outlast.health.check_settings import CheckSettings
+from outlast.health.checks.probe_tools import ToolError, read_text, run_tool
+
+
+class ClockSample(Sample, frozen=True):
+    """`available`: the best first, as the kernel lists them. `synchronized`: by the kernel's own
+    word; `off_s`: how far off, by the time service where it says so, else by the kernel."""
+
+    source: str
+    available: tuple[str, ...]
+    synchronized: bool | None = None
+    off_s: float | None = None
+    error_s: float | None = None
+    told_by: str = ""
+
+
+def judge(sample: ClockSample, about: JudgeContext) -> Iterator[Observation]:
+    wanted = about.settings.clock
+    found = [*_source(sample, wanted.source)]
+    if sample.synchronized is None:
+        found.append(Observation("unknown", "whether it is synchronized is not known"))
+    elif not sample.synchronized and wanted.synchronized is not False:
+        said = f"not synchronized, by the word of {sample.told_by}"
+        known = wanted.synchronized is True
+        detail = said if known else f"{said}: how far off it is cannot be told"
+        found.append(Observation("drain" if known else "unknown", detail))
+    elif sample.off_s is not None and abs(sample.off_s) > wanted.skew_s:
+        text = f"{sample.off_s:+.3f} s off by {sample.told_by}, at most {wanted.skew_s:g} s"
+        found.append(Observation("drain", text))
+    yield from found
+    if not found:
+        off = "" if sample.off_s is None else f", {sample.off_s * 1e3:+.3f} ms off"
+        yield Observation("healthy", f"{sample.source or 'a source without a name'}{off}")
+
+
+def _source(sample: ClockSample, wanted: str) -> Iterator[Observation]:
+    if not sample.source:
+        yield Observation("unknown", "the kernel does not say which source it uses")
+    elif wanted and sample.source != wanted:
+        yield Observation("drain", f"the source is {sample.source}, and should be {wanted}")
+    elif not wanted and sample.available and sample.source != sample.available[0]:
+        best = sample.available[0]
+        yield Observation("warn", f"the source is {sample.source}, although there is {best}")
+
+
+def _probes(_: CheckSettings) -> Iterable[Probe[ClockSample]]:
+
+    yield Probe("", take)
+
+
+CHECK = Check("clock", "clock", ClockSample, _probes, judge)
+
+
+PLACE = "sys/devices/system/clocksource/clocksource0"
+STA_NANO, STA_UNSYNC = 0x2000, 0x0040
+TIME_ERROR = 5
+LONGS_AFTER = 64
+
+
+class ClockOffset(NamedTuple):
+    synchronized: bool | None
+    off_s: float | None
+    error_s: float | None
+    by: str
+
+
+def take(root: Path = Path("/")) -> ClockSample:
+    place = root / PLACE
+    told = _chrony() or _kernel()
+    return ClockSample(
+        source=read_text(place / "current_clocksource") or "",
+        available=tuple((read_text(place / "available_clocksource") or "").split()),
+        synchronized=told.synchronized, off_s=told.off_s, error_s=told.error_s, told_by=told.by,
+    )  # fmt: skip
+
+
+def _chrony() -> ClockOffset | None:
+    """None where it is not installed, or its daemon does not run: then the kernel is asked."""
+    try:
+        return of_chrony(run_tool(["chronyc", "-c", "-n", "tracking"]))
+    except (AbsentError, ToolError):
+        return None
+
+
+def of_chrony(line: str) -> ClockOffset | None:
+    """Fields of `chronyc -c tracking`: ..., 4: how far the clock is off, 10, 11: root delay and
+    dispersion, 13: the leap status."""
+    fields = line.strip().split(",")
+    try:
+        error_s = float(fields[10]) / 2 + float(fields[11])
+        return ClockOffset(fields[13] != "Not synchronised", float(fields[4]), error_s, "chrony")
+    except (IndexError, ValueError):
+        return None
+
+
+def _kernel() -> ClockOffset:
+    import ctypes  # only here: it takes a while to import
+
+    class Timex(ctypes.Structure):
+        """The first fields of struct timex, and room for the rest."""
+
+        _fields_ = (
+            ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long),
+            ("maxerror", ctypes.c_long), ("esterror", ctypes.c_long), ("status", ctypes.c_int),
+            ("rest", ctypes.c_long * LONGS_AFTER),
+        )  # fmt: skip
+
+    timex = Timex()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return ClockOffset(None, None, None, "adjtimex")
+    synchronized = state != TIME_ERROR and not timex.status & STA_UNSYNC
+    unit = 1e-9 if timex.status & STA_NANO else 1e-6
+    return ClockOffset(synchronized, timex.offset * unit, timex.esterror * 1e-6, "the kernel")

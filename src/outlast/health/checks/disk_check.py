@@ -1,0 +1,239 @@
+"""Check of whole drives: present, alive, S.M.A.R.T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlast.health.check_contract import (
+    AbsentError,
+    Check,
+    JudgeContext,
+    Observation,
+    Probe,
+    Sample,
+)
+from outlast.health.check_settings import CheckSettings
+from outlast.health.checks.probe_tools import (
+    ToolError,
+    list_names,
+    read_number,
+    read_text,
+    run_tool,
+)
+
+ALIVE = {"", "live", "running"}
+HOT_C = 75
+SPARE_PERCENT = 10
+
+
+class Drive(Sample, frozen=True):
+    """`state`: the kernel's word for the device; "" where its driver has none."""
+
+    name: str
+    model: str = ""
+    size_bytes: int = 0
+    state: str = ""
+
+
+class DrivesSample(Sample, frozen=True):
+    drives: tuple[Drive, ...]
+
+
+class SmartSample(Sample, frozen=True):
+    """What smartctl says of one drive; None where it does not."""
+
+    name: str
+    passed: bool | None = None
+    critical_warning: int | None = None
+    percentage_used: float | None = None
+    available_spare: float | None = None
+    media_errors: int | None = None
+    temperature_c: float | None = None
+    reallocated: int | None = None
+    pending: int | None = None
+    said: str = ""
+
+
+def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
+    wanted = about.settings.disks
+    found = []
+    if wanted.count is not None and len(sample.drives) < wanted.count:
+        found.append(
+            Observation("drain", f"{len(sample.drives)} drives, {wanted.count} are expected")
+        )
+    found += [
+        Observation("now", f"the kernel says it is {drive.state}", drive.name)
+        for drive in sample.drives
+        if drive.state not in ALIVE
+    ]
+    if not sample.drives and not found:
+        found.append(Observation("unknown", "the kernel knows no drive"))
+    yield from found
+    if not found:
+        yield Observation("healthy", f"{len(sample.drives)} drives, as the kernel sees them")
+
+
+def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observation]:
+    at = sample.name
+    found = []
+    if sample.passed is False:
+        found.append(Observation("drain", "says of itself that it fails", at))
+    if sample.critical_warning:
+        found.append(Observation("drain", f"critical warning 0x{sample.critical_warning:02x}", at))
+    for what, value in (
+        ("media errors", sample.media_errors), ("pending sectors", sample.pending),
+    ):  # fmt: skip
+        if value:
+            found.append(Observation("drain", f"{value} {what}", at))
+    if sample.reallocated:
+        found.append(Observation("warn", f"{sample.reallocated} reallocated sectors", at))
+    if sample.available_spare is not None and sample.available_spare < SPARE_PERCENT:
+        found.append(
+            Observation("drain", f"{sample.available_spare:g} % of its spares are left", at)
+        )
+    if sample.percentage_used is not None:
+        most = about.settings.disks.worn_percent
+        if sample.percentage_used >= most:
+            found.append(Observation("warn", f"worn to {sample.percentage_used:g} %", at))
+    if sample.temperature_c is not None and sample.temperature_c >= HOT_C:
+        found.append(Observation("warn", f"{sample.temperature_c:g} C", at, symptom="thermal"))
+    if sample.passed is None and not found:
+        found.append(Observation("unknown", f"it says nothing of its health: {sample.said}", at))
+    yield from found or [Observation("healthy", "well by its own account", at)]
+
+
+def _probes(settings: CheckSettings) -> Iterable[Probe[DrivesSample]]:
+
+    yield Probe("", partial(take, settings.disks.count is not None))
+
+
+def _smart_probes(settings: CheckSettings) -> Iterable[Probe[SmartSample]]:
+
+    return smart_probes(settings)
+
+
+CHECK = Check("disk", "disk", DrivesSample, _probes, judge)
+SMART = Check("smart", "disk", SmartSample, _smart_probes, judge_smart)
+
+
+BLOCK = "sys/block"
+NOT_DRIVES = ("loop", "ram", "zram", "dm-", "md", "sr", "nbd", "fd", "rbd", "drbd")
+SECTOR_BYTES = 512
+SMART_S = 15.0
+DRIVES_MAX = 256
+COMMAND_LINE_BAD = 1  # bits of smartctl's exit code: the command line, and the device
+NOT_OPENED = 2
+REALLOCATED, PENDING = 5, 197
+
+
+def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
+    """Raises AbsentError where there is no drive at all, as on a node that boots from a network,
+    unless the settings have them `counted`; FileNotFoundError without sysfs, which shows them."""
+    place = root / BLOCK
+    if not place.is_dir():
+        raise FileNotFoundError(f"/{BLOCK} is not there: which drives there are cannot be told")
+    found = tuple(
+        Drive(
+            name=name, model=read_text(place / name / "device/model") or "",
+            size_bytes=(read_number(place / name / "size") or 0) * SECTOR_BYTES,
+            state=read_text(place / name / "device/state") or "",
+        )
+        for name in _drives(root)
+    )  # fmt: skip
+    if not found and not counted:
+        raise AbsentError("the kernel knows no drive, and the settings count none")
+    return DrivesSample(drives=found)
+
+
+def _drives(root: Path) -> list[str]:
+    place = root / BLOCK
+    return [
+        name
+        for name in list_names(place)
+        if not name.startswith(NOT_DRIVES)
+        and (place / name / "device").exists()
+        and (read_number(place / name / "size") or 0) > 0
+    ][:DRIVES_MAX]
+
+
+def smart_probes(settings: CheckSettings, root: Path = Path("/")) -> Iterable[Probe[SmartSample]]:
+    if not settings.disks.smart:
+        yield Probe("", _not_asked)
+        return
+    for name in _drives(root):
+        yield Probe(name, partial(read_smart, name), SMART_S)
+
+
+def _not_asked() -> SmartSample:
+    raise AbsentError("the settings do not ask for it (disks.smart)")
+
+
+def read_smart(name: str) -> SmartSample:
+    """Raises ToolError where smartctl is not there or could not open the drive: the settings ask
+    for it, so that is not known."""
+    try:
+        answer = run_tool(["smartctl", "-j", "-H", "-A", f"/dev/{name}"], codes=None)
+    except AbsentError as error:
+        raise ToolError(str(error)) from error
+    return parse_smart(name, answer)
+
+
+def parse_smart(name: str, answer: str) -> SmartSample:
+    """Raises ToolError where it is no answer."""
+    try:
+        found = msgspec.json.decode(answer)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"smartctl's answer is no JSON: {error}") from error
+    told = _Nested(found)
+    status = int(told.number("smartctl", "exit_status") or 0)
+    messages = told.at("smartctl", "messages")
+    words = [str(each.get("string")) for each in messages or [] if isinstance(each, dict)]
+    if status & (COMMAND_LINE_BAD | NOT_OPENED):
+        raise ToolError("; ".join(words) or f"smartctl ended with {status}")
+    passed = told.at("smart_status", "passed")
+    rows = told.at("ata_smart_attributes", "table")
+    raw = {
+        row.get("id"): (row.get("raw") or {}).get("value")
+        for row in rows or []
+        if isinstance(row, dict) and isinstance(row.get("raw"), dict)
+    }
+    log = "nvme_smart_health_information_log"
+    return SmartSample(
+        name=name, passed=passed if isinstance(passed, bool) else None,
+        critical_warning=told.count(log, "critical_warning"),
+        percentage_used=told.number(log, "percentage_used"),
+        available_spare=told.number(log, "available_spare"),
+        media_errors=told.count(log, "media_errors"),
+        temperature_c=told.number("temperature", "current"),
+        reallocated=_count(raw.get(REALLOCATED)), pending=_count(raw.get(PENDING)),
+        said="; ".join(words)[:300],
+    )  # fmt: skip
+
+
+class _Nested:
+    """JSON of a tool, of whatever shape it is."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def at(self, *keys: str) -> Any:
+        here = self.found
+        for key in keys:
+            here = here.get(key) if isinstance(here, dict) else None
+        return here
+
+    def number(self, *keys: str) -> float | None:
+        value = self.at(*keys)
+        return float(value) if isinstance(value, int | float) else None
+
+    def count(self, *keys: str) -> int | None:
+        return _count(self.at(*keys))
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

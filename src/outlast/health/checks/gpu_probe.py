@@ -1,0 +1,206 @@
+"""Probe of GPUs through NVML (nvidia-ml-py, the extra `health`)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from outlast.health.check_contract import AbsentError
+from outlast.health.checks.gpu_check import Gpu, GpuProcess, GpusSample, LeftoversSample, NvLink
+from outlast.health.checks.probe_tools import ToolError, list_names, read_number, read_text
+from outlast.node_logs.log_readings import device_address
+
+NVIDIA = 0x10DE
+CLASSES = (0x0300, 0x0302)  # a display, a 3D controller
+NVLINKS_MAX = 36
+VOLATILE, AGGREGATE, UNCORRECTED = 0, 1, 1
+CAUSES = (0, 1)  # of retired pages
+CORE = 0  # the sensor
+MEMORY_TEMPERATURE = 82  # a field's number
+LINK_ERRORS = range(4)  # replays, recoveries, errors of flits and of data
+
+
+class _Driver:
+    """Calls of the driver: what a GPU does not have is None, what failed is kept with its
+    reason."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.unread: dict[str, str] = {}
+        self.lost = False
+
+    def ask(self, what: str, call: str, *arguments: Any) -> Any:
+        nvml = self.nvml
+        try:
+            return getattr(nvml, call)(*arguments)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
+            return None
+        except nvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            if code in {nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND}:
+                self.lost = True
+            elif what and code != nvml.NVML_ERROR_INVALID_ARGUMENT:
+                self.unread[what] = str(error)
+            return None
+
+
+def on_bus(root: Path = Path("/")) -> int:
+    """NVIDIA's GPUs that the PCI bus shows, whatever the driver thinks."""
+    place = root / "sys/bus/pci/devices"
+    return sum(
+        read_number(place / name / "vendor") == NVIDIA
+        and (read_number(place / name / "class") or 0) >> 8 in CLASSES
+        for name in list_names(place)
+    )
+
+
+def take(count: int | None, root: Path = Path("/")) -> GpusSample:
+    """`count`: as the settings have it. Raises AbsentError where there is no GPU, and none should
+    be."""
+    seen = on_bus(root)
+    _refuse_none(count, seen, root)
+    try:
+        with _driver() as nvml:
+            driver = str(nvml.nvmlSystemGetDriverVersion())
+            gpus = tuple(_gpu(nvml, k) for k in range(nvml.nvmlDeviceGetCount()))
+    except ToolError as error:
+        return GpusSample(on_bus=seen, trouble=str(error))
+    # A virtual machine may hide the bus.
+    return GpusSample(on_bus=max(seen, len(gpus)), driver=driver, gpus=gpus)
+
+
+def _refuse_none(count: int | None, seen: int, root: Path) -> None:
+    """Raises AbsentError, and FileNotFoundError without sysfs, which would show one."""
+    if seen or count:
+        return
+    if count is None and any(re.fullmatch(r"nvidia\d+", name) for name in list_names(root / "dev")):
+        return  # a container or a virtual machine may hide the bus
+    if count is None and not (root / "sys/bus").is_dir():
+        raise FileNotFoundError("/sys/bus is not there: whether there is a GPU cannot be told")
+    expected = "and none is expected" if count == 0 else "and the settings expect none"
+    raise AbsentError(f"no NVIDIA GPU is on the PCI bus, {expected}")
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[Any]:
+    """Raises ToolError where the driver cannot be asked."""
+    try:
+        nvml = import_module("pynvml")
+    except ModuleNotFoundError as error:
+        raise ToolError(
+            "nvidia-ml-py is not installed; add it with: pip install 'outlast[health]'"
+        ) from error
+    try:
+        nvml.nvmlInit()
+        yield nvml
+    except nvml.NVMLError as error:
+        raise ToolError(f"the NVIDIA driver could not be asked: {error}") from error
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    asker = _Driver(nvml)
+    handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
+    if handle is None:
+        return Gpu(index=index, lost=asker.lost, unread=asker.unread)
+
+    def ask(what: str, call: str, *more: Any) -> Any:
+        return asker.ask(what, call, handle, *more)
+
+    pci = ask("PCI address", "nvmlDeviceGetPciInfo")
+    rows = ask("remapped rows", "nvmlDeviceGetRemappedRows")
+    ecc = ask("error correction", "nvmlDeviceGetEccMode")
+    pending = ask("pending pages", "nvmlDeviceGetRetiredPagesPendingStatus")
+    state, status = _fabric(nvml, ask)
+    width, width_max, speed, speed_max = (
+        ask(f"PCIe {what}", f"nvmlDeviceGet{call}")
+        for what, call in (
+            ("width", "CurrPcieLinkWidth"), ("widest", "MaxPcieLinkWidth"),
+            ("speed", "CurrPcieLinkGeneration"), ("fastest", "MaxPcieLinkGeneration"),
+        )
+    )  # fmt: skip
+    return Gpu(
+        index=index, pci=device_address(_text(pci.busId)) if pci else "",
+        uuid=_text(ask("UUID", "nvmlDeviceGetUUID")), name=_text(ask("name", "nvmlDeviceGetName")),
+        temperature_c=ask("temperature", "nvmlDeviceGetTemperature", CORE),
+        memory_c=_memory_c(nvml, ask), ecc=bool(ecc[0]) if ecc else None,
+        uncorrected=ask("errors", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
+        uncorrected_ever=ask(
+            "errors ever", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, AGGREGATE
+        ),
+        remapped=rows[1] if rows else None, remap_pending=bool(rows[2]) if rows else None,
+        remap_failed=bool(rows[3]) if rows else None, retired_pages=_retired(ask),
+        retirement_pending=None if pending is None else bool(pending),
+        held_back=ask("what holds the clocks back", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        power_w=_watts(ask("power", "nvmlDeviceGetPowerUsage")),
+        power_limit_w=_watts(ask("power limit", "nvmlDeviceGetEnforcedPowerLimit")),
+        width=width, width_max=width_max, speed=speed, speed_max=speed_max,
+        nvlinks=tuple(_nvlinks(ask)), fabric_state=state, fabric_status=status,
+        lost=asker.lost, unread=asker.unread,
+    )  # fmt: skip
+
+
+Ask = Callable[..., Any]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _retired(ask: Ask) -> int | None:
+    pages = [ask("retired pages", "nvmlDeviceGetRetiredPages", cause) for cause in CAUSES]
+    return None if None in pages else sum(len(each) for each in pages)
+
+
+def _memory_c(nvml: Any, ask: Ask) -> int | None:
+    fields = ask("temperature of memory", "nvmlDeviceGetFieldValues", [MEMORY_TEMPERATURE])
+    if not fields or fields[0].nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    return int(fields[0].value.uiVal)
+
+
+def _nvlinks(ask: Ask) -> Iterator[NvLink]:
+    """Up to the first that this GPU does not have."""
+    for link in range(NVLINKS_MAX):
+        active = ask("NVLinks", "nvmlDeviceGetNvLinkState", link)
+        if active is None:
+            return
+        errors = [ask("", "nvmlDeviceGetNvLinkErrorCounter", link, kind) for kind in LINK_ERRORS]
+        known = [each for each in errors if each is not None]
+        yield NvLink(number=link, active=bool(active), errors=sum(known) if known else None)
+
+
+def _fabric(nvml: Any, ask: Ask) -> tuple[int | None, int | None]:
+    """State and status of the NVLink fabric; of GPUs without NVSwitches the state is 0."""
+    if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
+        return None, None
+    info = nvml.c_nvmlGpuFabricInfo_t()
+    if ask("NVLink fabric", "nvmlDeviceGetGpuFabricInfo", nvml.byref(info)) is None:
+        return None, None
+    return int(info.state), int(info.status)
+
+
+def take_leftovers(count: int | None, root: Path = Path("/")) -> LeftoversSample:
+    """Raises AbsentError as `take` does, ToolError where the driver cannot be asked."""
+    _refuse_none(count, on_bus(root), root)
+    on: dict[str, tuple[GpuProcess, ...]] = {}
+    with _driver() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            pci = device_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+            on[pci] = tuple(
+                GpuProcess(
+                    pid=one.pid, name=read_text(root / f"proc/{one.pid}/comm") or "",
+                    bytes=one.usedGpuMemory,
+                )
+                for one in running
+            )  # fmt: skip
+    return LeftoversSample(on=on)

@@ -1,0 +1,172 @@
+"""Nodes as Slurm has them: states, our drains and their budget; every call has a deadline."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from outlast.config import child_environment
+from outlast.errors import OutlastError
+
+PREFIX = "outlast: "
+REASON_MAX = 200  # characters
+
+
+class DrainedNode(NamedTuple):
+    """A node with a reason that begins with ours. `since_ns`: None where Slurm does not say."""
+
+    node: str
+    since_ns: int | None
+
+
+def drain_allowance(nodes: int, percent: float) -> int:
+    """How many may be drained within the window: the share, rounded down, but always one, or a
+    fleet of twenty nodes could never lose its bad one."""
+    return max(1, int(nodes * percent / 100))
+
+
+def recently_drained(drained: Iterable[DrainedNode], now_ns: int, window_s: float) -> set[str]:
+    """Nodes drained by us within the window. One of which it is not known when counts."""
+    begin_ns = now_ns - round(window_s * 1e9)
+    return {one.node for one in drained if one.since_ns is None or one.since_ns > begin_ns}
+
+
+def drain_reason(said: str) -> str:
+    """What Slurm keeps: one line, without what a shell or sinfo's columns would trip over."""
+    plain = "".join(c if c.isalnum() or c in " .,:;/()%+-_=" else " " for c in said)
+    return (PREFIX + " ".join(plain.split()))[:REASON_MAX]
+
+
+def is_our_reason(text: str) -> bool:
+    return text.startswith(PREFIX)
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+AWAY = {
+    "DRAIN",
+    "DRAINED",
+    "DRAINING",
+    "DOWN",
+    "FAIL",
+    "FAILING",
+    "MAINT",
+    "MAINTENANCE",
+    "FUTURE",
+    "ERROR",
+}
+UNREGISTERED = {"UNKNOWN", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_UP", "FUTURE"}
+TEXT_MAX = 64 << 20
+
+
+class SlurmError(OutlastError):
+    """Slurm did not answer in time, or not as it does. Nothing was drained."""
+
+
+class SlurmNode(NamedTuple):
+    """`states`: without their marks, those marks among them by name."""
+
+    states: frozenset[str]
+    reason: str
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self.states & AWAY)
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.states) and not self.states & UNREGISTERED
+
+
+class SlurmFleet(NamedTuple):
+    nodes: int
+    drained: tuple[DrainedNode, ...]
+
+
+def read_node(name: str, within_s: float) -> SlurmNode:
+    """Raises SlurmError; also where slurmctld does not know such a node."""
+    answer = _answer(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
+    found = re.search(r"\bState=(\S+)", answer)
+    if not found:
+        raise SlurmError(f"scontrol says nothing of the state of {name}; nothing was drained")
+    marks = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP"}
+    words = {word for word in re.split(r"[+*~#!%$@^-]", found[1].upper()) if word}
+    words |= {name for mark, name in marks.items() if mark in found[1]}
+    reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", answer)
+    return SlurmNode(frozenset(words), reason[1] if reason else "")
+
+
+def read_fleet(within_s: float) -> SlurmFleet:
+    """All nodes, and those with a reason of ours. Raises SlurmError."""
+    answer = _answer(["sinfo", "-h", "-N", "-o", "%N|%H|%E"], within_s)
+    names: set[str] = set()
+    drained: dict[str, DrainedNode] = {}
+    for line in answer.splitlines():
+        parts = line.split("|", 2)
+        if len(parts) != 3:
+            continue
+        name, when, said = (part.strip() for part in parts)
+        names.add(name)  # a node has a line for each of its partitions
+        if is_our_reason(said):
+            drained[name] = DrainedNode(name, _time_ns(when))
+    if not names:
+        raise SlurmError("sinfo names no node; nothing was drained")
+    return SlurmFleet(len(names), tuple(drained.values()))
+
+
+def request_drain(name: str, reason: str, within_s: float) -> None:
+    """Raises SlurmError."""
+    _answer(
+        [
+            "scontrol",
+            "update",
+            f"NodeName={_checked_name(name)}",
+            "State=DRAIN",
+            f"Reason={reason}",
+        ],
+        within_s,
+    )
+
+
+def _checked_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise SlurmError(f"{name!r} is no name of a node; nothing was drained")
+    return name
+
+
+def _time_ns(said: str) -> int | None:
+    """Seconds, as SLURM_TIME_FORMAT=%s asks for, or a local time of an older Slurm."""
+    if said.isdecimal():
+        return int(said) * 10**9
+    try:
+        return int(datetime.fromisoformat(said).astimezone().timestamp()) * 10**9
+    except ValueError:
+        return None
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without SLURM_CLUSTERS: it would make scontrol speak of a node of
+    another cluster that has this node's name."""
+    found = child_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
+    found.pop("SLURM_CLUSTERS", None)
+    return found
+
+
+def _answer(command: list[str], within_s: float) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
+            env=_environment(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(
+            f"{command[0]} did not answer within {within_s:g} s; nothing was drained"
+        ) from error
+    except OSError as error:
+        raise SlurmError(f"{command[0]}: {error.strerror}; nothing was drained") from error
+    if done.returncode:
+        why = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[:300]
+        raise SlurmError(f"{command[0]} ended with {done.returncode}: {why}; nothing was drained")
+    return done.stdout[:TEXT_MAX].decode("utf-8", "replace")

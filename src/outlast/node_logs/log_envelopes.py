@@ -1,0 +1,237 @@
+"""Envelopes of log lines: time, host, speaker, message.
+
+The shapes: `dmesg` with seconds since boot, `dmesg -T`, `dmesg --time-format iso`, with or without
+`-x` or a priority; /dev/kmsg; `journalctl -o short`, `short-precise`, `short-iso`, `short-full`,
+`short-unix`, `short-monotonic` and `json`, and syslog files, which are as the first ones or as RFC
+5424 has them; the log of NVIDIA's fabric manager; and lines that have nothing before what is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.node_logs.log_timestamps import (
+    LogClock,
+    UnplacedError,
+    checked_ns,
+    decimal_ns,
+    iso_ns,
+    local_ns,
+    month_number,
+    since_boot_ns,
+    yearless_ns,
+)
+
+OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
+KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
+NO_SPEAKER = ""  # an entry that leaves out who wrote it
+NO_ENTRY = "a JSON object that is no entry of a journal: say which column is what with --mapping"
+NO_WRITER = "it does not say who wrote it: run journalctl without --output-fields"
+LEFT_OUT = "a message that journalctl left out as too long: run it with --all"
+
+
+class LogEnvelope(NamedTuple):
+    """`when` is asked only for lines that matter; it raises UnplacedError. `speaker`: KERNEL,
+    FABRIC, NETWORK, another program, to which nobody listens, or NOBODY. `level`: of the fabric
+    manager."""
+
+    when: Callable[[LogClock], int]
+    speaker: str
+    message: str
+    host: str = ""
+    level: str = ""
+
+
+class JournaldEntry(msgspec.Struct):
+    """An entry of `journalctl -o json`. A message that is not UTF-8 is a list of its bytes; one
+    that is too long is null."""
+
+    message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
+    micros: str | int | None = msgspec.field(name="__REALTIME_TIMESTAMP", default=None)
+    host: str = msgspec.field(name="_HOSTNAME", default="")
+    program: str | list[str] = msgspec.field(name="SYSLOG_IDENTIFIER", default="")
+    transport: str = msgspec.field(name="_TRANSPORT", default="")
+
+
+_CLOCK = r"\d\d:\d\d:\d\d"
+_HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<who>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<said>.*)"
+_LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
+_CALLER = r"(?:\[ *[TC]\d+\] ?)?"
+SHAPES: dict[str, str] = {
+    "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<said>.*)",
+    "monotonic": r"\[ *(?P<s>\d+\.\d+)\] (?P<host>[^\s:\[\]]+) "
+    r"(?P<who>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<said>.*)",
+    "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<said>.*)",
+    "ctime": _LEVEL
+    + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
+    + _CALLER
+    + r"(?P<said>.*)",
+    "dmesg-iso": _LEVEL + rf"(?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK},\d+)"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)? ?" + _CALLER + r"(?P<said>.*)",
+    "iso": rf"(?P<day>\d{{4}}-\d\d-\d\d)[T ](?P<t>{_CLOCK}(?:\.\d+)?)"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)? " + _HOST_AND_MESSAGE,
+    "rfc5424": rf"<\d{{1,3}}>1 (?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK}(?:\.\d+)?)"
+    r"(?P<zone>Z|[+-]\d\d:\d\d) (?P<host>\S+) (?P<who>\S+) \S+ \S+ "
+    r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<said>.*))?",
+    "full": rf"\w{{3}} (?P<day>\d{{4}}-\d\d-\d\d) (?P<t>{_CLOCK}(?:\.\d+)?) (?P<zone>\S+) "
+    + _HOST_AND_MESSAGE,
+    "unix": r"(?P<s>\d{9,11}\.\d+) " + _HOST_AND_MESSAGE,
+    "short": rf"(?P<m>[A-Z][a-z]{{2}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}(?:\.\d+)?) "
+    + _HOST_AND_MESSAGE,
+    "fabric": rf"\[(?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<y>\d{{4}}) (?P<t>{_CLOCK})\] "
+    r"\[(?P<level>\w+)\] (?:\[tid \d+\] )?(?P<said>.*)",
+}
+WITHIN = r"\[ *\d+\.\d+\] ?"  # seconds since boot that syslog repeats before the message
+
+
+@cache
+def _shape(name: str) -> re.Pattern[str]:
+    return re.compile(SHAPES[name], re.ASCII)
+
+
+@cache
+def _within() -> re.Pattern[str]:
+    return re.compile(WITHIN, re.ASCII)
+
+
+@cache
+def _journal() -> msgspec.json.Decoder[JournaldEntry]:
+    return msgspec.json.Decoder(JournaldEntry, strict=False)
+
+
+def parse_line(line: str) -> LogEnvelope:
+    """A line taken apart; one of no known shape is all message, from the kernel, without a time.
+    Raises UnplacedError for a line of a journal that is not one."""
+    if line.startswith(OBJECT):
+        return _of_journal(line)
+    for name, take in TAKES.items():
+        found = _shape(name).fullmatch(line)
+        if found:
+            return take(found)
+    return LogEnvelope(_bare, KERNEL, line.removeprefix("[...] "))
+
+
+def lacks_zone(line: str) -> bool:
+    """It says a time of day, and of no zone."""
+    if line.startswith(OBJECT):
+        return False
+    for name in TAKES:
+        if found := _shape(name).fullmatch(line):
+            said = found.groupdict()
+            return name not in ("monotonic", "boot", "kmsg", "unix") and not said.get("zone")
+    return False
+
+
+def has_known_time(line: str) -> bool:
+    """It says its time in a known way; so a file with none of them is no such log."""
+    if line.startswith(OBJECT):
+        try:
+            return _of_journal(line).when is not _bare
+        except UnplacedError:
+            return False
+    return any(_shape(name).fullmatch(line) for name in TAKES)
+
+
+def _bare(clock: LogClock) -> int:
+    if clock.bare_ns is None:
+        raise UnplacedError("no time on the line")
+    return checked_ns(clock.bare_ns)
+
+
+def _of_journal(line: str) -> LogEnvelope:
+    try:
+        found = _journal().decode(line)
+        said = found.message
+        if isinstance(said, list):
+            said = bytes(said).decode("utf-8", "replace")
+        micros = None if found.micros is None else int(found.micros)
+    except (ValueError, RecursionError) as error:  # no JSON, other types, no bytes, no number
+        raise UnplacedError(f"no entry of a journal: {error}") from error
+    if micros is None and said is None:
+        raise UnplacedError(NO_ENTRY)
+    programs = found.program if isinstance(found.program, list) else [found.program]
+    who = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
+    if found.transport not in {"", "kernel"} and who in (KERNEL, NO_SPEAKER):
+        who = "another"  # who is not the kernel but says so
+    if who == KERNEL and said is None:
+        raise UnplacedError(LEFT_OUT)
+    when = _bare if micros is None else lambda _: checked_ns(micros * 1000)
+    return _inner(LogEnvelope(when, who, said or "", found.host))
+
+
+def _speaker(program: str) -> str:
+    if program == KERNEL or FABRIC not in program:
+        return NETWORK if program == "systemd-networkd" else program
+    return FABRIC
+
+
+def _inner(outer: LogEnvelope) -> LogEnvelope:
+    """Without what a program's own log repeats before the message."""
+    if outer.speaker == FABRIC:
+        found = _shape("fabric").fullmatch(outer.message)
+        return outer._replace(message=found["said"], level=found["level"]) if found else outer
+    found = _within().match(outer.message)
+    return outer._replace(message=outer.message[found.end() :]) if found else outer
+
+
+def _relayed(found: re.Match[str], when: Callable[[LogClock], int]) -> LogEnvelope:
+    return _inner(LogEnvelope(when, _speaker(found["who"]), found["said"] or "", found["host"]))
+
+
+def _kmsg(found: re.Match[str]) -> LogEnvelope:
+    return LogEnvelope(
+        lambda c: since_boot_ns(int(found["micros"]) * 1000, c), KERNEL, found["said"]
+    )
+
+
+def _boot(found: re.Match[str]) -> LogEnvelope:
+    return LogEnvelope(lambda c: since_boot_ns(decimal_ns(found["s"]), c), KERNEL, found["said"])
+
+
+def _monotonic(found: re.Match[str]) -> LogEnvelope:
+    return _relayed(found, lambda c: since_boot_ns(decimal_ns(found["s"]), c))
+
+
+def _dated(found: re.Match[str], clock: LogClock) -> int:
+    return local_ns((int(found["y"]), month_number(found["m"]), int(found["d"])), found["t"], clock)
+
+
+def _ctime(found: re.Match[str]) -> LogEnvelope:
+    return LogEnvelope(lambda c: _dated(found, c), KERNEL, found["said"])
+
+
+def _fabric(found: re.Match[str]) -> LogEnvelope:
+    level = found["level"]
+    return LogEnvelope(lambda c: _dated(found, c), FABRIC, found["said"], level=level)
+
+
+def _iso_of(found: re.Match[str], clock: LogClock) -> int:
+    return iso_ns(found["day"], found["t"], found["zone"], clock)
+
+
+def _dmesg_iso(found: re.Match[str]) -> LogEnvelope:
+    return LogEnvelope(lambda c: _iso_of(found, c), KERNEL, found["said"])
+
+
+def _iso(found: re.Match[str]) -> LogEnvelope:
+    return _relayed(found, lambda c: _iso_of(found, c))
+
+
+def _unix(found: re.Match[str]) -> LogEnvelope:
+    return _relayed(found, lambda _: checked_ns(decimal_ns(found["s"])))
+
+
+def _short(found: re.Match[str]) -> LogEnvelope:
+    return _relayed(found, lambda c: yearless_ns(found["m"], found["d"], found["t"], c))
+
+
+TAKES: dict[str, Callable[[re.Match[str]], LogEnvelope]] = {
+    "monotonic": _monotonic, "boot": _boot, "kmsg": _kmsg, "rfc5424": _iso, "ctime": _ctime,
+    "dmesg-iso": _dmesg_iso, "iso": _iso, "short": _short, "full": _iso, "unix": _unix,
+    "fabric": _fabric,
+}  # fmt: skip

@@ -1,0 +1,309 @@
+"""Output of nvidia-smi as samples and findings: CSV, XML, NVLink status."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, tzinfo
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from outlast.log_records import Finding, Severity, Symptom
+from outlast.node_logs import gpu_samples
+from outlast.node_logs.gpu_samples import GpuLimits, GpuSample
+from outlast.node_logs.log_readings import Reading, UnreadText, cut_text
+from outlast.node_logs.log_timestamps import LogClock, UnplacedError, iso_ns, month_number, zoned_ns
+from outlast.node_logs.nvidia_smi_fields import COLUMNS, ECC_FIELDS, PATHS, make_sample
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+DEPTH_MAX = 64
+ROOT = "<nvidia_smi_log"
+END = "</nvidia_smi_log>"
+
+
+def xml_samples(
+    text: str, t_ns: int, zone: tzinfo = UTC
+) -> tuple[list[GpuSample], list[UnreadText]]:
+    """A sample for each GPU; a text that declares entities is refused whole."""
+    from xml.etree import ElementTree  # only who has XML waits for it
+
+    if "<!ENTITY" in text:
+        return [], [
+            UnreadText(0, "it declares entities, which nvidia-smi never does", cut_text(text[:500]))
+        ]
+    begin, end = text.find(ROOT), text.rfind(END)
+    if end < begin:
+        return [], [UnreadText(0, "cut off: the end of the XML is missing", cut_text(text[-500:]))]
+    try:
+        # no entity is declared, so that nothing can be expanded
+        root = ElementTree.fromstring(text[begin : end + len(END)])  # noqa: S314
+    except (ElementTree.ParseError, ValueError) as error:
+        return [], [UnreadText(0, f"no XML: {error}", cut_text(text[begin : begin + 500]))]
+    at_ns = _time(root.findtext("timestamp", ""), t_ns, zone)
+    driver = {"driver": root.findtext("driver_version", "")}
+    samples = [
+        _gpu_of_element(number, gpu, at_ns, driver)
+        for number, gpu in enumerate(root.findall("gpu"))
+    ]
+    unread = []
+    attached = root.findtext("attached_gpus", "").strip()
+    if attached.isdecimal() and len(attached) < 5 and int(attached) != len(samples):
+        unread = [UnreadText(0, f"{attached} GPUs are attached, {len(samples)} are in the XML", "")]
+    return samples, unread
+
+
+def _gpu_of_element(number: int, gpu: Element, t_ns: int, driver: dict[str, str]) -> GpuSample:
+    said = dict(_flat(gpu))
+    said.setdefault("pci/pci_bus_id", gpu.get("id", ""))
+    fields = dict(PATHS)
+    for field, text in zip(ECC_FIELDS, _errors(said), strict=True):
+        if text is not None:
+            said[field] = text
+            fields[field] = field
+    kept = {name: text for name, text in said.items() if name in fields}
+    return make_sample(kept, fields, t_ns, {"index": number, **driver})
+
+
+def _flat(gpu: Element) -> list[tuple[str, str]]:
+    """Leaves by their path; of several with one path (processes) the last."""
+    found: list[tuple[str, str]] = []
+    stack: list[tuple[str, Element, int]] = [(child.tag, child, 1) for child in gpu]
+    while stack:
+        path, element, depth = stack.pop()
+        if len(element) and depth < DEPTH_MAX:
+            stack += [(f"{path}/{child.tag}", child, depth + 1) for child in element]
+        elif not len(element):
+            found.append((path, (element.text or "").strip()))
+    return found
+
+
+def _errors(said: dict[str, str]) -> list[str | None]:
+    """Memory errors in the order of ECC_FIELDS: the total, or the sum over the kinds of memory,
+    whatever this version calls them. None where it says nothing of them."""
+    found: list[str | None] = []
+    for period in ("volatile", "aggregate"):
+        for word, bits in (("correctable", "single_bit"), ("uncorrectable", "double_bit")):
+            start = f"ecc_errors/{period}/"
+            total = said.get(f"{start}{bits}/total")
+            parts = [
+                text
+                for name, text in said.items()
+                if re.fullmatch(rf"[sd]ram_{word}\w*", name.removeprefix(start))
+                and name.startswith(start)
+            ]
+            numbers = [int(text) for text in parts if re.fullmatch(r"[0-9]{1,18}", text)]
+            if total is None and parts:
+                odd = [text for text in parts if not re.fullmatch(r"[0-9]{1,18}", text)]
+                total = str(sum(numbers)) if numbers else odd[0]
+            found.append(total)
+    return found
+
+
+@cache
+def _when() -> re.Pattern[str]:
+    return re.compile(r"\w{3} (\w{3}) +(\d\d?) (\d\d:\d\d:\d\d) (\d{4})", re.ASCII)
+
+
+def _time(text: str, t_ns: int, zone: tzinfo) -> int:
+    found = _when().fullmatch(text.strip())
+    try:
+        return (
+            zoned_ns((int(found[4]), month_number(found[1]), int(found[2])), found[3], zone)
+            if found
+            else t_ns
+        )
+    except UnplacedError:
+        return t_ns
+
+
+TEXT_MAX = 64 << 20  # characters
+FAILURES: dict[str, Symptom] = {
+    "Unable to determine the device handle": "gpu-unavailable",
+    "No devices were found": "gpu-unavailable",
+    "GPU is lost": "gpu-unavailable",
+    "couldn't communicate with the NVIDIA driver": "gpu-driver",
+    "Failed to initialize NVML": "gpu-driver",
+    "Driver/library version mismatch": "gpu-driver",
+}
+
+
+class SmiSamples(NamedTuple):
+    """What was read: one sample for each GPU, what failed as a whole, and what was unread."""
+
+    samples: list[GpuSample]
+    failures: list[tuple[Symptom, str]]
+    unread: list[UnreadText]
+
+
+def read_samples(text: str, *, t_ns: int, zone: tzinfo = UTC) -> SmiSamples:
+    """Either form, known by its beginning. `t_ns`: when it was taken, for samples that do not say
+    so themselves; `zone`: that of their own times."""
+    if len(text) > TEXT_MAX:
+        return SmiSamples([], [], [UnreadText(0, f"longer than {TEXT_MAX:,} characters", "")])
+    before, root, _ = text.partition("<nvidia_smi_log")
+    if not root:
+        return _csv(text, t_ns, zone)
+    failures = [failure for failure in map(_failure, before.split("\n")) if failure]
+    samples, unread = xml_samples(text, t_ns, zone)
+    return SmiSamples(samples, failures, unread)
+
+
+def findings(
+    text: str,
+    *,
+    cluster: str,
+    node: str,
+    t_ns: int,
+    zone: tzinfo = UTC,
+    limits: GpuLimits | None = None,
+) -> Iterator[Reading]:
+    """What is beyond the limits, and a finding of severity unknown where no GPU could be read."""
+    got = read_samples(text, t_ns=t_ns, zone=zone)
+    yield from got.unread
+
+    def whole(symptom: Symptom, now: bool, detail: str) -> Finding:
+        return Finding(
+            t_ns=t_ns, cluster=cluster, node=node, check="nvidia-smi", symptom=symptom,
+            severity="now" if now else "unknown", code="", device="", detail=detail,
+        )  # fmt: skip
+
+    for symptom, line in got.failures:
+        yield whole(symptom, True, line)
+    if not got.samples and not got.failures:
+        yield whole("gpu-unavailable", False, "no GPU could be read")
+    yield from gpu_samples.findings(
+        got.samples, cluster=cluster, node=node, t_ns=t_ns, limits=limits or GpuLimits()
+    )
+
+
+def _failure(line: str) -> tuple[Symptom, str] | None:
+    """What nvidia-smi says in place of an answer."""
+    for words, symptom in FAILURES.items():
+        if words in line:
+            return symptom, cut_text(line)
+    return None
+
+
+def _csv(text: str, t_ns: int, zone: tzinfo) -> SmiSamples:
+    samples: list[GpuSample] = []
+    failures: list[tuple[Symptom, str]] = []
+    unread: list[UnreadText] = []
+    header: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not line.strip():
+            continue
+        failure = _failure(line)
+        if failure and len(cells) != len(header):
+            failures.append(failure)
+            continue
+        names = [cell.partition(" [")[0] for cell in cells]
+        if any(name in COLUMNS for name in names) or names[0] == "timestamp":
+            header = names
+        elif not header:
+            unread.append(UnreadText(number, "no header before it", cut_text(line)))
+        elif len(cells) != len(header):
+            reason = f"{len(cells)} values for {len(header)} columns"
+            unread.append(UnreadText(number, reason, cut_text(line)))
+        else:
+            said = dict(zip(header, cells, strict=True))
+            at_ns = _parse_csv_time(said.pop("timestamp", ""), t_ns, zone)
+            samples.append(make_sample(said, COLUMNS, at_ns, {}))
+    return SmiSamples(samples, failures, unread)
+
+
+@cache
+def _csv_time() -> re.Pattern[str]:
+    return re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)", re.ASCII)
+
+
+def _parse_csv_time(text: str, t_ns: int, zone: tzinfo) -> int:
+    """Its own time; where it says none that can be, when it was taken."""
+    found = _csv_time().fullmatch(text)
+    if not found:
+        return t_ns
+    try:
+        return iso_ns("-".join(found.group(1, 2, 3)), found[4], None, LogClock(zone=zone))
+    except UnplacedError:
+        return t_ns
+
+
+LINE_MAX = 400
+
+
+class GpuLinks(msgspec.Struct, frozen=True):
+    """`speeds`: GB/s by link; None for one that is not up."""
+
+    index: int
+    uuid: str
+    speeds: dict[int, float | None]
+
+
+@cache
+def _gpu() -> re.Pattern[str]:
+    return re.compile(r"GPU (\d{1,6}): .*?(?:\(UUID: (\S+)\))?", re.ASCII)
+
+
+@cache
+def _link() -> re.Pattern[str]:
+    return re.compile(
+        r"Link (\d{1,6}): (?:(\d{1,9}(?:\.\d{1,9})?) GB/s|<inactive>)", re.ASCII | re.IGNORECASE
+    )
+
+
+def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
+    """Of each GPU in turn; lines that are neither a GPU's nor a link's are unread."""
+    gpu: GpuLinks | None = None
+    for number, raw in enumerate(lines.split("\n") if isinstance(lines, str) else lines, 1):
+        line = raw.strip()[:LINE_MAX]
+        begun, link = _gpu().fullmatch(line), _link().fullmatch(line)
+        if begun:
+            if gpu:
+                yield gpu
+            gpu = GpuLinks(int(begun[1]), begun[2] or "", {})
+        elif link and gpu:
+            gpu.speeds[int(link[1])] = float(link[2]) if link[2] else None
+        elif line:
+            yield UnreadText(number, "neither a GPU nor one of its links", cut_text(line))
+    if gpu:
+        yield gpu
+
+
+def link_findings(
+    lines: str | Iterable[str], *, cluster: str, node: str, t_ns: int
+) -> Iterator[Reading]:
+    """A link that is down where others of its GPU are up loses the job; one slower than most of
+    the node's only warns. A GPU that names no link at all, or none that is up, is of severity
+    unknown: it may have none, and it may have lost them all."""
+    found: list[GpuLinks] = []
+    for one in read_links(lines):
+        if isinstance(one, UnreadText):
+            yield one
+        else:
+            found.append(one)
+    speeds = Counter(s for gpu in found for s in gpu.speeds.values() if s is not None)
+    usual = max(speeds, key=lambda speed: (speeds[speed], speed), default=0.0)
+
+    def trouble(device: str, severity: Severity, detail: str) -> Finding:
+        return Finding(
+            t_ns=t_ns, cluster=cluster, node=node, check="nvidia-smi.nvlink", symptom="nvlink",
+            severity=severity, code="", device=device, detail=detail,
+        )  # fmt: skip
+
+    if not found:
+        yield trouble("", "unknown", "no GPU was named")
+    for gpu in found:
+        name = gpu.uuid or f"GPU {gpu.index}"
+        if all(speed is None for speed in gpu.speeds.values()):
+            yield trouble(name, "unknown", f"none of {len(gpu.speeds)} links is up")
+            continue
+        for link, speed in gpu.speeds.items():
+            if speed is None:
+                yield trouble(name, "now", f"link {link} is down")
+            elif speed < usual:
+                yield trouble(name, "warn", f"link {link} has {speed:g} GB/s of {usual:g}")

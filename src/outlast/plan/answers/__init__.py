@@ -1,0 +1,1 @@
+"""Answers of `outlast plan`: intervals, spares, comparisons, sweeps, advice."""

@@ -1,0 +1,364 @@
+"""Text of advice, from its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from outlast.plan.answers.advice import AdviceDoubt, Bill, NextMeasure
+from outlast.plan.answers.copy_counts import loss_rate_per_s, memory_per_gpu_bytes
+from outlast.plan.answers.input_sensitivity import (
+    BestSettings,
+    InputSensitivity,
+    InputVariation,
+    TunedSettings,
+)
+from outlast.plan.answers.spare_nodes import CheapestSpares
+from outlast.plan.model.answer_values import format_count, format_quantity
+from outlast.plan.model.ladder_costs import Strategy, mtbf_s
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import Prediction
+from outlast.theory import spares as spare_theory
+from outlast.theory import special_functions
+from outlast.theory.intervals import Zone
+
+CLOSE = 0.001
+SURER_MAX = special_functions.SHAPE_MAX / 10
+TELLING = 0.001  # of the price: what an input must move before it is worth measuring
+DOUBTS_MAX = 3
+WHOLE_MIN = 100  # nodes: from there on nobody wants parts of them
+FAR = 1.5  # times: settings that differ less are not told apart
+NO_SPARES = "The others go on without a replica, and take none."
+ONE_REPLICA = "all GPUs hold the model only once (--replica-gpus was not said)"
+DOES: dict[Strategy, str] = {
+    "checkpoint-restart": "After a failure the whole job begins again from storage.",
+    "peer-memory": "After a failure the whole job begins again from copies in its nodes' memory.",
+    "migrate": "A spare takes over what a live replica holds; the others pause.",
+    "drop": "The others go on without the replica until its node is repaired.",
+    "outlast": "A spare takes over from a live replica; where none lives, from memory; else from"
+    " storage.",
+}
+RUN_CANNOT: dict[Strategy, str] = {
+    "drop": "`outlast run` does not do this: it waits for a node or a spare",
+}
+_GOES_ON = {
+    "redo": "work done again", "recover": "restarts", "detect": "detection", "save": "saves",
+    "wait": "waits for a node", "slow": "slowness without the missing replicas",
+    "spares": "spares",
+}  # fmt: skip
+
+
+def _usd(value: float) -> str:
+    return format_quantity(value, "USD")
+
+
+def _share(value: float, of: float) -> str:
+    return format_quantity(value / of, "share")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def describe_current(
+    scenario: Scenario, here: Prediction, spent: Bill, saves_usd: float, best_usd: float, *,
+    named: bool,
+) -> str:  # fmt: skip
+    """What is set at the moment, where its money goes, and what changing it saves."""
+    taken = "" if named else " (taken: no --strategy says what it does after a failure)"
+    saving = (
+        f"{here.strategy}{taken} with a durable save every {format_quantity(here.interval_s, 's')}"
+    )
+    if math.isinf(here.usd):
+        then = "" if math.isinf(best_usd) else f" Set as below it does, for {_usd(best_usd)}."
+        return (
+            f"{_sentence(saving)}: the run does not end. Failures come every"
+            f" {format_quantity(mtbf_s(scenario), 's')}, faster than it gets on.{then}"
+        )
+    lost = spent.total - spent.ideal
+    parts = sorted(((getattr(spent, name), text) for name, text in _GOES_ON.items()), reverse=True)
+    listed = ", ".join(f"{text} {_usd(value)}" for value, text in parts if value >= 0.005 * lost)
+    text = (
+        f"{_sentence(saving)}: {format_quantity(here.wall_s, 's')}, {_usd(here.usd)}, goodput"
+        f" {format_quantity(here.outcome.goodput, 'share')}. Failures and saves cost"
+        f" {_usd(lost)} of it"
+        f" ({_share(lost, spent.total)}): {listed}."
+    )
+    if saves_usd > CLOSE * best_usd:
+        less = f"{_usd(saves_usd)} ({_share(saves_usd, here.usd)})"
+        return f"{text} Set as below it costs {less} less."
+    return f"{text} Nothing that can be set would save more than {_usd(max(0.0, saves_usd))}."
+
+
+def describe_strategy(at: BestSettings) -> str:
+    """What it does, and what the others cost."""
+    others = sorted((one for one in at.found if one is not at.taken), key=lambda one: one.usd)
+    close = CLOSE * at.taken.usd
+    same: list[Strategy] = [one.strategy for one in others if abs(one.usd - at.taken.usd) <= close]
+    said: list[str] = []
+    if same:
+        said.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
+    for one in others:
+        more = one.usd - at.taken.usd
+        if math.isinf(more):
+            said.append(f"{one.strategy} does not end")
+        elif more > close:
+            said.append(f"{one.strategy} costs {_usd(more)} more")
+        elif more < -close:
+            less = (
+                f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
+            )
+            said.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
+    text = " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
+    if at.taken.strategy not in RUN_CANNOT:
+        return text
+    least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
+    instead = (
+        f"; of what it does, {least.strategy} is the cheapest, for {_usd(least.usd - at.taken.usd)}"
+        " more" if least and math.isfinite(least.usd) else ""
+    )  # fmt: skip
+    return f"{text} {RUN_CANNOT[at.taken.strategy]}{instead}."
+
+
+def _listed(names: Sequence[Strategy]) -> str:
+    *first, last = sorted(names, key=lambda one: list(DOES).index(one))
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def describe_interval(
+    scenario: Scenario, settings: TunedSettings, zone: Zone | None, saves_usd: float | None
+) -> str:
+    """How long to work between durable saves, and how much it matters where that is known."""
+    at_s = settings.interval_s
+    if at_s >= scenario.work_s * (1 - CLOSE):
+        text = "One durable save, at the end: next to no failure goes back to storage."
+    elif at_s <= scenario.step_s:
+        text = "At every step: more often than that nothing can be saved."
+    elif scenario.flush_s and at_s <= scenario.flush_s * (1 + CLOSE):
+        text = "As often as the flush lets it: a save begins when the last one can be restored."
+    else:
+        text = (
+            "A durable save after so much work, each blocking"
+            f" {format_quantity(scenario.cost_s, 's')}."
+        )
+    if zone is not None:
+        flat = f"Anything from {format_quantity(zone.low_s, 's')}"
+        flat += (
+            f" to {format_quantity(zone.high_s, 's')}" if zone.high_s < scenario.work_s else " on"
+        )
+        text = f"{text} {flat} loses at most one point of goodput."
+    if scenario.interval_s is None or saves_usd is None:
+        return text
+    given = format_quantity(scenario.interval_s, "s")
+    inside = zone is not None and zone.low_s <= scenario.interval_s <= zone.high_s
+    costs = "does not end" if math.isinf(saves_usd) else f"costs {_usd(max(0.0, saves_usd))} more"
+    return f"{text} With the given {given}, {'which is within that, ' * inside}the run {costs}."
+
+
+def describe_memory(scenario: Scenario) -> str:
+    blocks = format_quantity(scenario.memory_cost_s, "s")
+    return (
+        f"A version in memory after so much work, each blocking {blocks}; a failure undoes half of"
+        " it on the average."
+    )
+
+
+def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
+    """How often all of them are lost, and what they take."""
+    rate = loss_rate_per_s(scenario, settings.copies)
+    held = memory_per_gpu_bytes(scenario, settings.copies)
+    lost = format_quantity(1 / rate if rate else math.inf, "s")
+    every = lost if lost == "never" else f"every {lost} of running"
+    return (
+        f"Nodes that hold each part; the last of a part is lost {every}. They take"
+        f" {format_quantity(held, 'bytes')} of memory a GPU, with a new version beside the last."
+    )
+
+
+def describe_spares(
+    scenario: Scenario,
+    held: CheapestSpares,
+    there: Prediction,
+    trap_usd: float,
+    saves_usd: float | None,
+    settings: TunedSettings,
+) -> str:
+    """How many, and why not as many as are in repair on the average. `there`: with that many;
+    `trap_usd`: how much more it is with as many as are in repair on the average."""
+    if not held.in_repair:
+        return "No failure takes a node."
+    trap = round(held.in_repair)
+    mean = f"{trap:,}" if held.in_repair >= WHOLE_MIN else f"{held.in_repair:.3g}"
+    text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on the average"
+    if held.racks:
+        text += ", and a rack takes several at once: so many cost least."
+    elif not held.best:
+        waits = format_quantity(spare_theory.stalled_share(0, held.in_repair), "share")
+        text += f": without a spare the run waits {waits} of the time, and one would cost more."
+    else:
+        waits = format_quantity(spare_theory.stalled_share(trap, held.in_repair), "share")
+        more = f"cost {_usd(trap_usd)} more" if trap_usd > 0 else "cost next to nothing less"
+        more = "not end in ages" if math.isinf(trap_usd) else more
+        text += (
+            f"; with {format_count(trap, 'spare')} the run would wait {waits} of the time"
+            f" and {more}."
+        )
+        if held.known != held.best:
+            text += f" Were the failure rate known to be its mean, {held.known:,} would do."
+    if saves_usd is None or scenario.spares is None or scenario.spares == held.best:
+        return text
+    by = "" if there.strategy == settings.strategy else f", with {there.strategy},"
+    return f"{text} There are {scenario.spares:,}: the change{by} saves {_usd(saves_usd)}."
+
+
+def describe_main_inputs(found: list[InputSensitivity]) -> str:
+    """Of what is not free to set."""
+    if not found or found[0].swing_usd == 0:
+        return ""
+    most = found[0]
+    ends = [
+        f"{_usd(turn.usd)} at {side}" if math.isfinite(turn.usd) else f"does not end at {side}"
+        for side, turn in (("half of it", most.half), ("double", most.double)) if turn
+    ]  # fmt: skip
+    costs = " and ".join(ends)
+    verb = "the run costs " if costs.startswith("$") else "the run "
+    return f"The {most.said} matters most: {verb}{costs}."
+
+
+def describe_rarer(times: float, usd: float) -> str:
+    """What makes a run end that does not."""
+    return f"Were failures {times:g} times as rare, the run would end, for {_usd(usd)}."
+
+
+def describe_rate(times: float, probability: float) -> str:
+    often = f"{times:.2g} times as often" if times > 1 else f"{1 / times:.2g} times as rarely"
+    return f"GPUs fail {often} as expected (the {100 * probability:g} % end of the band)"
+
+
+def describe_input(lever: InputSensitivity, turn: InputVariation) -> str:
+    source = "given" if lever.given else "assumed"
+    here, there = format_quantity(lever.value, lever.unit), format_quantity(turn.value, lever.unit)
+    return f"the {lever.said} is {there}, not the {source} {here}"
+
+
+def describe_doubt(unknown: str, turn: InputVariation, settings: TunedSettings) -> str:
+    """What would have been the thing to do, and what not doing it costs."""
+    then = turn.settings
+    changes = [then.strategy] if then.strategy != settings.strategy else []
+    if _far(then.interval_s, settings.interval_s) or not changes:
+        changes.append(f"a durable save every {format_quantity(then.interval_s, 's')}")
+    if _far(then.spares, settings.spares) and then.strategy != "drop":
+        changes.append(format_count(then.spares, "spare"))
+    best = " and ".join(changes)
+    if math.isinf(turn.regret_usd):
+        here = f"{settings.strategy} {'cannot be had' if unknown == ONE_REPLICA else 'never ends'}"
+        return f"If {unknown}, {here}: {best} would be right, for {_usd(turn.usd)}."
+    return f"If {unknown}, {best} would be right: these settings cost {_usd(turn.regret_usd)} more."
+
+
+def _far(value: float, other: float) -> bool:
+    return not other / FAR <= value <= other * FAR
+
+
+def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings) -> str:
+    """What is left of doubt besides what is told. `rest`: as a share of the price."""
+    most = f"at most {format_quantity(rest, 'share')}" if rest else "nothing"
+    where = "with any input halved or doubled"
+    if at.scenario.failures.weight_failures != EXACT:
+        where = f"at the ends of the failure rate's band and {where}"
+    if doubts:
+        return f"All else, {where}, costs {most} for not being known."
+    return f"Nothing asks for other advice: {where}, this costs {most} more than the best."
+
+
+def next_measures(
+    scenario: Scenario, found: list[InputSensitivity], at: BestSettings
+) -> list[NextMeasure]:
+    """What to find out next: the failure rate, and what was assumed and moves the price."""
+    rate = scenario.failures
+    unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
+    told = [_count(scenario)] if unsure else []
+    assumed = [
+        one for one in found
+        if not one.given and one.key not in ("failures", "replica-gpus")
+        and one.swing_usd > TELLING * at.taken.usd
+    ]  # fmt: skip
+    for one in assumed[:DOUBTS_MAX]:
+        moves = f"half or double moves the price by {_usd(one.swing_usd)}"
+        if math.isinf(one.swing_usd):
+            moves = "half or double decides whether the run ends"
+        taken = format_quantity(one.value, one.unit)
+        told.append(
+            NextMeasure(what=one.key, why=f"The {one.said}: {taken} is assumed, and {moves}.")
+        )
+    return told
+
+
+def _count(scenario: Scenario) -> NextMeasure:
+    weight = scenario.failures.weight_failures
+    if weight == EXACT:
+        why = (
+            "The rate is taken as exact, and no figure has a band. Say how many failures it was"
+            " counted from: --failures-seen."
+        )
+        return NextMeasure(what="failures-seen", why=why)
+    more = failures_to_halve(weight)
+    after_s = more * mtbf_s(scenario)
+    late = ", longer than the run itself" if after_s > scenario.work_s else ""
+    why = (
+        f"Count failures: the rate is as sure as {format_count(round(weight), 'failure')} make"
+        f"{'s' * (round(weight) == 1)} it. After {format_count(more, 'more', 'more')}, some"
+        f" {format_quantity(after_s, 's')} of running{late}, its band is half as wide."
+    )
+    return NextMeasure(what="failures", why=why)
+
+
+def failures_to_halve(weight: float) -> int:
+    """How many more failures make the 90 % band of a rate half as wide, relative to the rate; it
+    is Gamma distributed with this shape. The least number that does."""
+    target, low, high = _width(weight) / 2, 0, 1
+    while _width(weight + high) > target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _width(weight + middle) <= target else (middle, high)
+    return high
+
+
+def _width(weight: float) -> float:
+    return (
+        special_functions.gamma_quantile(weight, 0.95)
+        - special_functions.gamma_quantile(weight, 0.05)
+    ) / weight
+
+
+def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
+    """What the advice leaves out, and the premises that do not hold."""
+    found = list(at.taken.warnings)
+    if scenario.nodes == 1:
+        found.append("one node: copies in memory and live replicas go with it")
+    elif scenario.replicas < 2:
+        found.append(
+            "the model is held once: there are no live replicas to go on from; a smaller"
+            " --replica-gpus says otherwise"
+        )
+    elif "replica-gpus" in scenario.assumed and at.taken.strategy in ("migrate", "drop", "outlast"):
+        each = scenario.gpus // scenario.replicas
+        found.append(
+            f"{format_count(scenario.replicas, 'replica')} of {format_count(each, 'GPU')} are"
+            " assumed: say"
+            " --replica-gpus"
+        )
+    if at.taken.how == "simulated":
+        found.append(f"{at.taken.strategy} is simulated: its prices have an error of some per cent")
+    if at.taken.strategy == "drop" and at.taken.how != "simulated":
+        found.append("dropping is told for the long run; this one begins whole, and does better")
+    if scenario.spares == 0 and at.taken.strategy != "drop":
+        found.append("--spares 0: each node that is lost is waited for")
+    if math.isinf(at.taken.usd):
+        found.append(
+            "no strategy ends this run: failures come every"
+            f" {format_quantity(mtbf_s(scenario), 's')}"
+        )
+    return found

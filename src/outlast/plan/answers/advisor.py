@@ -1,0 +1,302 @@
+"""Advisor: the best open settings, their price, and what that depends on."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from msgspec.structs import replace
+
+from outlast.plan.answers import advice_text
+from outlast.plan.answers.advice import (
+    Advice,
+    AdviceDoubt,
+    AdviceItem,
+    Bill,
+    CurrentCost,
+    StrategyOption,
+)
+from outlast.plan.answers.best_interval import flat_zone
+from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
+from outlast.plan.answers.input_sensitivity import (
+    TIE,
+    BestSettings,
+    InputSensitivity,
+    InputVariation,
+    TunedSettings,
+    best_settings,
+    input_sensitivities,
+    price_strategy,
+    settings_of,
+    vary_scenario,
+    with_settings,
+)
+from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.model import formula_domain
+from outlast.plan.model.answer_values import (
+    HIGH,
+    LOW,
+    Quantity,
+    answer,
+    at_rate,
+    format_quantity,
+    quantity_with_band,
+)
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
+
+COPIES = (2, 3, 4)
+RARER_POWER_MAX = 20
+FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
+
+
+def advise(
+    scenario: Scenario, in_use: Strategy | None = None, asked: ExtraInputs | None = None
+) -> Advice:
+    """`in_use`: the strategy at the moment; checkpoint-restart where a scenario says an interval
+    and nobody says with what. Raises UsageError where `in_use` cannot be."""
+    open_ = _with_copies(replace(scenario, interval_s=None, memory_interval_s=None))
+    at = best_settings(open_)
+    settings = settings_of(at.scenario, at.taken)
+    finishes = math.isfinite(at.taken.usd)
+    found = input_sensitivities(open_, at)
+    quantities = _quantities(at, settings)
+    doubts, rest = _doubts(open_, found, settings)
+    can: list[Strategy] = [one for one in STRATEGIES if not reason_impossible(scenario, one)]
+    about = {"work", "gpu-hour"}.union(*(matters(one) for one in can))
+    plain = answer(
+        "What should this run set, and what should it buy?",
+        scenario,
+        quantities,
+        advice_text.advice_warnings(scenario, at),
+        about - {"interval", "memory-interval"},
+    )
+    return Advice(
+        question=plain.question,
+        failures=plain.failures,
+        quantities=plain.quantities,
+        assumed=plain.assumed,
+        warnings=plain.warnings,
+        finishes=finishes,
+        now=_current_cost(scenario, in_use, at),
+        items=_items(scenario, in_use, at, settings) if finishes else [],
+        bill=make_bill(at.scenario, at.taken),
+        strategies=[_option(at, one) for one in STRATEGIES],
+        levers=found,
+        matters_most=advice_text.describe_main_inputs(found) if finishes else _rarer(open_),
+        doubts=doubts if finishes else [],
+        sure=advice_text.describe_certainty(doubts, rest, at) if finishes else "",
+        measure=advice_text.next_measures(scenario, found, at),
+        extras=tuple(extra_costs(at.scenario, at.taken, asked)) if asked else (),
+    )
+
+
+def _rarer(open_: Scenario) -> str:
+    """How much rarer failures would have to be for the run to end."""
+    rate = open_.failures
+    for times in (2.0**power for power in range(1, RARER_POWER_MAX)):
+        there = replace(open_, failures=replace(rate, per_gpu_s=rate.per_gpu_s / times))
+        usd = best_settings(there, every=False).taken.usd
+        if math.isfinite(usd):
+            return advice_text.describe_rarer(times, usd)
+    return ""
+
+
+def make_bill(scenario: Scenario, of: Prediction) -> Bill:
+    """What `of`, predicted for `scenario`, costs, by what it goes on. Infinite without an end."""
+    working = scenario.gpus / (scenario.gpus + of.spares * scenario.gpus_per_node)
+    shares = of.outcome
+
+    def spent(share: float) -> float:
+        return share * working * of.usd if share else 0.0
+
+    return Bill(
+        total=of.usd, ideal=scenario.gpus * scenario.work_s / 3600 * scenario.usd_per_gpu_hour,
+        save=spent(shares.save), redo=spent(shares.redo), detect=spent(shares.detect),
+        recover=spent(shares.recover), wait=spent(shares.wait), slow=spent(shares.degraded),
+        spares=(1 - working) * of.usd if of.spares else 0.0,
+    )  # fmt: skip
+
+
+def _with_copies(scenario: Scenario) -> Scenario:
+    """With the fewest copies, of those that divide the nodes, that cost no more than others."""
+    if "copies" not in scenario.assumed or scenario.copies < 2:
+        return scenario
+    fitting = [many for many in COPIES if scenario.nodes % many == 0] or [scenario.copies]
+    choices = [replace(scenario, copies=many, spares=0) for many in fitting]
+    usd = [predict(one, "peer-memory").usd for one in choices]
+    enough = next(i for i, one in enumerate(usd) if one <= min(usd) * (1 + TIE))
+    return replace(scenario, copies=choices[enough].copies)
+
+
+def _quantities(at: BestSettings, settings: TunedSettings) -> list[Quantity]:
+    """With the settings kept where the rate's band leads: nobody knows the true rate."""
+    here = with_settings(at.scenario, settings)
+    predicted = partial(price_strategy, strategy=settings.strategy)
+    make = partial(quantity_with_band, how=at.taken.how, source="", scenario=here)
+    ideal = make_bill(at.scenario, at.taken).ideal
+    return [
+        make("finish", "s", function=lambda one: predicted(one).wall_s),
+        make("cost", "USD", function=lambda one: predicted(one).usd),
+        make("cost of failures and saves", "USD", function=lambda one: predicted(one).usd - ideal),
+        make("goodput", "share", function=lambda one: predicted(one).outcome.goodput),
+    ]
+
+
+def _option(at: BestSettings, strategy: Strategy) -> StrategyOption:
+    of = next((one for one in at.found if one.strategy == strategy), None)
+    if of is None:
+        return StrategyOption(strategy=strategy, why_not=reason_impossible(at.scenario, strategy))
+    low = high = None
+    if at.scenario.failures.weight_failures != EXACT:
+        kept = settings_of(at.scenario, of)
+        ends = [
+            price_strategy(with_settings(at_rate(at.scenario, one), kept), strategy).usd
+            for one in (LOW, HIGH)
+        ]
+        low, high = min(ends), max(ends)
+    more = of.usd - at.taken.usd if math.isfinite(of.usd) else math.inf
+    return StrategyOption(
+        strategy=strategy, usd=of.usd, low_usd=low, high_usd=high, more_usd=more,
+        wall_s=of.wall_s, goodput=of.outcome.goodput, how=of.how,
+    )  # fmt: skip
+
+
+def _current_cost(
+    scenario: Scenario, in_use: Strategy | None, at: BestSettings
+) -> CurrentCost | None:
+    if in_use is None and scenario.interval_s is None:
+        if scenario.memory_interval_s is None or reason_impossible(scenario, "peer-memory"):
+            return None
+        in_use = "peer-memory"
+    strategy = in_use or "checkpoint-restart"
+    spares = scenario.spares if scenario.spares is not None else at.scenario.spares
+    here = price_strategy(replace(scenario, spares=spares), strategy)
+    spent = make_bill(scenario, here)
+    saves = here.usd - at.taken.usd if math.isfinite(here.usd) else math.inf
+    if not math.isfinite(at.taken.usd):
+        saves = 0.0
+    return CurrentCost(
+        strategy=strategy,
+        interval_s=here.interval_s,
+        wall_s=here.wall_s,
+        goodput=here.outcome.goodput,
+        bill=spent,
+        saves_usd=saves,
+        how=here.how,
+        said=advice_text.describe_current(
+            scenario, here, spent, saves, at.taken.usd, named=in_use is not None
+        ),
+    )
+
+
+def _items(
+    scenario: Scenario, in_use: Strategy | None, at: BestSettings, settings: TunedSettings
+) -> list[AdviceItem]:
+    how = at.taken.how
+    saves = next((one.usd - at.taken.usd for one in at.found if one.strategy == in_use), None)
+    found = [
+        AdviceItem(
+            what="strategy",
+            set_to=settings.strategy,
+            value=None,
+            unit="",
+            how=how,
+            why=advice_text.describe_strategy(at),
+            saves_usd=None if saves is None else max(0.0, saves),
+        ),
+        _interval(scenario, at, settings),
+    ]
+    if settings.memory_interval_s is not None:
+        found += [
+            AdviceItem(
+                what="memory-interval", set_to=format_quantity(settings.memory_interval_s, "s"),
+                value=settings.memory_interval_s, unit="s", how=how,
+                why=advice_text.describe_memory(scenario),
+            ),
+            AdviceItem(
+                what="copies", set_to=f"{settings.copies}", value=settings.copies, unit="nodes",
+                how=how, why=advice_text.describe_copies(scenario, settings),
+            ),
+        ]  # fmt: skip
+    return [*found, _spares(scenario, at, settings)]
+
+
+def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
+    kept, best_s, saves = with_settings(at.scenario, settings), settings.interval_s, None
+    # Of a simulated strategy the formula that would say it does not hold.
+    zone = None if at.taken.how == "simulated" else flat_zone(at.scenario, at.taken)
+    if scenario.interval_s is not None:
+        memory_s = settings.memory_interval_s and min(
+            settings.memory_interval_s, scenario.interval_s
+        )
+        there = replace(kept, interval_s=scenario.interval_s, memory_interval_s=memory_s)
+        saves = price_strategy(there, settings.strategy).usd - at.taken.usd
+    return AdviceItem(
+        what="interval",
+        set_to=format_quantity(best_s, "s"),
+        value=best_s,
+        unit="s",
+        why=advice_text.describe_interval(scenario, settings, zone, saves),
+        saves_usd=saves,
+        how=at.taken.how,
+    )
+
+
+def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
+    """What is in stock may have decided the strategy: another number may ask for another one."""
+    held = cheapest_spares(scenario)
+    there = best_settings(replace(at.scenario, spares=held.best), stocked=True)
+    if there.taken.strategy == settings.strategy == "drop":
+        return AdviceItem(
+            what="spares", set_to="0", value=0, unit="nodes", why=advice_text.NO_SPARES, how="exact"
+        )
+    kept = with_settings(there.scenario, settings_of(there.scenario, there.taken))
+    trap = replace(kept, spares=round(held.in_repair))
+    saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
+    trap_usd = price_strategy(trap, there.taken.strategy).usd - there.taken.usd
+    return AdviceItem(
+        what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
+        why=advice_text.describe_spares(scenario, held, there.taken, trap_usd, saves, settings),
+        how="first order" if held.racks else formula_domain.of_repairs(scenario),
+    )  # fmt: skip
+
+
+def _doubts(
+    open_: Scenario, found: list[InputSensitivity], settings: TunedSettings
+) -> tuple[list[AdviceDoubt], float]:
+    """What would have asked for other settings, worst first; and the share of the price that all
+    else would cost at most for not having been known."""
+    turns: list[tuple[str, InputVariation]] = []
+    if open_.failures.weight_failures != EXACT:
+        found = [one for one in found if one.key != "failures"]  # the band says as much
+        for one in (LOW, HIGH):
+            there = at_rate(open_, one)
+            times = there.failures.per_gpu_s / open_.failures.per_gpu_s
+            turns.append(
+                (advice_text.describe_rate(times, one), vary_scenario(there, times, settings))
+            )
+    for lever in found:
+        sides = (lever.half, lever.double)
+        turns += [(advice_text.describe_input(lever, turn), turn) for turn in sides if turn]
+    if "replica-gpus" in open_.assumed and open_.replicas > 1:
+        turns.append(
+            (advice_text.ONE_REPLICA, vary_scenario(replace(open_, replicas=1), 1.0, settings))
+        )
+    told: list[AdviceDoubt] = []
+    rest = 0.0
+    for unknown, turn in turns:
+        if turn.regret_usd < FRAGILE * turn.usd:
+            rest = max(rest, turn.regret_usd / turn.usd) if turn.regret_usd else rest
+            continue
+        told.append(
+            AdviceDoubt(
+                unknown=unknown,
+                strategy=turn.settings.strategy,
+                regret_usd=turn.regret_usd,
+                said=advice_text.describe_doubt(unknown, turn, settings),
+            )
+        )
+    return sorted(told, key=lambda one: -one.regret_usd), rest

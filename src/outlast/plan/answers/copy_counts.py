@@ -1,0 +1,215 @@
+"""Copies of state in memory: losses of the last copy, memory and network use, scaling limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.errors import UsageError
+from outlast.plan.model import formula_domain
+from outlast.plan.model.answer_values import (
+    HIGH,
+    LOW,
+    Answer,
+    How,
+    Quantity,
+    answer,
+    at_rate,
+    quantity_with_band,
+)
+from outlast.plan.model.ladder_costs import (
+    fatal_rate_per_s,
+    kinds_of,
+    matters,
+    node_rate_per_s,
+    spares_of,
+)
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import Prediction, predict
+from outlast.theory import replicas as theory
+from outlast.theory import scale
+
+COPIES_MAX = 4
+VERSIONS = 2  # versions: a new one arrives before the old one goes
+HALF = 0.5
+GROWS = "state as the root of GPUs, Chinchilla"
+
+
+class CopiesRow(msgspec.Struct, frozen=True, kw_only=True):
+    """With so many nodes that hold each part, the rank's own among them. `lost_every_s`: between
+    losses of the last copy of a part; `losses` of a run, with the 90 % band that the failure rate
+    gives them. `epoch_losses`: as Epoch AI's formula has it. `goodput`: of peer-memory; with one
+    copy, of checkpoint-restart."""
+
+    copies: int
+    lost_every_s: float
+    losses: float
+    losses_low: float | None
+    losses_high: float | None
+    epoch_losses: float
+    memory_per_gpu_bytes: float
+    network_per_gpu_bytes_per_s: float
+    goodput: float
+
+
+class Replicas(Answer, frozen=True, kw_only=True):
+    """`rows` by number of copies."""
+
+    rows: list[CopiesRow]
+
+
+def memory_copies(scenario: Scenario) -> Replicas:
+    """For 1 to 4 copies, as far as there are nodes; and where checkpoints in storage and in memory
+    leave half of the time."""
+    scenario = replace(scenario, spares=spares_of(scenario, "peer-memory"))  # at any rate
+    most = min(COPIES_MAX, scenario.nodes)
+    rows = [_row(scenario, copies) for copies in range(1, most + 1)]
+    found = [
+        Quantity(
+            name="a part lacks a copy for", value=exposed_s(scenario), unit="s", how="given",
+            source="detect + restore + window",
+        ),
+        Quantity(
+            name="state a GPU", value=scenario.state_bytes / scenario.gpus, unit="bytes",
+            how="given", source="without copies",
+        ),
+        quantity_with_band(
+            "failures beyond any copy", "times", _how, "fatal ones, of a run", scenario,
+            lambda one: _of_a_run(one, fatal_rate_per_s(one), scenario.copies),
+        ),
+        quantity_with_band(
+            f"losses of all of {scenario.copies}", "times", _how_losses,
+            "docs/theory.md, of a run", scenario, lambda one: losses(one, scenario.copies),
+        ),
+        *(limits := _limits(scenario)),
+    ]  # fmt: skip
+    warnings = _warnings(scenario, rows)
+    if any(math.isinf(one.value) for one in limits):
+        warnings.append(
+            "where neither saves nor what is counted of restarts takes time, no number of GPUs is"
+            " too large: its limit is infinite"
+        )
+    about = matters("peer-memory") | {"state", "step"}
+    base = answer("How many copies in memory?", scenario, found, warnings, about)
+    return Replicas(
+        question=base.question, failures=base.failures, quantities=base.quantities,
+        assumed=base.assumed, warnings=base.warnings, rows=rows,
+    )  # fmt: skip
+
+
+def exposed_s(scenario: Scenario) -> float:
+    """From a node's failure until what it held is held by as many nodes again."""
+    return scenario.detect_s + scenario.restore_s + scenario.window_s
+
+
+def losses(scenario: Scenario, copies: int) -> float:
+    """How often a run loses the last copy of a part, on the average."""
+    return _of_a_run(scenario, loss_rate_per_s(scenario, copies), copies)
+
+
+def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
+    """None in a run, were it endless, of what never comes."""
+    return rate_per_s * _predicted(scenario, copies).wall_s if rate_per_s else 0.0
+
+
+def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
+    """What so many copies take, two versions of each."""
+    return theory.memory_per_gpu_bytes(scenario.state_bytes, scenario.gpus, copies, held=VERSIONS)
+
+
+def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
+    """How often the last copy of some part is lost."""
+    return theory.loss_rate_per_s(
+        scenario.nodes, copies, node_rate_per_s(scenario), exposed_s(scenario)
+    )
+
+
+def _predicted(scenario: Scenario, copies: int) -> Prediction:
+    strategy = "peer-memory" if copies > 1 else "checkpoint-restart"
+    return predict(replace(scenario, copies=copies), strategy)
+
+
+def _how(scenario: Scenario) -> How:
+    """Return how the length of the run is known, and with it what happens in it."""
+    return _predicted(scenario, scenario.copies).how
+
+
+def _how_losses(scenario: Scenario) -> How:
+    found = formula_domain.of_losses(scenario, exposed_s(scenario))
+    return found if found != "exact" else _how(scenario)
+
+
+def _row(scenario: Scenario, copies: int) -> CopiesRow:
+    low = high = None
+    if scenario.failures.weight_failures != EXACT:
+        low, high = (losses(at_rate(scenario, end), copies) for end in (LOW, HIGH))
+    rate, at = loss_rate_per_s(scenario, copies), _predicted(scenario, copies)
+    state, gpus = scenario.state_bytes, scenario.gpus
+    network = 0.0
+    if at.memory_interval_s is not None:
+        network = theory.network_per_gpu_bytes_per_s(state, gpus, copies - 1, at.memory_interval_s)
+    return CopiesRow(
+        copies=copies,
+        lost_every_s=1 / rate if rate else math.inf,
+        losses=losses(scenario, copies),
+        losses_low=low,
+        losses_high=high,
+        epoch_losses=theory.epoch_losses(
+            scenario.work_s, scenario.step_s, gpus, copies,
+            scenario.failures.per_gpu_s * scenario.gpus_per_node,
+        ),
+        memory_per_gpu_bytes=memory_per_gpu_bytes(scenario, copies),
+        network_per_gpu_bytes_per_s=network,
+        goodput=at.outcome.goodput,
+    )  # fmt: skip
+
+
+def _limits(scenario: Scenario) -> list[Quantity]:
+    """The GPUs at which each kind of checkpoint leaves half of the time, were the model as large as
+    they train best in the same time."""
+
+    def stored(gpus: float) -> float:
+        return scenario.cost_s * math.sqrt(gpus / scenario.gpus)
+
+    def sent(gpus: float) -> float:
+        return scenario.memory_cost_s * math.sqrt(scenario.gpus / gpus)
+
+    asked: tuple[tuple[str, Callable[[float], float], float], ...] = (
+        ("storage", stored, scenario.detect_s + scenario.restart_s),
+        ("memory", sent, scenario.detect_s + scenario.restore_s),
+    )
+    found: list[Quantity] = []
+    for kind, cost_s, back_s in asked:
+        for name, restart_s in (("", back_s), (", R not counted", 0.0)):
+            found.append(
+                quantity_with_band(
+                    f"half goodput, {kind}{name}", "GPUs", "first order", GROWS, scenario,
+                    lambda one, cost_s=cost_s, restart_s=restart_s: _half(one, cost_s, restart_s),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float) -> float:
+    try:
+        return scale.gpus_at(HALF, 1 / scenario.failures.per_gpu_s, cost_s, restart_s=restart_s)
+    except UsageError:  # not even one
+        return 0.0
+
+
+def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
+    racks = any(one.name == "rack" and one.rate_per_s for one in kinds_of(scenario))
+    said = {
+        "there is one node: no other holds a copy": scenario.nodes == 1,
+        "no two copies of a part are taken to lie in one rack": racks,
+        "no end with some numbers of copies: failures come faster than the run gets on": any(
+            math.isinf(one.losses) for one in rows
+        ),
+        "nodes are taken not to age": scenario.shape != 1,
+        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
+    }
+    return [text for text, here in said.items() if here]

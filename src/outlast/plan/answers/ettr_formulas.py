@@ -1,0 +1,222 @@
+"""ETTR of checkpoint-restart by every published formula, and what reaches a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.errors import UsageError
+from outlast.plan.model import formula_domain
+from outlast.plan.model.answer_values import Answer, How, Quantity, answer, quantity_with_band
+from outlast.plan.model.ladder_costs import matters, mtbf_s
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import (
+    at_other_rate,
+    how_at_other_rate,
+    predict,
+    tuned_job,
+)
+from outlast.theory import ettr as theory
+from outlast.theory.special_functions import find_minimum, find_root
+
+KOKOLIS = "Kokolis et al. 2025"
+RENEWAL = "renewals, docs/theory.md"
+
+
+def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) -> Answer:
+    """u0 is detection and restart from storage; `queue_s` what the job waits after each failure
+    before it starts. With a `target`: what gives it, each alone. Raises UsageError for a target
+    that is none."""
+    if target is not None and not 0 < target < 1:
+        raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
+    at_s = interval_s(scenario)
+    found = [
+        quantity_with_band(
+            "between failures of the job",
+            "s",
+            formula_domain.of_rate,
+            "rates add up",
+            scenario,
+            mtbf_s,
+        ),
+        Quantity(
+            name="interval, tau",
+            value=at_s,
+            unit="s",
+            how="given" if scenario.interval_s else predict(scenario, "checkpoint-restart").how,
+            source="" if scenario.interval_s else "the best; `outlast plan interval`",
+        ),
+        Quantity(
+            name="start, u0",
+            value=init_s(scenario),
+            unit="s",
+            how="given",
+            source="detect + restart",
+        ),
+        *_by_formula(scenario, at_s, queue_s),
+    ]
+    warnings = _regime(scenario, at_s) + predict(scenario, "checkpoint-restart").warnings
+    if target is not None:
+        gives, cannot = _giving(scenario, at_s, queue_s, target)
+        found += gives
+        warnings += cannot
+    about = matters("checkpoint-restart")
+    return answer("Which share of time is training (ETTR)?", scenario, found, warnings, about)
+
+
+def init_s(scenario: Scenario) -> float:
+    """u0: from a failure until work goes on."""
+    return scenario.detect_s + scenario.restart_s
+
+
+def interval_s(scenario: Scenario) -> float:
+    """The given interval, or the best."""
+    return scenario.interval_s or predict(scenario, "checkpoint-restart").interval_s
+
+
+def exact(scenario: Scenario, at_s: float, queue_s: float) -> float:
+    """In the long run, saves charged; at this scenario's failure rate."""
+    return theory.exact(
+        at_s, mtbf_s(scenario), init_s=init_s(scenario), queue_s=queue_s, cost_s=scenario.cost_s
+    )
+
+
+def how(scenario: Scenario) -> How:
+    """Return how `exact` is known: it is of a long run whose saves are there at once, and which
+    never lacks a node."""
+    bare = replace(scenario, flush_s=0.0, drag=0.0, spares=None)
+    return predict(bare, "checkpoint-restart").how
+
+
+def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantity]:
+    start_s, work_s = init_s(scenario), scenario.work_s
+    scenario = replace(scenario, interval_s=at_s)
+    job = tuned_job(scenario, "checkpoint-restart")
+    share = partial(quantity_with_band, unit="share", scenario=scenario)
+    flushed = partial(how_at_other_rate, strategy="checkpoint-restart", job=job)
+
+    def free(one: Scenario) -> float:
+        return theory.exact(at_s, mtbf_s(one), init_s=start_s, queue_s=queue_s)
+
+    def one_and_seven(one: Scenario) -> float:
+        return theory.equation_1(
+            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+        )
+
+    def two(one: Scenario) -> float:
+        return theory.equation_2(at_s, mtbf_s(one), init_s=start_s)
+
+    def six(one: Scenario) -> float:
+        return theory.equation_6(
+            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+        )
+
+    def failures(one: Scenario) -> float:
+        return theory.equation_4(at_s, mtbf_s(one), productive_s=work_s, init_s=start_s)
+
+    return [
+        share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
+        share(
+            "goodput",
+            how=flushed,
+            source=f"with flushes and waits for nodes{', without --queue' if queue_s else ''}",
+            function=lambda one: at_other_rate(one, "checkpoint-restart", job).goodput,
+        ),
+        share("ETTR with free saves", how=how, source="C = 0", function=free),
+        share("equations 1 and 7", how="first order", source=KOKOLIS, function=one_and_seven),
+        share("equations 2 and 8", how="first order", source="q = 0, long runs", function=two),
+        share("equations 4 to 6", how="first order", source="at least this", function=six),
+        quantity_with_band(
+            "failures of the run", "times", "first order", "equation 4", scenario, failures
+        ),
+    ]
+
+
+def _regime(scenario: Scenario, at_s: float) -> list[str]:
+    start_s, every_s = init_s(scenario), mtbf_s(scenario)
+    if theory.in_regime(at_s, every_s, init_s=start_s):
+        return []
+    lost = (start_s + at_s / 2) / every_s
+    endless = ", and equation 4 counts failures without end" if lost >= 1 else ""
+    return [
+        f"L (u0 + tau/2) is {lost:.2g}, above 0.3: equations 1 to 8 do not hold here{endless};"
+        " ETTR does"
+    ]
+
+
+def _giving(
+    scenario: Scenario, at_s: float, queue_s: float, target: float
+) -> tuple[list[Quantity], list[str]]:
+    """What has to be so for `target`, one thing at a time; and what cannot do it alone."""
+    start_s, cost_s = init_s(scenario), scenario.cost_s
+    source = f"for {target:g}"
+    found: list[Quantity] = []
+    cannot: list[str] = []
+
+    def ask(name: str, function: Callable[[Scenario], float], source: str = source) -> None:
+        try:
+            function(scenario)
+        except UsageError as error:
+            cannot.append(f"no {name.removesuffix(' at most')} alone gives {target:g}: {error}")
+        else:
+            known = partial(_or_0, function)
+            found.append(quantity_with_band(name, "s", how, source, scenario, known))
+            if "interval" in name and found[-1].value < scenario.flush_s:
+                cannot.append(
+                    f"{name} {span(found[-1].value)}: a flush takes {span(scenario.flush_s)}, and"
+                    " a save begins when the last is there"
+                )
+
+    def interval(one: Scenario) -> float:
+        return theory.interval_for(
+            target, mtbf_s(one), init_s=start_s, queue_s=queue_s, cost_s=cost_s
+        )
+
+    def start(one: Scenario) -> float:
+        return theory.init_for(target, at_s, mtbf_s(one), queue_s=queue_s, cost_s=cost_s)
+
+    ask("interval at most", interval)
+    ask("start at most", start)
+    ask("interval and start at most", partial(_both, target, queue_s), f"{source}, each of them")
+    try:
+        every_s = theory.mtbf_for(target, at_s, init_s=start_s, queue_s=queue_s, cost_s=cost_s)
+    except UsageError as error:
+        cannot.append(f"no failure rate alone gives {target:g}: {error}")
+    else:
+        times = quantity_with_band(
+            "failure rate at most", "times", how, "of today's", scenario,
+            lambda one: mtbf_s(one) / every_s,
+        )  # fmt: skip
+        least_s = Quantity(
+            name="between failures at least",
+            value=every_s,
+            unit="s",
+            how=how(scenario),
+            source=source,
+        )
+        found += [least_s, times]
+    return found, cannot
+
+
+def _or_0(function: Callable[[Scenario], float], scenario: Scenario) -> float:
+    """At a rate at which nothing gives the target, nothing is short enough."""
+    try:
+        return function(scenario)
+    except UsageError:
+        return 0.0
+
+
+def _both(target: float, queue_s: float, scenario: Scenario) -> float:
+    """The longest time that interval and start may both take. Raises UsageError."""
+    every_s = mtbf_s(scenario)
+
+    def at(both_s: float) -> float:
+        return theory.exact(both_s, every_s, init_s=both_s, queue_s=queue_s, cost_s=scenario.cost_s)
+
+    best_s = find_minimum(lambda both_s: -at(both_s), 1e-9 * every_s, every_s)
+    if at(best_s) < target:
+        raise UsageError(f"the best is {at(best_s):.6g}, {best_s:.4g} s each")
+    return find_root(lambda both_s: at(both_s) - target, best_s, 10 * every_s)

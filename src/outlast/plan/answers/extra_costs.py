@@ -1,0 +1,210 @@
+"""Costs besides failures: silent errors, stragglers, planned stops, preemption, storage.
+
+Each multiplies with the price that was advised, first order in how they meet failures.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from outlast.errors import UsageError
+from outlast.plan.model.answer_values import How, format_quantity
+from outlast.plan.model.ladder_costs import mtbf_s, rungs
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import Prediction
+from outlast.theory import dollars, levels, other_losses
+
+
+class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, shares and dollars; None: not asked. `silent_mtbf_s`, `preempted_every_s`: of the
+    whole job. `straggler_share`: of GPUs that are slow in a step, `straggler_factor` times as long.
+    `local_survives`: share of failures that a save on local drives survives."""
+
+    silent_mtbf_s: float | None = None
+    verify_s: float = 0.0
+    straggler_share: float | None = None
+    straggler_factor: float = 2.0
+    maintenance_every_s: float | None = None
+    maintenance_s: float = 3600.0
+    preempted_every_s: float | None = None
+    notice_s: float = 0.0
+    queue_s: float = 0.0
+    usd_per_spot_hour: float | None = None
+    usd_per_gb_month: float | None = None
+    kept: int = 3
+    usd_per_gb_moved: float = 0.0
+    local_cost_s: float | None = None
+    local_restore_s: float = 60.0
+    local_survives: float = 0.5
+
+
+class ExtraCost(msgspec.Struct, frozen=True, kw_only=True):
+    """`usd`: beyond the advised price; negative where it is saved."""
+
+    what: str
+    usd: float
+    said: str
+    how: How = "first order"
+
+
+def extra_costs(scenario: Scenario, taken: Prediction, asked: ExtraInputs) -> list[ExtraCost]:
+    """Return what was asked for, for the advised strategy at its intervals; nothing where no run
+    ends. Raises UsageError naming what cannot be."""
+    if math.isinf(taken.usd):
+        return []
+    found: list[ExtraCost] = []
+    if asked.silent_mtbf_s is not None:
+        found.append(_silent(scenario, taken, asked.silent_mtbf_s, asked.verify_s))
+    if asked.straggler_share is not None:
+        found.append(_stragglers(scenario, taken, asked.straggler_share, asked.straggler_factor))
+    if asked.maintenance_every_s is not None:
+        found.append(_maintenance(scenario, taken, asked.maintenance_every_s, asked.maintenance_s))
+    if asked.preempted_every_s is not None:
+        found.append(_preemption(scenario, taken, asked, asked.preempted_every_s))
+    elif asked.usd_per_spot_hour is not None:
+        raise UsageError("--spot-hour needs --preempted-every: how often is the job preempted?")
+    if asked.usd_per_gb_month is not None:
+        found.append(_storage(scenario, taken, asked, asked.usd_per_gb_month))
+    if asked.local_cost_s is not None:
+        found.append(_levels(scenario, taken, asked, asked.local_cost_s))
+    return found
+
+
+def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: float) -> ExtraCost:
+    """Other failures are those that go back to storage: what live ranks and memory mend costs the
+    same with silent errors."""
+    falls = taken.outcome.falls_back
+    fails_s = mtbf_s(scenario) / falls if falls else math.inf
+    how = {"mtbf_s": fails_s, "restart_s": scenario.detect_s + scenario.restart_s}
+    best_s = float(other_losses.best_verified_interval(verify_s, scenario.cost_s, every_s, **how))
+    best_s = min(max(best_s, scenario.step_s, scenario.flush_s), scenario.work_s)
+    verified = (
+        other_losses.verified_segment_s(best_s, verify_s, scenario.cost_s, every_s, **how) / best_s
+    )
+    plain_s = other_losses.verified_segment_s(
+        taken.interval_s, 0.0, scenario.cost_s, math.inf, **how
+    )
+    usd = taken.usd * max(0.0, float(verified / (plain_s / taken.interval_s) - 1))
+    return ExtraCost(
+        what="silent errors",
+        usd=usd,
+        said=f"One every {format_quantity(every_s, 's')}, which nothing reports: verify"
+        f" ({format_quantity(verify_s, 's')}) before each durable save, after"
+        f" {format_quantity(best_s, 's')} of work;"
+        " a save that was not verified may hold the error.",
+    )
+
+
+def _stragglers(scenario: Scenario, taken: Prediction, share: float, factor: float) -> ExtraCost:
+    slower = float(other_losses.step_slowdown(share, scenario.gpus, factor))
+    some = float(other_losses.any_slow(share, scenario.gpus))
+    return ExtraCost(
+        what="stragglers",
+        usd=taken.usd * (slower - 1),
+        said=f"{format_quantity(some, 'share')} of steps have a slow GPU among"
+        f" {scenario.gpus:,}, and all"
+        f" wait for it: steps are {format_quantity(slower - 1, 'share')} longer.",
+    )
+
+
+def _maintenance(
+    scenario: Scenario, taken: Prediction, every_s: float, length_s: float
+) -> ExtraCost:  # fmt: skip
+    share = other_losses.maintenance_share(
+        every_s, length_s, save_s=scenario.cost_s + scenario.flush_s,
+        restart_s=scenario.restart_s, mtbf_s=mtbf_s(scenario),
+    )  # fmt: skip
+    return ExtraCost(
+        what="planned stops",
+        usd=taken.usd * share / (1 - share) if share < 1 else math.inf,
+        said=f"Every {format_quantity(every_s, 's')} for {format_quantity(length_s, 's')}, with"
+        " a save before and a"
+        f" start after: {format_quantity(share, 'share')} of the time.",
+    )
+
+
+def _preemption(
+    scenario: Scenario, taken: Prediction, asked: ExtraInputs, every_s: float
+) -> ExtraCost:  # fmt: skip
+    save_s = scenario.cost_s + scenario.flush_s
+    cost_s = other_losses.preemption_s(
+        asked.notice_s, save_s, taken.interval_s, restart_s=scenario.restart_s,
+        queue_s=asked.queue_s,
+    )  # fmt: skip
+    share = min(1.0, cost_s / (every_s + cost_s))
+    longer = 1 / (1 - share) if share < 1 else math.inf
+    in_time = "is enough for" if asked.notice_s >= save_s else "is too short for"
+    said = (
+        f"One every {format_quantity(every_s, 's')} costs {format_quantity(cost_s, 's')}; a"
+        " notice of"
+        f" {format_quantity(asked.notice_s, 's')} {in_time} a save of"
+        f" {format_quantity(save_s, 's')}."
+    )
+    if asked.usd_per_spot_hour is None:
+        return ExtraCost(what="preemption", usd=taken.usd * (longer - 1), said=said)
+    spot_usd = taken.usd * asked.usd_per_spot_hour / scenario.usd_per_gpu_hour * longer
+    cheaper = "cheaper" if spot_usd < taken.usd else "dearer"
+    even = scenario.usd_per_gpu_hour / longer
+    said += (
+        f" At the spot price the run costs {format_quantity(spot_usd, 'USD')}, {cheaper} than"
+        " reserved GPUs;"
+        f" it is worth it below {format_quantity(even, 'USD')} a GPU-hour."
+    )
+    return ExtraCost(what="spot prices", usd=spot_usd - taken.usd, said=said)
+
+
+def _storage(
+    scenario: Scenario, taken: Prediction, asked: ExtraInputs, usd_per_gb_month: float
+) -> ExtraCost:
+    stored = scenario.state_bytes * asked.kept
+    saves = taken.wall_s / taken.interval_s
+    moved = saves * scenario.state_bytes
+    whole = dollars.cost_usd(
+        1, taken.wall_s, 0.0, stored_bytes=stored, usd_per_gb_month=usd_per_gb_month,
+        moved_bytes=moved, usd_per_gb_moved=asked.usd_per_gb_moved,
+    )  # fmt: skip
+    return ExtraCost(
+        what="storage",
+        usd=whole,
+        said=f"{asked.kept} checkpoints of {format_quantity(scenario.state_bytes, 'bytes')} are"
+        " kept; some"
+        f" {format_quantity(saves, '')} saves move {format_quantity(moved, 'bytes')}.",
+    )
+
+
+def _levels(
+    scenario: Scenario, taken: Prediction, asked: ExtraInputs, local_cost_s: float
+) -> ExtraCost:
+    """With local drives between memory and storage."""
+    every_s = mtbf_s(scenario)
+    ladder = rungs(scenario, "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
+                   memory=scenario.copies > 1)  # fmt: skip
+    in_memory = math.fsum(one.share for one in ladder if one.loses == "snapshot")
+    memory = levels.Level(
+        name="memory", cost_s=scenario.memory_cost_s, flush_s=0.0, restore_s=scenario.restore_s,
+        survives=in_memory,
+    )  # fmt: skip
+    local = levels.Level(
+        name="local drives", cost_s=local_cost_s, flush_s=0.0, restore_s=asked.local_restore_s,
+        survives=max(in_memory, asked.local_survives),
+    )  # fmt: skip
+    storage = levels.Level(
+        name="storage", cost_s=scenario.cost_s, flush_s=scenario.flush_s,
+        restore_s=scenario.restart_s, survives=1.0, drag=scenario.drag,
+    )  # fmt: skip
+    above = [memory] if in_memory else []
+    without = levels.pattern([*above, storage], every_s, down_s=scenario.detect_s)
+    found = levels.pattern([*above, local, storage], every_s, down_s=scenario.detect_s)
+    chosen = ", ".join(
+        f"{one.level.name} every {format_quantity(one.interval_s, 's')}" for one in found.chosen
+    )
+    saves = min(0.0, found.waste - without.waste)
+    return ExtraCost(
+        what="levels of saves",
+        usd=taken.usd * saves,
+        said=f"Where a whole job begins again, best are {chosen}:"
+        f" {format_quantity(found.waste, 'share')} of"
+        f" the time, {format_quantity(without.waste, 'share')} without local drives.",
+    )

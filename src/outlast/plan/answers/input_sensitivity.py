@@ -1,0 +1,377 @@
+"""Price of the best settings, and its sensitivity to each input halved and doubled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.errors import UsageError
+from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.model.answer_values import Unit
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters, mtbf_s, sources
+from outlast.plan.model.scenario import NEVER_S, Scenario
+from outlast.plan.model.strategy_prediction import (
+    GOODPUT_MIN,
+    Prediction,
+    cost_usd,
+    predict,
+    reason_impossible,
+)
+from outlast.theory import dollars, intervals
+from outlast.theory.strategies import RecoveryOutcome
+
+if TYPE_CHECKING:
+    from outlast.plan.simulate.ensembles import Cause
+
+FIRST, MANY = 20_000, 150_000  # failures that a first look simulates, and one that must be right
+FAR = 1.3  # times another price: so far from it a first look is enough
+RUNS_MAX = 64
+CACHED_PRICES = 4096
+
+
+class _SimulatedPrice(NamedTuple):
+    """What runs came to: mean wall time, infinite where one does not end; a second of it, failures
+    and falls back to storage; and the share of each of `ensemble.CAUSES`."""
+
+    wall_s: float
+    failures_per_s: float
+    falls_per_s: float
+    shares: dict[Cause, float]
+
+    @property
+    def between_falls_s(self) -> float:
+        """Of a job at full speed that should save as often: a slower one falls more often in the
+        same work, and takes longer to redo it. Recoveries and waits add nothing that is lost."""
+        running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
+        speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
+        return speed**2 * running / self.falls_per_s
+
+
+def price_strategy(
+    scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.inf
+) -> Prediction:
+    """As `predict`, but simulated where a formula is outside its regime and Numba is there: at the
+    interval that suits the falls back to storage that were met, with an error of some per cent. A
+    price far above `beside_usd` is known less well.
+
+    The same scenario has the same price, and all of them meet the same failures: what a change of
+    the scenario does not touch is not changed by chance. Raises UsageError naming what cannot be.
+    """
+    said = predict(scenario, strategy)
+    if said.outcome.in_regime or _is_hopeless(scenario, strategy) or find_spec("numba") is None:
+        return said
+    met = _simulated_price(scenario, strategy, FIRST)
+    if math.isinf(met.wall_s) or _usd(scenario, said, met) > FAR * beside_usd:
+        return _simulated(scenario, said, met)
+    open_ = scenario.interval_s is None and said.memory_interval_s is None
+    if open_ and met.falls_per_s and math.isfinite(met.wall_s):
+        best_s = _interval_s(scenario, met.between_falls_s)
+        scenario = replace(scenario, interval_s=best_s)
+        said = replace(said, interval_s=best_s)
+    return _simulated(scenario, said, _simulated_price(scenario, strategy, MANY))
+
+
+def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
+    """Return whether no run ends, whatever is saved: the job works for M on the average, and then
+    even its shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M).
+    Replicas that are dropped fail no more, and are no such case."""
+    if strategy == "drop":
+        return False
+    shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))
+    return math.exp(-(scenario.detect_s + shortest_s) / mtbf_s(scenario)) < GOODPUT_MIN
+
+
+@lru_cache(CACHED_PRICES)
+def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _SimulatedPrice:
+    # Only where it is needed: Numba and the compiled kernel take a second to load.
+    from outlast.plan.simulate.ensembles import CAUSES, ENSEMBLE_FAILURES_MAX, of_rows
+    from outlast.plan.simulate.replications import ReplicationPart, run_part
+    from outlast.plan.simulate.scenario_job import job_of
+
+    job = job_of(scenario, strategy)._replace(failures_max=ENSEMBLE_FAILURES_MAX)
+    first = run_part(ReplicationPart(job, 0, 0, 1))
+    runs = math.ceil(failures / max(1.0, float(first["failures"][0])))
+    rows = run_part(ReplicationPart(job, 0, 0, min(RUNS_MAX, runs)))
+    found = of_rows(job, rows)
+    wall_s = float(found.wall_s.mean())
+    elapsed_s = found.spent_s.sum(axis=0)
+    # What was simulated of a run stands for the whole of it.
+    whole = found.wall_s / elapsed_s if math.isfinite(wall_s) else 1.0
+    spent_s = (found.spent_s * whole).sum(axis=1)
+    falls = float(rows["from_storage"].sum() / elapsed_s.sum())
+    shares = dict(zip(CAUSES, (spent_s / spent_s.sum()).tolist(), strict=True))
+    often = float((rows["failures"] / elapsed_s).mean())
+    return _SimulatedPrice(wall_s, often, falls, shares)
+
+
+def _interval_s(scenario: Scenario, between_falls_s: float) -> float:
+    best_s = intervals.optimum_async(
+        scenario.cost_s, scenario.flush_s, between_falls_s, drag=scenario.drag
+    )
+    return min(max(best_s, scenario.flush_s, scenario.step_s), scenario.work_s)
+
+
+def _usd(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> float:
+    return cost_usd(scenario, met.wall_s, said.spares)
+
+
+def _simulated(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> Prediction:
+    of = met.shares
+    outcome = RecoveryOutcome(
+        goodput=of["work"], save=of["save"], redo=of["redo"], detect=of["detect"],
+        recover=of["restart"], wait=of["wait"], degraded=of["slow"], recover_by_rung={},
+        falls_back=met.falls_per_s / met.failures_per_s if met.failures_per_s else 0.0,
+        failures_per_s=met.failures_per_s, exact=False, in_regime=True,
+    )  # fmt: skip
+    ends = outcome.goodput >= GOODPUT_MIN
+    return replace(
+        said, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
+        usd=_usd(scenario, said, met) if ends else math.inf, how="simulated", warnings=[],
+    )  # fmt: skip
+
+
+TIE = 1e-3  # of the price: closer than that, the simpler strategy is taken
+ROUGH = 1.25  # what first order adds outside its regime, where nothing is there to simulate it
+TIMES = (0.5, 2.0)
+CLOSE = 1e-9
+
+
+Side = Literal["half", "double"]
+
+
+class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be set without buying anything but spares. Not `strategy`, the other fields are
+    those of a scenario."""
+
+    strategy: Strategy
+    interval_s: float
+    memory_interval_s: float | None
+    copies: int
+    spares: int
+
+
+class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
+    """An input with another value. `usd`, `goodput`: with the best settings there. `regret_usd`:
+    how much more it is with the settings that are best where nothing is turned; infinity where
+    those cannot be."""
+
+    value: float
+    usd: float
+    goodput: float
+    settings: TunedSettings
+    regret_usd: float
+
+
+class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """An input that is not free to set. `here_usd`: the price as
+    it is. `half` and `double`: None where it cannot be so. `given`:
+    it was said, not assumed. `buy`: which of the two is worth money, and saves `saves_usd`."""
+
+    key: str
+    said: str
+    value: float
+    unit: Unit
+    given: bool
+    here_usd: float
+    half: InputVariation | None
+    double: InputVariation | None
+    buy: Side | None = None
+    saves_usd: float = 0.0
+    adds_goodput: float = 0.0
+
+    @property
+    def swing_usd(self) -> float:
+        """From the least to the most that the run costs, as it is turned."""
+        found = [one.usd for one in (self.half, self.double) if one]
+        if math.inf in found:
+            return math.inf if min(found) < math.inf or not math.isinf(self.here_usd) else 0.0
+        return max(found) - min(found) if len(found) > 1 else self.saves_usd
+
+
+class _Input(NamedTuple):
+    said: str
+    unit: Unit
+    get: Callable[[Scenario], float]
+    put: Callable[[Scenario, float], Scenario]
+    helps: Side = "half"
+
+
+def _seconds(name: str, said: str, helps: Side = "half") -> _Input:
+    return _Input(
+        said, "s", lambda scenario: getattr(scenario, name),
+        lambda scenario, value: replace(scenario, **{name: value}), helps,
+    )  # fmt: skip
+
+
+def _mtbf(scenario: Scenario, value: float) -> Scenario:
+    return replace(scenario, failures=replace(scenario.failures, per_gpu_s=1 / value))
+
+
+def _replica_gpus(scenario: Scenario, value: float) -> Scenario:
+    replicas = scenario.gpus / value
+    if replicas < 1 or replicas != int(replicas) or scenario.nodes % int(replicas):
+        raise UsageError("replicas of so many GPUs do not fill the nodes")
+    return replace(scenario, replicas=int(replicas))
+
+
+# In the order in which they are told where they save as much.
+_INPUTS: dict[str, _Input] = {
+    "failures": _Input(
+        "time between failures of a GPU", "s", lambda one: 1 / one.failures.per_gpu_s, _mtbf,
+        "double",
+    ),
+    "fatal": _Input(
+        "share of failures after which only storage is left", "share", lambda one: one.fatal,
+        lambda one, value: replace(one, fatal=min(value, 1 - one.transient)),
+    ),
+    "rack-mtbf": _seconds("rack_mtbf_s", "time between failures of a rack", "double"),
+    "repair": _seconds("repair_s", "repair of a node"),
+    "detect": _seconds("detect_s", "detection of a failure"),
+    "pause": _seconds("pause_s", "pause for live replicas"),
+    "restore": _seconds("restore_s", "restore from memory"),
+    "restart": _seconds("restart_s", "restart from storage"),
+    "cost": _seconds("cost_s", "blocking part of a durable save"),
+    "flush": _seconds("flush_s", "flush of a durable save"),
+    "drag": _Input(
+        "share by which steps are slower while a save is flushed", "share", lambda one: one.drag,
+        lambda one, value: replace(one, drag=min(value, 1.0)),
+    ),
+    "memory-cost": _seconds("memory_cost_s", "blocking part of a version in memory"),
+    "window": _seconds("window_s", "time until all copies are there again"),
+    "replica-gpus": _Input(
+        "number of GPUs of a replica", "GPUs", lambda one: one.gpus / one.replicas, _replica_gpus
+    ),
+}  # fmt: skip
+
+
+class BestSettings(NamedTuple):
+    """The strategies that can be, each at its best, and which of them to take."""
+
+    scenario: Scenario
+    found: list[Prediction]
+    taken: Prediction
+
+
+def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = False) -> BestSettings:
+    """Of what is open in `scenario`, spares included, the best; the simplest strategy within 0.1 %
+    of the cheapest. What a formula does not hold for is simulated, and counts a quarter more where
+    Numba is not there. Where none ends, the one with most goodput. Without `every`, what cannot be
+    the best at any interval is left out. `stocked`: the spares of `scenario` are what would be
+    bought, which are none for replicas that are dropped."""
+    if scenario.spares is None:
+        scenario, stocked = replace(scenario, spares=cheapest_spares(scenario).best), True
+    found: list[Prediction] = []
+    for one in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
+        least = min((_at_most_usd(other) for other in found), default=math.inf)
+        if reason_impossible(scenario, one) or not (
+            every or _least_usd(scenario, one) <= least * (1 + TIE)
+        ):
+            continue
+        here = replace(scenario, spares=0) if stocked and one == "drop" else scenario
+        found.append(price_strategy(here, one, beside_usd=math.inf if every else least))
+    least = min(_at_most_usd(one) for one in found)
+    if math.isinf(least):
+        return BestSettings(scenario, found, max(found, key=lambda one: one.outcome.goodput))
+    tied = [one for one in found if _at_most_usd(one) <= least * (1 + TIE)]
+    return BestSettings(scenario, found, min(tied, key=lambda one: STRATEGIES.index(one.strategy)))
+
+
+def _at_most_usd(of: Prediction) -> float:
+    return of.usd if of.outcome.in_regime else of.usd * ROUGH
+
+
+def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
+    """What a strategy costs at the least: where saves block nothing and nothing is done again."""
+    if strategy != "peer-memory":
+        return 0.0
+    any_s = max(1.0, scenario.flush_s)
+    shown = predict(replace(scenario, interval_s=any_s, memory_interval_s=any_s), strategy)
+    awake = 1 - shown.outcome.detect - shown.outcome.recover - shown.outcome.wait
+    if awake <= 0:
+        return math.inf
+    return dollars.cost_usd(
+        scenario.gpus, dollars.wall_s(scenario.work_s, min(1.0, awake)), scenario.usd_per_gpu_hour,
+        spare_gpus=shown.spares * scenario.gpus_per_node,
+    )  # fmt: skip
+
+
+def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
+    return TunedSettings(
+        strategy=taken.strategy, interval_s=taken.interval_s,
+        memory_interval_s=taken.memory_interval_s, copies=scenario.copies, spares=taken.spares,
+    )  # fmt: skip
+
+
+def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
+    """The scenario with these settings; intervals give way where they cannot be kept."""
+    interval_s = max(scenario.flush_s, settings.interval_s)
+    return replace(
+        scenario, interval_s=interval_s, memory_interval_s=settings.memory_interval_s,
+        copies=settings.copies, spares=settings.spares,
+    )  # fmt: skip
+
+
+def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) -> float:
+    """How much more `settings` cost here than `least_usd`; infinity where they cannot be, or the
+    run does not end with them alone."""
+    if math.isinf(least_usd):
+        return 0.0
+    if reason_impossible(scenario, settings.strategy):
+        return math.inf
+    usd = price_strategy(with_settings(scenario, settings), settings.strategy).usd
+    return usd - least_usd if usd > least_usd * (1 + CLOSE) else 0.0
+
+
+def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensitivity]:
+    """Those that what becomes of the run depends on, with most dollars between half and double
+    first. `scenario`: with what may be set left open, where `at` is the best."""
+    about = {
+        key for one in STRATEGIES if not reason_impossible(scenario, one) for key in matters(one)
+    }
+    found = [
+        _sensitivity(key, scenario, at)
+        for key, one in _INPUTS.items()
+        if key in about and 0 < one.get(scenario) < NEVER_S
+    ]
+    moving = [one for one in found if one.swing_usd > 0]
+    return sorted(moving, key=lambda one: -one.swing_usd)
+
+
+def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensitivity:
+    one, settings, usd = _INPUTS[key], settings_of(at.scenario, at.taken), at.taken.usd
+    value = one.get(scenario)
+    half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
+    lever = InputSensitivity(
+        key=key, said=one.said, value=value, unit=one.unit, given=key not in scenario.assumed,
+        here_usd=usd, half=half, double=double,
+    )  # fmt: skip
+    turn = half if one.helps == "half" else double
+    if turn is None or not turn.usd < usd:
+        return lever
+    more = turn.goodput - at.taken.outcome.goodput
+    return replace(lever, buy=one.helps, saves_usd=usd - turn.usd, adds_goodput=more)
+
+
+def vary_input(
+    key: str, scenario: Scenario, value: float, settings: TunedSettings
+) -> InputVariation | None:
+    """None where the input cannot have this value."""
+    try:
+        return vary_scenario(_INPUTS[key].put(scenario, value), value, settings)
+    except UsageError:
+        return None
+
+
+def vary_scenario(there: Scenario, value: float, settings: TunedSettings) -> InputVariation:
+    """`there`: the scenario with another value of something, and the best open again."""
+    there, _, taken = best_settings(there, every=False)
+    return InputVariation(
+        value=value, usd=taken.usd, goodput=taken.outcome.goodput,
+        settings=settings_of(there, taken), regret_usd=regret_usd(there, settings, taken.usd),
+    )  # fmt: skip

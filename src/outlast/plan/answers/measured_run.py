@@ -1,0 +1,309 @@
+"""Comparison of a real run with the prediction of one as long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.errors import RunDirError
+from outlast.events import AnyEvent, CheckpointSaved
+from outlast.plan.model.answer_values import HIGH, LOW, YEAR_S, Quantity
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.rates import EXACT, StatedFailures
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import tuned_job
+from outlast.plan.simulate.ensembles import (
+    CAUSES,
+    Cause,
+    EnsembleRuns,
+    affordable,
+    at_factor,
+    band,
+    draws,
+    run_ensemble,
+)
+from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import SimulatedJob
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.run_costs import run_costs
+from outlast.telemetry.run_summary import RunSummary, summarise_events
+from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.time_accounting import TimeAccount, account
+from outlast.telemetry.time_spans import Bucket
+from outlast.theory import failures, special_functions, strategies
+
+Verdict = Literal["within", "more", "less"]
+CLOSE = 1e-9  # of rounding
+RATE = "failures a GPU-year"
+# What the model has a name for; the first start and the last stop are outside of it.
+OF_BUCKET: dict[Bucket, Cause] = {
+    "step": "work",
+    "eval": "work",
+    "script": "work",
+    "checkpoint": "save",
+    "lost": "redo",
+    "recovery": "restart",
+    "start": "restart",
+    "stop": "restart",
+    "down": "wait",
+}
+
+
+class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. `spent_s`: seat-seconds, without the first start and the last stop
+    (`outside_s`); empty where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-
+    seconds in which something could fail. `transient`, `fatal`: shares of failures after which
+    everybody was on a host that went on, and of those that restarted from storage. `course`: of
+    one seat, pairs of seconds since its first step and seconds of work that lasted. `fields`: of a
+    scenario, by key, as the run measured them."""
+
+    summary: RunSummary
+    failures: int
+    transient: float
+    fatal: float
+    exposure_s: float
+    outside_s: float
+    work_s: float
+    spent_s: dict[Cause, float]
+    course: list[tuple[float, float]]
+    fields: dict[str, str]
+
+
+class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. `observed` has a band where it was counted. `at_its_rate`: predicted once more,
+    with the failure rate that the run had: what then still differs is no matter of luck."""
+
+    predicted: Quantity
+    observed: Quantity
+    verdict: Verdict
+    at_its_rate: Quantity | None
+    verdict_at_its_rate: Verdict | None
+
+
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """`believed`: the failure rate that the scenario's and the run's own failures make together."""
+
+    run_dir: str
+    outcome: str
+    strategy: Strategy
+    devices: int
+    steps: int
+    wall_s: float
+    outside_s: float
+    goodput: float | None
+    ettr: float | None
+    incidents: dict[str, int]
+    rows: list[ComparedFigure]
+    believed: Quantity | None
+    notes: list[str]
+
+
+def read_measured_run(run_dir: Path) -> MeasuredRun:
+    """Read a run; it may be done, alive or dead. Raises RunDirError when `run_dir` holds none, and
+    CorruptionError when its times do not add up."""
+    damages: list[SegmentDamage] = []
+    events = read_events(run_dir, damages.append)
+    life = life_of(run_dir, events)
+    summary = summarise_events(events, run_dir, damages, life=life)
+    times = account(events, running=life == "running")
+    if not times.wall_ns:
+        raise RunDirError(f"{run_dir}: no time has passed in this run; nothing can be compared")
+    outside_s = _outside_s(times)
+    spent_s = _spent_s(summary, outside_s) if summary.goodput is not None else {}
+    count = sum(one.count for one in summary.causes.values())
+    fatal = sum(one.rung == "restart" and one.cause in summary.causes for one in summary.incidents)
+    gone = sum(one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents)
+    work_s = spent_s.get("work", 0.0) / summary.world
+    return MeasuredRun(
+        summary=summary,
+        failures=count,
+        transient=(count - fatal - gone) / count if count else 0.0,
+        fatal=fatal / count if count else 0.0,
+        exposure_s=times.capacity_ns / 1e9 - summary.buckets_s["down"],
+        outside_s=outside_s,
+        work_s=work_s,
+        spent_s=spent_s,
+        course=_course(times) if spent_s else [],
+        fields=_fields(events, summary, work_s) if work_s else {},
+    )
+
+
+def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunComparison:
+    """What is predicted of a run that does as much work, beside what this one came to. Raises
+    UsageError naming the field that cannot be."""
+    summary = of.summary
+    strategy: Strategy = "checkpoint-restart" if summary.restart_only else "outlast"
+    rows = [_rate(scenario, of)]
+    if of.work_s:
+        job = job_of(scenario, strategy)._replace(work_s=of.work_s)
+        tuned = tuned_job(scenario, strategy)
+        runs = _runs(scenario, strategy, tuned, job, seed)
+        again = None
+        if of.failures:
+            own = _at_its_rate(scenario, of)
+            factor = own.failures.per_gpu_s / scenario.failures.per_gpu_s
+            again = _runs(own, strategy, tuned, at_factor(job, factor), seed)
+        rows += _shares(of, runs, again)
+    return RunComparison(
+        run_dir=summary.run_dir, outcome=summary.outcome, strategy=strategy,
+        devices=summary.world, steps=summary.steps or 0, wall_s=summary.wall_s,
+        outside_s=of.outside_s,
+        goodput=summary.goodput, ettr=summary.ettr,
+        incidents={kind: one.count for kind, one in summary.causes.items()},
+        rows=rows, believed=_believed(scenario, of), notes=list(summary.notes),
+    )  # fmt: skip
+
+
+def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
+    """Return what the run measured of a scenario, by key."""
+    costs = run_costs(events)
+    mean_s = {name: one.mean_s for name, one in costs.measured().items()}
+    interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
+    mean_s["flush"] = min(mean_s.get("flush", 0.0), interval_s)
+    mean_s.setdefault("cost", 0.0)
+    found = {name: f"{value:.6f}s" for name, value in mean_s.items() if value or name != "step"}
+    found["interval"] = f"{interval_s:.6f}s"
+    if "pause" in mean_s:
+        found["window"] = "0"  # a replica is whole when its state has moved, in the pause
+    return found
+
+
+def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
+    """Mean work between two checkpoints; 0 where none was saved."""
+    saved = sorted({one.step for one in events if isinstance(one, CheckpointSaved)})
+    return saved[-1] / len(saved) * step_s if saved else 0.0
+
+
+def _outside_s(times: TimeAccount) -> float:
+    """The first start and the last stop of every seat."""
+    lanes = [lane.spans for lane in times.lanes if lane.spans]
+    edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
+    edges += [spans[-1] for spans in lanes if spans[-1].bucket == "stop"]
+    return sum(one.end_ns - one.begin_ns for one in edges) / 1e9
+
+
+def _course(times: TimeAccount) -> list[tuple[float, float]]:
+    spans = [one for one in times.lanes[0].spans if one.bucket not in ("start", "stop")]
+    begun_ns, done_s = spans[0].begin_ns if spans else 0, 0.0
+    found = [(0.0, 0.0)]
+    for one in spans:
+        if OF_BUCKET[one.bucket] == "work":
+            found.append(((one.begin_ns - begun_ns) / 1e9, done_s))
+            done_s += (one.end_ns - one.begin_ns) / 1e9
+            found.append(((one.end_ns - begun_ns) / 1e9, done_s))
+    return found
+
+
+def _spent_s(summary: RunSummary, outside_s: float) -> dict[Cause, float]:
+    spent_s: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
+    for bucket, seconds in summary.buckets_s.items():
+        spent_s[OF_BUCKET[bucket]] += seconds
+    spent_s["restart"] -= outside_s
+    # Until a failure is noticed, its peers wait in an attempt that is then lost.
+    noticing_s = sum(one.phases_ms["notice"] for one in summary.incidents) / 1e3 * summary.world
+    spent_s["detect"] = min(spent_s["redo"], noticing_s)
+    spent_s["redo"] -= spent_s["detect"]
+    return spent_s
+
+
+def _runs(
+    scenario: Scenario,
+    strategy: Strategy,
+    tuned: strategies.RecoveryJob,
+    job: SimulatedJob,
+    seed: int,
+) -> EnsembleRuns:
+    each = affordable(scenario, {strategy: tuned}, job.work_s)
+    found = run_ensemble({strategy: job}, draws(scenario, each), seed=seed).runs[strategy]
+    # A run ends with its last step: nobody waits until the last save could be restored.
+    found.spent_s[CAUSES.index("save"), ~found.capped] -= job.flush_s
+    return found
+
+
+def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
+    rate = StatedFailures(
+        name="observed", per_gpu_s=of.failures / of.exposure_s, source=of.summary.run_dir,
+        weight_failures=float(of.failures),
+    )  # fmt: skip
+    return replace(scenario, failures=rate)
+
+
+def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
+    """By failures that were counted: Garwood's exact interval for a Poisson mean."""
+    rate, count = scenario.failures, of.failures
+    sure = rate.weight_failures == EXACT
+    predicted = Quantity(
+        name=RATE, value=rate.per_gpu_s * YEAR_S, unit="times", how="given",
+        source=rate.name, low=None if sure else rate.at(LOW) * YEAR_S,
+        high=None if sure else rate.at(HIGH) * YEAR_S,
+    )  # fmt: skip
+    scale = YEAR_S / of.exposure_s
+    observed = Quantity(
+        name=RATE, value=count * scale, unit="times", how="given", source=f"{count} in the run",
+        low=special_functions.gamma_quantile(count, LOW) * scale if count else 0.0,
+        high=special_functions.gamma_quantile(count + 1, HIGH) * scale,
+    )  # fmt: skip
+    return _compared(predicted, observed, None)
+
+
+def _believed(scenario: Scenario, of: MeasuredRun) -> Quantity | None:
+    rate = scenario.failures
+    if rate.weight_failures == EXACT:
+        return None
+    prior = failures.RatePrior(
+        name=rate.name, rate_per_device_s=rate.per_gpu_s, source=rate.source,
+        weight_failures=rate.weight_failures,
+    )  # fmt: skip
+    now = failures.posterior(prior, of.failures, of.exposure_s)
+    return Quantity(
+        name=RATE, value=now.mean * YEAR_S, unit="times", how="exact",
+        low=now.low * YEAR_S, high=now.high * YEAR_S,
+        source=f"{rate.name}, and the run's own failures",
+    )  # fmt: skip
+
+
+def _shares(
+    of: MeasuredRun, runs: EnsembleRuns, again: EnsembleRuns | None
+) -> list[ComparedFigure]:
+    """Where time went; `work` first, which is goodput."""
+    whole_s = sum(of.spent_s.values())
+    rows: list[ComparedFigure] = []
+    for number, cause in enumerate(CAUSES):
+        name = "goodput" if cause == "work" else cause
+        predicted, repeated = (
+            band(name, "share", one.spent_s[number] / one.spent_s.sum(axis=0)) if one else None
+            for one in (runs, again)
+        )
+        assert predicted is not None
+        observed = Quantity(
+            name=name, value=of.spent_s[cause] / whole_s, unit="share", how="given",
+            source="wall time of all seats",
+        )  # fmt: skip
+        rows.append(_compared(predicted, observed, repeated))
+    return rows
+
+
+def _compared(predicted: Quantity, observed: Quantity, again: Quantity | None) -> ComparedFigure:
+    return ComparedFigure(
+        predicted=predicted, observed=observed, verdict=_verdict(predicted, observed),
+        at_its_rate=again, verdict_at_its_rate=_verdict(again, observed) if again else None,
+    )  # fmt: skip
+
+
+def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
+    """Whether both bands, or what has none, are apart."""
+
+    def ends(one: Quantity) -> tuple[float, float]:
+        return (
+            one.value if one.low is None else one.low, one.value if one.high is None else one.high
+        )  # fmt: skip
+
+    (predicted_low, predicted_high), (low, high) = ends(predicted), ends(observed)
+    if low > predicted_high + CLOSE:
+        return "more"
+    return "less" if high < predicted_low - CLOSE else "within"

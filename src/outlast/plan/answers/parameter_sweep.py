@@ -1,0 +1,211 @@
+"""Sweep of one or two fields of a scenario: each point by theory and by runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.errors import ConfigError, UsageError
+from outlast.plan.answers.sweep_axes import parse_axis
+from outlast.plan.model.answer_values import Answer, Assumed, answer
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
+from outlast.plan.model.scenario import Scenario, read_file, scenario_of
+from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
+from outlast.plan.simulate.tallies import Tally, without_advice
+
+AXES_MAX, POINTS_MAX, RUNS_MAX = 2, 2000, 1_000_000_000
+NAMED_MAX = 3
+
+
+class SweepPoint(NamedTuple):
+    """`values`: what was varied, by key, as text."""
+
+    values: dict[str, str]
+    scenario: Scenario
+    strategy: Strategy
+
+
+class PointRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a point: `means` of all tallies of a run, by the simulator's names."""
+
+    replications: int
+    unfinished: int
+    takes: Tally
+    goodput: Tally
+    costs: Tally
+    failures: Tally
+    means: dict[str, float]
+
+
+class PointResult(msgspec.Struct, frozen=True, kw_only=True):
+    """At a point: theory, None where the strategy cannot be had there (`why`), and runs, None where
+    none were asked for, were done, or where they `failed`."""
+
+    values: dict[str, str]
+    strategy: Strategy
+    theory: Prediction | None
+    runs: PointRuns | None = None
+    why: str = ""
+    failed: str = ""
+
+
+class Sweep(Answer, frozen=True, kw_only=True):
+    """`asked` replications at each point."""
+
+    over: dict[str, list[str]]
+    strategies: list[Strategy]
+    seed: int
+    asked: int
+    interrupted: bool
+    points: list[PointResult]
+
+
+def sweep_points(
+    flags: Mapping[str, str],
+    file: Path | None,
+    over: Sequence[str],
+    strategies: Sequence[Strategy],
+) -> list[SweepPoint]:
+    """Each value of the fields that it goes `over` (ranges.axis) with each other, and each of them
+    with each strategy. Raises ConfigError, UsageError, naming the point that cannot be."""
+    if not 1 <= len(over) <= AXES_MAX:
+        raise UsageError("--over goes over one field or two, as in --over gpus=1k,4k,16k")
+    flags = {name.replace("_", "-"): text for name, text in flags.items()}
+    said = {**(read_file(file) if file else {}), **flags}
+    axes = [parse_axis(text, said) for text in over]
+    for key, _ in axes:
+        if key in flags or sum(one.key == key for one in axes) > 1:
+            raise UsageError(f"--over {key}: the field is given twice")
+    many = math.prod(len(one.texts) for one in axes) * len(strategies)
+    if many > POINTS_MAX:
+        raise UsageError(f"--over: {many:,} points with all strategies; at most {POINTS_MAX:,}")
+    found: list[SweepPoint] = []
+    for texts in product(*(one.texts for one in axes)):
+        values = dict(zip((one.key for one in axes), texts, strict=True))
+        try:
+            scenario = scenario_of({**flags, **values}, file)
+        except ConfigError as error:
+            name = " ".join(f"{key}={text}" for key, text in values.items())
+            raise ConfigError(f"--over {name}: {error}") from error
+        found += [SweepPoint(values, scenario, strategy) for strategy in strategies]
+    return found
+
+
+def sweep(
+    wanted: Sequence[SweepPoint],
+    replications: int = 100,
+    *,
+    seed: int = 0,
+    executor: Executor | None = None,
+    in_flight: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Sweep:
+    """What theory says at each point, and so many runs there, 0: none. The k-th replications of all
+    points meet the same failures.
+
+    The parts of all points go through one queue, by turns, so that Ctrl-C leaves every point with
+    its first runs, and `executor` is never idle; the runs of a point depend on none of it. A point
+    whose part failed where it ran says so, and the others go on. Raises UsageError.
+    """
+    if not 0 <= replications <= RUNS_MAX:
+        raise UsageError(f"--replications {replications}: from 0 to {RUNS_MAX:,}")
+    found = [_in_theory(one) for one in wanted]
+    interrupted = False
+    if replications:
+        from outlast.plan.simulate.point_runs import (
+            simulate_points,  # the simulator takes a while to import
+        )
+
+        here = {at: one.theory for at, one in enumerate(found) if one.theory}
+        ended = simulate_points(
+            {at: (wanted[at], theory) for at, theory in here.items()}, replications, seed=seed,
+            executor=executor, in_flight=in_flight, on_progress=on_progress,
+        )  # fmt: skip
+        for at, (runs, failed) in ended.items():
+            found[at] = msgspec.structs.replace(found[at], runs=runs, failed=failed)
+        interrupted = any(
+            not failed and (runs is None or runs.replications < replications)
+            for runs, failed in ended.values()
+        )
+    return _answer(wanted, found, seed, replications, interrupted=interrupted)
+
+
+def _in_theory(point: SweepPoint) -> PointResult:
+    why = reason_impossible(point.scenario, point.strategy)
+    theory = None if why else predict(point.scenario, point.strategy)
+    return PointResult(values=point.values, strategy=point.strategy, theory=theory, why=why)
+
+
+def _answer(
+    wanted: Sequence[SweepPoint],
+    found: list[PointResult],
+    seed: int,
+    asked: int,
+    *,
+    interrupted: bool,
+) -> Sweep:
+    over = {key: list(dict.fromkeys(one.values[key] for one in found)) for key in found[0].values}
+    strategies: list[Strategy] = [
+        one for one in STRATEGIES if any(each.strategy == one for each in found)
+    ]
+    about = frozenset[str]().union(*(matters(one) for one in strategies), {"gpu-hour"})
+    told = [answer("", point.scenario, [], [], about) for point in wanted]
+    rates = dict.fromkeys(one.failures for one in told)
+    return Sweep(
+        question=f"What {'does' if len(over) == 1 else 'do'} {' and '.join(over)} change?",
+        failures=next(iter(rates)) if len(rates) == 1 else "by point",
+        quantities=[], assumed=list(_agreed(told)), warnings=list(_warnings(found, asked)),
+        over=over, strategies=strategies, seed=seed, asked=asked, interrupted=interrupted,
+        points=found,
+    )  # fmt: skip
+
+
+def _agreed(told: Sequence[Answer]) -> Iterator[Assumed]:
+    """What was assumed alike at all points, and which fields were taken to follow from others."""
+    for first in told[0].assumed:
+        texts = {one.text for each in told for one in each.assumed if one.key == first.key}
+        yield first if len(texts) == 1 else Assumed(first.key, "by point")
+
+
+def _warnings(found: Sequence[PointResult], asked: int) -> Iterator[str]:
+    """Each once, with the points that it is for."""
+    where: dict[str, list[str]] = {}
+    for one in found:
+        name = " ".join([*(f"{key}={text}" for key, text in one.values.items()), one.strategy])
+        for text in _warnings_at(one, asked):
+            where.setdefault(text, []).append(name)
+    for text, names in where.items():
+        more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+        yield f"{', '.join(names[:NAMED_MAX])}{more}: {text}"
+
+
+def _warnings_at(one: PointResult, asked: int) -> Iterator[str]:
+    runs = one.runs
+    if one.why:
+        yield one.why
+    if one.failed:
+        yield f"failed where it ran, {one.failed}"
+    if one.theory:
+        yield from without_advice(one.theory.warnings) if asked else one.theory.warnings
+        if math.isinf(one.theory.wall_s):
+            yield "no end; failures come faster than the run gets on"
+    if asked and one.theory and not one.failed and (runs is None or runs.replications < asked):
+        yield "interrupted, with fewer runs than were asked for"
+    if runs and runs.unfinished:
+        yield "some runs have no end"
+    if runs and (differs := runs.takes.differs()):
+        yield f"runs take {'longer' if differs > 0 else 'less'} than theory says"
+
+
+def strategies_of(text: str) -> list[Strategy]:
+    """`outlast,migrate`, or `all`. Raises UsageError."""
+    named = STRATEGIES if text == "all" else [one.strip() for one in text.split(",")]
+    if unknown := next((one for one in named if one not in STRATEGIES), None):
+        raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")
+    return [one for one in STRATEGIES if one in named]

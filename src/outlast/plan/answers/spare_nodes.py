@@ -1,0 +1,320 @@
+"""Number of spare nodes: waiting, degraded running and dollars, at uncertain rates."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.plan.model import formula_domain
+from outlast.plan.model.answer_values import (
+    Answer,
+    How,
+    Quantity,
+    answer,
+    at_rate,
+    format_count,
+    format_quantity,
+    quantity_with_band,
+)
+from outlast.plan.model.ladder_costs import kinds_of
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import NEVER_S, Scenario
+from outlast.plan.model.strategy_prediction import GOODPUT_MIN, predict
+from outlast.theory import bursts, failures
+from outlast.theory import spares as erlang
+from outlast.theory.dollars import HOUR_S
+from outlast.theory.failures import FailureKind
+
+QUANTILES = (0.5, 0.95, 0.999)
+SPREADS = 8  # standard deviations above the mean
+MEAN, WAITING, GOING_ON, UNSURE = "the mean", "best: waits", "best: goes on", "best: rate unsure"
+STRATA = 16  # equally likely rates
+ABOUT = frozenset({
+    "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
+    "replica-gpus", "gpu-hour",
+})  # fmt: skip
+
+
+class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes of this many spares; `names` say what the number is. `short`: share of time with
+    more nodes in repair, where failures go on. `stalled`: share of time in which a job waits that
+    needs all its nodes. `up`: mean share of the replicas at work where a job goes on without the
+    others. Dollars are those of spares and of what waits, or idles, together."""
+
+    spares: int
+    names: list[str]
+    short: float
+    stalled: float
+    stalling_usd: float
+    up: float
+    dropping_usd: float
+
+
+class Spares(Answer, frozen=True, kw_only=True):
+    """`rows` by number of spares; `said`: what follows, in words."""
+
+    rows: list[SparesRow]
+    said: list[str]
+
+
+class SpareModel:
+    """What any number of spares comes to at one failure rate. `size` nodes stand by and are
+    replaced as one: 1, or those of a replica."""
+
+    def __init__(self, scenario: Scenario, size: int = 1) -> None:
+        self._scenario, self._size = scenario, size
+        self._taking = [_grouped(one, size) for one in kinds_of(scenario)]
+        self._one_by_one = all(one.devices_killed < 2 for one in self._taking if one.rate_per_s)
+        self.mean = failures.devices_killed_per_s(self._taking) * scenario.repair_s
+        spread = math.sqrt(self.mean * failures.burstiness(self._taking)) if self.mean else 0.0
+        reach = max(one.devices_killed for one in self._taking)
+        self.most = math.ceil(self.mean + SPREADS * (spread + reach))  # more are never needed
+
+    @cached_property
+    def in_repair(self) -> bursts.InRepair:
+        """Where failures go on."""
+        return bursts.in_repair(self._taking, self._scenario.repair_s)
+
+    @cached_property
+    def _stalling(self) -> bursts.Stalling:
+        return bursts.Stalling(self._taking, self._scenario.repair_s, self.most)
+
+    @cached_property
+    def _up(self) -> list[float]:
+        return _whole_replicas_share(
+            self.in_repair.points, self.most, 1 - 1 / self._scenario.replicas
+        )
+
+    def stalled(self, count: int) -> float:
+        if self._one_by_one:
+            return erlang.stalled_share(count, self.mean)  # the same, at once
+        return self._stalling.share(min(count, self.most))
+
+    def up(self, count: int) -> float:
+        return self._up[min(count, self.most)]
+
+    def price(self, count: int, *, dropping: bool) -> float:
+        """Of a unit of work, over that of a job without failures and spares; infinite where next
+        to nothing gets done."""
+        works = self.up(count) if dropping else 1 - self.stalled(count)
+        return (
+            (1 + count * self._size / self._scenario.nodes) / works
+            if works >= GOODPUT_MIN
+            else math.inf
+        )
+
+
+def spare_nodes(scenario: Scenario) -> Spares:
+    """What nodes in repair ask for: quantiles, the cheapest numbers, and what each costs."""
+    here = SpareModel(scenario)
+    rates = equally_likely(scenario)
+    points = {
+        "none": 0,
+        MEAN: round(here.mean),
+        **{f"{100 * one:g} %": here.in_repair.quantile(one) for one in QUANTILES},
+        WAITING: cheapest([here]),
+        GOING_ON: cheapest([here], dropping=True),
+    }
+    if len(rates) > 1:
+        points[UNSURE] = cheapest([SpareModel(one) for one in rates])
+    if scenario.spares is not None:
+        points["given"] = scenario.spares
+    once_usd = plain_usd(scenario, here)
+    rows = [_row(here, once_usd, count, names) for count, names in _merged(points)]
+    base = answer(
+        "How many spares?", scenario, _quantities(scenario), _warnings(scenario, once_usd), ABOUT
+    )
+    return Spares(
+        question=base.question, failures=base.failures, quantities=base.quantities,
+        assumed=base.assumed, warnings=base.warnings, rows=rows,
+        said=_conclusions(scenario, here, rows),
+    )  # fmt: skip
+
+
+def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
+    """Of the run, were there always a node, and none stood by for it."""
+    plenty = replace(scenario, spares=stocks.most)
+    wall_s = predict(plenty, "outlast").wall_s
+    if math.isinf(wall_s):
+        return math.inf
+    return scenario.gpus * scenario.usd_per_gpu_hour / HOUR_S * wall_s
+
+
+def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
+    """The number of spares that costs least on the average over the rates of `stocks`: up to it one
+    more saves more than it costs."""
+
+    def price(count: int) -> float:
+        return math.fsum(one.price(count, dropping=dropping) for one in stocks)
+
+    def enough(count: int) -> bool:
+        return price(count) <= price(count + 1) < math.inf
+
+    return bisect.bisect_left(range(max(one.most for one in stocks)), True, key=enough)
+
+
+def whole_replicas(scenario: Scenario) -> SpareModel:
+    """Where whole replicas stand by, and a node in repair keeps its own idle. First order: two
+    nodes of one replica count as two replicas."""
+    return SpareModel(scenario, scenario.nodes // scenario.replicas)
+
+
+def _row(stocks: SpareModel, once_usd: float, count: int, names: list[str]) -> SparesRow:
+    more = [stocks.price(count, dropping=dropping) - 1 for dropping in (False, True)]
+    stalling_usd, dropping_usd = (once_usd * one if one else 0.0 for one in more)
+    return SparesRow(
+        spares=count, names=names, short=stocks.in_repair.short_share(count),
+        stalled=stocks.stalled(count), stalling_usd=stalling_usd,
+        up=stocks.up(count), dropping_usd=dropping_usd,
+    )  # fmt: skip
+
+
+def _grouped(kind: FailureKind, size: int) -> FailureKind:
+    return replace(kind, devices_killed=math.ceil(kind.devices_killed / size))
+
+
+def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> list[float]:
+    """The mean share of replicas without a missing node, by number of spares: each node that is
+    missing leaves a replica whole with probability `stays`."""
+    found = [1.0] * (most + 1)
+    padded = [*points, *[0.0] * (most + 2 - len(points))]
+    beyond = math.fsum(
+        point * stays ** (count - most) for count, point in enumerate(padded) if count > most
+    )
+    enough = math.fsum(padded[: most + 1])
+    for count in range(most, -1, -1):
+        found[count] = min(1.0, enough + beyond)
+        enough -= padded[count]
+        beyond = stays * (padded[count] + beyond)
+    return found
+
+
+def equally_likely(scenario: Scenario) -> list[Scenario]:
+    """The scenario at equally likely failure rates."""
+    if scenario.failures.weight_failures == EXACT:
+        return [scenario]
+    return [at_rate(scenario, (stratum + 0.5) / STRATA) for stratum in range(STRATA)]
+
+
+def _merged(points: dict[str, int]) -> list[tuple[int, list[str]]]:
+    """Each number once, with all its names, from the least."""
+    return [
+        (count, [name for name, other in points.items() if other == count])
+        for count in sorted(set(points.values()))
+    ]
+
+
+def _quantities(scenario: Scenario) -> list[Quantity]:
+    stocks: dict[float, SpareModel] = {}
+
+    def at(one: Scenario) -> SpareModel:
+        return stocks.setdefault(one.failures.per_gpu_s, SpareModel(one))
+
+    racks = scenario.rack_mtbf_s < NEVER_S
+
+    def how(one: Scenario) -> How:
+        return "first order" if racks else formula_domain.of_repairs(one)
+
+    law = "racks return together" if racks else "Poisson, any law of repairs"
+    waits = "racks return one by one" if racks else "Erlang's B of s + 1"
+    return [
+        quantity_with_band(
+            "nodes in repair, mean", "nodes", formula_domain.of_repairs, "Little 1961", scenario,
+            lambda one: at(one).mean,
+        ),
+        *(
+            quantity_with_band(
+                f"enough {100 * share:g} % of the time", "nodes", how, law, scenario,
+                lambda one, share=share: at(one).in_repair.quantile(share),
+            )
+            for share in QUANTILES
+        ),
+        quantity_with_band(
+            "cheapest for a job that waits", "nodes", how, waits, scenario,
+            lambda one: cheapest([at(one)]),
+        ),
+        quantity_with_band(
+            "cheapest for a job that goes on", "nodes", "first order", "each missing node idles"
+            " its replica", scenario, lambda one: cheapest([at(one)], dropping=True),
+        ),
+    ]  # fmt: skip
+
+
+def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
+    return next(one for one in rows if name in one.names)
+
+
+def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
+    said = {
+        "nodes are taken not to age": scenario.shape != 1,
+        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
+        "figures are of the long run: this one ends before repairs have settled":
+            scenario.work_s < formula_domain.REPAIRS_MIN * scenario.repair_s,
+        "nodes of a rack are taken to return together, and one by one where a job waits":
+            scenario.rack_mtbf_s < NEVER_S,
+        "no run ends here, whatever stands by: failures come faster than it gets on":
+            math.isinf(once_usd),
+    }  # fmt: skip
+    return [text for text, here in said.items() if here]
+
+
+def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRow]) -> list[str]:
+    mean = stocks.mean
+    average, best = (_row_named(rows, one) for one in (MEAN, WAITING))
+    said: list[str] = []
+    if average.spares:
+        saved = average.stalling_usd - best.stalling_usd
+        waited, waits = (format_quantity(one.stalled, "share") for one in (average, best))
+        said = [
+            f"The mean is a trap: with {format_count(average.spares, 'spare')}, as many as are"
+            " in repair on"
+            f" the average ({format_quantity(mean, 'nodes')}), more are in repair"
+            f" {format_quantity(average.short, 'share')} of the time, where failures go on.",
+            f"A job that needs all its nodes then waits {waited} of the time; with"
+            f" {format_count(best.spares, 'spare')} it waits {waits}"
+            + (
+                f", which saves {format_quantity(saved, 'USD')}, spares paid." if saved > 0 else "."
+            ),
+        ]
+    unsure = [one for one in rows if UNSURE in one.names and one is not best]
+    if unsure:
+        said.append(
+            f"The rate is not sure: on the average over what it may be,"
+            f" {format_count(unsure[0].spares, 'spare')} would be cheapest for a job that waits."
+        )
+    size = scenario.nodes // scenario.replicas
+    if scenario.replicas > 1 and size > 1:
+        groups = whole_replicas(scenario).in_repair.quantile(QUANTILES[-1])
+        said.append(
+            f"Standing by as whole replicas of {size:,} nodes, it takes"
+            f" {format_count(groups, 'replica')} for {100 * QUANTILES[-1]:g} % of the time:"
+            f" {format_count(groups * size, 'node')}."
+        )
+    return said
+
+
+class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):
+    """`best`: what costs least on the average over what the rate may be; `known`: what would if the
+    rate were known to be its mean. `in_repair`: nodes, on the average, at that rate. `racks`: they
+    fail as a whole, too."""
+
+    best: int
+    known: int
+    in_repair: float
+    racks: bool
+
+
+def cheapest_spares(scenario: Scenario) -> CheapestSpares:
+    """For a job that waits for a repair where no spare is left; no more than there are nodes. Exact
+    at each of the equally likely rates."""
+    here, nodes = SpareModel(scenario), scenario.nodes
+    best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
+    return CheapestSpares(
+        best=min(best, nodes), known=min(cheapest([here]), nodes), in_repair=here.mean,
+        racks=scenario.rack_mtbf_s < NEVER_S,
+    )  # fmt: skip

@@ -1,0 +1,299 @@
+"""Comparison of all strategies on one scenario, simulated on the same failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from outlast.plan.answers.measured_run import MeasuredRun, RunComparison, compare_run
+from outlast.plan.model.answer_values import Answer, How, Quantity, answer
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import (
+    GOODPUT_MIN,
+    Prediction,
+    at_other_rate,
+    predict,
+    reason_impossible,
+    tuned_job,
+)
+from outlast.plan.simulate.ensembles import (
+    CAUSES,
+    ENSEMBLE_FAILURES_MAX,
+    HERE,
+    STRATA,
+    Cause,
+    Draw,
+    Ensemble,
+    EnsembleRuns,
+    affordable,
+    band,
+    draws,
+    run_ensemble,
+)
+from outlast.plan.simulate.part_executors import PartExecutor
+from outlast.plan.simulate.replications import expected_failures
+from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import SimulatedJob
+from outlast.plan.simulate.tallies import Z_MAX, usd_per_s
+from outlast.theory import strategies as theory
+
+LONG_RUN = (
+    "theory is of a long run, in which nodes are away from the first; a simulated run begins with"
+    " all its spares and replicas"
+)
+
+
+class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`replications` of each strategy, made up to whole rounds; None: what some seconds allow. How
+    likely is a run to be done within `within_s`?"""
+
+    seed: int = 0
+    replications: int | None = None
+    start: datetime | None = None
+    within_s: float | None = None
+
+
+class TheoryFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the closed forms say at the mean rate; and the mean by which runs took longer than
+    predicted at the rate that each of them met (0.01: one per cent), with its `z`, in standard
+    errors. None where theory sees no end at any rate."""
+
+    goodput: float
+    takes_s: float
+    how: How
+    differs: float | None
+    z: float | None
+
+
+class FinishDates(NamedTuple):
+    """Dates; None for a run that does not end in ages."""
+
+    low: datetime | None
+    middle: datetime | None
+    high: datetime | None
+
+
+class ComparedStrategy(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy. Quantities are medians, their bands go from P5 to P95 of the runs. `shares` of
+    wall time, means. `endless`: the share of runs that do not end in ages; `in_time`: of those that
+    end as soon as was asked for. `dearer`: what it costs beyond the best on the same failures,
+    where one of the two ends."""
+
+    strategy: Strategy
+    interval_s: float
+    memory_interval_s: float | None
+    spares: int
+    goodput: Quantity
+    takes: Quantity
+    costs: Quantity
+    dearer: Quantity
+    failures: Quantity
+    shares: dict[Cause, float]
+    endless: float
+    finish: FinishDates | None
+    in_time: float | None
+    theory: TheoryFigures
+
+
+class ImpossibleStrategy(msgspec.Struct, frozen=True):
+    """A strategy that this scenario cannot have, and why."""
+
+    strategy: Strategy
+    why: str
+
+
+class StrategyComparison(Answer, frozen=True, kw_only=True):
+    """The strategies, cheapest first: `runs` of each, at so many `rates` of failure."""
+
+    seed: int
+    runs: int
+    rates: int
+    interrupted: bool
+    within_s: float | None
+    contenders: list[ComparedStrategy]
+    impossible: list[ImpossibleStrategy]
+    observed: RunComparison | None = None
+
+
+def compare(
+    scenario: Scenario,
+    asked: ComparisonRequest,
+    *,
+    seen: MeasuredRun | None = None,
+    place: PartExecutor = HERE,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> StrategyComparison:
+    """All strategies that are possible, and a run that was `seen` beside its own prediction. Raises
+    UsageError naming the field that cannot be.
+
+    Intervals and spares are the best for the mean failure rate, at each rate: nobody knows the true
+    one when a run begins. Ctrl-C ends it with what is done.
+    """
+    predicted: dict[Strategy, Prediction] = {
+        one: predict(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)
+    }
+    found = simulate_strategies(scenario, list(predicted), asked, place, on_progress)
+    base = answer(
+        f"Which strategy for {scenario.gpus:,} GPUs?", scenario, [], [],
+        frozenset[str]().union(*(matters(one) for one in predicted), {"gpu-hour"}),
+    )  # fmt: skip
+    usd: dict[Strategy, np.ndarray] = {
+        one: usd_per_s(scenario, predicted[one].spares) * runs.wall_s
+        for one, runs in found.runs.items()
+    }
+    ranked: list[Strategy] = []
+    if found.draws:
+        ranked = sorted(predicted, key=lambda one: (*_rank(usd[one]), -STRATEGIES.index(one)))
+    contenders = [
+        _compared_strategy(scenario, asked, predicted[one], found, usd, ranked[0]) for one in ranked
+    ]
+    return StrategyComparison(
+        question=base.question,
+        failures=base.failures,
+        assumed=base.assumed,
+        quantities=[],
+        warnings=_warnings(contenders, predicted),
+        seed=asked.seed,
+        runs=len(found.draw_of),
+        rates=len({d.factor for d in found.draws}),
+        interrupted=found.interrupted,
+        within_s=asked.within_s,
+        contenders=contenders,
+        impossible=[
+            ImpossibleStrategy(one, why)
+            for one in STRATEGIES
+            if (why := reason_impossible(scenario, one))
+        ],
+        observed=compare_run(scenario, seen, seed=asked.seed) if seen else None,
+    )
+
+
+def simulate_strategies(
+    scenario: Scenario,
+    strategies: list[Strategy],
+    asked: ComparisonRequest,
+    place: PartExecutor = HERE,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Ensemble:
+    """Runs of these strategies, as many as are asked for."""
+    jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
+    if asked.replications is not None:
+        each = math.ceil(asked.replications / STRATA)
+    else:
+        tuned: dict[Strategy, theory.RecoveryJob] = {
+            one: tuned_job(scenario, one) for one in strategies
+        }
+        each = affordable(scenario, tuned, scenario.work_s)
+    return run_ensemble(
+        jobs, draws(scenario, each), seed=asked.seed, place=place, on_progress=on_progress
+    )
+
+
+def expected_simulated_failures(scenario: Scenario, replications: int | None) -> float:
+    """Failures that this takes to simulate, roughly; 0 for what some seconds allow."""
+    jobs = [job_of(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)]
+    each = sum(min(ENSEMBLE_FAILURES_MAX, expected_failures(job)) for job in jobs)
+    return (replications or 0) * each
+
+
+def shares_of(runs: EnsembleRuns) -> dict[Cause, float]:
+    """Where the time of a run goes, on the average over runs."""
+    means = (runs.spent_s / runs.spent_s.sum(axis=0)).mean(axis=1)
+    return dict(zip(CAUSES, means.tolist(), strict=True))
+
+
+def _rank(usd: np.ndarray) -> tuple[float, float]:
+    """By the median, and where it is no number by the share of runs that end."""
+    return float(np.quantile(usd, 0.5, method="inverted_cdf")), -float(np.isfinite(usd).mean())
+
+
+def _compared_strategy(
+    scenario: Scenario,
+    asked: ComparisonRequest,
+    predicted: Prediction,
+    found: Ensemble,
+    usd: Mapping[Strategy, np.ndarray],
+    best: Strategy,
+) -> ComparedStrategy:
+    strategy = predicted.strategy
+    runs = found.runs[strategy]
+    takes = band("takes", "s", runs.wall_s)
+    either = np.isfinite(usd[strategy]) | np.isfinite(usd[best])
+    more = usd[strategy][either] - usd[best][either] if either.any() else np.zeros(1)
+    return ComparedStrategy(
+        strategy=strategy,
+        interval_s=predicted.interval_s,
+        memory_interval_s=predicted.memory_interval_s,
+        spares=predicted.spares,
+        goodput=band("goodput", "share", scenario.work_s / runs.wall_s),
+        takes=takes,
+        costs=band("costs", "USD", usd[strategy]),
+        dearer=band("costs more", "USD", more, f"than {best}, on the same failures"),
+        failures=band("failures", "times", runs.failures),
+        shares=shares_of(runs),
+        endless=float(np.isinf(runs.wall_s).mean()),
+        finish=_finish(asked.start, takes) if asked.start else None,
+        in_time=None if asked.within_s is None else float((runs.wall_s <= asked.within_s).mean()),
+        theory=_theory(scenario, predicted, found.draws, found.draw_of, runs),
+    )
+
+
+def _finish(start: datetime, takes: Quantity) -> FinishDates:
+    def date(wall_s: float | None) -> datetime | None:
+        try:
+            return start + timedelta(seconds=wall_s or 0.0)
+        except OverflowError:  # infinity, and beyond the year 9999
+            return None
+
+    return FinishDates(date(takes.low), date(takes.value), date(takes.high))
+
+
+def _theory(
+    scenario: Scenario,
+    predicted: Prediction,
+    of: list[Draw],
+    draw_of: np.ndarray,
+    runs: EnsembleRuns,
+) -> TheoryFigures:
+    job = tuned_job(scenario, predicted.strategy)
+    goodputs = [at_other_rate(d.scenario, predicted.strategy, job).goodput for d in of]
+    last_s = (1 - job.drag) * job.flush_s  # of a run: its last save, until it can be restored
+    with np.errstate(divide="ignore", over="ignore"):
+        wall_s = (scenario.work_s / np.array(goodputs))[draw_of] + last_s
+    ends = (wall_s < scenario.work_s / GOODPUT_MIN) & np.isfinite(runs.wall_s)
+    over = runs.wall_s[ends] / wall_s[ends] - 1
+    differs, z = None, None
+    if len(over) > 1:
+        differs = float(over.mean())
+        error = float(over.std()) / math.sqrt(len(over))
+        z = differs / error if error else None
+    return TheoryFigures(
+        goodput=predicted.outcome.goodput, takes_s=predicted.wall_s,
+        how=predicted.how, differs=differs, z=z,
+    )  # fmt: skip
+
+
+def _warnings(
+    contenders: list[ComparedStrategy], predicted: Mapping[Strategy, Prediction]
+) -> list[str]:
+    said: dict[str, list[str]] = {}
+    for one in contenders:
+        for text in predicted[one.strategy].warnings:
+            said.setdefault(text.partition(";")[0], []).append(one.strategy)
+    texts = [f"theory of {', '.join(names)}: {text}" for text, names in said.items()]
+    if any(abs(one.theory.z or 0.0) > Z_MAX for one in contenders):
+        texts.append(LONG_RUN)
+    for one in contenders:
+        if one.endless:
+            some = "no run" if one.endless == 1 else f"{1 - one.endless:.0%} of runs"
+            texts.append(
+                f"{one.strategy}: {some} will end within {1 / GOODPUT_MIN:,.0f} times its work;"
+                " failures come faster than the rest gets on"
+            )
+    return texts

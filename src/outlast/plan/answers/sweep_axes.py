@@ -1,0 +1,118 @@
+"""Axes of a sweep: values of one field, listed or as a range."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from outlast import quantities
+from outlast.errors import ConfigError
+from outlast.plan.model.scenario import KEYS
+
+VALUES_MAX = 1000
+_BITS = 5  # a node count of a range is 16 to 31 times a power of two: divisors, within 3 %
+_MANY = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_SCALES = (_MANY, quantities.SECONDS, quantities.BYTES)
+_SHORT_S = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
+
+
+class SweepAxis(NamedTuple):
+    """A field, and the texts that it is given in turn."""
+
+    key: str
+    texts: tuple[str, ...]
+
+
+def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
+    """`gpus=1k,4k,16k`, or a logarithmic range as `gpus=1k..1M/7`, of seven values. `said` is the
+    rest of the scenario. Raises ConfigError."""
+    name, _, values = text.partition("=")
+    key, values = name.strip().replace("_", "-"), values.strip()
+    if not values:
+        raise ConfigError(
+            f"--over {text}: say a field and its values, as in gpus=1k,4k or 1k..1M/7"
+        )
+    if match := re.fullmatch(r"(.+?)\.\.(.+)/\s*(\d{1,6})", values):
+        texts = _range(
+            f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), said
+        )
+    elif ".." in values:
+        raise ConfigError(f"--over {text}: say how many values the range has, as in 1k..1M/7")
+    else:
+        texts = [one.strip() for one in values.split(",")]
+    if len(texts) > VALUES_MAX:
+        raise ConfigError(f"--over {text}: {len(texts):,} values; at most {VALUES_MAX:,}")
+    if twice := next((one for at, one in enumerate(texts) if one in texts[:at]), None):
+        raise ConfigError(f"--over {text}: {twice} is there twice")
+    return SweepAxis(key, tuple(texts))
+
+
+def _range(
+    what: str, key: str, low: str, high: str, many: int, said: Mapping[str, str]
+) -> list[str]:
+    ends = [_split(what, low), _split(what, high)]
+    (first, unit), (last, other) = ends
+    if not 2 <= many <= VALUES_MAX:
+        raise ConfigError(f"{what}: a range has from 2 to {VALUES_MAX:,} values")
+    if unit != other:
+        scale = next((one for one in _SCALES if unit in one and other in one), None)
+        if scale is None:
+            raise ConfigError(f"{what}: {low} and {high} are not of one unit")
+        first, last = first * scale[unit], last * scale[other]
+        unit = "B" if scale is quantities.BYTES else "s" if scale is quantities.SECONDS else ""
+    if not 0 < first < last:
+        raise ConfigError(f"{what}: a range is logarithmic, from above 0 to more")
+    step = math.log(last / first) / (many - 1)
+    between = [first * math.exp(step * at) for at in range(1, many - 1)]
+    if _is_whole_number(key):
+        unit_size = _MANY.get(unit, 1.0)
+        size = _per_node(said) if key == "gpus" else 1
+        texts = [str(_rounded(value * unit_size, size)) for value in between]
+    else:
+        texts = [_text(value, unit) for value in between]
+    return list(dict.fromkeys([low, *texts, high]))
+
+
+def _split(what: str, text: str) -> tuple[float, str]:
+    match = re.fullmatch(r"(\$?)\s*([0-9]+(?:\.[0-9]+)?)\s*(.*)", text)
+    if match is None:
+        raise ConfigError(f"{what}: {text!r} is no end of a range; it needs a number")
+    return float(match[2]), match[3]
+
+
+def _is_whole_number(key: str) -> bool:
+    """Whether the field takes whole numbers only."""
+    return key in KEYS and _reads(key, "2") and not _reads(key, "2.5")
+
+
+def _reads(key: str, text: str) -> bool:
+    try:
+        KEYS[key].read(key, text)
+    except ConfigError:
+        return False
+    return True
+
+
+def _per_node(said: Mapping[str, str]) -> int:
+    text = said.get("gpus-per-node", KEYS["gpus-per-node"].default)
+    return quantities.count(f"--gpus-per-node {text}", text) or 1
+
+
+def _rounded(value: float, size: int) -> int:
+    """To a multiple of `size`, which many numbers divide where it is one of nodes."""
+    units = max(1, round(value / size))
+    if size > 1:
+        step = 2 ** max(0, units.bit_length() - _BITS)
+        units = round(units / step) * step
+    return units * size
+
+
+def _text(value: float, unit: str) -> str:
+    """Four digits, in a unit that needs no exponent."""
+    if unit == "s":
+        unit, size = next((one for one in reversed(_SHORT_S) if value >= one[1]), _SHORT_S[0])
+        value /= size
+    short = f"{float(f'{value:.4g}'):.9f}".rstrip("0").rstrip(".")
+    return f"{short}{unit}"

@@ -1,0 +1,224 @@
+"""Figures of a comparison: progress of each strategy as a fan, lost time by cause."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.plan.answers.measured_run import MeasuredRun
+from outlast.plan.answers.strategy_comparison import ComparedStrategy, StrategyComparison
+from outlast.plan.figures import plan_figure_style
+from outlast.plan.model.answer_values import HIGH, LOW
+from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.simulate.ensembles import CAUSES, Cause, draws, run_ensemble
+from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import SimulatedJob
+from outlast.theory.failures import DAY_S, HOUR_S
+
+LEVELS = 10
+RUNS = 4  # in each sixteenth of the failure rates
+REACH = 2.0  # times the median of the cheapest: what takes longer leaves the picture
+Bands: TypeAlias = dict[Strategy, np.ndarray]
+SECONDS = (1.0, "seconds")
+UNITS = ((2 * DAY_S, DAY_S, "days"), (2 * HOUR_S, HOUR_S, "hours"), (120.0, 60.0, "minutes"))
+
+
+def draw_fan(
+    scenario: Scenario,
+    found: StrategyComparison,
+    path: Path,
+    *,
+    start: datetime | None,
+    seen: MeasuredRun | None,
+) -> None:
+    """P5 to P95 and the median of the time to each tenth of the work; days and dollars beside.
+    With a run that was seen, of runs that do as much work as that one."""
+    fill = partial(_fill_fan, scenario=scenario, found=found, start=start, seen=seen)
+    figure_style.save(path, fill)
+
+
+def courses(
+    scenario: Scenario, strategies: list[Strategy], work_s: float, seed: int
+) -> dict[Strategy, np.ndarray]:
+    """Seconds to each tenth of the work (rows), of runs (columns) that meet the same failures on
+    the way to each."""
+    jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
+    rows: dict[Strategy, list[np.ndarray]] = {one: [] for one in strategies}
+    at = draws(scenario, RUNS)
+    for level in range(1, LEVELS + 1):
+        part: dict[Strategy, SimulatedJob] = {
+            one: job._replace(work_s=work_s * level / LEVELS, flush_s=0.0)
+            for one, job in jobs.items()
+        }
+        for one, runs in run_ensemble(part, at, seed=seed).runs.items():
+            rows[one].append(runs.wall_s)
+    return {one: np.stack([np.zeros(len(each[0])), *each]) for one, each in rows.items()}
+
+
+def _fill_fan(
+    figure: Figure,
+    scenario: Scenario,
+    found: StrategyComparison,
+    start: datetime | None,
+    seen: MeasuredRun | None,
+) -> None:
+    axis = figure.subplots()
+    names: list[Strategy] = [one.strategy for one in found.contenders]
+    work_s = seen.work_s if seen and seen.work_s else scenario.work_s
+    fans = courses(scenario, names, work_s, found.seed)
+    bands: Bands = {one: _band(each) for one, each in fans.items()}
+    course = np.array(seen.course if seen and seen.course else [(0.0, 0.0)])
+    right_s = max(_right_s(bands), 1.03 * float(course[-1, 0]))
+    size_s, unit = next(((size, one) for least, size, one in UNITS if right_s > least), SECONDS)
+    shaded = {names[0], "checkpoint-restart"}
+    labels: dict[Strategy, str] = {one: _legend_text(found, one, seen) for one in names}
+    _fans(axis, bands, shaded, labels, size_s, right_s)
+    if seen:
+        axis.plot(course[:, 0] / size_s, course[:, 1] / work_s, color="black", label="the run")
+    axis.set_xlim(0, right_s / size_s)
+    axis.set_ylim(0, 1)
+    axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axis.set_ylabel("work done")
+    axis.set_xlabel(f"{unit} since the start")
+    if start is not None:
+        _dates(axis, start, size_s)
+    axis.set_title(
+        f"{scenario.gpus:,} GPUs, {scenario.failures.name}, {span(work_s)} of work\n"
+        f"medians; P5 to P95 of {' and '.join(sorted(shaded & set(names)))} shaded", loc="left",
+    )  # fmt: skip
+    axis.legend(
+        loc="lower right",
+        fontsize=7,
+        handlelength=3.2,
+        frameon=True,
+        framealpha=1,
+        edgecolor="none",
+    )
+
+
+def _fans(
+    axis: Axes,
+    bands: Bands,
+    shaded: set[str],
+    labels: dict[Strategy, str],
+    size_s: float,
+    right_s: float,
+) -> None:
+    progress = np.linspace(0, 1, LEVELS + 1)
+    for one, band in bands.items():
+        low, middle, high = np.minimum(band, 10 * right_s) / size_s  # infinity is not drawn
+        colour, dashes, _ = plan_figure_style.LOOK[one]
+        width = 2.4 if one == "outlast" else 1.2  # lies under one that it often coincides with
+        if one in shaded:
+            axis.fill_betweenx(progress, low, high, color=colour, alpha=0.15, lw=0)
+        axis.plot(middle, progress, dashes, color=colour, lw=width, label=labels[one])
+
+
+def _right_s(bands: Bands) -> float:
+    """Where the picture ends: with the last run that is not out of all proportion."""
+    ends = np.array([band[1:, -1] for band in bands.values()])
+    shortest_s = ends[:, 0].min()
+    within = ends[ends <= REACH * shortest_s]
+    return 1.03 * float(within.max()) if len(within) else DAY_S
+
+
+def _band(wall_s: np.ndarray) -> np.ndarray:
+    return np.quantile(wall_s, (LOW, 0.5, HIGH), axis=1, method="inverted_cdf")
+
+
+def _legend_text(found: StrategyComparison, strategy: Strategy, seen: MeasuredRun | None) -> str:
+    """With days and dollars, where the picture is of the whole run."""
+    if seen:
+        return strategy
+    one = next(each for each in found.contenders if each.strategy == strategy)
+    usd = [said(each or 0.0, "USD") for each in (one.costs.low, one.costs.high)]
+    return f"{strategy}: {said(one.takes.value, 's')}, {usd[0]} to {usd[1]}"
+
+
+def _dates(axis: Axes, start: datetime, size_s: float) -> None:
+    above = axis.secondary_xaxis(
+        "top",
+        functions=(
+            lambda at: np.asarray(at) * size_s / DAY_S + date2num(start),
+            lambda date: (np.asarray(date) - date2num(start)) * DAY_S / size_s,
+        ),
+    )
+    locator = AutoDateLocator(maxticks=8)
+    above.xaxis.set_major_locator(locator)
+    above.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+
+
+# Told apart in grey by how they are hatched.
+LOOK: dict[Cause, tuple[str, str]] = {
+    "save": ("#56b4e9", ""),
+    "redo": ("#d55e00", "////"),
+    "detect": ("#f0e442", "...."),
+    "restart": ("#0072b2", "\\\\\\\\"),
+    "wait": ("#cc79a7", "xxxx"),
+    "slow": ("#999999", "----"),
+}
+ROW_INCH, FRAME_INCH = 0.42, 1.3
+WRITTEN_MIN = 0.085  # of the widest bar: narrower parts have no room for a figure
+ROOM = 1.42  # of the widest bar, for what is written behind it
+
+
+def draw_waterfall(scenario: Scenario, found: StrategyComparison, path: Path) -> None:
+    """Mean shares of wall time; behind each bar what is left for work, and what that comes to."""
+    fill = partial(_fill_waterfall, scenario=scenario, found=found)
+    figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(2, len(found.contenders)))
+
+
+def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyComparison) -> None:
+    axis = figure.subplots()
+    widest = max((1 - one.shares["work"] for one in found.contenders), default=0.0) or 1.0
+    named: set[Cause] = set()
+    for row, one in enumerate(found.contenders):
+        left = 0.0
+        for cause in CAUSES[1:]:
+            share = one.shares[cause]
+            if not share:
+                continue
+            colour, hatch = LOOK[cause]
+            axis.barh(
+                row, share, 0.62, left, color=colour, hatch=hatch, edgecolor="white", lw=0,
+                label=cause if cause not in named else None,
+            )  # fmt: skip
+            named.add(cause)
+            if share > WRITTEN_MIN * widest:
+                axis.text(
+                    left + share / 2, row, said(share, "share"), ha="center", va="center",
+                    fontsize=6.5, bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+                )  # fmt: skip
+            left += share
+        axis.text(left + 0.015 * widest, row, _outcome(one), va="center", fontsize=7)
+    axis.set_yticks(range(len(found.contenders)), [one.strategy for one in found.contenders])
+    axis.tick_params("y", length=0)
+    axis.invert_yaxis()
+    axis.set_xlim(0, ROOM * widest)
+    ticks = MaxNLocator(6).tick_values(0, ROOM * widest)
+    axis.set_xticks([one for one in ticks if one <= min(1.0, ROOM * widest)])
+    axis.xaxis.set_major_formatter(
+        PercentFormatter(1, decimals=0 if widest > 0.05 else 2, symbol=" %")
+    )
+    axis.set_xlabel("share of wall time, mean")
+    axis.set_title(f"{scenario.gpus:,} GPUs, {scenario.failures.name}: what is lost", loc="left")
+    figure.legend(loc="outside lower center", ncols=len(LOOK), handlelength=1.6)
+
+
+def _outcome(one: ComparedStrategy) -> str:
+    return (
+        f"{said(one.shares['work'], 'share')} work\n"
+        f"{said(one.takes.value, 's')}, {said(one.costs.value, 'USD')}"
+    )

@@ -1,0 +1,294 @@
+"""Figures over the number of GPUs: goodput by strategy, cheapest strategy by restart time."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from msgspec.structs import replace
+
+from outlast import figure_style
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.errors import ConfigError
+from outlast.plan.answers.strategy_comparison import ComparisonRequest, simulate_strategies
+from outlast.plan.figures import plan_figure_style
+from outlast.plan.model.answer_values import HIGH, LOW, at_rate
+from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import Scenario, resize
+from outlast.plan.model.strategy_prediction import (
+    at_other_rate,
+    predict,
+    reason_impossible,
+    tuned_job,
+)
+
+SMALLEST, LARGEST = 8, 10_000_000
+SIMULATED = (128, 2048, 16_384, 131_072, 1_048_576)
+REPLICATIONS = 48
+SHADED: tuple[Strategy, ...] = ("checkpoint-restart", "outlast")
+CLOSE = 0.002  # strategies as near as this all along are one line
+
+
+class ScaleLine(NamedTuple):
+    """A strategy by theory: goodput at the mean failure rate, and at the ends of its band."""
+
+    gpus: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def draw_scale(scenario: Scenario, path: Path, seed: int = 0) -> None:
+    """Theory as lines and bands, P5 to P95 of some simulated runs beside it."""
+    figure_style.save(path, partial(_fill_scale, scenario=scenario, seed=seed))
+
+
+def scaled_scenarios(scenario: Scenario) -> list[Scenario]:
+    """The scenario at twice as many GPUs again and again, where it can be had."""
+    found: list[Scenario] = []
+    gpus = max(SMALLEST, scenario.gpus_per_node)
+    while gpus <= LARGEST:
+        with suppress(ConfigError):  # more replicas or spares than nodes, too many in repair
+            found.append(resize(scenario, gpus))
+        gpus *= 2
+    return found
+
+
+def scale_line(at: list[Scenario], strategy: Strategy) -> ScaleLine:
+    """As long as the strategy is possible."""
+    rows: list[tuple[float, ...]] = []
+    for one in at:
+        if reason_impossible(one, strategy):
+            continue
+        job = tuned_job(one, strategy)
+        ends = (LOW, HIGH) if one.failures.weight_failures != EXACT else ()
+        goodput = [
+            at_other_rate(each, strategy, job).goodput
+            for each in (one, *(at_rate(one, end) for end in ends))
+        ]
+        rows.append((float(one.gpus), goodput[0], min(goodput), max(goodput)))
+    return ScaleLine(*np.array(rows).reshape(-1, 4).T)
+
+
+def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
+    """Where two lines cross, as GPUs and goodput; not where they only touch."""
+    shared = np.intersect1d(first.gpus, second.gpus)
+    one, other = (each.middle[np.isin(each.gpus, shared)] for each in (first, second))
+    apart = np.flatnonzero(np.abs(one - other) > CLOSE)
+    found: list[tuple[float, float]] = []
+    for before, after in pairwise(apart):
+        left, right = one[before] - other[before], one[after] - other[after]
+        if left * right > 0:
+            continue
+        part = left / (left - right)
+        gpus = shared[before] * (shared[after] / shared[before]) ** part
+        found.append((float(gpus), float(one[before] + part * (one[after] - one[before]))))
+    return found
+
+
+def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
+    axis = figure.subplots()
+    axis.set_xscale("log")
+    at = scaled_scenarios(scenario)
+    lines: dict[Strategy, ScaleLine] = {
+        one: found for one in STRATEGIES if len((found := scale_line(at, one)).gpus)
+    }
+    for strategy, one in lines.items():
+        colour, dashes, marker = plan_figure_style.LOOK[strategy]
+        lies = 1 if strategy == "outlast" else 2  # below the one that it often coincides with
+        axis.plot(
+            one.gpus, one.middle, dashes, color=colour, lw=3.2 - lies, zorder=lies + 1,
+            label=strategy, marker=marker, markevery=[0], ms=3,
+        )  # fmt: skip
+        if strategy in SHADED:
+            axis.fill_between(one.gpus, one.low, one.high, color=colour, alpha=0.13, lw=0)
+    _simulated(axis, at, seed)
+    _crossings(axis, lines)
+    axis.axvline(scenario.gpus, color="black", lw=0.6, ls=(0, (1, 3)))
+    axis.set_xlim(SMALLEST, LARGEST)
+    axis.set_ylim(0, 1)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "GPUs")))
+    axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axis.set_xlabel("GPUs")
+    axis.set_ylabel("goodput")
+    axis.set_title(
+        f"Goodput by scale, {scenario.failures.name}; here {scenario.gpus:,} GPUs", loc="left"
+    )
+    _legend(axis, sure=scenario.failures.weight_failures == EXACT)
+
+
+def _legend(axis: Axes, *, sure: bool) -> None:
+    handles, _ = axis.get_legend_handles_labels()
+    handles = [Line2D([], [], lw=0, label="theory, mean failure rate:"), *handles]
+    if not sure:
+        handles.append(
+            Patch(fc="#999999", alpha=0.3, label="theory, 90 % of failure rates (two of them)")
+        )
+    runs = f"P5 to P95 of {REPLICATIONS} simulated runs"
+    handles.append(Line2D([], [], color="black", lw=0.7, marker="|", ms=4, label=runs))
+    axis.legend(handles=handles, loc="lower left", handlelength=3.2, fontsize=7)
+
+
+def _simulated(axis: Axes, at: list[Scenario], seed: int) -> None:
+    for one in at:
+        if one.gpus not in SIMULATED:
+            continue
+        here: list[Strategy] = [each for each in STRATEGIES if not reason_impossible(one, each)]
+        found = simulate_strategies(
+            one, here, ComparisonRequest(seed=seed, replications=REPLICATIONS)
+        )
+        for strategy, runs in found.runs.items():
+            goodput = one.work_s / runs.wall_s
+            low, middle, high = np.quantile(goodput, (LOW, 0.5, HIGH), method="inverted_cdf")
+            colour, _, marker = plan_figure_style.LOOK[strategy]
+            beside = 1.1 ** (STRATEGIES.index(strategy) - len(STRATEGIES) // 2)
+            axis.errorbar(
+                one.gpus * beside, middle, yerr=[[middle - low], [high - middle]], color=colour,
+                fmt=marker, ms=2.5, lw=0.7, zorder=4,
+            )  # fmt: skip
+
+
+def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
+    names = list(lines)
+    marked: list[tuple[float, float]] = []
+    for number, one in enumerate(names):
+        for other in names[number + 1 :]:
+            for gpus, goodput in crossings(lines[one], lines[other]):
+                near = [
+                    (x, y) for x, y in marked
+                    if abs(math.log(x / gpus)) < 0.5 and abs(y - goodput) < 0.03
+                ]  # fmt: skip
+                if near:
+                    continue  # of two strategies that coincide with a third
+                marked.append((gpus, goodput))
+                axis.plot(gpus, goodput, "o", mfc="none", mec="black", ms=6, mew=0.8, zorder=5)
+                axis.annotate(
+                    said(gpus, "GPUs"), (gpus, goodput), (-5, -5), textcoords="offset points",
+                    ha="right", va="top", fontsize=7, zorder=6,
+                )  # fmt: skip
+
+
+SHORTEST_S, LONGEST_S, ROWS = 10.0, 7200.0, 17
+SIMPLE: tuple[Strategy, ...] = tuple(one for one in STRATEGIES if one != "outlast")
+HATCHES: dict[Strategy, str] = {
+    "checkpoint-restart": "", "peer-memory": "...", "migrate": "///", "drop": "\\\\\\",
+}  # fmt: skip
+PLAIN = 0.02  # a lead of so much and more is drawn in full colour
+WORTH = 0.01  # what all of them together save beyond the best one, where a line is drawn
+
+
+class StrategyPhases(NamedTuple):
+    """By row (restart time) and column (GPUs): which of SIMPLE is cheapest (-1: none ends), by what
+    share it leads, and what `outlast`, which has all of them, saves beyond it."""
+
+    gpus: list[int]
+    restart_s: np.ndarray
+    winner: np.ndarray
+    lead: np.ndarray
+    saved: np.ndarray
+
+
+def draw_phases(scenario: Scenario, path: Path) -> None:
+    """By theory; the paler, the less it matters."""
+    figure_style.save(path, partial(_fill_phases, scenario=scenario))
+
+
+def strategy_phases(scenario: Scenario, rows: int = ROWS) -> StrategyPhases:
+    at = scaled_scenarios(scenario)
+    restart_s = np.geomspace(SHORTEST_S, LONGEST_S, rows)
+    shape = (len(restart_s), len(at))
+    winner, lead, saved = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+    for row, each_s in enumerate(restart_s):
+        for column, size in enumerate(at):
+            here = replace(size, restart_s=float(each_s))
+            usd = [_usd(here, one) for one in SIMPLE]
+            first, second = sorted(usd)[:2]
+            if math.isinf(first):
+                continue
+            winner[row, column] = usd.index(first)
+            lead[row, column] = 1 - first / second
+            saved[row, column] = 1 - _usd(here, "outlast") / first
+    return StrategyPhases([one.gpus for one in at], restart_s, winner, lead, saved)
+
+
+def _usd(scenario: Scenario, strategy: Strategy) -> float:
+    return math.inf if reason_impossible(scenario, strategy) else predict(scenario, strategy).usd
+
+
+def _fill_phases(figure: Figure, scenario: Scenario) -> None:
+    found = strategy_phases(scenario)
+    axis = figure.subplots()
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    handles = _cells(axis, found)
+    if (found.winner < 0).any():
+        handles.append(Patch(fc="white", ec="black", lw=0.5, label="none ends"))
+    if found.saved.max() > WORTH > found.saved.min():
+        axis.contour(
+            found.gpus, found.restart_s, found.saved, levels=(WORTH,), colors="black",
+            linewidths=1.4,
+        )  # fmt: skip
+        label = f"outlast saves {WORTH:.0%} and more beyond it"
+        handles.append(Line2D([], [], color="black", lw=1.4, label=label))
+    if SHORTEST_S <= scenario.restart_s <= LONGEST_S:
+        axis.plot(
+            scenario.gpus, scenario.restart_s, "X", color="black", mec="white", ms=8, zorder=4
+        )
+    plan_figure_style.label_spans(axis.yaxis, SHORTEST_S, LONGEST_S)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "GPUs")))
+    axis.set_xlabel("GPUs")
+    axis.set_ylabel("restart of the whole job from storage")
+    axis.set_title(
+        f"The cheapest strategy, {scenario.failures.name}\npale where it leads by less than"
+        f" {PLAIN:.0%}; X: {scenario.gpus:,} GPUs, {span(scenario.restart_s)}", loc="left",
+    )  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+
+
+def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
+    """Each in the colour and the hatch of what wins there, so that it is told apart in grey."""
+    columns, rows = _edges(np.array(found.gpus, float)), _edges(found.restart_s)
+    colours = np.ones((*found.winner.shape, 3))
+    depth = np.clip(found.lead / PLAIN, 0.15, 1)[..., None]
+    handles: list[Patch | Line2D] = []
+    for number, strategy in enumerate(SIMPLE):
+        here = found.winner == number
+        if not here.any():
+            continue
+        colour, hatch = plan_figure_style.LOOK[strategy][0], HATCHES[strategy]
+        tint = 1 - depth * (1 - np.array(to_rgb(colour)))
+        colours = np.where(here[..., None], tint, colours)
+        cells = [
+            [(columns[x], rows[y]), (columns[x + 1], rows[y]), (columns[x + 1], rows[y + 1]),
+             (columns[x], rows[y + 1])]
+            for y, x in np.argwhere(here)
+        ]  # fmt: skip
+        hatched = PolyCollection(cells, fc="none", ec=(0, 0, 0, 0.45), hatch=hatch, lw=0, zorder=3)
+        axis.add_collection(hatched)
+        handles.append(Patch(fc=colour, hatch=hatch, ec=(0, 0, 0, 0.45), lw=0, label=strategy))
+    axis.pcolormesh(columns, rows, colours, rasterized=True)
+    axis.set_xlim(columns[0], columns[-1])
+    axis.set_ylim(rows[0], rows[-1])
+    return handles
+
+
+def _edges(middles: np.ndarray) -> np.ndarray:
+    """Of cells around points that are evenly apart on a logarithmic axis."""
+    ratio = math.sqrt(middles[1] / middles[0]) if len(middles) > 1 else 2.0
+    return np.append(middles / ratio, middles[-1] * ratio)

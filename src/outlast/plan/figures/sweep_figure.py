@@ -1,0 +1,217 @@
+"""Figure of a sweep: lines over one field, a map for each strategy over two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from outlast import figure_style
+from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
+from outlast.plan.figures import plan_figure_style
+from outlast.plan.model.answer_values import Unit
+from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import KEYS
+from outlast.plan.simulate.result_rows import point_value
+
+Measure = Literal["goodput", "dollars"]
+UNITS: dict[Measure, Unit] = {"goodput": "share", "dollars": "USD"}
+NAMES: dict[Measure, str] = {"goodput": "goodput", "dollars": "dollars for the run"}
+BRIGHT_IS_GOOD: dict[Measure, str] = {"goodput": "cividis", "dollars": "cividis_r"}
+LOG_MIN = 8.0  # from the smallest to the largest
+TICKS_MAX, COLUMNS_MAX, ROWS_MAX, MAPS_A_ROW = 9, 10, 16, 3
+CAPTION_MAX = 60
+
+
+def draw(wanted: Sequence[SweepPoint], found: Sweep, measure: Measure, path: Path) -> None:
+    """Theory as lines, with P5 to P95 of the runs; or what runs come to in the middle, and theory
+    where there are none, as maps. Nothing stands where there is no figure or no end."""
+    if len(found.over) == 1:
+        figure_style.save(path, partial(_lines, wanted=wanted, found=found, measure=measure))
+        return
+    rows = math.ceil(len(found.strategies) / MAPS_A_ROW)
+    height_inch = figure_style.HEIGHT_INCH if rows == 1 else 2.6 * rows
+    fill = partial(_maps, wanted=wanted, found=found, measure=measure)
+    figure_style.save(path, fill, height_inch)
+
+
+# --- one field ---
+
+
+def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: Measure) -> None:
+    axis = figure.subplots()
+    key = next(iter(found.over))
+    at, ordered = _places(wanted, key)
+    every: list[float] = []
+    for strategy in found.strategies:
+        colour, line, marker = plan_figure_style.LOOK[strategy]
+        here = sorted(
+            (one for one in found.points if one.strategy == strategy),
+            key=lambda one: at[one.values[key]],
+        )
+        x = np.array([at[one.values[key]] for one in here])
+        theory = np.array([_theory(one, measure) for one in here])
+        width = 3.2 if _covered(found, strategy, measure) else 1.2
+        axis.plot(
+            x, theory, color=colour, ls=line if ordered else "", lw=width, marker=marker,
+            ms=2.4 + width, label=strategy,
+        )  # fmt: skip
+        low, middle, high = np.array([_runs(one, measure) for one in here]).T
+        some = np.isfinite(high)
+        axis.errorbar(
+            x[some], middle[some], yerr=(middle[some] - low[some], high[some] - middle[some]),
+            fmt="none", ecolor=colour, elinewidth=0.9, capsize=2.5,
+        )  # fmt: skip
+        every += [*theory[np.isfinite(theory)].tolist(), *middle[some].tolist()]
+    _along(axis, at)
+    axis.set_xlabel(_field(key))
+    axis.set_ylabel(NAMES[measure])
+    if measure == "goodput":
+        axis.set_ylim(0, 1.02)
+    elif every and max(every) / min(every) >= LOG_MIN:
+        axis.set_yscale("log")
+    _caption(axis.yaxis, measure)
+    axis.grid(visible=True, axis="y", lw=0.3, color="#cccccc")
+    axis.set_title(_title(wanted, found), loc="left")
+    figure.legend(loc="outside lower center", ncols=len(found.strategies))
+
+
+def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
+    """Whether another line, drawn later, runs where this one does: it is seen beside it if wide."""
+    lines = {
+        one: np.array([_theory(p, measure) for p in found.points if p.strategy == one])
+        for one in found.strategies[found.strategies.index(strategy) :]
+    }
+    own = lines.pop(strategy)
+    return any(np.allclose(own, one, rtol=0.005, equal_nan=True) for one in lines.values())
+
+
+def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], bool]:
+    """Where each value stands: at its number, or in its turn; and whether it has a number."""
+    numbers = {one.values[key]: point_value(one, key) for one in wanted}
+    if any(value is None for value in numbers.values()):
+        return {text: float(at) for at, text in enumerate(numbers)}, False
+    return {text: float(value or 0) for text, value in numbers.items()}, True
+
+
+def _along(axis: Axes, at: dict[str, float]) -> None:
+    """Ticks where values are, with the texts that they were given as."""
+    low, high = min(at.values()), max(at.values())
+    if low > 0 and high / low >= LOG_MIN:
+        axis.set_xscale("log")
+    texts = list(at)[:: math.ceil(len(at) / TICKS_MAX)]
+    axis.set_xticks([at[text] for text in texts], texts)
+    axis.set_xticks([], minor=True)
+
+
+# --- two fields ---
+
+
+def _maps(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: Measure) -> None:
+    across = min(MAPS_A_ROW, len(found.strategies))
+    rows = math.ceil(len(found.strategies) / across)
+    axes = figure.subplots(rows, across, squeeze=False, sharey=True)
+    grids = {one: _grid(found, one, measure) for one in found.strategies}
+    scale = _scale(np.concatenate([grid[np.isfinite(grid)] for grid in grids.values()]), measure)
+    cmap = BRIGHT_IS_GOOD[measure]
+    for axis, (strategy, grid) in zip(axes.flat, grids.items(), strict=False):
+        _map(axis, found, grid, scale, cmap)
+        axis.set_title(strategy, loc="left")
+        if grid.shape[1] * across <= COLUMNS_MAX and grid.shape[0] * rows <= ROWS_MAX:
+            _figures(axis, grid, scale, measure)
+    for axis in axes.flat[len(grids) :]:
+        axis.set_axis_off()
+    x_key, y_key = found.over
+    figure.supxlabel(_field(x_key), fontsize=8)
+    figure.supylabel(_field(y_key), fontsize=8)
+    figure.suptitle(_title(wanted, found), x=0.01, ha="left", fontsize=9)
+    bar = figure.colorbar(ScalarMappable(scale, cmap), ax=axes, label=NAMES[measure])
+    _caption(bar.ax.yaxis, measure)
+
+
+def _grid(found: Sweep, strategy: Strategy, measure: Measure) -> np.ndarray:
+    x_key, y_key = found.over
+    values = {
+        (one.values[y_key], one.values[x_key]): _middle(one, measure)
+        for one in found.points
+        if one.strategy == strategy
+    }
+    return np.array([[values[y, x] for x in found.over[x_key]] for y in found.over[y_key]])
+
+
+def _scale(values: np.ndarray, measure: Measure) -> Normalize:
+    if measure == "goodput" or not len(values):
+        return Normalize(0, 1)
+    low, high = float(values.min()), float(values.max())
+    return LogNorm(low, high) if high / low >= LOG_MIN else Normalize(low, max(high, 1.01 * low))
+
+
+def _map(axis: Axes, found: Sweep, grid: np.ndarray, scale: Normalize, cmap: str) -> None:
+    axis.set_facecolor("#dddddd")
+    axis.imshow(np.ma.masked_invalid(grid), cmap=cmap, norm=scale, origin="lower", aspect="auto")
+    for ticks, texts in zip((axis.set_xticks, axis.set_yticks), found.over.values(), strict=True):
+        every = math.ceil(len(texts) / TICKS_MAX)
+        ticks(range(0, len(texts), every), texts[::every])
+    for label in axis.get_xticklabels():
+        label.set(rotation=60, ha="right", rotation_mode="anchor")
+
+
+def _figures(axis: Axes, grid: np.ndarray, scale: Normalize, measure: Measure) -> None:
+    for (row, column), value in np.ndenumerate(grid):
+        ends = math.isfinite(value)
+        dark = ends and (float(scale(value)) < 0.5) == (measure == "goodput")
+        axis.text(
+            column, row, said(value, UNITS[measure]) if ends else "-", ha="center", va="center",
+            fontsize=6.5, color="white" if dark else "black",
+        )  # fmt: skip
+
+
+# --- both ---
+
+
+def _theory(one: PointResult, measure: Measure) -> float:
+    if one.theory is None:
+        return math.nan
+    return one.theory.outcome.goodput if measure == "goodput" else one.theory.usd
+
+
+def _runs(one: PointResult, measure: Measure) -> tuple[float, float, float]:
+    if one.runs is None:
+        return math.nan, math.nan, math.nan
+    tally = one.runs.goodput if measure == "goodput" else one.runs.costs
+    return tally.low, tally.middle, tally.high
+
+
+def _middle(one: PointResult, measure: Measure) -> float:
+    return _theory(one, measure) if one.runs is None else _runs(one, measure)[1]
+
+
+def _caption(axis: Axis, measure: Measure) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: said(value, UNITS[measure])))
+    axis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
+
+
+def _field(key: str) -> str:
+    more = KEYS[key].said.partition(", as in")[0]
+    return key if len(more) > CAPTION_MAX else f"{key}: {more}"
+
+
+def _title(wanted: Sequence[SweepPoint], found: Sweep) -> str:
+    scenario = wanted[0].scenario
+    known = {"gpus": f"{scenario.gpus:,} GPUs", "failures": scenario.failures.name}
+    parts = [text for key, text in known.items() if key not in found.over]
+    if found.asked:
+        bars = "bars: P5 to P95 of" if len(found.over) == 1 else "median of"
+        parts.append(f"{bars} {found.asked:,} runs")
+    return ", ".join([*parts, *["by theory"] * (not found.asked)])

@@ -1,0 +1,1 @@
+"""Model of a run: scenario, failure rates, recovery ladders, predictions."""

@@ -1,0 +1,145 @@
+"""Quantities with band, unit and source, and their text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.controller.save_schedule.save_intervals import NEVER_S
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import FIELDS, Scenario, default_text
+
+Unit = Literal["s", "share", "USD", "GPUs", "nodes", "bytes", "bytes/s", "1/s", "runs", "times", ""]
+How = Literal["exact", "first order", "simulated", "given"]
+LOW, HIGH = 0.05, 0.95  # ends of a 90 % band
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    """`low` and `high` end its 90 % band, None where nothing makes it uncertain. Infinity is a
+    time or a price that no end has; JSON writes it as null."""
+
+    name: str
+    value: float
+    unit: Unit
+    low: float | None = None
+    high: float | None = None
+    how: How
+    source: str = ""
+
+
+class Assumed(msgspec.Struct, frozen=True):
+    """A field of the scenario that was not given, and what it was taken for."""
+
+    key: str
+    text: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To one question about one scenario. `warnings`: what lies outside a formula's regime, or was
+    left out."""
+
+    question: str
+    failures: str
+    quantities: list[Quantity]
+    assumed: list[Assumed]
+    warnings: list[str]
+
+
+def answer(
+    question: str,
+    scenario: Scenario,
+    quantities: list[Quantity],
+    warnings: list[str],
+    about: Collection[str],
+) -> Answer:
+    """With what was assumed of `scenario`, of the keys that it is `about`, and where its failure
+    rate is from."""
+    rate, untold = scenario.failures, scenario.assumed & set(about)
+    return Answer(
+        question=question, failures=f"{rate.name}: {rate.source}", quantities=quantities,
+        assumed=[Assumed(f.key, default_text(scenario, f)) for f in FIELDS if f.key in untold],
+        warnings=warnings,
+    )  # fmt: skip
+
+
+def at_rate(scenario: Scenario, probability: float) -> Scenario:
+    """The scenario with the failure rate that the true one is below with this probability."""
+    rate = scenario.failures
+    sure = replace(rate, per_gpu_s=rate.at(probability), weight_failures=EXACT)
+    return replace(scenario, failures=sure)
+
+
+def quantity_with_band(
+    name: str,
+    unit: Unit,
+    how: How | Callable[[Scenario], How],
+    source: str,
+    scenario: Scenario,
+    function: Callable[[Scenario], float],
+) -> Quantity:
+    """`function` of the scenario, with the band that the failure rate's own gives it: where the
+    rate's 90 % interval leads, exact for what rises or falls with the rate throughout; the value
+    itself always lies in it. `how`, where it depends on the rate: exact if it is so at both ends
+    of the band, too."""
+    value, low, high = function(scenario), None, None
+    shown = [scenario]
+    if scenario.failures.weight_failures != EXACT:
+        shown += [at_rate(scenario, probability) for probability in (LOW, HIGH)]
+        ends = [function(one) for one in shown[1:]]
+        low, high = min(value, *ends), max(value, *ends)
+    hows: list[How] = [how(one) for one in shown] if callable(how) else [how]
+    return Quantity(
+        name=name, value=value, unit=unit, low=low, high=high, how=_least_sure(hows), source=source
+    )  # fmt: skip
+
+
+def _least_sure(hows: Sequence[How]) -> How:
+    for one in hows:
+        if one != "exact":
+            return one
+    return "exact"
+
+
+_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PLAIN_MAX = 1e5
+YEAR_S = 365 * 86400.0
+AGES_S = 1e6 * YEAR_S  # nobody waits so long
+SHARE_MIN = 1e-5  # as near to nothing as people care for
+
+
+def format_quantity(value: float, unit: Unit) -> str:
+    """With three digits, in the unit that people say."""
+    if math.isinf(value):
+        return "never" if unit == "s" else "infinite"
+    if unit == "s":
+        if value < NEVER_S:
+            return span(value)
+        return f"{_large(value / YEAR_S)} y" if value < AGES_S else "> 1M y"
+    if unit == "share":
+        return f"{100 * value:.3g} %" if not 0 < value < SHARE_MIN else "<0.001 %"
+    if unit == "USD":
+        sign = "-" if value < 0 else ""
+        return f"{sign}${_large(abs(value)).replace('G', 'B')}"
+    if unit in ("bytes", "bytes/s"):
+        return f"{_large(value, ' ')}{'B' if unit == 'bytes' else 'B/s'}"
+    whole = value == int(value) and abs(value) < _PLAIN_MAX
+    return f"{int(value):,}" if whole else _large(value)
+
+
+def format_count(count: int, one: str, more: str = "") -> str:
+    """`1 node`, `2 nodes`, `no node`."""
+    said = one if count in (0, 1) else more or f"{one}s"
+    return f"{count:,} {said}" if count else f"no {said}"
+
+
+def _large(value: float, gap: str = "") -> str:
+    value = float(f"{value:.3g}")  # first, or 999.9 is written with an exponent
+    for size, prefix in _LARGE:
+        if abs(value) >= size:
+            return f"{value / size:.3g}{gap}{prefix}"
+    return f"{value:.3g}{gap}"

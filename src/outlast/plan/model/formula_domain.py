@@ -1,0 +1,168 @@
+"""Domain of each closed form: what it leaves out of a scenario, and how much.
+
+`gaps` is the one place that decides whether a prediction may be called exact. Each gap has an
+estimate of the share of wall time by which it moves the result; tests/plan/test_domain.py draws
+scenarios over the whole field space and holds what is called exact to the simulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outlast.plan.model.answer_values import How
+from outlast.plan.model.ladder_costs import (
+    Strategy,
+    fatal_rate_per_s,
+    mtbf_s,
+    pace_of,
+    rungs,
+    sources,
+)
+from outlast.plan.model.scenario import NEVER_S, Scenario
+from outlast.theory.strategies import RecoveryJob, RecoveryOutcome, Rung
+
+EXACT_TO = 1e-3  # of wall time: a formula is called exact where all its gaps together are smaller
+FIRST_ORDER_TO = 0.05  # of wall time: beyond, a first-order formula is outside its regime
+FIRST_ORDER = "the formula is first order"
+REPAIRS_MIN = 5.0  # repair times that a run should last for the long run to be told of it
+EXPONENT_MAX = 50.0
+LISTED_SHARE_MIN = 0.1  # of the sum of all gaps: smaller ones are not listed
+
+
+class DomainGap(NamedTuple):
+    """Part of a scenario that a formula leaves out. `share`: of wall time, an estimate; None where
+    it has none."""
+
+    said: str
+    share: float | None
+
+
+def domain_gaps(
+    scenario: Scenario, strategy: Strategy, job: RecoveryJob, outcome: RecoveryOutcome
+) -> list[DomainGap]:
+    """Return what the closed form of `strategy` leaves out of this scenario, largest first.
+
+    Empty where the formula is exact: where what it leaves out is less than EXACT_TO of wall time.
+    """
+    found = [
+        *_simplified(scenario),
+        *([] if outcome.exact else [DomainGap(FIRST_ORDER, None)]),
+    ]
+    sized = [
+        _ends(scenario, job, outcome),
+        _first_repairs(scenario, job, outcome),
+        _deeper_rungs(scenario, strategy, job),
+        _broken_steps(scenario, strategy, job),
+    ]
+    whole = math.fsum(one.share or 0.0 for one in sized)
+    if whole > EXACT_TO:
+        sized = [one for one in sized if (one.share or 0.0) > LISTED_SHARE_MIN * whole]
+        found += sorted(sized, key=lambda one: -(one.share or 0.0))
+    return found
+
+
+def is_first_order(found: Sequence[DomainGap]) -> bool:
+    """Return whether a formula with these gaps is still right to first order."""
+    return math.fsum(one.share or 0.0 for one in found) <= FIRST_ORDER_TO
+
+
+def of_rate(scenario: Scenario) -> How:
+    """Return how the job's failure rate is known: exact where no node ages and none is a lemon,
+    which leaves the job for its repair."""
+    poisson = scenario.shape == 1 and not scenario.lemons and scenario.gap_spread is None
+    return "exact" if poisson else "first order"
+
+
+def of_repairs(scenario: Scenario) -> How:
+    """Return how the number of nodes in repair is known: exact in a run of many repairs."""
+    settled = scenario.work_s >= REPAIRS_MIN * scenario.repair_s
+    return of_rate(scenario) if settled else "first order"
+
+
+def of_losses(scenario: Scenario, window_s: float) -> How:
+    """Return how the rate is known at which all copies of a part are lost, each of which is short
+    for `window_s`: exact where hardly a failure comes in the window of another."""
+    alone = math.expm1(min(EXPONENT_MAX, window_s / mtbf_s(scenario))) <= EXACT_TO
+    racks = scenario.rack_mtbf_s < NEVER_S
+    return of_rate(scenario) if alone and not racks else "first order"
+
+
+def _simplified(scenario: Scenario) -> list[DomainGap]:
+    said = {
+        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
+        "nodes are taken not to age": scenario.shape != 1,
+        "failures are taken to come at random, not at even gaps": scenario.gap_spread is not None,
+        "a rack's failure is taken to leave what one node's does": scenario.rack_mtbf_s < NEVER_S,
+    }
+    return [DomainGap(text, None) for text, here in said.items() if here]
+
+
+def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
+    """The formula is of a long run. This one ends with a flush and, unless intervals divide its
+    work, with a shorter interval."""
+    said = "the run is short: its last save and flush count"
+    wall_s = _wall_s(scenario, outcome)
+    last_s = (1 - job.drag) * job.flush_s
+    rounds = scenario.work_s / job.interval_s
+    if abs(rounds - round(rounds)) > 1e-9 * rounds:
+        running = 1 - outcome.wait
+        lost = 1 - outcome.goodput / running if running else 1.0
+        last_s += lost * min(wall_s, job.interval_s / max(outcome.goodput, 1e-9))
+    return DomainGap(said, last_s / wall_s)
+
+
+def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
+    """The run begins with all its spares; the formula has nodes in repair from the first."""
+    said = "repairs are long beside the run, which begins with all its spares"
+    if not job.spares:  # it waits from its first failure on, as ever after
+        return DomainGap(said, 0.0)
+    late_s = scenario.repair_s * (1 + math.log(job.spares + 1))
+    return DomainGap(said, outcome.wait * min(1.0, late_s / _wall_s(scenario, outcome)))
+
+
+def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
+    """The formula draws the rung of each failure independently. Holders of one part are in fact
+    lost in failures that follow each other, the sooner the longer recoveries take."""
+    said = "failures come so fast that all holders of a part are often lost at once"
+    found = sources(scenario, strategy, memory=job.snapshots > 0)
+    every = 1 / mtbf_s(scenario)
+    window_s = scenario.detect_s + max(takes for _, takes in found) + scenario.window_s
+    often = math.expm1(min(EXPONENT_MAX, every * window_s))
+    deeper = max(0.0, _deeper_share(scenario, rungs(scenario, strategy, memory=job.snapshots > 0)))
+    costs_s = found[-1][1] + job.interval_s + job.flush_s
+    if len(found) == 1 or not deeper:
+        return DomainGap(said, 0.0)
+    return DomainGap(said, every * costs_s * min(1.0, deeper * often))
+
+
+def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
+    """Of all failures, those that lose more than their first source for want of a holder."""
+    first = ladder[0].loses
+    beyond = math.fsum(one.share for one in ladder if one.loses != first)
+    return beyond - fatal_rate_per_s(scenario) * mtbf_s(scenario)
+
+
+def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
+    """Count the step that was broken off as half a step of pause, where live replicas go
+    on."""
+    said = "a step is long beside what is between saves or failures"
+    found = sources(scenario, strategy, memory=job.snapshots > 0)
+    if found[0][0] != "nothing" or not scenario.step_s:
+        return DomainGap(said, 0.0)
+    every = 1 / mtbf_s(scenario)
+    between_s = job.interval_s / max(1, job.snapshots)
+    saving_s = job.cost_s + max(1, job.snapshots) * job.snapshot_cost_s + job.drag * job.flush_s
+    again = every * (scenario.detect_s + found[0][1])
+    odd = (
+        pace_of(scenario, strategy)
+        - 1
+        + min(1.0, scenario.step_s / between_s)
+        + saving_s / (job.interval_s + saving_s)
+    )
+    return DomainGap(said, every * scenario.step_s / 2 * min(1.0, odd + again))
+
+
+def _wall_s(scenario: Scenario, outcome: RecoveryOutcome) -> float:
+    return scenario.work_s / outcome.goodput if outcome.goodput else math.inf

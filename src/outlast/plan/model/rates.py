@@ -1,0 +1,185 @@
+"""Failure rates as users state them: MTBF, presets, files of `outlast fleet fit`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from outlast import quantities, toml_files
+from outlast.errors import ConfigError
+from outlast.theory import failures, special_functions
+from outlast.theory.failures import DAY_S, PRESETS, job_mtbf_s
+
+EXACT = math.inf
+MTBF_LEAST_S, MTBF_MOST_S = 1.0, 1e6 * quantities.SECONDS["y"]  # of a GPU
+BARE_MOST = 0.05  # a share of GPUs a day without %: above it a count was meant
+_FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.5/1000 node-days"
+
+
+class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures per GPU-second that stop a job, and where the figure is from.
+
+    `weight_failures`: the rate is as sure as if it had been measured on so many failures (Gamma
+    distributed with this shape); EXACT for one that is to be taken as it is.
+    """
+
+    name: str
+    per_gpu_s: float
+    source: str
+    weight_failures: float
+
+    def at(self, probability: float) -> float:
+        """The rate that the true one is below with this probability."""
+        if self.weight_failures == EXACT:
+            return self.per_gpu_s
+        share = (
+            special_functions.gamma_quantile(self.weight_failures, probability)
+            / self.weight_failures
+        )
+        return self.per_gpu_s * share
+
+
+def parse_failures(what: str, text: str, gpus_per_node: int, seen: int | None) -> StatedFailures:
+    """`text` is a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in
+    `0.5%/day`, or failures as in `6.5/1000 node-days`. `seen`: how many failures it was measured
+    on; None: a preset is as sure as published rates agree, any other is exact. Raises ConfigError.
+    """
+    text = text.strip()
+    weight = EXACT if seen is None else float(seen)
+    if text in failures.PRESETS:
+        prior = failures.PRESETS[text]
+        return StatedFailures(
+            name=text, per_gpu_s=prior.rate_per_device_s, source=prior.source,
+            weight_failures=prior.weight_failures if seen is None else weight,
+        )  # fmt: skip
+    per_gpu_s = _rate(what, text, gpus_per_node)
+    if not MTBF_LEAST_S <= 1 / per_gpu_s <= MTBF_MOST_S:
+        raise ConfigError(
+            f"{what!r} is a failure of one GPU every {1 / per_gpu_s:.3g} s, which cannot be meant:"
+            " say from 1s to 1000000y"
+        )
+    return StatedFailures(name=text, per_gpu_s=per_gpu_s, source="as given", weight_failures=weight)
+
+
+def _rate(what: str, text: str, gpus_per_node: int) -> float:
+    if day := re.fullmatch(r"(.+)/\s*(?:d|day)", text):
+        probability = _positive(what, quantities.share(what, day[1]))
+        if probability >= BARE_MOST and "%" not in day[1]:
+            raise ConfigError(
+                f"{what!r} would be {probability:.4g} of all GPUs a day: say {100 * probability:g}%"
+                "/day where that is meant, and 6.5/1000 node-days for a count"
+            )
+        if probability == 1:
+            raise ConfigError(f"{what!r}: no GPU lives for a day; say a share below 100 %")
+        return failures.rate_of_daily_probability(probability)
+    if days := re.fullmatch(r"(.+)/\s*1,?000 ?node-?days", text):
+        found = _positive(what, quantities.number(what, days[1]))
+        return failures.rate_of_node_days(found, gpus_per_node)
+    if not text[:1].isdigit():
+        close = difflib.get_close_matches(text, failures.PRESETS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(
+            f"{what!r} is no failure rate: {hint}Say {_FORMS}; presets are"
+            f" {', '.join(failures.PRESETS)}"
+        )
+    found = quantities.measured(quantities.SECONDS, what, text, "50kh")
+    return failures.rate_of_mtbf(_positive(what, found))
+
+
+def _positive(what: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigError(f"{what!r} must be above 0")
+    return value
+
+
+JOBS_GPUS = (1_024, 16_384, 131_072)
+
+
+class RatePreset(msgspec.Struct, frozen=True, kw_only=True):
+    """`per_gpu_day`: failures of a GPU a day that stop a job. `job_mtbf_s`: seconds between the
+    failures of a job, by its number of GPUs."""
+
+    name: str
+    per_gpu_day: float
+    gpu_mtbf_s: float
+    job_mtbf_s: dict[int, float]
+    weight_failures: float
+    source: str
+
+
+def presets() -> list[RatePreset]:
+    """All of them; they differ more than tenfold."""
+    return [
+        RatePreset(
+            name=prior.name,
+            per_gpu_day=prior.rate_per_device_s * DAY_S,
+            gpu_mtbf_s=1 / prior.rate_per_device_s,
+            job_mtbf_s={gpus: job_mtbf_s(prior.rate_per_device_s, gpus) for gpus in JOBS_GPUS},
+            weight_failures=prior.weight_failures,
+            source=prior.source,
+        )
+        for prior in PRESETS.values()
+    ]
+
+
+VERSION = 1
+WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class MeasuredRates(NamedTuple):
+    """`failures` goes where --failures would; `said`: other fields of a scenario by key."""
+
+    failures: StatedFailures
+    said: dict[str, Any]
+
+
+class _Failures(msgspec.Struct, frozen=True):
+    per_gpu_second: Annotated[float, msgspec.Meta(ge=1 / MTBF_MOST_S, le=1 / MTBF_LEAST_S)]
+    weight_failures: Annotated[float, msgspec.Meta(ge=WEIGHT_LEAST, le=WEIGHT_MOST)]
+    source: _Text
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["outlast-rates"]
+    version: int
+    name: _Text
+    failures: _Failures
+    scenario: dict[str, Any] = {}
+    measured: dict[str, Any] = {}  # this and what follows only people read
+    causes: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+
+
+def read_rates(path: Path) -> MeasuredRates:
+    """What a file of rates says of a cluster; tables that only people read are passed over. Raises
+    ConfigError, which names the file and the field."""
+    found = toml_files.read(path, "file of rates")
+    try:
+        told = msgspec.convert(found, _File)
+    except msgspec.ValidationError as error:
+        fault, _, where = str(error).partition(" - at `")
+        field = where.strip("`$.")
+        raise ConfigError(
+            f"{path}: {field + ': ' if field else ''}{fault}; `outlast fleet fit LAKE --out FILE`"
+            " writes such a file"
+        ) from error
+    if told.version != VERSION:
+        raise ConfigError(
+            f"{path}: version {told.version}; this Outlast reads version {VERSION}: measure again"
+            " with `outlast fleet fit`"
+        )
+    rate = told.failures
+    return MeasuredRates(
+        StatedFailures(
+            name=told.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
+            weight_failures=rate.weight_failures,
+        ),
+        told.scenario,
+    )  # fmt: skip

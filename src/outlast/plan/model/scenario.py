@@ -1,0 +1,398 @@
+"""Scenario: the cluster and the run, one flat record from flags or a TOML file.
+
+FIELDS is the one list of what can be said, with what is assumed where nothing is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from outlast import quantities, toml_files
+from outlast.errors import ConfigError
+from outlast.plan.model.rates import MeasuredRates, StatedFailures, parse_failures, read_rates
+from outlast.theory import spares, special_functions
+
+NEVER_S = math.inf
+REPLICA_GPUS = 512
+SHARES_CLOSE = 1e-6  # of rounding, in files that were measured
+SPAN_MAX_S = 1000 * quantities.SECONDS["y"]
+IN_REPAIR_MAX = spares.MEAN_MAX / 10  # on the average; the ends of a band are some times as far
+
+Overheads: TypeAlias = tuple[tuple[str, float], ...]  # by strategy
+OVERHEAD_OF = ("checkpoint-restart", "peer-memory", "migrate", "drop", "outlast")
+OVERHEAD_MAX = 0.99
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, bytes and dollars; FIELDS says what each means. `assumed`: the fields of which
+    nothing was said. A node is what fails and is replaced as one."""
+
+    gpus: int
+    gpus_per_node: int
+    failures: StatedFailures
+    transient: float
+    fatal: float
+    rack_nodes: int
+    rack_mtbf_s: float
+    lemons: float
+    lemon_factor: float
+    shape: float
+    age_s: float
+    gap_spread: float | None
+    spares: int | None
+    repair_s: float
+    work_s: float
+    step_s: float
+    replicas: int
+    interval_s: float | None
+    cost_s: float
+    flush_s: float
+    drag: float
+    memory_interval_s: float | None
+    memory_cost_s: float
+    copies: int
+    window_s: float
+    detect_s: float
+    restart_s: float
+    restore_s: float
+    pause_s: float
+    overhead: Overheads
+    usd_per_gpu_hour: float
+    state_bytes: float
+    assumed: frozenset[str] = frozenset()
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.gpus_per_node
+
+
+class Field(NamedTuple):
+    """`key` is the flag and the key in a file; `name` the attribute. `default`: "" where a value
+    has to be given."""
+
+    key: str
+    name: str
+    read: Callable[[str, str], Any]
+    default: str
+    group: str
+    said: str
+
+
+def span(what: str, text: str) -> float:
+    """Seconds, 0 as well. Raises ConfigError as `amounts.measured`, and where it is absurd."""
+    if text == "0":
+        return 0.0
+    found = quantities.measured(quantities.SECONDS, what, text, "30min")
+    if found > SPAN_MAX_S:
+        raise ConfigError(f"{what!r} is longer than 1000y, which cannot be meant")
+    return found
+
+
+def overheads(what: str, text: str) -> Overheads:
+    """Strategies with the share of time that their steps always take more, by name. Raises
+    ConfigError."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        if name not in OVERHEAD_OF or name in found:
+            known = ", ".join(OVERHEAD_OF)
+            raise ConfigError(f"{what!r}: say each of {known} once, as in drop=4%,outlast=1%")
+        if (value := quantities.share(what, share)) > OVERHEAD_MAX:
+            raise ConfigError(f"{what!r}: {share} is more than {OVERHEAD_MAX:.0%}")
+        found[name] = value
+    return tuple(sorted(found.items()))
+
+
+def _unless(word: str, value: object, read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    return lambda what, text: value if text == word else read(what, text)
+
+
+_CLUSTER, _RUN, _SAVES, _RECOVERY, _PRICE = "Cluster", "Run", "Saves", "Recovery", "Price"
+_text = _unless("", "", lambda _, text: text)
+# fmt: off
+FIELDS = (
+    Field("gpus", "gpus", quantities.count, "", _CLUSTER,
+          "GPUs that the job needs, as in 16384 or 100k"),
+    Field("gpus-per-node", "gpus_per_node", quantities.count, "8", _CLUSTER,
+          "that fail and are replaced together"),
+    Field("failures", "failures", _text, "llama3-405b", _CLUSTER,
+          "a preset, a GPU's MTBF as in 50kh, 0.5%/day, or 6.5/1000 node-days"),
+    Field("rates", "rates", _unless("none", None, lambda _, text: Path(text)), "none", _CLUSTER,
+          "a file of `outlast fleet fit`: failures and what else it measured, unless said here"),
+    Field("failures-seen", "seen", _unless("preset", None, quantities.count), "preset", _CLUSTER,
+          "how many failures the rate was measured on: the bands follow from it"),
+    Field("transient", "transient", quantities.share, "20%", _CLUSTER,
+          "share of all failures after which the node itself goes on"),
+    Field("fatal", "fatal", quantities.share, "1%", _CLUSTER,
+          "share of all failures after which only storage is left; the rest take a node"),
+    Field("rack-nodes", "rack_nodes", quantities.count, "8", _CLUSTER,
+          "nodes in a rack"),
+    Field("rack-mtbf", "rack_mtbf_s", _unless("never", NEVER_S, span), "never", _CLUSTER,
+          "between failures of one rack as a whole"),
+    Field("lemons", "lemons", quantities.share, "0%", _CLUSTER,
+          "share of nodes that fail more often"),
+    Field("lemon-factor", "lemon_factor", quantities.number, "10", _CLUSTER,
+          "how many times as often"),
+    Field("shape", "shape", quantities.number, "1", _CLUSTER,
+          "Weibull shape of a node's life; below 1: infant mortality, 1: no ageing"),
+    Field("age", "age_s", span, "0", _CLUSTER,
+          "of all nodes at the start, where they age"),
+    Field("gap-spread", "gap_spread", _unless("random", None, quantities.share), "random", _CLUSTER,
+          "gaps between failures lie evenly around their mean, as in 25%; random: Poisson"),
+    Field("spares", "spares", _unless("enough", None, quantities.count), "enough", _CLUSTER,
+          "nodes that stand by; enough: as many as repairs take in 99.9 % of time, none for drop"),
+    Field("repair", "repair_s", span, "24h", _CLUSTER,
+          "until a failed node is back"),
+    Field("work", "work_s", span, "30d", _RUN,
+          "what the run takes where nothing fails and nothing is saved"),
+    Field("step", "step_s", span, "10s", _RUN,
+          "one training step"),
+    Field("replica-gpus", "replica_gpus", _unless("default", None, quantities.count),
+          "default", _RUN, f"GPUs that hold the model once; default: some {REPLICA_GPUS}"),
+    Field("state", "state_bytes", quantities.size, "1.5TB", _RUN,
+          "parameters and optimizer, once"),
+    Field("interval", "interval_s", _unless("best", None, span), "best", _SAVES,
+          "work between two durable saves"),
+    Field("cost", "cost_s", span, "5s", _SAVES,
+          "what a durable save blocks"),
+    Field("flush", "flush_s", span, "2min", _SAVES,
+          "from its end until it can be restored"),
+    Field("drag", "drag", quantities.share, "0%", _SAVES,
+          "share by which steps are slower meanwhile"),
+    Field("memory-interval", "memory_interval_s", _unless("best", None, span), "best", _SAVES,
+          "work between two versions in memory"),
+    Field("memory-cost", "memory_cost_s", span, "1s", _SAVES,
+          "what a version in memory blocks"),
+    Field("copies", "copies", _unless("default", None, quantities.count), "default", _SAVES,
+          "nodes that hold each part of a version in memory; default: 2, or the next that divides"),
+    Field("window", "window_s", span, "1min", _SAVES,
+          "after a recovery, until every part has its copies again"),
+    Field("detect", "detect_s", span, "30s", _RECOVERY,
+          "from a failure until it is known"),
+    Field("restart", "restart_s", span, "10min", _RECOVERY,
+          "of the whole job, from storage"),
+    Field("restore", "restore_s", span, "2min", _RECOVERY,
+          "of the whole job, from memory"),
+    Field("pause", "pause_s", span, "30s", _RECOVERY,
+          "until live replicas go on, with a spare or without"),
+    Field("overhead", "overhead", _unless("none", (), overheads), "none", _RECOVERY,
+          "share of steps' time that strategies always take, as in drop=4%,outlast=1%"),
+    Field("gpu-hour", "usd_per_gpu_hour", quantities.price, "$2.50", _PRICE,
+          "price of a GPU for an hour"),
+)
+# fmt: on
+_ABOVE_0 = {
+    "gpus",
+    "gpus-per-node",
+    "failures-seen",
+    "rack-nodes",
+    "rack-mtbf",
+    "lemon-factor",
+    "shape",
+    "repair",
+    "work",
+    "step",
+    "interval",
+    "memory-interval",
+    "copies",
+    "gpu-hour",
+}  # fmt: skip
+_LIMITS = {
+    "gpus": (1, 1e9),
+    "failures-seen": (1, 1e6),  # as sure as the rate is exact
+    "lemon-factor": (0, 1e6),
+    "shape": (special_functions.SHAPE_MIN, 100),
+    "state": (1, 1e18),
+    "gpu-hour": (0, 1e6),
+}
+KEYS = {field.key: field for field in FIELDS}
+_RATE = ("failures", "failures-seen")
+
+
+def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
+    """A scenario from `flags` (key to text), which go before those in a TOML `file`. What a
+    file of rates says comes after what names it: --rates after other flags and before `file`, the
+    key in `file` last. Raises ConfigError, which names the field, the file, and what was perhaps
+    meant."""
+    said, where, rate = _layers(flags, file)
+    values: dict[str, Any] = {}
+    for field in FIELDS:
+        values[field.name] = _value(field, where[field.key], said.get(field.key))
+    per_node, seen, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
+    if values["gpus"] % per_node:
+        raise ConfigError(
+            f"{values['gpus']:,} gpus are no whole number of nodes with {per_node} (gpus-per-node)"
+        )
+    text = values["failures"]
+    values["failures"] = (
+        parse_failures(f"{where['failures']} {text}", text, per_node, seen) if rate is None
+        else rate if seen is None else msgspec.structs.replace(rate, weight_failures=float(seen))
+    )  # fmt: skip
+    nodes = values["gpus"] // per_node
+    values["replicas"] = _replicas(nodes, per_node, values.pop("replica_gpus"))
+    if values["copies"] is None:
+        values["copies"] = _copies(nodes)
+    told = {*said, *_RATE} if rate else set(said)
+    scenario = Scenario(**values, assumed=frozenset(KEYS) - told)
+    _check(scenario)
+    return scenario
+
+
+def resize(scenario: Scenario, gpus: int) -> Scenario:
+    """The same with other GPUs, of which what was assumed is assumed anew. Raises ConfigError where
+    that cannot be."""
+    nodes, held = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
+    replicas = _replicas(
+        nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else held
+    )
+    copies = _copies(nodes) if "copies" in scenario.assumed else scenario.copies
+    found = msgspec.structs.replace(scenario, gpus=gpus, replicas=replicas, copies=copies)
+    _check(found)
+    return found
+
+
+def _value(field: Field, where: str, said: str | None) -> Any:
+    """What was said of a field, read; what is assumed where nothing was. Raises ConfigError."""
+    text = field.default if said is None else said
+    if not text:
+        raise ConfigError(
+            f"how many {field.key}? Say --{field.key}, or {field.key} in a file"
+            if said is None
+            else f"{where} is empty"
+        )
+    value = field.read(f"{where} {text}", text)
+    if field.key in _ABOVE_0 and value == 0:
+        raise ConfigError(f"{where} must be above 0")
+    least, most = _LIMITS.get(field.key, (0, math.inf))
+    if value is not None and field.key in _LIMITS and not least <= value <= most:
+        raise ConfigError(f"{where} {text} cannot be meant: say from {least:g} to {most:g}")
+    return value
+
+
+def default_text(scenario: Scenario, field: Field) -> str:
+    """What a field of which nothing was said was taken for, as text that could have said it."""
+    follows = {"copies": scenario.copies, "replica-gpus": scenario.gpus // scenario.replicas}
+    return str(follows[field.key]) if field.key in follows else field.default
+
+
+def _check(scenario: Scenario) -> None:
+    """What fits together. Raises ConfigError."""
+    nodes, interval_s, rate = scenario.nodes, scenario.interval_s, scenario.failures
+    if interval_s is not None and interval_s > scenario.work_s:
+        raise ConfigError("--interval is longer than --work: no save would ever come")
+    if scenario.flush_s > scenario.work_s:
+        raise ConfigError("--flush is longer than --work: no save would ever be there")
+    if scenario.step_s > scenario.work_s and "step" not in scenario.assumed:
+        raise ConfigError("--step is longer than --work: the run would not have one")
+    if interval_s is not None and scenario.flush_s > interval_s:
+        raise ConfigError("--flush is longer than --interval: a save begins when the last is there")
+    if scenario.memory_interval_s and scenario.memory_interval_s > (interval_s or scenario.work_s):
+        raise ConfigError("--memory-interval is longer than --interval")
+    if (both := scenario.transient + scenario.fatal) > 1 + SHARES_CLOSE:
+        raise ConfigError(
+            f"--transient and --fatal are shares of the same failures, and sum to {both:.4%}: at"
+            " most 100 %; the rest take a node"
+        )
+    if scenario.spares is not None and scenario.spares > nodes:
+        raise ConfigError(f"--spares {scenario.spares:,} is more than the {nodes:,} nodes")
+    failing = rate.per_gpu_s * scenario.gpus + 1 / scenario.rack_mtbf_s * nodes
+    if failing * scenario.repair_s > IN_REPAIR_MAX:
+        raise ConfigError(
+            f"--failures {rate.name} and --repair put {failing * scenario.repair_s:.3g} nodes into"
+            f" repair at once: at most {IN_REPAIR_MAX:,.0f}"
+        )
+    if nodes % scenario.copies:
+        raise ConfigError(f"--copies {scenario.copies} must divide the {nodes:,} nodes")
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
+    return _texts(path, toml_files.read(path, "scenario"))
+
+
+def _layers(
+    flags: Mapping[str, str], file: Path | None
+) -> tuple[dict[str, str], dict[str, str], StatedFailures | None]:
+    """What is said of each key, and where; and the rate of failures, where a file of rates has the
+    last word on it. Raises ConfigError."""
+    said: dict[str, str] = {}
+    where = {key: f"--{key}" for key in KEYS}
+    rate: StatedFailures | None = None
+    filed = (read_file(file), f"{file}: ") if file else ({}, "")
+    for texts, place in (filed, (_known_fields(flags, "flag --"), "--")):
+        name = texts.get("rates", "none")
+        if name not in ("", "none"):
+            path = file.parent / name if file and place != "--" else Path(name)
+            found = _measured(path, f"{place}rates")
+            rate = found.failures
+            said = {key: text for key, text in said.items() if key not in _RATE}
+            said |= _texts(path, found.said)
+            where |= {key: f"{path}: {key}" for key in found.said}
+        if "failures" in texts:
+            rate = None
+        said |= texts
+        where |= {key: f"{place}{key}" for key in texts}
+    return said, where, rate
+
+
+def _measured(path: Path, where: str) -> MeasuredRates:
+    try:
+        return read_rates(path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _texts(path: Path, found: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for key, value in found.items():
+        try:
+            texts[key] = _text_of(f"{path}: {key}", value)
+        except ValueError as error:  # a number of thousands of digits
+            raise ConfigError(f"{path}: {error}") from error
+    return _known_fields(texts, f"{path}: key ")
+
+
+def _text_of(where: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        key = where.rpartition(" ")[2]
+        raise ConfigError(f'{where} must be a text or a number, as in {key} = "5min"')
+    return str(value)
+
+
+def _known_fields(said: Mapping[str, str], where: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, text in said.items():
+        key = name.replace("_", "-")
+        if key not in KEYS:
+            close = difflib.get_close_matches(key, KEYS, n=1)
+            dashes = "--" if where.endswith("--") else ""
+            hint = f"did you mean {dashes}{close[0]}?" if close else f"there are {', '.join(KEYS)}"
+            raise ConfigError(f"{where}{name} is not known: {hint}")
+        if key in texts:
+            raise ConfigError(f"{where}{name} is given twice")
+        texts[key] = text.strip()
+    return texts
+
+
+def _copies(nodes: int) -> int:
+    return next((many for many in (2, 3, 5, 7) if nodes % many == 0), 1)
+
+
+def _replicas(nodes: int, gpus_per_node: int, replica_gpus: int | None) -> int:
+    if replica_gpus is None:
+        wanted = nodes * gpus_per_node / REPLICA_GPUS
+        pairs = ((low, nodes // low) for low in range(1, math.isqrt(nodes) + 1) if nodes % low == 0)
+        divisors = [one for pair in pairs for one in pair if one > 1]
+        return min(divisors, key=lambda many: abs(math.log(many / wanted)), default=1)
+    if not replica_gpus or (nodes * gpus_per_node) % replica_gpus or replica_gpus % gpus_per_node:
+        raise ConfigError(
+            f"--replica-gpus {replica_gpus} must divide {nodes * gpus_per_node:,} gpus into whole"
+            f" nodes of {gpus_per_node}"
+        )
+    return nodes * gpus_per_node // replica_gpus

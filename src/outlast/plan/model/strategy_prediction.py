@@ -1,0 +1,301 @@
+"""Predictions of theory for each strategy on a scenario.
+
+| strategy | after a failure | needs |
+|---|---|---|
+| checkpoint-restart | the whole job begins again from storage | |
+| peer-memory | it begins again from versions in its nodes' memory | copies |
+| migrate | a spare takes over from a live replica, the others pause | replicas, spares |
+| drop | the others go on without the replica until it is repaired | replicas |
+| outlast | migrate; where no replica lives, memory; where that is gone, storage | all of them |
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.errors import UsageError
+from outlast.plan.model import formula_domain
+from outlast.plan.model.answer_values import How
+from outlast.plan.model.ladder_costs import (
+    Strategy,
+    fatal_rate_per_s,
+    kinds_of,
+    mtbf_s,
+    node_rate_per_s,
+    pace_of,
+    rungs,
+    spares_of,
+    stays_share,
+    taking_rate_per_s,
+)
+from outlast.plan.model.scenario import NEVER_S, Scenario
+from outlast.theory import bursts, degraded, dollars, intervals, replicas, spares, strategies
+from outlast.theory.strategies import RecoveryOutcome
+
+EXPONENT_MAX = 500.0  # e to it is for ever
+GOODPUT_MIN = 1e-4  # below, a month of work takes centuries: such a run is called endless
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a strategy: by its closed forms, exact where they hold for this scenario as
+    it is, or by runs. `warnings`: what is left out. Infinity where the run does not end in ages."""
+
+    strategy: Strategy
+    interval_s: float
+    memory_interval_s: float | None
+    spares: int
+    outcome: RecoveryOutcome
+    wall_s: float
+    usd: float
+    how: How
+    warnings: list[str]
+
+
+def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
+    """Goodput and what takes the rest, in the long run; the interval is the best one where the
+    scenario leaves it open. Raises UsageError naming what cannot be."""
+    job, outcome = _tuned(scenario, strategy)
+    missing = formula_domain.domain_gaps(scenario, strategy, job, outcome)
+    holds = outcome.in_regime and formula_domain.is_first_order(missing)
+    outcome = replace(outcome, exact=not missing, in_regime=not missing or holds)
+    wall_s = math.inf
+    if outcome.goodput >= GOODPUT_MIN:
+        wall_s = dollars.wall_s(scenario.work_s, outcome.goodput)
+    stand_by = spares_of(scenario, strategy)
+    memory_s = job.interval_s / job.snapshots if job.snapshots else None
+    shortest_s = memory_s or job.interval_s
+    warnings = _warnings(scenario, outcome, missing, shortest_s)
+    return Prediction(
+        strategy=strategy, interval_s=job.interval_s, memory_interval_s=memory_s, spares=stand_by,
+        outcome=outcome, wall_s=wall_s, usd=cost_usd(scenario, wall_s, stand_by),
+        how="exact" if outcome.exact else "first order", warnings=warnings,
+    )  # fmt: skip
+
+
+def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
+    """What a run costs that takes so long, its spare nodes included."""
+    return dollars.cost_usd(
+        scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
+        spare_gpus=stand_by * scenario.gpus_per_node,
+    )  # fmt: skip
+
+
+def at_other_rate(
+    scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
+) -> RecoveryOutcome:
+    """What becomes of `job`, with its intervals and its spares, at the rate that this scenario
+    has."""
+    job = replace(job, mtbf_s=mtbf_s(scenario))
+    return _recovering(scenario, strategy, job)(job)
+
+
+def how_at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob) -> How:
+    """Return how `at_other_rate` is known."""
+    outcome = at_other_rate(scenario, strategy, job)
+    return (
+        "first order" if formula_domain.domain_gaps(scenario, strategy, job, outcome) else "exact"
+    )
+
+
+def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
+    """Why this strategy cannot be had in this scenario; "" where it can."""
+    if strategy in ("migrate", "drop") and scenario.replicas < 2:
+        return "needs two replicas at least: say a smaller --replica-gpus"
+    if strategy == "peer-memory" and scenario.copies < 2:
+        return "needs two nodes at least that hold each part: say more --copies"
+    return ""
+
+
+def tuned_job(scenario: Scenario, strategy: Strategy) -> strategies.RecoveryJob:
+    """The job with its intervals, the best where they are open."""
+    return _tuned(scenario, strategy)[0]
+
+
+def _tuned(
+    scenario: Scenario, strategy: Strategy
+) -> tuple[strategies.RecoveryJob, RecoveryOutcome]:
+    if reason := reason_impossible(scenario, strategy):
+        raise UsageError(f"{strategy} {reason}")
+    if scenario.flush_s > scenario.work_s:
+        raise UsageError("--flush is longer than --work: no save would be there before the end")
+    if strategy == "peer-memory":
+        return _with_intervals(scenario, strategy, in_memory=True)
+    plain = _with_intervals(scenario, strategy, in_memory=False)
+    if strategy != "outlast":
+        return plain
+    held = _with_intervals(scenario, strategy, in_memory=True)
+    given = scenario.memory_interval_s is not None
+    return held if given or held[1].goodput > plain[1].goodput else plain
+
+
+def _with_intervals(
+    scenario: Scenario, strategy: Strategy, *, in_memory: bool
+) -> tuple[strategies.RecoveryJob, RecoveryOutcome]:
+    job = strategies.RecoveryJob(
+        mtbf_s=mtbf_s(scenario),
+        interval_s=scenario.interval_s or max(1.0, scenario.flush_s),
+        cost_s=scenario.cost_s,
+        flush_s=scenario.flush_s,
+        drag=scenario.drag,
+        snapshots=int(in_memory),
+        snapshot_cost_s=scenario.memory_cost_s if in_memory else 0.0,
+        detect_s=scenario.detect_s,
+        spares=None if strategy == "drop" else spares_of(scenario, strategy),
+        repair_s=scenario.repair_s,
+    )
+    outcome = _recovering(scenario, strategy, job)
+    memory_s = scenario.memory_interval_s if in_memory else None
+
+    def settled(one: strategies.RecoveryJob) -> strategies.RecoveryJob:
+        """What is given stays; what is open is a step at least, and the run at most."""
+        open_s = min(max(one.interval_s, scenario.step_s), scenario.work_s)
+        one = replace(one, interval_s=scenario.interval_s or open_s)
+        many = one.snapshots and min(one.snapshots, max(1, int(one.interval_s / scenario.step_s)))
+        if memory_s is not None:
+            many = min(strategies.SNAPSHOTS_MAX, max(1, round(one.interval_s / memory_s)))
+        return replace(one, snapshots=many)
+
+    if scenario.interval_s is None and memory_s is not None:
+        job = _with_versions(lambda one: outcome(settled(one)), job, memory_s, scenario)
+    elif memory_s is None and (scenario.interval_s is None or in_memory):
+        job = strategies.tune_interval(
+            lambda one: outcome(settled(one)), job, interval_s=scenario.interval_s
+        )
+    job = settled(job)
+    return job, outcome(job)
+
+
+def _with_versions(
+    outcome: Callable[[strategies.RecoveryJob], RecoveryOutcome],
+    job: strategies.RecoveryJob,
+    memory_s: float,
+    scenario: Scenario,
+) -> strategies.RecoveryJob:
+    """The best whole number of versions that are `memory_s` apart."""
+    least = math.ceil(max(scenario.flush_s, scenario.step_s) / memory_s)
+    most = min(strategies.SNAPSHOTS_MAX, int(scenario.work_s / memory_s))
+
+    def of(many: int) -> strategies.RecoveryJob:
+        return replace(job, interval_s=many * memory_s)
+
+    def enough(many: int) -> bool:
+        return outcome(of(many + 1)).goodput <= outcome(of(many)).goodput
+
+    between = range(max(1, least), max(1, least, most))
+    return of(between.start + bisect.bisect_left(between, True, key=enough))
+
+
+def _recovering(
+    scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
+) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
+    """Return what becomes of `job` at the intervals of another one, with the strategy's own
+    overhead."""
+    found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
+    if pace == 1:
+        return found
+    return lambda one: _slower(found(replace(one, interval_s=one.interval_s * pace)), pace)
+
+
+def _slower(of: RecoveryOutcome, pace: float) -> RecoveryOutcome:
+    """The same where a second of work takes `pace`."""
+    useful = of.goodput / pace
+    return replace(of, goodput=useful, degraded=of.degraded + of.goodput - useful)
+
+
+def _at_full_speed(
+    scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
+) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
+    if strategy == "drop":
+        return _dropping(scenario, job)
+    ladder = rungs(scenario, strategy, memory=job.snapshots > 0)
+    if job.spares is None or scenario.rack_mtbf_s == NEVER_S:
+        return strategies.recovering(job, ladder)
+    away = bursts.Stalling(kinds_of(scenario), scenario.repair_s, job.spares)
+    stalled = away.share(job.spares)
+    unstalled = strategies.recovering(replace(job, spares=None), ladder)
+    return lambda one: _stalled(unstalled(one), stalled)
+
+
+def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
+    """The same where the job waits for nodes for this share of time, in which nothing fails."""
+    left = 1 - share
+    return replace(
+        of, goodput=left * of.goodput, save=left * of.save, redo=left * of.redo,
+        detect=left * of.detect, recover=left * of.recover, wait=share + left * of.wait,
+        recover_by_rung={name: left * one for name, one in of.recover_by_rung.items()},
+        failures_per_s=left * of.failures_per_s,
+    )  # fmt: skip
+
+
+def _dropping(
+    scenario: Scenario, job: strategies.RecoveryJob
+) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
+    """First order: that a replica has several nodes, which fail and return while others are out,
+    and what strikes while the job restarts, are put into one repair and one restart time."""
+    many, every, taking = scenario.replicas, 1 / job.mtbf_s, 1 - stays_share(scenario)
+    # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
+    taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
+    load = min(EXPONENT_MAX, taken_rate * scenario.repair_s)
+    out_s = scenario.repair_s * (math.expm1(load) / load if load else 1.0)
+    out_s *= _unspared_share(scenario)
+    lost = replicas.loss_rate_per_s(many, many, every / many, out_s)
+    fatal = min(every, lost + fatal_rate_per_s(scenario))
+    restart_s = _under_all_s(job.detect_s + scenario.restart_s, every, fatal) - job.detect_s
+    pause_s = scenario.pause_s + scenario.step_s / 2
+
+    def outcome(one: strategies.RecoveryJob) -> RecoveryOutcome:
+        found = degraded.drop_and_regrow(
+            replace(one, repair_s=out_s * taking), many, pause_s, restart_s, fatal / every
+        )
+        paused = intervals.in_regime(job.detect_s + pause_s, job.mtbf_s)
+        holds = found.in_regime and paused and load <= intervals.REGIME_MAX
+        return replace(found, exact=False, in_regime=holds)
+
+    return outcome
+
+
+def _unspared_share(scenario: Scenario) -> float:
+    """Of the time that nodes are in repair, the share in which no spare stands in for them: those
+    that are there shorten how long a seat is empty (Little 1961)."""
+    count = spares_of(scenario, "drop")
+    mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
+    return spares.shortage(count, mean) / mean if count and mean else 1.0
+
+
+def _under_all_s(length_s: float, every: float, fatal: float) -> float:
+    """A recovery that every failure begins anew, as one of which only fatal ones do that takes as
+    long on the average."""
+    if not fatal:
+        return length_s
+    takes_s = math.expm1(min(every * length_s, EXPONENT_MAX)) / every
+    return math.log1p(fatal * takes_s) / fatal
+
+
+def _warnings(
+    scenario: Scenario,
+    outcome: RecoveryOutcome,
+    missing: Sequence[formula_domain.DomainGap],
+    shortest_s: float,
+) -> list[str]:
+    """Return what the closed form leaves out, each with its size where that is known."""
+    simulated = "`outlast plan compare` simulates it"
+    found = [
+        f"{one.said}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
+        f" {simulated}"
+        for one in missing
+        if one.said != formula_domain.FIRST_ORDER
+    ]
+    if not outcome.in_regime:
+        found.append(f"first order, and outside where that holds; {simulated}")
+    if shortest_s < scenario.step_s:
+        found.append(
+            f"saves come every {span(shortest_s)}, in the midst of steps: a step of"
+            f" {span(scenario.step_s)} would have to be shorter"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Narration of one replication, decided by the real controller (docs/plan.md)."""

@@ -1,0 +1,260 @@
+"""The real controller, with hosts and workers that answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from outlast import events
+from outlast.config import Limits
+from outlast.controller.controller_state import ControllerState, WorkerRecord
+from outlast.controller.inputs import (
+    Action,
+    AgentLost,
+    BeginTerm,
+    CheckpointFound,
+    Emit,
+    EndRun,
+    Input,
+    Received,
+    Send,
+    StopRequested,
+    Tick,
+    Verify,
+    Wake,
+)
+from outlast.controller.state_machine import SavePolicy, handle_all, initial
+from outlast.transport import messages
+
+TERM = 1
+LEASE_S = 1e12  # the simulator says when a host is gone
+_DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a state that moved
+
+
+class ControllerPeers:
+    """`now_ns` is the time of all that happens next; `n` and `step` where survivors stand;
+    `found` what can be begun from, should all have to begin again."""
+
+    def __init__(
+        self,
+        run: str,
+        nodes: int,
+        spares: int,
+        limits: Limits,
+        policy: SavePolicy,
+        emit: Callable[[events.AnyEvent], None],
+    ) -> None:
+        self._run, self._emit = run, emit
+        self.now_ns = 0
+        self.n = self.step = 0
+        self.found = messages.Checkpointed(n=0, step=0, path="the beginning")
+        self.state: ControllerState = initial(nodes, spares, limits, run, policy)
+        self.decided: events.Decided | None = None  # the newest
+        self.decisions = 0
+        self.end: EndRun | None = None
+        self.wake_ns: int | None = None
+        self._hosts = {f"node{k}": 1 for k in range(nodes + spares)}  # and their incarnations
+        self._inbox: list[messages.MessageEnvelope | Input] = []
+        self._held: dict[
+            str, tuple[str, messages.WorkerReady]
+        ] = {}  # by worker: its host, what it will say
+        self._has_state: set[str] = set()
+        self._said = 0
+        self._pids = 0
+
+    # --- what happens ---
+
+    def begin(self) -> None:
+        """All hosts are there, and everybody starts."""
+        self._inbox.append(
+            BeginTerm(t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.found)
+        )
+        self.settle()
+        for host in self._hosts:
+            self._greet(host)
+        self.settle()
+        self.ready()
+
+    def saved(self, checkpoint: messages.Checkpointed) -> None:
+        """Rank 0 says that all can begin again from here."""
+        worker = self.state.occupant(0)
+        if worker is not None:
+            self._say(worker.agent, worker.name, checkpoint)
+
+    def broken(self, fault: events.Fault) -> bool:
+        """A connection breaks while everybody lives; False where nobody is there to say so."""
+        state = self.state
+        worker = next((one for one in state.members() if one.whole and not one.killed_ns), None)
+        if worker is None:
+            return False
+        self._say(worker.agent, worker.name, self._status(state.generation, worker.name, fault))
+        return True
+
+    def lose(self, seat: int, fault: events.Fault, *, live: bool) -> str:
+        """The worker in a seat dies; `live`: what it held of its own is left. Returns its host."""
+        worker = self.state.workers[self.state.seats[seat]]
+        slots = {f"before:{self.n}": b"its own"} if live else {}
+        lost = messages.WorkerLostReport(
+            worker=worker.name, fault=fault, n=self.n, step=self.step, state="running", slots=slots
+        )
+        self._say(worker.agent, "", lost)
+        return worker.agent
+
+    def take_away(self, host: str) -> None:
+        """A host is gone."""
+        self._inbox.append(AgentLost(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
+        self._hosts[host] += 1
+
+    def somebody(self) -> int:
+        """A seat of which nothing is left elsewhere; whose worker holds state, if one does."""
+        slot = f"before:{self.n}"
+
+        def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
+            left = slot in self.state.left.get(worker.seat, ())
+            return worker.whole, not left, -worker.seat
+
+        return max((one for one in self.state.workers.values() if one.seat >= 0), key=fits).seat
+
+    def bring_back(self, host: str) -> None:
+        """A host is there again, with nothing on it."""
+        self._greet(host)
+
+    def stop(self, reason: str) -> None:
+        """A person asks for the end, twice."""
+        for _ in range(2):
+            self._inbox.append(StopRequested(t_ns=self.now_ns, reason=reason))
+            self.settle()
+
+    def finish(self) -> None:
+        """Every worker's script ends."""
+        for worker in self.state.members():
+            self._say(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
+        self.settle()
+
+    def tick(self) -> None:
+        """The time that the core asked to be woken at."""
+        self._inbox.append(Tick(t_ns=self.now_ns))
+        self.settle()
+
+    # --- answers ---
+
+    def settle(self) -> None:
+        """Until nobody has more to say than that it is ready. Questions that come together are
+        answered together."""
+        while self._inbox:
+            inputs = [
+                Received(t_ns=self.now_ns, envelope=one)
+                if isinstance(one, messages.MessageEnvelope)
+                else one
+                for one in self._inbox
+            ]
+            self._inbox.clear()
+            self.state, actions = handle_all(self.state, inputs)
+            for action in actions:
+                self._do(action)
+
+    def ready(self) -> None:
+        """Everybody is ready: the generation opens."""
+        held, self._held = self._held, {}
+        for name, (host, body) in held.items():
+            if name in self.state.workers:
+                self._say(host, name, body)
+        self.settle()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._answer(action)
+            case Emit():
+                if isinstance(action.event, events.Decided):
+                    self.decided = action.event
+                    self.decisions += 1
+                self._tell(action.event)
+            case Verify():
+                self._inbox.append(
+                    CheckpointFound(
+                        t_ns=self.now_ns, generation=action.generation, checkpoint=self.found
+                    )
+                )
+            case Wake():
+                self.wake_ns = action.t_ns
+            case EndRun():
+                self.end = action
+            case _:
+                pass  # the journal: no later term will ask
+
+    def _tell(self, event: events.AnyEvent) -> None:
+        if isinstance(event, events.Noticed) and event.fault.kind == "agent_lost":
+            # The core hears of what such a worker left, which an agent alone could tell it.
+            event = msgspec.structs.replace(event, how="lease")
+        if not isinstance(event, events.Transferred):  # a job has no size
+            self._emit(event)
+
+    def _answer(self, asked: Send) -> None:
+        host, name, body = asked.agent, asked.worker, asked.body
+        match body:
+            case messages.Spawn():
+                self._pids += 1
+                self._say(host, "", messages.Spawned(worker=body.worker, pid=self._pids))
+                hello = messages.WorkerHello(pid=self._pids, fingerprint={}, address=body.worker)
+                self._say(host, body.worker, hello)
+            case messages.Kill():
+                fault = events.Fault(kind="requested", detail=body.reason)
+                self._die(host, body.worker, fault)
+            case messages.Stop():
+                fault = events.Fault(kind="exited", detail="it was told to stop")
+                self._die(host, name, fault)
+            case messages.Close():
+                self._held.pop(name, None)
+                self._say(host, name, self._status(body.generation, name, None))
+            case messages.Seat() | messages.Decide():
+                self._held[name] = (
+                    host,
+                    messages.WorkerReady(generation=body.generation, n=body.n),
+                )
+            case messages.Connect():
+                seat = body.seats.index(name)
+                sent = {joiner: _DIGEST for donor, joiner in body.transfers if donor == seat}
+                got = {donor: _DIGEST for donor, joiner in body.transfers if joiner == seat}
+                joined = messages.Joined(generation=body.generation, sent=sent, received=got)
+                self._say(host, name, joined)
+            case messages.Open():
+                self._has_state.add(name)
+            case _:
+                pass  # leases, and what a script would want to know
+
+    def _die(self, host: str, name: str, fault: events.Fault) -> None:
+        self._held.pop(name, None)
+        lost = messages.WorkerLostReport(
+            worker=name, fault=fault, n=self.n, step=self.step, state="idle"
+        )
+        self._say(host, "", lost)
+
+    def _status(self, generation: int, name: str, fault: events.Fault | None) -> messages.Status:
+        word = "running" if self.state.opened else "idle"
+        return messages.Status(
+            generation=generation,
+            n=self.n,
+            step=self.step,
+            state=word if name in self._has_state else "joining",
+            fault=fault,
+        )
+
+    def _greet(self, host: str) -> None:
+        hello = messages.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)
+        self._say(host, "", hello)
+
+    def _say(self, host: str, worker: str, body: messages.AnyBody) -> None:
+        self._said += 1
+        self._inbox.append(
+            messages.MessageEnvelope(
+                run=self._run,
+                term=TERM,
+                agent=host,
+                incarnation=self._hosts[host],
+                worker=worker,
+                seq=self._said,
+                body=body,
+            )
+        )

@@ -1,0 +1,87 @@
+"""A published figure beside the reproduced one."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import msgspec
+
+CLOSE = 1e-9  # relative: a figure that ends in exactly half a unit may be rounded either way
+
+
+class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """`says`: what the document prints; its words or bound where that is no number, None where it
+    prints none. `ours`: None where it is infinite, which JSON cannot say. `agrees`: None where
+    there is nothing to compare. `why`: one or two sentences, empty where the two agree plainly.
+    """
+
+    document: str
+    quantity: str
+    says: float | str | None
+    ours: float | None
+    unit: str
+    agrees: bool | None
+    why: str
+
+
+class SourceDocument(msgspec.Struct, frozen=True):
+    """What is recomputed; `key` is the number under which its rows are asked for."""
+
+    key: str
+    citation: str
+
+    def says(
+        self,
+        quantity: str,
+        printed: str,
+        ours: float,
+        unit: str,
+        why: str = "",
+        *,
+        within: float = 0.0,
+    ) -> ReproducedFigure:
+        """A figure that agrees if `printed` is ours, rounded: within half a unit of its last digit.
+
+        A round figure that is said with "about" is written with the digits that are meant ("88e4"
+        for 880,000); "<" or ">" before it makes it a bound. `within`, with a `why`, is what the
+        document's own rounding on the way to the figure can make.
+        """
+        if printed[0] in "<>":
+            bound = float(printed[1:])
+            said, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
+        else:
+            exact = Decimal(printed)
+            unit_in_last = Decimal(1).scaleb(int(exact.as_tuple().exponent))
+            said, slack = float(exact), max(float(unit_in_last) / 2, within)
+            agrees = abs(ours - said) <= slack + CLOSE * abs(said)
+        return self._row(quantity, said, ours, unit, agrees, why)
+
+    def words(
+        self, quantity: str, printed: str, ours: float, unit: str, agrees: bool | None, why: str
+    ) -> ReproducedFigure:
+        """A figure that the document puts in words: whether it agrees is for the caller to say."""
+        return self._row(quantity, printed, ours, unit, agrees, why)
+
+    def asks(self, quantity: str, ours: float, unit: str, why: str) -> ReproducedFigure:
+        """An answer that the document leaves to its reader; `why` says what was assumed."""
+        return self._row(quantity, None, ours, unit, None, why)
+
+    def _row(
+        self,
+        quantity: str,
+        says: float | str | None,
+        ours: float,
+        unit: str,
+        agrees: bool | None,
+        why: str,
+    ) -> ReproducedFigure:
+        return ReproducedFigure(
+            document=self.key,
+            quantity=quantity,
+            says=says,
+            ours=float(ours) if math.isfinite(ours) else None,
+            unit=unit,
+            agrees=agrees,
+            why=why,
+        )

@@ -1,0 +1,167 @@
+"""Ensembles: runs of several jobs with the same failures, at rates drawn as they are believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+
+from outlast.plan.model.answer_values import HIGH, LOW, Quantity, Unit, at_rate
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.rates import EXACT
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import GOODPUT_MIN, at_other_rate
+from outlast.plan.simulate.part_executors import PartExecutor
+from outlast.plan.simulate.replications import ROWS, ReplicationPart, results
+from outlast.plan.simulate.simulated_job import SimulatedJob, check_job
+from outlast.theory import strategies
+
+STRATA = 16
+ROUNDS = 8  # rates in each stratum
+RUNS_A_RATE = 64  # at most: then there are more rates
+GOLDEN = (math.sqrt(5) - 1) / 2
+ENSEMBLE_FAILURES_MAX = 20_000  # of a run; what it then has done in which time is scaled up
+FAILURES = 4_000_000  # that some seconds simulate
+RUNS_MIN, RUNS_MAX = 3, 256  # in a stratum
+HERE = PartExecutor(None, 1)
+Cause = Literal["work", "save", "redo", "detect", "restart", "wait", "slow"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+
+class Draw(NamedTuple):
+    """A failure rate, as a scenario that has it, and over the mean one; which `runs` meet
+    it, from `first` on."""
+
+    scenario: Scenario
+    factor: float
+    first: int
+    runs: int
+
+
+class EnsembleRuns(msgspec.Struct, frozen=True):
+    """Of one job, an entry each. `wall_s` is infinity where a run does not end in ages; the seconds
+    in `spent_s` (by CAUSES) are those that were simulated, and add up to wall where a run ended
+    within FAILURES_MAX."""
+
+    wall_s: np.ndarray
+    failures: np.ndarray
+    spent_s: np.ndarray
+    capped: np.ndarray
+
+
+class Ensemble(msgspec.Struct, frozen=True):
+    """The k-th entry of every job has met the same failures, at the rate `draw_of[k]`."""
+
+    draws: list[Draw]
+    draw_of: np.ndarray
+    runs: dict[Strategy, EnsembleRuns]
+    interrupted: bool
+
+
+def draws(scenario: Scenario, runs_a_stratum: int) -> list[Draw]:
+    """Rates that are equally likely, by rounds of one from each sixteenth of what is believed, so
+    that the first rounds alone say nearly the same."""
+    rounds = max(min(runs_a_stratum, ROUNDS), math.ceil(runs_a_stratum / RUNS_A_RATE))
+    runs = math.ceil(runs_a_stratum / rounds)
+    found: list[Draw] = []
+    for number in range(rounds):
+        inside = (0.5 + number * GOLDEN) % 1
+        for stratum in range(STRATA):
+            here = scenario
+            if scenario.failures.weight_failures != EXACT:
+                here = at_rate(scenario, (stratum + inside) / STRATA)
+            factor = here.failures.per_gpu_s / scenario.failures.per_gpu_s
+            found.append(Draw(here, factor, len(found) * runs, runs))
+    return found
+
+
+def affordable(
+    scenario: Scenario, tuned: Mapping[Strategy, strategies.RecoveryJob], work_s: float
+) -> int:
+    """Runs in a stratum that some seconds allow, by the failures that theory expects in them."""
+    each = sum(
+        min(ENSEMBLE_FAILURES_MAX, met.failures_per_s * work_s / max(met.goodput, GOODPUT_MIN))
+        for draw in draws(scenario, 1)
+        for name, job in tuned.items()
+        for met in [at_other_rate(draw.scenario, name, job)]
+    )
+    found = min(RUNS_MAX, max(RUNS_MIN, int(FAILURES / max(1.0, each))))
+    return found if found < ROUNDS else found - found % ROUNDS
+
+
+def at_factor(job: SimulatedJob, factor: float) -> SimulatedJob:
+    """The job on a cluster whose GPUs fail so many times as often; its racks do not."""
+    return job._replace(
+        node_rate=job.node_rate * factor,
+        software_rate=job.software_rate * factor,
+        scale_s=job.scale_s / factor,
+    )
+
+
+def run_ensemble(
+    jobs: Mapping[Strategy, SimulatedJob],
+    of: list[Draw],
+    *,
+    seed: int = 0,
+    place: PartExecutor = HERE,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Ensemble:
+    """Simulate each of `jobs`, which is tuned for the mean rate, at each rate. `on_progress` hears
+    how many parts are done of how many. Ctrl-C ends it with the rounds that are whole. Raises
+    UsageError naming the field of a job that cannot be."""
+    for job in jobs.values():
+        check_job(job)
+    done: dict[Strategy, list[np.ndarray]] = {name: [] for name in jobs}
+    whole = len(of) * len(jobs)
+    with closing(results(_parts(jobs, of, seed), *place)) as found:
+        for number, (name, _, rows) in enumerate(found, 1):
+            if isinstance(rows, Exception):
+                raise rows
+            done[name].append(rows)
+            on_progress(number, whole)
+    finished = min(len(parts) for parts in done.values())
+    kept = finished if finished == len(of) else finished // STRATA * STRATA
+    return Ensemble(
+        of[:kept],
+        np.repeat(np.arange(kept), [one.runs for one in of[:kept]]),
+        {
+            name: of_rows(jobs[name], np.concatenate([*parts[:kept], np.empty(0, ROWS)]))
+            for name, parts in done.items()
+        },
+        interrupted=finished < len(of),
+    )  # fmt: skip
+
+
+def band(name: str, unit: Unit, values: np.ndarray, source: str = "") -> Quantity:
+    """The median of simulated values, with P5 and P95; none is between two of them, so that some
+    may be infinite."""
+    low, middle, high = np.quantile(values, (LOW, 0.5, HIGH), method="inverted_cdf")
+    return Quantity(
+        name=name, value=float(middle), unit=unit, low=float(low), high=float(high),
+        how="simulated", source=source,
+    )  # fmt: skip
+
+
+def _parts(
+    jobs: Mapping[Strategy, SimulatedJob], of: list[Draw], seed: int
+) -> Iterator[tuple[Strategy, ReplicationPart]]:
+    for draw in of:
+        for name, job in jobs.items():
+            here = at_factor(job, draw.factor)._replace(failures_max=ENSEMBLE_FAILURES_MAX)
+            yield name, ReplicationPart(here, seed, draw.first, draw.runs)
+
+
+def of_rows(job: SimulatedJob, rows: np.ndarray) -> EnsembleRuns:
+    """What rows of a job come to that was ended after FAILURES_MAX failures."""
+    names = ["done_s" if cause == "work" else f"{cause}_s" for cause in CAUSES]
+    spent_s = np.stack([rows[name] for name in names])
+    elapsed_s, capped = spent_s.sum(axis=0), np.isinf(rows["wall_s"])
+    with np.errstate(divide="ignore"):
+        scale = np.where(capped, job.work_s / rows["done_s"], 1.0)
+    wall_s = np.where(capped, elapsed_s * scale, rows["wall_s"])
+    wall_s[wall_s > job.work_s / GOODPUT_MIN] = math.inf
+    return EnsembleRuns(wall_s, rows["failures"] * scale, spent_s, capped)

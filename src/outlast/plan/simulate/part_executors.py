@@ -1,0 +1,83 @@
+"""Executors of replications, local or on Dask, and their interruption by Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple, cast
+
+from outlast.errors import StorageError, UsageError
+from outlast.process_pool import ProcessPool
+
+IN_FLIGHT, PARTS_A_WORKER = 64, 4
+DASK_S = 30.0
+
+
+class PartExecutor(NamedTuple):
+    """Where parts run, and how many are handed over at a time."""
+
+    executor: Executor | None
+    in_flight: int
+
+
+@contextmanager
+def local_executor(workers: int) -> Iterator[PartExecutor]:
+    """Here and now for one worker. What has not begun at the end is dropped, what has is awaited:
+    a part takes some tenths of a second."""
+    if workers == 1:
+        yield PartExecutor(None, 1)
+        return
+    from outlast.plan.simulate.replications import compile_once  # Numba takes a second to load
+
+    compile_once()  # or each process would, at the same time
+    pool = ProcessPool(workers)
+    try:
+        yield PartExecutor(pool, PARTS_A_WORKER * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[PartExecutor]:
+    """A Dask cluster whose workers have the same Outlast, by its scheduler's address. Raises
+    UsageError for what is no address, StorageError when nobody answers there."""
+    from distributed import Client
+
+    if not re.fullmatch(r"((tcp|tls|wss?)://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", address):
+        raise UsageError(f"--dask {address}: say a scheduler's address, as in tcp://10.0.0.1:8786")
+    try:
+        client = Client(address, timeout=DASK_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"--dask {address}: {error}; nothing was simulated") from error
+    with client, client.get_executor() as executor:
+        threads = sum(cast("dict[str, int]", client.ncores()).values())
+        yield PartExecutor(executor, max(IN_FLIGHT, PARTS_A_WORKER * threads))
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, as asyncio.run hears it: where nobody else listens, in the main
+    thread, and the second time it is obeyed."""
+    heard = threading.Event()
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if heard.is_set():
+            raise KeyboardInterrupt
+        heard.set()
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard.is_set
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

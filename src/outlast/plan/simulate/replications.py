@@ -1,0 +1,200 @@
+"""Replications of a job in parts, run here or by any executor."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from contextlib import closing
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from outlast import __version__
+from outlast.errors import OutlastError, UsageError
+from outlast.plan.simulate.numba_compilation import is_kept
+from outlast.plan.simulate.part_executors import IN_FLIGHT, interruption
+from outlast.plan.simulate.simulated_job import (
+    STATE,
+    SimulatedJob,
+    check_job,
+    check_seed,
+    fleet,
+    parameters,
+)
+from outlast.plan.simulate.simulation_kernel import TALLIES, replicate
+
+ROWS = np.dtype([(name, "f8") for name in TALLIES])
+FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
+ROWS_A_PART = 4096  # half a megabyte
+HEARD_S = 0.2
+COMPILES = (
+    "outlast: compiling the simulator; it takes some seconds, once: the result is kept beside the"
+    " installed files, or in the user's cache"
+)
+ANY_JOB = SimulatedJob(
+    work_s=1.0, interval_s=1.0, versions=1, step_s=0.0, memory_cost_s=0.0, cost_s=0.0, flush_s=0.0,
+    nodes=1, spares=0, replicas=1, copies=0, window_s=0.0, node_rate=0.0, kept=0.0, lemons=0.0,
+    lemon_factor=1.0, mended=0.0, software_rate=0.0, rack_rate=0.0, rack_nodes=1, shape=1.0,
+    scale_s=0.0, age_s=0.0, repair_s=0.0, repair_shape=1.0, detect_s=0.0,
+    restart_s=(0.0, 0.0, 0.0), software_from=0, node_from=0, drop=False, failures_max=1,
+)  # fmt: skip
+_log = logging.getLogger(__name__)
+K = TypeVar("K")
+
+
+class ReplicationPart(msgspec.Struct, frozen=True):
+    """The replications `first` to `first + count` of a job. Raises UsageError for a seed that
+    cannot be."""
+
+    job: SimulatedJob
+    seed: int
+    first: int
+    count: int
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+def parts(job: SimulatedJob, replications: int, seed: int = 0) -> Iterator[ReplicationPart]:
+    """All replications, in their order and of a size that depends on the job alone, not on who runs
+    them. Raises UsageError naming the field of `job` that cannot be."""
+    check_job(job, replications)
+    size = int(FAILURES_A_PART / max(1.0, expected_failures(job)))
+    size = min(max(1, size), ROWS_A_PART)
+    return (
+        ReplicationPart(job, seed, at, min(size, replications - at))
+        for at in range(0, replications, size)
+    )
+
+
+def expected_failures(job: SimulatedJob) -> float:
+    """Failures of a replication, roughly: a run takes some twice its work at the worst that people
+    ask about."""
+    rate = job.nodes * job.node_rate * (1 + job.lemons * (job.lemon_factor - 1))
+    rate += job.software_rate + job.rack_rate * job.nodes / job.rack_nodes
+    return min(job.failures_max, 2 * rate * job.work_s)
+
+
+def run_part(part: ReplicationPart) -> np.ndarray:
+    """A row of ROWS each; in any process or thread, on any machine with the same Outlast. Raises
+    UsageError where it is another."""
+    if part.version != __version__:
+        raise UsageError(f"asked for by outlast {part.version}, and this worker has {__version__}")
+    compile_once()
+    out = np.empty((part.count, len(TALLIES)))
+    job = part.job
+    replicate(parameters(job), fleet(job), np.zeros(1, STATE)[0], part.seed, part.first, out)
+    return out.view(ROWS)[:, 0]
+
+
+def compile_once() -> None:
+    """Compile the kernel and say so, or load what is kept of it; no-op in a process that has done
+    so."""
+    if replicate.signatures:  # pyright: ignore[reportFunctionMemberAccess]  # Numba's
+        return
+    if not is_kept(replicate):
+        _log.warning(COMPILES)
+    out = np.empty((0, len(TALLIES)))
+    replicate(parameters(ANY_JOB), fleet(ANY_JOB), np.zeros(1, STATE)[0], 0, 0, out)
+
+
+def results(
+    wanted: Iterable[tuple[K, ReplicationPart]],
+    executor: Executor | None = None,
+    in_flight: int = IN_FLIGHT,
+) -> Generator[tuple[K, ReplicationPart, np.ndarray | Exception], None, None]:
+    """The rows of each part, or the error that it ended in, in the order of `wanted`, which is read
+    no further than `in_flight` parts ahead.
+
+    Ctrl-C ends it between two parts (the second time at once), so that what it gave is whole: fewer
+    parts than were wanted say that it was interrupted.
+    """
+    source = iter(wanted)
+    waiting: deque[tuple[K, ReplicationPart, Future[np.ndarray]]] = deque()
+    with interruption() as interrupted:
+        try:
+            while True:
+                ahead = 0 if interrupted() else (in_flight if executor else 1) - len(waiting)
+                for key, part in islice(source, ahead):
+                    waiting.append((key, part, _started(executor, part)))
+                if not waiting:
+                    return
+                key, part, future = waiting[0]
+                while not future.done() and not interrupted():
+                    wait([future], timeout=HEARD_S)
+                if not future.done():
+                    return
+                waiting.popleft()
+                yield key, part, _ended(future)
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+def reason(error: Exception) -> str:
+    """What a part ended in; our own errors are sentences already."""
+    return str(error) if isinstance(error, OutlastError) else f"{type(error).__name__}: {error}"
+
+
+def _started(executor: Executor | None, part: ReplicationPart) -> Future[np.ndarray]:
+    here: Future[np.ndarray] = Future()
+    try:
+        if executor is not None:
+            return executor.submit(run_part, part)
+        here.set_result(run_part(part))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
+        here.set_exception(error)
+    return here
+
+
+def _ended(future: Future[np.ndarray]) -> np.ndarray | Exception:
+    try:
+        return future.result(timeout=0)
+    except BrokenExecutor:
+        return OutlastError(
+            "a worker process died (killed, perhaps for want of memory); ask again with fewer"
+            " --workers"
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
+        return error
+
+
+ROWS_MAX = 10_000_000  # 1.1 GB
+
+
+def simulate(
+    job: SimulatedJob,
+    replications: int,
+    *,
+    seed: int = 0,
+    executor: Executor | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> np.ndarray:
+    """A row of ROWS for each replication, in their order; `wall_s` is infinity for a run that has
+    not finished within the job's `failures_max`.
+
+    The same seed gives the same rows, whatever executor runs them (here and now without one), and
+    the k-th replication of two jobs meets the same failures. `on_progress` hears how many are done.
+    Ctrl-C ends it with those that are done, the first ones without a gap.
+
+    Raises UsageError naming the field of `job` that cannot be, and above ROWS_MAX replications.
+    """
+    if replications > ROWS_MAX:
+        raise UsageError(
+            f"replications: {replications:,} rows are more than the {ROWS_MAX:,} that are held in"
+            " memory; outlast.plan.simulate.replications gives any number of them, a part at a time"
+        )
+    done: list[np.ndarray] = []
+    wanted = ((None, part) for part in parts(job, replications, seed))
+    with closing(results(wanted, executor)) as found:
+        for _, _, rows in found:
+            if isinstance(rows, Exception):
+                raise rows
+            done.append(rows)
+            on_progress(sum(map(len, done)))
+    return np.concatenate(done) if done else np.empty(0, ROWS)

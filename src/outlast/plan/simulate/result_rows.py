@@ -1,0 +1,116 @@
+"""Rows of result tables: one for each run, or for each point of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
+from outlast.plan.model.scenario import KEYS
+from outlast.plan.simulate.replications import ROWS
+from outlast.plan.simulate.result_tables import Kind, TableColumn, open_table, provenance
+from outlast.plan.simulate.tallies import Tally
+
+NAMES = ROWS.names or ()
+_THEORY: tuple[tuple[str, Kind], ...] = (
+    ("save_every_s", "number"), ("memory_every_s", "number"), ("stand_by", "count"),
+    ("exact", "yes or no"), ("theory_goodput", "number"), ("theory_wall_s", "number"),
+    ("theory_usd", "number"),
+)  # fmt: skip
+_SPREAD = ("mean", "error", "p5", "p50", "p95")
+_MEANS = tuple(name for name in NAMES if name != "wall_s")
+
+
+@contextmanager
+def write_runs(
+    path: Path | None, said: Mapping[str, Any]
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """A function that writes the next rows of runs to `path`, if there is one; it is there when all
+    are (tables.table)."""
+    if path is None:
+        yield lambda _: None
+        return
+    with open_table(
+        path, [TableColumn("replication", "count"), *map(_column, NAMES)], said
+    ) as made:
+        yield lambda rows: made.write(
+            {"replication": np.arange(made.rows, made.rows + len(rows))}
+            | {name: rows[name] for name in NAMES}
+        )
+
+
+def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None:
+    """A row for each point: what was varied, as text and, where the scenario has it as a number, in
+    its unit; theory; runs. The scenario that it says is the first point's.
+
+    Raises UsageError, StorageError (tables.table)."""
+    varied = [key for key in found.over if isinstance(point_value(wanted[0], key), int | float)]
+    columns = [
+        *(TableColumn(_text(key), "text") for key in found.over),
+        *(TableColumn(KEYS[key].name, "number") for key in varied),
+        TableColumn("strategy", "text"),
+        TableColumn("why_not", "text"),
+        TableColumn("failed", "text"),
+        *(TableColumn(*each) for each in _THEORY),
+        TableColumn("runs", "count"),
+        TableColumn("unfinished", "count"),
+        *(
+            TableColumn(f"{at}_{name}", "number")
+            for name in ("wall_s", "goodput", "usd", "failures")
+            for at in _SPREAD
+        ),
+        TableColumn("z", "number"),
+        *(TableColumn(f"mean_{name}", "number") for name in _MEANS if name != "failures"),
+    ]
+    rows = [
+        {_text(key): text for key, text in point.values.items()}
+        | {KEYS[key].name: point_value(point, key) for key in varied}
+        | _row(one)
+        for point, one in zip(wanted, found.points, strict=True)
+    ]
+    said = provenance(
+        wanted[0].scenario, seed=found.seed, replications=found.asked, over=found.over
+    )
+    with open_table(path, columns, said) as made:
+        made.write({each.name: [row.get(each.name) for row in rows] for each in columns})
+
+
+def point_value(point: SweepPoint, key: str) -> float | None:
+    """What a field was varied to, in its unit; None where it is no number."""
+    value = getattr(point.scenario, KEYS[key].name, None)
+    return value if isinstance(value, int | float) else None
+
+
+def _row(one: PointResult) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "strategy": one.strategy, "why_not": one.why or None, "failed": one.failed or None,
+    }  # fmt: skip
+    if theory := one.theory:
+        values = (
+            theory.interval_s, theory.memory_interval_s, theory.spares, theory.how == "exact",
+            theory.outcome.goodput, theory.wall_s, theory.usd,
+        )  # fmt: skip
+        row |= dict(zip((name for name, _ in _THEORY), values, strict=True))
+    if runs := one.runs:
+        row |= {"runs": runs.replications, "unfinished": runs.unfinished, "z": runs.takes.z}
+        row |= _spread("wall_s", runs.takes) | _spread("goodput", runs.goodput)
+        row |= _spread("usd", runs.costs) | _spread("failures", runs.failures)
+        row |= {f"mean_{name}": value for name, value in runs.means.items()}
+    return row
+
+
+def _spread(name: str, of: Tally) -> dict[str, float | None]:
+    values = (of.mean, of.error, of.low, of.middle, of.high)
+    return {f"{at}_{name}": value for at, value in zip(_SPREAD, values, strict=True)}
+
+
+def _column(name: str) -> TableColumn:
+    return TableColumn(name, "number" if name.endswith("_s") else "count")
+
+
+def _text(key: str) -> str:
+    return f"{key.replace('-', '_')}_text"

@@ -1,0 +1,161 @@
+"""Tables of results as Parquet, Arrow, CSV or JSON, by their suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from outlast import __version__
+from outlast.atomic_files import draft_path, refuse_existing, sync
+from outlast.errors import StorageError, UsageError
+from outlast.plan.model.scenario import Scenario
+
+SUFFIXES = (".parquet", ".arrow", ".csv", ".json")
+BATCH_ROWS = 32_768
+Kind = Literal["number", "count", "text", "yes or no"]
+
+
+class TableColumn(NamedTuple):
+    """Its `name` carries the unit. Any value may be missing (None)."""
+
+    name: str
+    kind: Kind
+
+
+class ResultTable:
+    """Rows that are collected until they are worth writing."""
+
+    def __init__(self, sink: _Sink, schema: Any) -> None:
+        self._sink, self._schema = sink, schema
+        self._waiting: list[Any] = []
+        self.rows = 0
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Some rows, by column: a list each, or a numpy array."""
+        import pyarrow as pa
+
+        arrays = [pa.array(values[field.name], field.type) for field in self._schema]
+        self._waiting.append(pa.table(arrays, schema=self._schema))
+        self.rows += self._waiting[-1].num_rows
+        if sum(each.num_rows for each in self._waiting) >= BATCH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        if self._waiting:
+            self._sink.write_table(pa.concat_tables(self._waiting).combine_chunks())
+            self._waiting = []
+
+
+def provenance(scenario: Scenario, **said: Any) -> dict[str, Any]:
+    """What a table says of itself: where its rows come from. Infinity is null in it."""
+    fields = msgspec.to_builtins(scenario)
+    fields["assumed"] = sorted(scenario.assumed)
+    return {"outlast_version": __version__, **said, "scenario": fields}
+
+
+def check_target(path: Path | None) -> Path | None:
+    """Where to write, checked before anything is computed. Raises UsageError."""
+    if path is None:
+        return None
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--out {path}: write as one of {', '.join(SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
+    refuse_existing(path)
+    return path
+
+
+@contextmanager
+def open_table(
+    path: Path, columns: Sequence[TableColumn], said: Mapping[str, Any]
+) -> Iterator[ResultTable]:
+    """A table to write into, which appears at `path` when all of it is there, or not at all. What
+    is `said` of it becomes metadata of the schema, JSON values by key; a JSON file has it beside
+    its `rows`; CSV has no place for it.
+
+    Raises UsageError where there is a file already, StorageError where it cannot be written.
+    """
+    refuse_existing(path)
+    draft = draft_path(path.absolute())
+    try:
+        try:
+            schema = _schema(columns, said)
+            sink = _open(draft, path.suffix, schema, said)
+            try:
+                made = ResultTable(sink, schema)
+                yield made
+                made.flush()
+            finally:
+                sink.close()
+            sync(draft)
+            refuse_existing(path)
+            draft.rename(path)
+        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
+            draft.unlink(missing_ok=True)
+            raise
+        sync(path.absolute().parent)
+    except OSError as error:  # as pyarrow raises it, too
+        raise StorageError(
+            f"{path}: could not be written: {error.strerror or error}; nothing was kept of it"
+        ) from error
+
+
+class _Sink(Protocol):
+    def write_table(self, table: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Json:
+    """One object, a row a line."""
+
+    def __init__(self, path: Path, said: Mapping[str, Any]) -> None:
+        self._file = path.open("wb")
+        self._between = b""
+        self._file.write(msgspec.json.encode(said)[:-1] + b', "rows": [')
+
+    def write_table(self, table: Any) -> None:
+        for row in table.to_pylist():
+            self._file.write(self._between + b"\n" + msgspec.json.encode(row))
+            self._between = b","
+
+    def close(self) -> None:
+        with self._file:
+            self._file.write(b"\n]}\n")
+
+
+def _open(path: Path, suffix: str, schema: Any, said: Mapping[str, Any]) -> _Sink:
+    if suffix == ".json":
+        return _Json(path, said)
+    if suffix == ".csv":
+        from pyarrow.csv import CSVWriter
+
+        return CSVWriter(str(path), schema)
+    if suffix == ".arrow":
+        from pyarrow.ipc import new_file
+
+        return new_file(str(path), schema)
+    from pyarrow.parquet import ParquetWriter
+
+    return ParquetWriter(str(path), schema, compression="zstd")
+
+
+def _schema(columns: Sequence[TableColumn], said: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+
+    types = {
+        "number": pa.float64(),
+        "count": pa.int64(),
+        "text": pa.string(),
+        "yes or no": pa.bool_(),
+    }
+    return pa.schema(
+        [(one.name, types[one.kind]) for one in columns],
+        metadata={key: msgspec.json.encode(value) for key, value in said.items()},
+    )

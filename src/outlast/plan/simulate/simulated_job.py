@@ -1,0 +1,193 @@
+"""The simulated job, and the memory of the kernel."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+import numpy as np
+
+from outlast.errors import UsageError
+from outlast.theory.argument_checks import (
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_whole,
+)
+
+LIVE, MEMORY, STORAGE = 0, 1, 2  # where a failed job's state comes from
+RANDOM = -1.0  # `gap_spread` of a Poisson process
+SEED_MAX = 2**63 - 1
+RACK_NODES_MAX = 120  # whose repairs one failure can draw
+_NOT_NEGATIVE = (
+    "step_s", "memory_cost_s", "cost_s", "flush_s", "window_s", "node_rate", "software_rate",
+    "rack_rate", "age_s", "repair_s", "repair_shape", "detect_s",
+)  # fmt: skip
+
+
+class SimulatedJob(NamedTuple):
+    """Seconds, and rates per second; docs/plan.md, "The simulated job", has the model."""
+
+    work_s: float
+    interval_s: float  # work from one durable save to the next, at full speed
+    versions: int  # of them in memory, one before each durable save among them
+    step_s: float  # a step that is broken off is done again; 0: nothing of it is lost
+    memory_cost_s: float
+    cost_s: float
+    flush_s: float  # at most interval_s
+    nodes: int
+    spares: int
+    replicas: int
+    copies: int  # nodes that hold each part of a memory version; 0: nobody does
+    window_s: float  # after a recovery, until everything has its copies again
+    node_rate: float
+    kept: float  # share of node failures after which the node itself goes on
+    lemons: float
+    lemon_factor: float
+    mended: float
+    software_rate: float
+    rack_rate: float
+    rack_nodes: int
+    shape: float  # 1: nodes do not age
+    scale_s: float
+    age_s: float
+    repair_s: float
+    repair_shape: float  # 0: always the mean
+    detect_s: float
+    restart_s: tuple[float, float, float]  # from live state, from memory, from storage
+    software_from: int
+    node_from: int
+    drop: bool
+    failures_max: int
+    pace: float = 1.0  # time that a second of work takes, always
+    gap_spread: float = -1.0  # of gaps between failures that are even, over their mean; -1: random
+
+
+Parameters: TypeAlias = Any  # a record of PARAMETERS
+State: TypeAlias = Any  # a record of STATE
+Table: TypeAlias = Any  # an array, or in compiled code where it begins
+
+
+class SimulatedFleet(NamedTuple):
+    """Who sits where: by seat, or columns that are lists or heaps of their own."""
+
+    seat: Table  # -1: nobody; 0: a healthy node; n > 0: the n-th lemon
+    lemon: Table  # where the n-th lemon sits
+    empty: Table  # seats without a node
+    lost: Table  # by seat: its part; 0: it has it; 2: it is in `recent`
+    recent: Table  # seats that lost theirs, or got a node, since all were protected
+    live_lost: Table  # by part of a replica: seats that have lost it
+    copies_lost: Table  # by part of a memory version
+    down: Table  # by replica: its empty seats, if it can be dropped
+    spare_lemon: Table  # 0 or 1
+    spare_born_s: Table
+    repair_s: Table  # a heap: when a node is back
+    repair_lemon: Table  # and whether it is a lemon then
+    born_s: Table  # by seat, if nodes age; so are the others
+    due_s: Table  # by seat: when its node fails; infinity without one
+    ageing_s: Table  # a heap: when a node fails
+    ageing_seat: Table  # of which seat; not any more, if that is not its due_s
+
+
+STATE = np.dtype(
+    [
+        ("key", "u8"), ("now_s", "f8"), ("next_s", "f8"), ("rate", "f8"), ("node_rate", "f8"),
+        ("other_rate", "f8"), ("exposed_s", "f8"), ("work_s", "f8"), ("cycle", "i8"),
+        ("version", "i8"), ("own_s", "f8"), ("saving_s", "f8"), ("pace", "f8"),
+        ("version_s", "f8"), ("cycle_s", "f8"), ("whole_s", "f8"), ("at_storage", "i8"),
+        ("flushing", "i8"), ("flushed_s", "f8"),
+        ("healthy", "i8"), ("lemons", "i8"),  # seats with such a node
+        ("missing", "i8"), ("replicas_lost", "i8"), ("repairing", "i8"), ("free", "i8"),
+        ("ageing", "i8"), ("drawn", "i8"), ("recent", "i8"),
+        ("live_part", "i8"), ("copies_part", "i8"),  # nodes from one copy of a part to the next
+        ("failures", "i8"), ("incidents", "i8"), ("from_live", "i8"), ("from_memory", "i8"),
+        ("from_storage", "i8"), ("stalls", "i8"), ("done_s", "f8"), ("redo_s", "f8"),
+        ("save_s", "f8"), ("detect_s", "f8"), ("restart_s", "f8"), ("wait_s", "f8"),
+        ("slow_s", "f8"),
+    ],
+    align=True,
+)  # fmt: skip
+
+
+PARAMETERS = np.dtype(
+    [
+        (name, "i8") if kind in (int, bool) else (name, "f8", () if kind is float else (3,))
+        for name, kind in get_type_hints(SimulatedJob).items()
+    ],
+    align=True,
+)
+
+
+def check_seed(seed: int) -> None:
+    """Raises UsageError for a seed that cannot be."""
+    if not 0 <= seed <= SEED_MAX:
+        raise UsageError(f"seed {seed}: from 0 to {SEED_MAX:,}")
+
+
+def check_job(job: SimulatedJob, replications: int = 1) -> None:
+    """Raises UsageError naming the field that cannot be, and what it may be."""
+    for name in ("work_s", "interval_s", "shape", "lemon_factor"):
+        check_positive(name, getattr(job, name))
+    for name in ("nodes", "versions", "replicas", "rack_nodes", "failures_max"):
+        check_positive(name, getattr(job, name))
+        check_whole(name, getattr(job, name))
+    for name in ("spares", "copies"):
+        check_whole(name, getattr(job, name))
+    check_positive("replications", replications)
+    check_whole("replications", replications)
+    for name in _NOT_NEGATIVE:
+        check_not_negative(name, getattr(job, name))
+    for name in ("kept", "lemons", "mended"):
+        check_share(name, getattr(job, name))
+    for length_s in job.restart_s:
+        check_not_negative("restart_s", length_s)
+    if job.shape != 1:
+        check_positive("scale_s", job.scale_s)
+    if not job.pace >= 1:
+        raise UsageError(f"pace must be 1 or above, not {job.pace!r}")
+    if job.gap_spread != RANDOM:
+        check_share("gap_spread", job.gap_spread)
+    if job.flush_s > job.interval_s:
+        raise UsageError(
+            f"flush_s ({job.flush_s:g}) is above interval_s ({job.interval_s:g}): a save begins"
+            " when the last one can be restored"
+        )
+    if job.nodes % job.replicas:
+        raise UsageError(f"replicas ({job.replicas}) must divide nodes ({job.nodes})")
+    if job.copies and job.nodes % job.copies:
+        raise UsageError(f"copies ({job.copies}) must divide nodes ({job.nodes})")
+    if job.rack_nodes > RACK_NODES_MAX:
+        raise UsageError(f"rack_nodes is at most {RACK_NODES_MAX}, not {job.rack_nodes}")
+    for name in ("software_from", "node_from"):
+        if getattr(job, name) not in (LIVE, MEMORY, STORAGE):
+            raise UsageError(f"{name} is 0 (live), 1 (memory) or 2 (storage)")
+    if job.drop and job.node_from != LIVE:
+        raise UsageError("drop goes on with live replicas: node_from must be 0")
+
+
+def parameters(job: SimulatedJob) -> Parameters:
+    """The job as the kernel reads it."""
+    return np.array([job], PARAMETERS)[0]
+
+
+def fleet(job: SimulatedJob) -> SimulatedFleet:
+    """Memory for the job's nodes, which `begin_fleet` fills."""
+    every, ages = job.nodes + job.spares, job.shape != 1
+    ageing, entries = (job.nodes, 2 * job.nodes + 1) if ages else (0, 0)
+    return SimulatedFleet(
+        seat=np.empty(job.nodes, np.int32),
+        lemon=np.empty(job.nodes + 1, np.int32),
+        empty=np.empty(job.nodes, np.int32),
+        lost=np.empty(job.nodes, np.int8),
+        recent=np.empty(job.nodes, np.int32),
+        live_lost=np.empty(job.nodes // job.replicas, np.int32),
+        copies_lost=np.empty(job.nodes // max(1, job.copies), np.int32),
+        down=np.empty(job.replicas, np.int32),
+        spare_lemon=np.empty(every, np.int32),
+        spare_born_s=np.empty(every),
+        repair_s=np.empty(every),
+        repair_lemon=np.empty(every, np.int32),
+        born_s=np.empty(ageing),
+        due_s=np.empty(ageing),
+        ageing_s=np.empty(entries),
+        ageing_seat=np.empty(entries, np.int32),
+    )

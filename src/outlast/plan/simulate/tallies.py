@@ -1,0 +1,131 @@
+"""Tallies of simulated runs: mean, error and quantiles in bounded memory."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from outlast.plan.model.answer_values import HIGH, LOW, Unit
+from outlast.plan.model.scenario import Scenario
+from outlast.plan.model.strategy_prediction import cost_usd
+
+Z_MAX, DIFFERS_MIN = 4.0, 0.01
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all runs: mean and its standard error, P5, median and P95, and what theory says of the
+    mean, with the difference in standard errors. None where there is no such figure."""
+
+    name: str
+    unit: Unit
+    mean: float
+    error: float | None
+    low: float
+    middle: float
+    high: float
+    predicted: float | None = None
+    z: float | None = None
+
+    def differs(self) -> float:
+        """By which share the mean is above what theory says of it; 0 where that may be chance, or
+        is below one per cent."""
+        if not self.z or not self.predicted or abs(self.z) < Z_MAX:
+            return 0.0
+        share = self.mean / self.predicted - 1
+        return share if abs(share) > DIFFERS_MIN else 0.0
+
+
+def tally(
+    name: str,
+    unit: Unit,
+    of: StreamingSummary,
+    predicted: float | None = None,
+    *,
+    times: float = 1.0,
+) -> Tally:
+    """`times` turns what was summed into `unit`."""
+    mean, error = times * of.mean, None if math.isnan(of.error) else times * of.error
+    z = None
+    if predicted is not None and error and math.isfinite(predicted):
+        z = (mean - predicted) / error
+    low, middle, high = (times * of.quantile(one) for one in (LOW, 0.5, HIGH))
+    return Tally(
+        name=name, unit=unit, mean=mean, error=error, low=low, middle=middle, high=high,
+        predicted=predicted, z=z,
+    )  # fmt: skip
+
+
+def usd_per_s(scenario: Scenario, spares: int) -> float:
+    """What a second of the run costs, spares included."""
+    return cost_usd(scenario, 1.0, spares)
+
+
+def without_advice(warnings: list[str]) -> list[str]:
+    """Theory's, less where it is simulated: that is here."""
+    return [text.partition("; `outlast")[0] for text in warnings]
+
+
+_KEPT_BITS = 11
+ACCURACY = 2.0**-_KEPT_BITS  # relative, of a quantile
+_SHIFT = 52 - _KEPT_BITS
+
+
+class StreamingSummary:
+    """Of one column of numbers that are not negative; infinity is one of them.
+
+    Values that agree in their exponent and its next 11 bits are counted together, and stand for
+    their mean: a quantile is within ACCURACY of the true one, and is it where the values are whole
+    numbers below 4,096. Each doubling of the largest over the smallest costs 48 kB at most.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.endless = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        self._keys = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._sums = np.empty(0)
+
+    def add(self, values: np.ndarray) -> None:
+        values = np.ascontiguousarray(values, np.float64)
+        ended = values[np.isfinite(values)]
+        before, many = self.count - self.endless, len(ended)
+        self.count += len(values)
+        self.endless += len(values) - many
+        if many:  # Chan, Golub and LeVeque's: two samples' moments give those of both
+            mean, total = float(ended.mean()), before + many
+            shift = mean - self._mean
+            self._squares += float(((ended - mean) ** 2).sum()) + shift**2 * before * many / total
+            self._mean += shift * many / total
+        keys = np.concatenate((self._keys, values.view(np.int64) >> _SHIFT))
+        ones = np.ones(len(values), np.int64)
+        self._keys, where = np.unique(keys, return_inverse=True)
+        self._counts = _by_key(where, np.concatenate((self._counts, ones))).astype(np.int64)
+        self._sums = _by_key(where, np.concatenate((self._sums, values)))
+
+    @property
+    def mean(self) -> float:
+        """Infinity where one value is; NaN of nothing."""
+        return math.inf if self.endless else self._mean if self.count else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN where there is none."""
+        if self.endless or self.count < 2:
+            return math.nan
+        return math.sqrt(self._squares / (self.count - 1) / self.count)
+
+    def quantile(self, probability: float) -> float:
+        """The smallest value that at least this share of all are not above; NaN of nothing."""
+        if not self.count:
+            return math.nan
+        rank = max(1, math.ceil(probability * self.count))
+        at = int(np.searchsorted(np.cumsum(self._counts), rank))
+        return float(self._sums[at] / self._counts[at])
+
+
+def _by_key(where: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.bincount(where, weights=weights)

@@ -1,0 +1,170 @@
+"""A driver of the controller for tests: frames in, actions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outlast import events
+from outlast.config import Limits
+from outlast.controller.controller_state import MigrateOn
+from outlast.controller.state_machine import (
+    Action,
+    AppendJournal,
+    BeginTerm,
+    CheckpointFound,
+    DecisionMade,
+    Emit,
+    EndRun,
+    Received,
+    SavePolicy,
+    Send,
+    StopRequested,
+    Tick,
+    Verify,
+    handle,
+    initial,
+)
+from outlast.transport import messages
+
+S = 1_000_000_000
+
+
+class ControllerDriver:
+    """Drives `handle` for one agent; keeps the newest actions in `actions`, all in `history`."""
+
+    def __init__(
+        self, world: int = 2, spares: int = 1, term: int = 1,
+        policy: SavePolicy | None = None, migrate_on: MigrateOn = "", **limits: Any,
+    ) -> None:  # fmt: skip
+        self.world, self.term = world, term
+        self.limits = Limits(**limits)
+        self.state = initial(world, spares, self.limits, "r", policy, migrate_on)
+        self.now_ns = S
+        self.verifies = True  # every checkpoint is whole, and the answer comes at once
+        self.actions: list[Action] = []
+        self.history: list[Action] = []
+        self._seqs: dict[str, int] = {}
+
+    def feed(self, event: Any) -> list[Action]:
+        self.state, self.actions = handle(self.state, event)
+        self.history += self.actions
+        asked = [action for action in self.actions if isinstance(action, Verify)]
+        if asked and self.verifies:
+            before = self.actions
+            found = self.state.checkpoint
+            self.feed(
+                CheckpointFound(t_ns=self.now_ns, generation=asked[0].generation, checkpoint=found)
+            )
+            self.actions = before + self.actions
+        return self.actions
+
+    def begin(self, journal: tuple[Any, ...] = (), checkpoint: Any = None) -> ControllerDriver:
+        self.feed(
+            BeginTerm(
+                t_ns=self.now_ns, run="r", term=self.term, journal=journal, checkpoint=checkpoint
+            )
+        )
+        return self
+
+    def say(self, worker: str, body: messages.AnyBody, **envelope: Any) -> list[Action]:
+        self.now_ns += 1000
+        seq = self._seqs[worker] = self._seqs.get(worker, 0) + 1
+        frame = {"term": self.term, "agent": "a", "incarnation": 1, "seq": seq, **envelope}
+        return self.feed(
+            Received(
+                t_ns=self.now_ns,
+                envelope=messages.MessageEnvelope(run="r", worker=worker, body=body, **frame),
+            )
+        )
+
+    def agent(self, *workers: str, capacity: int = 9, **envelope: Any) -> list[Action]:
+        body = messages.AgentHello(
+            host="h", address="", capacity=capacity, lease_s=10, workers=workers
+        )
+        return self.say("", body, **envelope)
+
+    def tick(self, seconds: float) -> list[Action]:
+        self.now_ns += int(seconds * S)
+        return self.feed(Tick(t_ns=self.now_ns))
+
+    def stop(self) -> list[Action]:
+        return self.feed(StopRequested(t_ns=self.now_ns, reason="asked"))
+
+    def seats(self) -> tuple[str, ...]:
+        return self.state.seats
+
+    def hello(self, worker: str, **fingerprint: str) -> list[Action]:
+        body = messages.WorkerHello(pid=1, fingerprint=fingerprint, address=f"{worker}:1")
+        return self.say(worker, body)
+
+    def open(self, n: int = 0) -> ControllerDriver:
+        """From Begin to an open first generation."""
+        if not self.state.agents:
+            self.agent()
+        for worker in list(self.state.workers):
+            self.hello(worker)
+        self.heal(n)
+        assert self.state.mode == "open"
+        return self
+
+    def heal(self, n: int, digest: str = "d") -> None:
+        """Everybody seated is ready, joins, and hands over what it should."""
+        generation = self.state.generation
+        for worker in self.seats():
+            if self.state.workers[worker].ready != generation:
+                self.say(worker, messages.WorkerReady(generation=generation, n=n))
+        sent: dict[int, dict[int, tuple[str, int, float]]] = {}
+        received: dict[int, dict[int, tuple[str, int, float]]] = {}
+        for donor, joiner in self.state.transfers:
+            sent.setdefault(donor, {})[joiner] = ("d", 1, 0.1)
+            received.setdefault(joiner, {})[donor] = (digest, 1, 0.1)
+        for seat, worker in enumerate(self.seats()):
+            body = messages.Joined(
+                generation=generation, sent=sent.get(seat, {}), received=received.get(seat, {})
+            )
+            self.say(worker, body)
+
+    def commit(self, n: int) -> list[Action]:
+        """The agent's pages show that every rank has completed `n` phases."""
+        return self.say("", messages.Renew(beats=dict.fromkeys(self.seats(), (n, n, "idle", 0.0))))
+
+    def status(self, worker: str, n: int, state: str, fault: Any = None) -> list[Action]:
+        body = messages.Status(
+            generation=self.state.generation, n=n, step=n, state=state, fault=fault
+        )
+        return self.say(worker, body)
+
+    def lose(
+        self, worker: str, n: int = 0, state: str = "running", slots: Any = None, **fault: Any
+    ) -> list[Action]:
+        said = {"kind": "killed", "detail": f"{worker} was killed", **fault}
+        body = messages.WorkerLostReport(
+            worker=worker, fault=events.Fault(**said), n=n, state=state, slots=slots or {}
+        )
+        return self.say("", body)
+
+    # --- what came out ---
+
+    def sent(self, kind: type[Any], history: bool = False) -> list[tuple[str, Any]]:
+        actions = self.history if history else self.actions
+        return [
+            (action.worker, action.body)
+            for action in actions
+            if isinstance(action, Send) and isinstance(action.body, kind)
+        ]
+
+    def emitted(self, kind: type[Any], history: bool = False) -> list[Any]:
+        actions = self.history if history else self.actions
+        return [a.event for a in actions if isinstance(a, Emit) and isinstance(a.event, kind)]
+
+    def journal(self) -> tuple[Any, ...]:
+        return tuple(a.entry for a in self.history if isinstance(a, AppendJournal))
+
+    def decision(self) -> DecisionMade:
+        return [e for e in self.journal() if isinstance(e, DecisionMade)][-1]
+
+    def end(self) -> EndRun | None:
+        return next((a for a in self.history if isinstance(a, EndRun)), None)
+
+    def killed(self) -> set[str]:
+        return {body.worker for _, body in self.sent(messages.Kill, history=True)}

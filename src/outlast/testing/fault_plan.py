@@ -1,0 +1,190 @@
+"""Faults of a simulated run: kinds, places and times, drawn from the seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, NamedTuple
+
+from outlast.config import AUTO
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+
+FaultKind = Literal[
+    "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",
+    "crash", "drop", "wait", "flip",
+]  # fmt: skip
+
+# Every place in a worker's life where something can break.
+POINTS = (
+    "spawned", "hello", "seated", "setup", "attempt", "slot", "voted", "answered", "applying",
+    "applied", "tail", "closed", "reported", "decided", "settled", "ready", "connect", "meshed",
+    "send", "receive", "joined", "opened", "finished",
+)  # fmt: skip
+_ONCE_A_START = ("spawned", "hello", "seated", "ready", "connect", "meshed", "joined", "opened")
+_ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
+_SPECIAL: dict[str, FaultKind] = {
+    "attempt": "raise", "slot": "raise", "applying": "torn", "receive": "corrupt",
+}  # fmt: skip
+_FAULT_KINDS: tuple[FaultKind, ...] = (
+    "kill", "kill", "kill", "hang", "stall", "pause", "transport", "exit", "crash", "drop",
+)  # fmt: skip
+
+
+# Where a script may wait for something that is not another rank.
+WAITS = ("setup", "attempt", "answered", "applying", "tail")
+WAIT_S = (3.0, 8.0)  # above the hang floor and below the ceiling of simulated runs
+
+_EARLY = ("spawned", "hello", "seated", "setup", "connect", "meshed", "joined", "opened", "attempt")
+ATTEMPTS_AMPLE = 1000  # attempts of a plan that must end well
+
+
+class PlannedFault(NamedTuple):
+    """At the `nth` time that anybody (or `seat`) comes by `point`, `deed` happens to it. A wait
+    belongs to the script: whoever makes phase `nth` waits there, each time."""
+
+    point: str
+    deed: FaultKind
+    nth: int
+    seat: int  # -1: anybody
+
+
+class FaultPlan(NamedTuple):
+    """All that a seed decides."""
+
+    world: int
+    spares: int
+    agents: int
+    phases: int
+    checkpoint_every: int
+    strikes: tuple[PlannedFault, ...]
+    timed: tuple[tuple[float, str], ...]  # (time, what): kill, agent, stop, look, ...
+    bug_at: int  # this phase raises on one rank, always; -1: none
+    attempts_max: int
+    duplicates: float
+    repeats: bool  # whether workers answer a repeated question again
+    rot: bool  # whether the newest checkpoint is damaged when a restart wants it
+    policy: SavePolicy
+    fails: float  # the share of saves that fail
+    waits: bool = False  # the script waits, and nothing else happens
+    early: bool = False  # nothing but a few kills before the first step
+    flips: tuple[
+        PlannedFault, ...
+    ] = ()  # bits of one rank's state, after a phase; then all are audited
+
+
+def draw_plan(seed: int) -> FaultPlan:
+    """The plan of a seed. Most strike after the first step: a death before it ends the run."""
+    dice = random.Random(f"plan {seed}")
+    world = dice.choice((2, 2, 3, 3, 4))
+    spares = dice.choice((0, 1, 1, 2))
+    phases = dice.randint(4, 12)
+    early = dice.random() < 0.1
+    strikes = tuple(
+        _draw_fault(dice, world, spares, phases, early=early)
+        for _ in range(dice.choice((0, 1, 2, 3, 4, 6, 8)))
+    )
+    kinds = ("kill", "kill", "pair", "all", "crash", "crash", "agent", "drop", "drop", "cut")
+    timed = [
+        (dice.uniform(0.0 if early else 3.0, 9.0), dice.choice(kinds))
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4)))
+    ]
+    if dice.random() < 0.06:
+        timed.append((dice.uniform(1.0, 8.0), "stop"))
+    if dice.random() < 0.1:
+        timed.append((dice.uniform(1.0, 8.0), "save"))
+    bug = dice.random() < 0.05
+    plan = FaultPlan(
+        world=world,
+        spares=spares,
+        agents=dice.choice((1, 1, 2)),
+        phases=phases,
+        checkpoint_every=dice.choice((0, 2, 3)),
+        strikes=strikes,
+        timed=tuple(timed),
+        bug_at=dice.randint(1, phases) if bug else -1,
+        attempts_max=3 if bug or dice.random() < 0.15 else ATTEMPTS_AMPLE,
+        duplicates=dice.choice((0.0, 0.02, 0.1)),
+        repeats=dice.random() < 0.7,
+        rot=dice.random() < 0.3,
+        policy=SavePolicy(
+            memory=dice.choice((0, AUTO)), disk=dice.choice((3, AUTO)), stop=dice.random() < 0.3
+        ),
+        fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
+    )
+    if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
+        found = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
+        plan = plan._replace(timed=(*plan.timed, *found))
+    if dice.random() < 0.15:
+        plan = plan._replace(timed=(*plan.timed, (dice.uniform(0.0, 4.0), "look")))
+    if dice.random() < 0.05:  # more moves than there may be, and terms that must know of them
+        often = ("unwell",) * 12 + ("crash",) * 3
+        when = [(dice.uniform(3.0, 20.0), what) for what in often]
+        plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))
+    plan = _waiting(dice, plan)
+    plan = _killed_early(dice, plan) if dice.random() < 0.08 else plan
+    return _flipping(dice, plan)
+
+
+def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:
+    """Fewer kills before the first step than there may be failed starts in a row."""
+    kills = tuple(
+        PlannedFault(dice.choice(_EARLY), "kill", dice.randint(1, plan.world), -1)
+        for _ in range(dice.choice((1, 1, 2)))
+    )
+    return plan._replace(
+        strikes=kills, timed=(), bug_at=-1, attempts_max=3, fails=0.0, rot=False, waits=False,
+        early=True,
+    )  # fmt: skip
+
+
+def _waiting(dice: random.Random, plan: FaultPlan) -> FaultPlan:
+    """In some plans the script waits, at one place of one phase: one rank or all of them; beside
+    whatever else happens, or alone."""
+    if dice.random() >= 0.15:
+        return plan
+    waits = tuple(strike for _ in range(dice.choice((1, 1, 2))) for strike in _wait(dice, plan))
+    if dice.random() < 0.5:
+        return plan._replace(agents=1, strikes=(*plan.strikes, *waits))
+    return plan._replace(
+        agents=1,
+        strikes=waits,
+        timed=(),
+        bug_at=-1,
+        attempts_max=3,
+        fails=0.0,
+        rot=False,
+        waits=True,
+    )
+
+
+def _wait(dice: random.Random, plan: FaultPlan) -> list[PlannedFault]:
+    point = dice.choice(WAITS)
+    nth = 1 if point == "setup" else dice.randint(1, plan.phases)
+    everybody = dice.random() < 0.5
+    seats = range(plan.world) if everybody else [dice.randrange(plan.world)]
+    return [PlannedFault(point, "wait", nth, seat) for seat in seats]
+
+
+def _flipping(dice: random.Random, plan: FaultPlan) -> FaultPlan:
+    """In some plans bits of one rank's state flip, and every phase is audited."""
+    if plan.waits or plan.early or dice.random() >= 0.2:
+        return plan
+    often = plan.world * plan.phases
+    flips = [PlannedFault("audited", "flip", dice.randint(1, often), -1) for _ in range(2)]
+    return plan._replace(flips=tuple(flips[: dice.choice((1, 1, 2))]))
+
+
+def _draw_fault(
+    dice: random.Random, world: int, spares: int, phases: int, *, early: bool
+) -> PlannedFault:
+    point = dice.choice(POINTS if early else [name for name in POINTS if name != "setup"])
+    deed = dice.choice(_FAULT_KINDS)
+    if point in _SPECIAL and dice.random() < 0.5:
+        deed = _SPECIAL[point]
+    if point in _ONCE_A_PHASE:
+        nth = dice.randint(1, world * phases)
+    elif point in _ONCE_A_START and not early:
+        nth = world + spares + dice.randint(1, world)  # past the start: in a recovery
+    else:
+        nth = dice.randint(1, 3)
+    seat = dice.randrange(world) if dice.random() < 0.2 else -1
+    return PlannedFault(point, deed, nth, seat)

@@ -1,0 +1,218 @@
+"""Invariants of a simulated run, and of its ending.
+
+A rank's state is modelled as chains: `model` (replicated) after phase n, and `own` (what differs by
+rank) after phase n and again after the script's code that follows it. A phase applied twice,
+skipped, or applied to another rank's state gives another number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from outlast.controller.inputs import (
+    AnyEntry,
+    DecisionMade,
+    EndRun,
+    FindingKey,
+    Opened,
+    RankMigrated,
+    SharedValueStored,
+)
+from outlast.controller.planned_migration import MOVES_MAX
+from outlast.testing.fault_plan import ATTEMPTS_AMPLE, FaultPlan
+from outlast.transport import messages
+
+_PRIME = 1_000_003
+_MASK = (1 << 61) - 1
+
+
+class SimFailure(AssertionError):  # noqa: N818 - a failed assertion with a story
+    """The protocol broke a promise; the message names the seed and tells the last events."""
+
+
+def mix(*parts: int) -> int:
+    value = 7
+    for part in parts:
+        value = (value * _PRIME ^ part) & _MASK
+    return value
+
+
+def model_step(model: int, n: int) -> int:
+    """The replicated state after phase n."""
+    return mix(model, n, 1)
+
+
+def own_step(own: int, n: int) -> int:
+    """A rank's own state after phase n, before the script goes on."""
+    return mix(own, n, 2)
+
+
+def own_tail(own: int, n: int) -> int:
+    """A rank's own state when the script has run on to the next phase."""
+    return mix(own, n, 3)
+
+
+class RunInvariants:
+    """Keeps what has happened for good and checks every new fact against it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.last = -1  # the run's last phase, once it is known
+        self.decided = 0  # the newest generation that a decision is durable for
+        self.opened: set[int] = set()
+        self.decided_n = 0
+        self.stepped: set[str] = set()  # workers that have committed a phase
+        self.shared: dict[str, bytes] = {}
+        self.moved: dict[FindingKey, str] = {}  # whom it moved
+        self.seated: dict[str, int] = {}  # worker -> its seat
+        self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
+        self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
+        self.condemned: set[str] = set()  # workers that an audit found wrong
+        self.tell: Callable[[str], str] = lambda text: text
+        self._models = [mix(0)]
+        self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
+
+    def fail(self, text: str) -> NoReturn:
+        raise SimFailure(self.tell(text))
+
+    def model(self, n: int) -> int:
+        while len(self._models) <= n:
+            self._models.append(model_step(self._models[-1], len(self._models)))
+        return self._models[n]
+
+    def flip(self, model: int) -> int:
+        """A bit of the replicated state flips on one rank."""
+        self.wrong[model ^ 1] = len(self.wrong)
+        return model ^ 1
+
+    def after(self, model: int, n: int) -> int:
+        """The replicated state after phase n; a wrong one stays wrong."""
+        found = model_step(model, n)
+        if model in self.wrong:
+            self.wrong[found] = self.wrong[model]
+        return found
+
+    def own(self, seat: int, n: int) -> int:
+        """The rank's own state before phase n+1."""
+        owns = self._owns[seat]
+        while len(owns) <= n:
+            owns.append(own_tail(own_step(owns[-1], len(owns)), len(owns)))
+        return owns[n]
+
+    def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
+        """A worker stands before phase n+1 of its seat."""
+        if model != self.model(n) and model not in self.wrong:
+            self.fail(f"{name} at rank {seat} holds another model than phase {n} leaves")
+        if own != self.own(seat, n):
+            self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
+
+    def seats(self, taken: Iterable[tuple[str, int]]) -> None:
+        """Nobody sits where another one does."""
+        names: dict[int, str] = {}
+        for name, seat in taken:
+            other = names.setdefault(seat, name)
+            if other != name:
+                self.fail(f"{name} and {other} both have seat {seat}")
+
+    def slots(self, body: messages.Seat) -> None:
+        """What a joiner is given must be its rank's state at the place that it takes."""
+        before, after = body.slots.get(f"before:{body.n}"), body.slots.get(f"after:{body.n}")
+        if before is None and after is None:
+            self.fail(
+                f"rank {body.seat} was seated before phase {body.n + 1} without its own state"
+            )
+        if before is not None and int(before) != self.own(body.seat, body.n):
+            self.fail(f"rank {body.seat} was given a wrong before:{body.n}")
+        if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
+            self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
+
+    def left_behind(self, body: messages.WorkerLostReport) -> None:
+        seat = self.seated.get(body.worker, -1)
+        self.left.setdefault(seat, set()).update(body.slots)
+
+    def durable(self, entry: AnyEntry) -> None:
+        match entry:
+            case DecisionMade():
+                if entry.generation <= self.decided:
+                    self.fail(f"generation {entry.generation} was decided after {self.decided}")
+                if entry.verdict == "start":
+                    self.left = {}
+                elif entry.n < self.decided_n:
+                    self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
+                self.decided, self.decided_n = entry.generation, entry.n
+                taken = [name for name in entry.seats if name]
+                if len(set(taken)) != len(taken):
+                    self.fail(f"a worker has two seats: {entry.seats}")
+            case Opened():
+                if entry.generation in self.opened:
+                    self.fail(f"generation {entry.generation} opened twice")
+                if entry.generation != self.decided:
+                    self.fail(f"generation {entry.generation} opened after {self.decided}")
+                self.opened.add(entry.generation)
+            case SharedValueStored():
+                if self.shared.get(entry.name, entry.value) != entry.value:
+                    self.fail(f"the shared value {entry.name!r} changed")
+                self.shared[entry.name] = entry.value
+            case RankMigrated():
+                if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
+                    self.fail(f"{entry.worker} is moved for what has moved another: {entry}")
+                if len(set(self.moved.values())) > MOVES_MAX:  # a simulated run is no hour long
+                    self.fail(f"more than {MOVES_MAX} were moved: {self.moved}")
+
+    def sent(self, body: messages.AnyBody) -> None:
+        """A frame leaves the controller: what it says must be durable before."""
+        if isinstance(body, (messages.Decide, messages.Seat)) and body.generation > self.decided:
+            self.fail(f"{type(body).__name__}({body.generation}) was sent before it was durable")
+        if isinstance(body, messages.Open) and body.generation not in self.opened:
+            self.fail(f"Open({body.generation}) was sent before it was durable")
+        if isinstance(body, messages.SharedValueReply) and self.shared.get(body.name) != body.value:
+            self.fail(f"the shared value {body.name!r} was told before it was durable")
+        if isinstance(body, messages.Seat) and not body.first:
+            self.slots(body)
+
+    def applies(self, name: str, generation: int, n: int) -> None:
+        """A vote's answer is acted on."""
+        self.stepped.add(name)
+        if name in self.condemned:
+            self.fail(f"{name} committed phase {n} after an audit had found it wrong")
+        if generation < self.decided:
+            self.fail(
+                f"{name} committed phase {n} in generation {generation}, though {self.decided} was"
+                " decided already"
+            )
+
+
+def check_ending(plan: FaultPlan, ledger: RunInvariants, end: EndRun) -> None:
+    """A run is done, or one of its faults says why not; raises SimFailure otherwise."""
+    if end.outcome == "done":
+        if end.n != ledger.last:
+            ledger.fail(f"done at phase {end.n} of {ledger.last}")
+        return
+    if plan.waits or plan.early:
+        ledger.fail(
+            f"{end.outcome}: {end.cause.detail if end.cause else ''}, which nothing asked for"
+        )
+    if end.cause is None:
+        ledger.fail(f"{end.outcome} without a cause")
+        return
+    kinds = {what for _, what in plan.timed}
+    if end.outcome == "interrupted" and "stop" not in kinds:
+        ledger.fail("interrupted, though nobody asked")
+    if end.outcome == "interrupted":
+        return
+    if end.cause.kind == "diverged" and plan.flips:
+        return  # no majority, and no copy from before
+    if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
+        return  # a save failed: its owner wants the end
+    if "before its first step" in end.cause.detail:
+        if end.cause.worker in ledger.stepped:
+            ledger.fail(f"{end.cause.detail}: but it had made steps")
+        return
+    deeds = {strike.deed for strike in plan.strikes}
+    accidents = deeds <= {"kill", "wait"} and kinds <= {"kill", "pair"} and plan.bug_at < 0
+    if plan.attempts_max < ATTEMPTS_AMPLE and not accidents:
+        return
+    if end.outcome == "user_error" and end.cause.n >= ledger.last:
+        return  # it left badly after the run was done
+    ledger.fail(f"{end.outcome}: {end.cause.detail}, though nothing kept it from going on")

@@ -1,0 +1,195 @@
+"""A simulated process: it can be killed, stopped or stalled at any point."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outlast.events import Fault, FaultKind
+from outlast.testing.fault_plan import WAIT_S
+from outlast.transport import messages
+from outlast.transport.worker_page import SLOTS
+
+if TYPE_CHECKING:
+    from outlast.testing.simulated_agent import SimAgent
+
+
+class WorkerKilled(Exception):  # noqa: N818 - unwinds a callback of a worker that has just died
+    """The worker died in the middle of what it did."""
+
+
+class SimSlots:
+    """The ring of slots of a page: a write first destroys the oldest one."""
+
+    def __init__(self) -> None:
+        self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
+        self._next = 0
+
+    def put(self, key: str, value: int, halfway: Callable[[], object]) -> None:
+        self._ring[self._next] = None
+        halfway()
+        self._ring[self._next] = (key, str(value).encode())
+        self._next = (self._next + 1) % SLOTS
+
+    def read(self) -> dict[str, bytes]:
+        return dict(slot for slot in self._ring if slot is not None)
+
+
+class SimProcess(ABC):
+    """What a worker is to its host. `token` changes whenever what was under way is over."""
+
+    def __init__(self, agent: SimAgent, name: str) -> None:
+        self.agent, self.name = agent, name
+        self.cluster = agent.cluster
+        self.ledger, self.line = self.cluster.ledger, self.cluster.timeline
+        self.alive, self.hung = True, False
+        self.stalled = False  # the main thread does not move; the reader thread still answers
+        self.struck = False
+        self.waits_until_s = 0.0  # the main thread stands in the script; others still answer
+        self.moved_ns = self.line.now_ns
+        self._later: list[Callable[[], object]] = []
+        self._unsaid: list[messages.WorkerBody] = []
+        self.said: dict[str, messages.WorkerBody] = {}
+        self.seq = 0
+        self.slots = SimSlots()
+        self.state = "starting"
+        self.seat = -1
+        self.n = self.token = self.completed = 0
+        self.busy = False  # something is under way that must end before the next move
+
+    @abstractmethod
+    def proceed(self) -> None:
+        """Make the next move, if nothing is under way and one is due."""
+
+    @abstractmethod
+    def trouble(self, fault: Fault) -> None:
+        """Say that something broke, while the process lives."""
+
+    @abstractmethod
+    def tear(self) -> None:
+        """Fail while applying."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The process is dead: its connections break."""
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Run a piece of this process, unless it is dead; later, while it is stopped."""
+        if not self.alive:
+            return
+        if self.hung:
+            self._later.append(what)
+            return
+        try:
+            what()
+        except WorkerKilled:
+            return
+
+    def soon(self, low_s: float, high_s: float, what: Callable[[], object]) -> None:
+        self.line.after(self.line.between(low_s, high_s), lambda: self.call(what))
+
+    def work(self, low_s: float, high_s: float, what: Callable[[], object]) -> None:
+        """Something that ends by itself, and is dropped when `token` changes meanwhile."""
+        self.busy = True
+        token = self.token
+
+        def done() -> None:
+            if token == self.token and not self.stalled:
+                self.busy = False
+                what()
+                self.proceed()
+
+        lag_s = self.lag_s
+        self.soon(low_s + lag_s, high_s + lag_s, done)
+
+    @property
+    def lag_s(self) -> float:
+        """Return how long the script will still stand where it is."""
+        return max(0.0, self.waits_until_s - self.line.now_s)
+
+    def load(self, checkpoint: messages.Checkpointed | None) -> int:
+        """The phase that it starts from."""
+        if self.cluster.shelf.is_condemned(checkpoint):
+            self.ledger.fail(f"{self.name} starts from {checkpoint}, saved with a wrong rank")
+        n = self.cluster.shelf.load(checkpoint)
+        if n is None:
+            if checkpoint is None or checkpoint.tier == "disk":
+                self.ledger.fail(f"{checkpoint} does not exist")
+            fault = Fault(  # news came too late
+                kind="exited", detail="exit code 1", exit_code=1, traceback="CorruptionError"
+            )
+            self.die(fault)
+            raise WorkerKilled
+        return n
+
+    def die(self, fault: Fault) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self.leave()
+        self.agent.reap(self, fault)
+
+    def wait_for_word(self, waits: Callable[[], bool]) -> None:
+        """A worker to which the controller says nothing for so long ends by itself."""
+        limits = self.cluster.limits
+        fault = Fault(kind="exited", detail="no word", exit_code=1, traceback="GaveUpError")
+        patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
+        self.line.after(patience_s, lambda: self.die(fault) if waits() else None)
+
+    def pause(self, seconds: float) -> None:
+        self.hung = True
+        if seconds:
+            self.line.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if not self.alive:
+            return
+        self.hung = False
+        unsaid, self._unsaid = self._unsaid, []
+        for body in unsaid:
+            self.say(body)
+        later, self._later = self._later, []
+        for what in later:
+            self.call(what)
+
+    def point(self, name: str) -> str:
+        """A place where the seed may strike. Returns the deed that the caller carries out."""
+        self.moved_ns = self.line.now_ns
+        deed = self.cluster.strike(name, self)
+        if deed in ("kill", "exit"):
+            code = 0 if deed == "kill" else 1
+            kind: FaultKind = "killed" if deed == "kill" else "exited"
+            self.die(Fault(kind=kind, detail=f"{deed} at {name}", exit_code=code))
+            raise WorkerKilled
+        if deed in ("hang", "pause"):
+            self.pause(0.0 if deed == "hang" else self.line.between(0.2, 4.0))
+        elif deed == "stall":
+            self.stalled = True
+        elif deed == "wait":
+            self.waits_until_s = self.line.now_s + self.line.between(*WAIT_S)
+        elif deed in ("transport", "raise"):
+            if deed == "raise":
+                self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
+            else:
+                self.trouble(Fault(kind="transport", detail=f"at {name}"))
+        elif deed == "torn" and self.state == "applying":
+            self.tear()
+        return deed
+
+    def say(self, body: messages.WorkerBody) -> None:
+        if not self.alive:
+            return
+        if self.hung:
+            self._unsaid.append(body)
+            return
+        self.seq += 1
+        self.agent.relay(self, self.seq, body)
+
+    def say_again(self, kind: str) -> None:
+        if kind in self.said and self.cluster.plan.repeats:
+            self.say(self.said[kind])
+
+    def tell(self, body: messages.WorkerBody) -> None:
+        self.said[type(body).__name__] = body
+        self.say(body)

@@ -1,0 +1,396 @@
+"""A simulated worker that follows docs/protocol.md and fails as planned."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outlast.events import Fault
+from outlast.testing.run_invariants import mix, own_step, own_tail
+from outlast.testing.simulated_audits import AuditedProcess
+from outlast.testing.simulated_process import WorkerKilled
+from outlast.testing.worker_mesh import Ballot, WorkerMesh
+from outlast.transport import messages
+
+if TYPE_CHECKING:
+    from outlast.testing.simulated_agent import SimAgent
+
+
+class SimWorker(AuditedProcess):
+    """A rank or a spare: its place, its state, its answers."""
+
+    def __init__(self, agent: SimAgent, name: str) -> None:
+        super().__init__(agent, name)
+        self.hello: messages.WorkerHello | None = None
+        self.model = self.own = 0
+        self.has_state = self.is_set_up = False
+        self.generation = self.closed = self.opened = self.answered = self.readied = 0
+        self.decided_n = -1
+        self.owes_status = False
+        self.gots: dict[int, set[str]] = {}
+        self.mesh: WorkerMesh | None = None
+        self.staged: int | None = None
+        self.received: dict[int, tuple[str, int, float]] = {}
+        self.sent: dict[int, tuple[str, int, float]] = {}
+        self.ballot: Ballot | None = None
+        self.begin_audits()
+        self.soon(0.3, 1.2, self._say_hello)
+
+    def leave(self) -> None:
+        if self.mesh is not None:
+            self.mesh.left(self)
+
+    # --- what it hears ---
+
+    def hear(self, body: messages.AnyBody) -> None:
+        match body:
+            case messages.Seat():
+                self._take_seat(body)
+            case messages.Close():
+                self._close(body.generation)
+            case messages.Decide():
+                self._decide(body)
+            case messages.Connect():
+                self._connect(body)
+            case messages.RendezvousValue():
+                self.gots.setdefault(body.generation, set()).add(body.key)
+                self.mesh_when_met()
+            case messages.Open():
+                self._open(body)
+            case messages.SharedValueMake():
+                value = f"made by {self.name}".encode()
+                self.cluster.makes(self)
+                long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
+                made = messages.SharedValueMade(name="id", value=value)
+                self.soon(0.0, long_s, lambda: self.say(made))
+            case messages.SharedValueReply():
+                if not self.is_set_up:
+                    self.is_set_up = True
+                    self.state = "idle"
+                    self.proceed()
+            case messages.AuditRequest() | messages.AuditAgreed():
+                if self.hear_audit(body):
+                    self._vote()
+            case messages.SaveEvery():
+                if self.seat:
+                    self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
+            case messages.Stop():
+                code = 0 if body.ok else 3
+                self.die(Fault(kind="exited", detail="stopped", exit_code=code))
+
+    def _say_hello(self) -> None:
+        self.point("spawned")
+        self.state = "waiting"
+        self.hello = messages.WorkerHello(pid=1, fingerprint={}, address=self.name)
+        self.say(self.hello)
+        self.point("hello")
+
+    def _take_seat(self, body: messages.Seat) -> None:
+        if self.seat >= 0:
+            if self.readied == self.generation == body.generation:
+                self.say_again("Ready")
+            return
+        self.ledger.seated[self.name] = body.seat
+        self.seat, self.n, self.generation = body.seat, body.n, body.generation
+        self.decided_n = body.n
+        self.state = "setup"
+        self.point("seated")
+        if body.first:
+            n = self.load(body.checkpoint)
+            if n != body.n:
+                self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
+            self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
+            self.work(0.02, 0.1, self._stand)
+        else:
+            before = body.slots.get(f"before:{body.n}")
+            after = body.slots.get(f"after:{body.n}")
+            chosen = before if before is not None else after
+            assert chosen is not None
+            self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
+            self.is_set_up = True
+            self.work(0.2, 0.8, self._stand)
+
+    def _stand(self) -> None:
+        self.state = "idle"
+        self._write(f"before:{self.n}", self.own)
+
+    def _write(self, key: str, value: int) -> None:
+        self.slots.put(key, value, lambda: self.point("slot"))
+
+    def _close(self, generation: int) -> None:
+        if self.seat < 0:
+            return
+        self.generation = max(self.generation, generation)
+        self.closed = max(self.closed, generation)
+        self.point("closed")
+        self.say_again("Status") if self.answered >= generation else self._leave_generation(None)
+
+    def _sever(self) -> None:
+        """No vote can end well here any more; one under way is answered now or never."""
+        if self.state == "voting":
+            self.token += 1
+            self.busy = False
+            if self.ballot and self.ballot.complete and self.line.dice.random() < 0.5:
+                self._apply(self.generation if self.opened == self.generation else self.opened)
+            else:
+                self.state = "prepared"
+        elif self.state == "running":
+            self.token += 1
+            self.busy = False
+
+    def _leave_generation(self, fault: Fault | None) -> None:
+        self._sever()
+        if self.state == "applying":
+            self.owes_status = True
+            self.soon(0.25, 0.3, self._answer_if_won)
+        else:
+            self._report(fault)
+
+    def _answer_if_won(self) -> None:
+        if self.owes_status and self.state == "applying":
+            self._report(None)
+
+    def _report(self, fault: Fault | None) -> None:
+        self.owes_status = False
+        self.answered = left = self.generation
+        self.wait_for_word(lambda: self.generation == left)
+        n, word = self.n + (self.state == "applying"), self._word()
+        self.tell(messages.Status(generation=self.generation, n=n, step=n, state=word, fault=fault))
+        self.point("reported")
+
+    def _word(self) -> str:
+        if self.state in ("torn", "finished", "prepared", "running", "applying"):
+            return self.state
+        return "joining" if not self.has_state else "idle" if self.is_set_up else "broken"
+
+    def trouble(self, fault: Fault) -> None:
+        """First word about a failure: this worker's answer, too."""
+        if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
+            self._leave_generation(fault)
+
+    def peer_gone(self, generation: int) -> None:
+        if generation == self.generation:
+            fault = Fault(kind="transport", detail="connection closed by peer")
+            self.call(lambda: self.trouble(fault))
+
+    def tear(self) -> None:
+        self.token += 1
+        self.busy = True
+        self.state = "torn"
+        self._report(Fault(kind="torn", detail="failed while applying"))
+        raise WorkerKilled  # alive, but nothing more happens here until it is killed
+
+    def _decide(self, body: messages.Decide) -> None:
+        if body.generation <= self.closed or body.generation < self.generation:
+            return
+        if self.readied == body.generation:
+            self.say_again("Ready")
+            return
+        self.generation, self.decided_n = body.generation, body.n
+        self.point("decided")
+        may_apply = self.state in ("prepared", "applying") and body.n == self.n + 1
+        if body.n != self.n and not may_apply:
+            self.ledger.fail(f"{self.name} ({self.state} at {self.n}) is told to stand at {body.n}")
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Make the next move, if nothing is under way and one is due."""
+        if self.lag_s:
+            self.soon(self.lag_s, self.lag_s, self.proceed)
+            return
+        if self.busy or self.stalled or self.seat < 0 or self.state in ("torn", "setup"):
+            return
+        if self.opened == self.generation > max(self.closed, self.answered):
+            if self.state == "idle":
+                self._attempt()
+        elif self.generation > self.closed and self.readied < self.generation:
+            if self.state == "prepared" and self.decided_n == self.n + 1:
+                self._apply(self.generation)
+            elif self.state in ("prepared", "running"):
+                self.state = "idle"
+                self.work(0.001, 0.02, lambda: self.point("settled"))
+            elif self.decided_n == self.n:
+                self.readied = self.generation
+                self.tell(messages.WorkerReady(generation=self.generation, n=self.n))
+                self.point("ready")
+
+    # --- connecting ---
+
+    def _connect(self, body: messages.Connect) -> None:
+        if body.generation <= self.closed or body.generation != self.generation:
+            return
+        if self.mesh is not None and self.mesh.generation == body.generation:
+            self.say_again("Joined")
+            return
+        if self.readied < body.generation:
+            self.ledger.fail(f"{self.name} is to connect before it is ready")
+        self.sent, self.received, self.staged = {}, {}, None
+        self.said.pop("Joined", None)
+        self.mesh = self.cluster.mesh(body)
+        self.mesh.arrive(self)
+        self.point("connect")
+        self.say(messages.Put(generation=body.generation, key=str(self.seat), value=b"address"))
+        for member in tuple(self.mesh.members.values()):
+            member.call(member.mesh_when_met)
+
+    def mesh_when_met(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
+            return
+        met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
+        if not (met and mesh.whole()) or "Joined" in self.said or self.busy:
+            return
+        self.point("meshed")
+        self.work(0.005, 0.03, self._move_state)
+
+    def _move_state(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation <= self.closed:
+            return
+        for donor, joiner in mesh.transfers:
+            if donor == self.seat:
+                if not self.has_state:
+                    self.ledger.fail(f"{self.name} is a donor and holds no state")
+                self.point("send")
+                mesh.states[donor, joiner] = self.model
+                self.sent[joiner] = (f"{mix(self.model):x}", 8, 0.1)
+                receiver = mesh.members[joiner]
+                receiver.soon(0.001, 0.1, receiver.receive)
+        self.receive()
+        self._joined_when_moved()
+
+    def receive(self) -> None:
+        mesh = self.mesh
+        if mesh is None or mesh.generation <= self.closed:
+            return
+        for (donor, joiner), model in mesh.states.items():
+            if joiner == self.seat and donor not in self.received:
+                damaged = self.point("receive") == "corrupt"
+                model += damaged
+                self.staged = model
+                self.received[donor] = (f"{mix(model):x}", 8, 0.1)
+        self._joined_when_moved()
+
+    def _joined_when_moved(self) -> None:
+        mesh = self.mesh
+        assert mesh is not None
+        due = sum(1 for _, joiner in mesh.transfers if joiner == self.seat)
+        if len(self.received) < due or "Joined" in self.said or self.busy or not mesh.whole():
+            return
+        self.tell(
+            messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
+        )
+        self.point("joined")
+
+    def _open(self, body: messages.Open) -> None:
+        if body.generation <= self.closed or body.generation != self.generation:
+            return
+        if self.answered >= body.generation:
+            self.say_again("Status")
+            return
+        if self.opened == body.generation:
+            self.say_again("Finished")
+            return
+        if self.staged is not None:
+            self.model, self.staged, self.has_state = self.staged, None, True
+        if not self.is_set_up:
+            self.has_state = True
+        if not self.has_state:
+            self.ledger.fail(f"{self.name} runs without having received its state")
+        self.opened = body.generation
+        if body.ask == "drain":
+            self.ledger.last = min(self.ledger.last, body.n)
+        self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
+        self.point("opened")
+        if self.is_set_up:
+            self.proceed()
+        else:
+            self.state = "setup"
+            self.soon(0.05, 0.2, self._set_up)
+
+    def _set_up(self) -> None:
+        self.point("setup")
+        self.soon(self.lag_s, self.lag_s, self._protect)
+
+    def _protect(self) -> None:
+        self.say(messages.StateProtected(schema="s", summary="a model"))
+        self.say(messages.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self.is_set_up:
+            self.say(messages.SharedValueRequest(name="id"))
+            self.soon(4.0, 5.0, self._ask)  # a lost question is asked again
+
+    # --- phases ---
+
+    def _attempt(self) -> None:
+        if self.n >= self.ledger.last >= 0:
+            self.state = "finished"
+            self.tell(messages.Finished(n=self.n, step=self.n))
+            self.point("finished")
+            return
+        self.state = "running"
+        self.point("attempt")
+        if self.answered >= self.generation:
+            return
+        if self.cluster.has_bug(self.seat, self.n + 1):
+            self.trouble(Fault(kind="raised", detail="a bug", traceback="always"))
+            return
+        self.work(0.1, 0.25, self._vote)
+
+    def _vote(self) -> None:
+        mesh = self.mesh
+        if mesh is None or self.state != "running" or self.opened != self.generation:
+            return
+        if self.waits():
+            return
+        self._write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
+        self._write(f"result:{self.n + 1}", self.n + 1)
+        if self.answered >= self.generation:
+            return
+        self.ledger.stands(self.name, self.seat, self.n, self.model, self.own)
+        self.state = "voting"
+        self.busy = True
+        self.ballot = mesh.vote(self)
+        self.point("voted")
+
+    def answer(self, token: int) -> None:
+        """The vote is won, if this process still listens."""
+        self.call(partial(self._win, token))
+
+    def _win(self, token: int) -> None:
+        if token == self.token and self.state == "voting":
+            self.busy = False
+            self._apply(self.opened)
+
+    def _apply(self, generation: int) -> None:
+        self.state = "applying"
+        self.ledger.applies(self.name, generation, self.n + 1)
+        self.point("answered")
+        self.work(0.005, 0.03, self._applied)
+
+    def _applied(self) -> None:
+        self.point("applying")
+        self.model = self.ledger.after(self.model, self.n + 1)
+        self.own = own_step(self.own, self.n + 1)
+        self.n += 1
+        self.completed += 1
+        self.state = "idle"
+        self.work(0.001, 0.05, self._tail)
+        self.audit()
+        if self.owes_status:
+            self._report(None)
+        self.point("applied")
+        if self.seat == 0 and self.cluster.checkpoint_due(self.n):
+            self.say(self.stage())
+            self.soon(0.001, 0.5, partial(self._write_checkpoint, self.n, self.opened))
+
+    def _write_checkpoint(self, n: int, generation: int) -> None:
+        dies = self.line.dice.random() < self.cluster.plan.fails
+        self.say(self.cluster.shelf.save(n, f"g{generation}", fails=dies))
+
+    def _tail(self) -> None:
+        self.own = own_tail(self.own, self.n)
+        self._write(f"before:{self.n}", self.own)
+        self.point("tail")

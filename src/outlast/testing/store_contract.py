@@ -1,0 +1,169 @@
+"""Contract of a checkpoint store: subclass StoreContract and give it a `store`.
+
+    class TestMine(StoreContract):
+        @pytest.fixture
+        def store(self, tmp_path: Path) -> Store:
+            return Mine(tmp_path)
+
+Needs pytest. Each test gets an empty store of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from outlast.checkpoint.format.manifests import COMMIT
+from outlast.checkpoint.stores.store_interfaces import Store
+from outlast.errors import CorruptionError
+
+PLACE = "step-000000001-n1-a"
+OTHER = "step-000000002-n2-b"
+ESCAPES = ["..", ".", "", "../x", "a/b", "/etc/passwd", ".hidden", "a\0b", "a\nb", "x" * 300]
+
+
+class StoreContract:
+    """The promises of `outlast.checkpoint.stores.store_interfaces.Store`, a test each."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        """An empty store; subclasses override it."""
+        pytest.fail("a subclass of StoreContract must have a fixture `store`")
+
+    def test_an_empty_store_has_nothing(self, store: Store) -> None:
+        assert store.where
+        assert store.directories() == []
+        assert store.files(PLACE) == {}
+
+    def test_what_was_put_is_there_whole(self, store: Store) -> None:
+        data = bytes(range(256)) * 100
+        store.put(PLACE, "shard-00000", [data[:1000], memoryview(data)[1000:]], len(data))
+        store.put(OTHER, "empty", [], 0)
+        assert sorted(store.directories()) == [PLACE, OTHER]
+        assert store.files(PLACE) == {"shard-00000": len(data)}
+        assert store.files(OTHER) == {"empty": 0}
+        assert store.get(PLACE, "shard-00000") == data
+        assert store.get(OTHER, "empty") == b""
+
+    def test_parts_may_share_one_buffer(self, store: Store) -> None:
+        buffer = bytearray(100_000)
+
+        def parts() -> Iterator[memoryview]:
+            for k in range(5):
+                buffer[:] = bytes([k]) * len(buffer)
+                yield memoryview(buffer)
+
+        store.put(PLACE, "shard-00000", parts(), 5 * len(buffer))
+        data = store.get(PLACE, "shard-00000")
+        assert data == b"".join(bytes([k]) * len(buffer) for k in range(5))
+
+    def test_any_range_can_be_read(self, store: Store) -> None:
+        data = bytes(k * 7 % 251 for k in range(20_000))
+        store.put(PLACE, "shard-00000", [data], len(data))
+        for at, size in ((0, 20_000), (0, 4096), (8192, 8192), (1, 4096), (19_999, 1), (777, 0)):
+            into = bytearray(size)
+            store.read(PLACE, "shard-00000", at, memoryview(into))
+            assert bytes(into) == data[at : at + size]
+
+    @pytest.mark.parametrize(("at", "size"), [(0, 8193), (4096, 8192), (8192, 1), (1 << 40, 4096)])
+    def test_a_file_that_ends_early_is_damage(self, store: Store, at: int, size: int) -> None:
+        store.put(PLACE, "shard-00000", [bytes(8192)], 8192)
+        with pytest.raises(CorruptionError, match="shard-00000"):
+            store.read(PLACE, "shard-00000", at, memoryview(bytearray(size)))
+
+    def test_what_is_missing_is_damage(self, store: Store) -> None:
+        with pytest.raises(CorruptionError, match="missing"):
+            store.get(PLACE, COMMIT)
+        store.put(PLACE, "shard-00000", [b"x"], 1)
+        with pytest.raises(CorruptionError, match="missing"):
+            store.get(PLACE, COMMIT)
+        with pytest.raises(CorruptionError, match="missing"):
+            store.read(PLACE, "shard-00001", 0, memoryview(bytearray(1)))
+
+    def test_a_put_replaces_what_was_there(self, store: Store) -> None:
+        store.put(PLACE, "shard-00000", [b"older and longer"], 16)
+        store.put(PLACE, "shard-00000", [b"newer"], 5)
+        assert store.get(PLACE, "shard-00000") == b"newer"
+
+    @pytest.mark.parametrize("data", [b"too short", b"longer than was said"])
+    def test_a_put_of_another_size_leaves_nothing(self, store: Store, data: bytes) -> None:
+        with pytest.raises(Exception, match="bytes"):
+            store.put(PLACE, "shard-00000", [data], 15)
+        assert "shard-00000" not in store.files(PLACE)
+
+    def test_a_put_that_is_broken_off_leaves_what_was_there(self, store: Store) -> None:
+        def parts() -> Iterator[bytes]:
+            yield b"half"
+            raise RuntimeError("the source is gone")
+
+        store.put(PLACE, "shard-00000", [b"whole"], 5)
+        with pytest.raises(Exception, match="the source is gone"):
+            store.put(PLACE, "shard-00000", parts(), 8)
+        assert store.get(PLACE, "shard-00000") == b"whole"
+        with pytest.raises(Exception, match="the source is gone"):
+            store.put(OTHER, "shard-00000", parts(), 8)
+        assert "shard-00000" not in store.files(OTHER)
+
+    def test_create_never_replaces(self, store: Store) -> None:
+        assert store.create(PLACE, COMMIT, b"first") is True
+        assert store.create(PLACE, COMMIT, b"second") is False
+        assert store.get(PLACE, COMMIT) == b"first"
+        assert set(store.files(PLACE)) == {COMMIT}
+
+    def test_one_of_many_creates_it(self, store: Store) -> None:
+        data = [f"writer {k}".encode() * 1000 for k in range(8)]
+        with ThreadPoolExecutor(len(data)) as pool:
+            made = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
+        assert made.count(True) == 1
+        assert store.get(PLACE, COMMIT) == data[made.index(True)]
+
+    def test_latest_is_no_checkpoint(self, store: Store) -> None:
+        store.create(PLACE, COMMIT, b"x")
+        store.point(PLACE)
+        store.point(OTHER)
+        assert store.directories() == [PLACE]
+
+    def test_removal_is_whole_and_only_of_one(self, store: Store) -> None:
+        for directory in (PLACE, OTHER):
+            store.put(directory, "shard-00000", [b"x"], 1)
+            store.create(directory, COMMIT, b"x")
+        store.remove(PLACE)
+        store.remove(PLACE)
+        assert store.directories() == [OTHER]
+        assert store.files(PLACE) == {}
+        assert set(store.files(OTHER)) == {"shard-00000", COMMIT}
+
+    @pytest.mark.parametrize("name", ESCAPES)
+    def test_no_name_leads_out(self, store: Store, name: str) -> None:
+        store.put(PLACE, "shard-00000", [b"x"], 1)
+        into = memoryview(bytearray(1))
+        for attempt in (
+            lambda: store.get(PLACE, name),
+            lambda: store.get(name, "shard-00000"),
+            lambda: store.files(name),
+            lambda: store.read(PLACE, name, 0, into),
+            lambda: store.put(PLACE, name, [b"y"], 1),
+            lambda: store.put(name, "shard-00000", [b"y"], 1),
+            lambda: store.create(PLACE, name, b"y"),
+            lambda: store.create(name, COMMIT, b"y"),
+            lambda: store.point(name),
+            lambda: store.remove(name),
+        ):
+            with pytest.raises(CorruptionError, match="no name"):
+                attempt()
+        assert store.files(PLACE) == {"shard-00000": 1}
+
+    def test_threads_may_share_it(self, store: Store) -> None:
+        data = {f"shard-{k:05d}": bytes([k]) * 50_000 for k in range(8)}
+
+        def there_and_back(name: str) -> bytes:
+            store.put(PLACE, name, [data[name]], len(data[name]))
+            into = bytearray(len(data[name]))
+            store.read(PLACE, name, 0, memoryview(into))
+            return bytes(into)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(there_and_back, data)) == list(data.values())
+        assert store.files(PLACE) == dict.fromkeys(data, 50_000)
