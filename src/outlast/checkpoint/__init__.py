@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from outlast.checkpoint.checkpointer import Checkpointer as Checkpointer
     from outlast.checkpoint.checkpointer import CheckpointWarning as CheckpointWarning
     from outlast.checkpoint.loading import Restored as Restored
+    from outlast.checkpoint.storage import Store as Store
+    from outlast.checkpoint.storage import check_name as check_name
 
 _HOMES = {
     "CheckpointWarning": "outlast.checkpoint.checkpointer",
     "Checkpointer": "outlast.checkpoint.checkpointer",
     "Restored": "outlast.checkpoint.loading",
+    "Store": "outlast.checkpoint.storage",
+    "check_name": "outlast.checkpoint.storage",
 }
-__all__ = ["CheckpointWarning", "Checkpointer", "Restored"]
+__all__ = ["CheckpointWarning", "Checkpointer", "Restored", "Store", "check_name"]
 
 
 def __getattr__(name: str) -> Any:
