@@ -1,0 +1,27 @@
+"""The diff in the tutorial is that of examples/plain_ddp.py and examples/ported_ddp.py."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PLAIN = (ROOT / "examples" / "plain_ddp.py").read_text().splitlines()
+PORTED = (ROOT / "examples" / "ported_ddp.py").read_text().splitlines()
+IMPORTS = "import torch"  # the docstrings above it differ as a matter of course
+
+
+def shown_diff(document: Path) -> list[str]:
+    blocks = re.findall(r"^```diff\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1, f"{document} has {len(blocks)} diffs"
+    return blocks[0].splitlines()
+
+
+def test_the_tutorial_shows_the_whole_diff() -> None:
+    plain, ported = (lines[lines.index(IMPORTS) :] for lines in (PLAIN, PORTED))
+    expected = [
+        "@@" if line.startswith("@@") else line
+        for line in difflib.unified_diff(plain, ported, lineterm="")
+    ][3:]
+    assert shown_diff(ROOT / "docs" / "tutorial.md") == expected
