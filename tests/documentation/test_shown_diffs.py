@@ -1,4 +1,4 @@
-"""The diff in the tutorial is that of examples/plain_ddp.py and examples/ported_ddp.py."""
+"""Diffs in README and tutorial are those of examples/plain_ddp.py and examples/ported_ddp.py."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def test_the_tutorial_shows_the_whole_diff() -> None:
         for line in difflib.unified_diff(plain, ported, lineterm="")
     ][3:]
     assert shown_diff(ROOT / "docs" / "tutorial.md") == expected
+
+
+def test_the_lines_in_the_readme_are_in_the_scripts() -> None:
+    """In their order; `...` stands for anything."""
+    shown = [line for line in shown_diff(ROOT / "README.md") if line.strip() != "..."]
+    for script, other in ((PLAIN, "+"), (PORTED, "-")):
+        found = iter(script)
+        missing = [line for line in shown if line[0] != other and line[1:] not in found]
+        assert missing == []
