@@ -13,12 +13,12 @@ import pytest
 from outlast.config import child_environment
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.documentation, pytest.mark.process]
+pytestmark = [pytest.mark.documentation, pytest.mark.process, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PLAIN = ROOT / "tests" / "scripts" / "plain"  # Outlast's names over plain torch.distributed
 DIGEST = re.compile(r"parameters sha256 ([0-9a-f]{64})")
-DEADLINE_S = 200
+DEADLINE_S = 300
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
 OUTLAST = ("outlast", "run", "--plain", "--nproc-per-node=2", "--run-dir=run")
 
