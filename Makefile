@@ -19,12 +19,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test scripts flaky check lint format types bench soak judge clean
+.PHONY: help demo test scripts docs flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
 	@echo "make test    lint, format, types, and every test"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
+	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"
@@ -43,7 +44,7 @@ $(READY): pyproject.toml constraints.txt
 	       "apt install python3-venv), or name another: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -e '.[run,figures,objects,plan,dask,fleet,health,dev]' -c constraints.txt
+	  -e '.[run,figures,objects,plan,dask,fleet,health,dev,docs]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)
@@ -68,6 +69,12 @@ test: check
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
 
+# Sphinx turns warnings into errors. Then each code block and each example is executed.
+docs: $(READY)
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m documentation \
+	  tests/documentation tests/examples $(PYTEST)
+
 flaky: $(READY)
 	$(BIN)/python tests/soak/flaky.py --times $(TIMES) --load $(LOAD)
 
@@ -89,5 +96,5 @@ judge: $(READY)
 	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged.py {out}
 
 clean:
-	rm -rf $(VENV) runs dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from outlast.checkpoint.checkpointer import Checkpointer as Checkpointer
     from outlast.checkpoint.checkpointer import CheckpointWarning as CheckpointWarning
     from outlast.checkpoint.load.checkpoint_load import Restored as Restored
+    from outlast.checkpoint.stores.store_interfaces import Store as Store
+    from outlast.checkpoint.stores.store_interfaces import check_name as check_name
 
 _HOMES = {
     "CheckpointWarning": "outlast.checkpoint.checkpointer",
     "Checkpointer": "outlast.checkpoint.checkpointer",
     "Restored": "outlast.checkpoint.load.checkpoint_load",
+    "Store": "outlast.checkpoint.stores.store_interfaces",
+    "check_name": "outlast.checkpoint.stores.store_interfaces",
 }
-__all__ = ["CheckpointWarning", "Checkpointer", "Restored"]
+__all__ = ["CheckpointWarning", "Checkpointer", "Restored", "Store", "check_name"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,18 +2,41 @@
 
 `run_seed(seed)` plays one seeded schedule of failures against the real controller on a virtual
 clock and raises SimFailure where a promise is broken; `SimCluster` plays a plan of your own.
+`StoreContract` and `CheckContract` test checkpoint stores and node checks of your own; these two
+need pytest.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from outlast.testing.fault_plan import FaultPlan, PlannedFault, draw_plan
 from outlast.testing.run_invariants import SimFailure
 from outlast.testing.simulated_cluster import SimCluster, SimOutcome, run_seed
 
+if TYPE_CHECKING:
+    from outlast.testing.node_check_contract import CheckContract as CheckContract
+    from outlast.testing.store_contract import StoreContract as StoreContract
+
+_HOMES = {
+    "CheckContract": "outlast.testing.node_check_contract",
+    "StoreContract": "outlast.testing.store_contract",
+}
 __all__ = [
+    "CheckContract",
     "FaultPlan",
     "PlannedFault",
     "SimCluster",
     "SimFailure",
     "SimOutcome",
+    "StoreContract",
     "draw_plan",
     "run_seed",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'outlast.testing' has no attribute {name!r}")

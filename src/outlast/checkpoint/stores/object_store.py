@@ -43,7 +43,8 @@ def open_store(
     retry_s: float = 120.0,
     ask: bool = True,
 ) -> Store:
-    """The store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`.
+    """The store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`, or at a
+    URL whose scheme another package provides (`installed_stores`).
 
     A bucket is asked once for what it holds, so that one that is missing or without credentials is
     a RefusedError here, and one out of reach a StorageError; unless it is not to `ask`.
@@ -58,14 +59,15 @@ def open_store(
     scheme, is_url, _ = text.partition("://")
     if isinstance(address, Path) or not is_url:
         return Folder(Path(text))
-    if scheme not in _CREDENTIALS:
-        raise ConfigError(
-            f"{address}: cannot store there; known are paths and {', '.join(_CREDENTIALS)}"
-        )
-    bucket = Bucket(_connected(text, request_s, retries, retry_s), text.rstrip("/"))
+    if scheme in _CREDENTIALS:
+        store = Bucket(_connected(text, request_s, retries, retry_s), text.rstrip("/"))
+    else:
+        from outlast.checkpoint.stores.installed_stores import open_installed_store
+
+        store = open_installed_store(text, _CREDENTIALS)
     if ask:
-        bucket.directories()
-    return bucket
+        store.directories()
+    return store
 
 
 def _connected(url: str, request_s: float, retries: int, retry_s: float) -> ObjectStore:

@@ -42,8 +42,8 @@ def find_crash_loops(
     `until_ns`, first to last; `lost_gpu_s`, min(runtime, `interval_s`/2) x GPUs of each, as in
     `goodput`. What the starts after them cost others (`instigators.instigated`, which takes the
     other parameters): `preempted` attempts, `preempted_gpus`, `preempted_gpu_s` by the same rule.
-    The most failures first. `preempted`: what `instigated` gave for `restarted_attempts` and perhaps
-    others, where somebody has asked already.
+    The most failures first. `preempted`: the result of `preemption_cascades` for `restarted_attempts`
+    and perhaps others, if it is known already.
     """
     check_positive("interval_s", interval_s)
     failures = _failures(tables, infra, times, window_s)
