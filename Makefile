@@ -51,6 +51,7 @@ demo: $(READY)
 	$(BIN)/outlast demo
 
 check: lint types
+	$(BIN)/python tests/tidy/structure.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -42,7 +42,7 @@ def find_crash_loops(
     `until_ns`, first to last; `lost_gpu_s`, min(runtime, `interval_s`/2) x GPUs of each, as in
     `goodput`. What the starts after them cost others (`instigators.instigated`, which takes the
     other parameters): `preempted` attempts, `preempted_gpus`, `preempted_gpu_s` by the same rule.
-    The most failures first. `preempted`: the result of `preemption_cascades` for `restarted_attempts`
+    The most failures first. `preempted`: the result of `preemption_cascades` for these attempts
     and perhaps others, if it is known already.
     """
     check_positive("interval_s", interval_s)
