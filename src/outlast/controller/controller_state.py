@@ -41,6 +41,8 @@ S_NS = 1_000_000_000
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent: its host, incarnation, lease and last message."""
+
     name: str
     incarnation: int
     host: str
@@ -51,7 +53,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
     lapsed: bool = False  # its lease ran out: it has no workers
 
     def until_ns(self) -> int:
-        """When its workers count as lost, unless it renews before."""
+        """Return the time at which its workers count as lost, unless it renews its lease before."""
         return self.renewed_ns + self.lease_ns
 
 
@@ -184,6 +186,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
         )
 
     def occupant(self, seat: int) -> WorkerRecord | None:
+        """Return the worker that has this seat, or None."""
         return self.workers.get(self.seats[seat])
 
     def warm_spares(self) -> list[WorkerRecord]:
@@ -210,7 +213,8 @@ class ControllerState(msgspec.Struct, kw_only=True):
         ]
 
     def is_new(self) -> bool:
-        """Whether this job has never completed a phase: what breaks now was never right."""
+        """Return whether this job has never completed a phase, so that a failure may be a permanent
+        one."""
         return self.checkpoint is None and max(self.reached[0], self.n) == 0
 
     def respawns_left(self) -> int:
@@ -224,7 +228,8 @@ _NOTES_IN_FULL = 16
 
 
 class ControllerTurn:
-    """What the rooms of core/ work on; made and thrown away by one call of `handle`."""
+    """One turn of the controller: a private copy of the state, and the actions so far. One call of
+    `handle` makes it and throws it away."""
 
     def __init__(self, state: ControllerState, now_ns: int) -> None:
         self.state = state.copy()
@@ -232,15 +237,19 @@ class ControllerTurn:
         self.actions: list[Action] = []
 
     def send(self, worker: WorkerRecord, body: messages.AnyBody) -> None:
+        """Add a message to one worker."""
         self.actions.append(Send(agent=worker.agent, worker=worker.name, body=body))
 
     def tell(self, agent: str, body: messages.AgentBody) -> None:
+        """Add a message to one agent."""
         self.actions.append(Send(agent=agent, worker="", body=body))
 
     def emit(self, event: events.AnyEvent) -> None:
+        """Add an event of the run."""
         self.actions.append(Emit(event=event))
 
     def journal(self, entry: AnyEntry) -> None:
+        """Add a journal entry, which is durable before any later action is carried out."""
         self.actions.append(AppendJournal(entry=entry))
 
     def note(
@@ -250,6 +259,7 @@ class ControllerTurn:
         seat: int = -1,
         level: Literal["info", "warning"] = "warning",
     ) -> None:
+        """Add a note to the run's events."""
         self.emit(events.Note(t_ns=self.now_ns, worker=worker, seat=seat, text=text, level=level))
 
     def drop(self, envelope: messages.MessageEnvelope, why: str) -> None:
@@ -263,10 +273,12 @@ class ControllerTurn:
             self.note(f"frame {kind} of {sender} dropped: {why} ({count} so far)", level="info")
 
     def enter(self, mode: Mode) -> None:
+        """Change the mode, and note the time."""
         self.state.mode = mode
         self.state.since_ns = self.now_ns
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
+        """Replace fields of one worker's record."""
         worker = msgspec.structs.replace(self.state.workers[name], **changes)
         self.state.workers[name] = worker
         return worker

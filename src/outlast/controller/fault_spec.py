@@ -152,7 +152,7 @@ def _number(text: str, kind: Callable[[str], float]) -> float:
 
 
 def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
-    """What does not go together; "" when everything does."""
+    """Return the parts of a specification that contradict each other; "" if none do."""
     form = next((key for key in _FORMS if key in keys), "")
     beside, kinds = _FORMS[form]
     if kind not in kinds:

@@ -50,7 +50,7 @@ _PLACES_MAX = 256  # where a rank was given up out of a collective; the oldest g
 
 
 class WorkerHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the watch keeps between looks. Start with `Memory()`."""
+    """Memory of the hang detector between observations. Start with `WorkerHistory()`."""
 
     stopped: dict[str, int] = {}  # worker -> first seen stopped
     said: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
@@ -158,8 +158,8 @@ def _remember(
     seated: list[WorkerObservation],
     now_ns: int,
 ) -> WorkerHistory:
-    """Who is stopped since when, and when somebody left; who is gone is forgotten, and retries of
-    a phase that is over."""
+    """Return the history after these observations: times of stops and departures; workers that
+    ended and retries of a finished phase are dropped."""
     stopped = {
         look.worker: memory.stopped.get(look.worker, now_ns)
         for look in looks
@@ -326,7 +326,8 @@ def _skipped(
 
 
 def _place(look: WorkerObservation) -> tuple[int, int, int]:
-    """How far a rank is; what it did in its last phase does not count between phases."""
+    """Return the progress of a rank, comparable between ranks. Between phases its work of the last
+    phase does not count."""
     stage = _STAGES.get(look.state, 0)
     collectives = 0 if look.state == "idle" else look.collectives
     return look.n, stage, collectives

@@ -99,6 +99,8 @@ class AppendJournal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Emit(msgspec.Struct, frozen=True, kw_only=True):
+    """Write an event of the run."""
+
     event: events.AnyEvent
 
 
@@ -157,12 +159,14 @@ class Opened(JournalEntry, frozen=True):
 
 
 class SharedValueStored(JournalEntry, frozen=True, tag="SharedKept"):
+    """Journal entry: a shared value was made."""
+
     name: str
     value: bytes
 
 
 class RecordStored(JournalEntry, frozen=True, tag="RecordKept"):
-    """What a seat's set-up collectives returned, for joiners of later terms."""
+    """Results of a seat's set-up collectives, for joiners of later terms."""
 
     seat: int
     record: bytes
@@ -176,7 +180,7 @@ class PutStored(JournalEntry, frozen=True, tag="PutKept"):
 
 
 class FindingKey(NamedTuple):
-    """What a node check found and where: the same when it is found again."""
+    """Identity of a finding: check, symptom and device. A repeated finding has the same one."""
 
     host: str
     check: str

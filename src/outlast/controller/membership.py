@@ -121,6 +121,7 @@ def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
 
 
 def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned) -> None:
+    """Record that an agent has started a worker."""
     worker = turn.state.workers.get(body.worker)
     if worker is not None:
         turn.emit(
@@ -173,6 +174,7 @@ def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 
 def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    """Return the settings in which two fingerprints differ, as text."""
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in keys)
 
@@ -227,6 +229,7 @@ def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
 
 
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
+    """Renew an agent's lease."""
     state = turn.state
     state.agents[agent.name] = msgspec.structs.replace(agent, renewed_ns=turn.now_ns)
     turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
@@ -270,6 +273,7 @@ def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
 
 
 def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail: str) -> None:
+    """Count a worker as lost because its agent is."""
     fault = turn.blame(worker, "agent_lost", detail)
     body = messages.WorkerLostReport(
         worker=worker.name, fault=fault, n=-1, state=""

@@ -51,8 +51,8 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
 
 
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
-    """Whether all of this agent's ranks have completed a phase of this generation, and make no
-    steps of another kind: what is set up or rehearsed when it is cut cannot be put back."""
+    """Note whether all of this agent's ranks have completed a phase of this generation and make
+    steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
     if not state.migrate_on or not state.warned:
         return
     seated = [body.beats.get(each.name) for each in state.members() if each.agent == agent.name]

@@ -11,7 +11,7 @@ from outlast.errors import ConfigError
 
 
 class ReplicaSpot(NamedTuple):
-    """Where a rank is. What shares a label is lost together; a rack without a name is one rack."""
+    """Location of a rank. Ranks that share a label fail together; an unnamed rack is one rack."""
 
     host: str
     rack: str = ""

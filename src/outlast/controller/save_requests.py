@@ -25,8 +25,8 @@ def request_save(turn: ControllerTurn, reason: str) -> None:
 
 
 def pending_request(turn: ControllerTurn) -> Literal["", "save", "drain"]:
-    """What a generation that opens asks of its ranks. A save is asked for until its phase is
-    complete: whoever joins in the middle of it stands before the same phase as the others."""
+    """Return the request that an opening generation makes of its ranks. A save is requested until
+    its phase is complete, so that a joiner stands before the same phase as the others."""
     state = turn.state
     if state.drain_ns:
         return "drain"

@@ -35,6 +35,7 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
 
 
 def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
+    """Send the job's own rendezvous values (generation 0) to a worker."""
     for key, value in turn.state.puts.items():
         turn.send(worker, messages.RendezvousValue(generation=0, key=key, value=value))
 
@@ -121,6 +122,7 @@ def _let_make(
 
 
 def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) -> None:
+    """Store the record of a seat's set-up collectives."""
     state = turn.state
     if state.records.get(sender.seat) != body.record:
         state.records[sender.seat] = body.record

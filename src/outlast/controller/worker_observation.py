@@ -30,7 +30,8 @@ class WorkerObservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_judged(look: WorkerObservation) -> bool:
-    """Whether standing still means anything for this worker: not for a spare, and so on."""
+    """Return whether a lack of progress counts for this worker; it does not for a spare, for
+    example."""
     return look.seat >= 0 and look.state not in _NEVER
 
 

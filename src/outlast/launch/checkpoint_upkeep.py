@@ -66,6 +66,7 @@ class CheckpointUpkeep:
     # --- told by the threads ---
 
     def deleted(self, verdict: RetentionVerdict) -> None:
+        """Note a deleted checkpoint."""
         if not self._closed:
             text = f"checkpoint {verdict.place.directory} was deleted: {verdict.why}"
             self._record.emit(
@@ -73,10 +74,12 @@ class CheckpointUpkeep:
             )
 
     def not_deleted(self, error: str) -> None:
+        """Note a deletion that failed; it is tried again."""
         if not self._closed:
             self._record.note(f"old checkpoints could not be deleted: {error}")
 
     def copied(self, copied: CopyResult, where: str) -> None:
+        """Note a copy to durable storage."""
         if self._closed:
             return
         place = copied.place
@@ -92,6 +95,7 @@ class CheckpointUpkeep:
         )
 
     def not_copied(self, error: str, where: str) -> None:
+        """Note a copy that failed; it is tried again."""
         if not self._closed:
             self._record.emit(
                 events.DrainFailed(t_ns=self._record.now_ns(), where=where, error=error)

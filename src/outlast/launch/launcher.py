@@ -182,7 +182,7 @@ class _Launcher:
         return self._controller.is_barred(place)
 
     def _own_fault(self, error: Exception) -> events.Fault:
-        """What broke the launcher itself."""
+        """Return the failure of the launcher itself."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         known = isinstance(error, OutlastError)

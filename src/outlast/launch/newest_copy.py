@@ -22,7 +22,7 @@ from outlast.transport import messages
 
 
 class SearchResult(NamedTuple):
-    """What a search came to; `damaged` says why each newer one was passed over."""
+    """Result of a search; `damaged` gives the reason why each newer copy was passed over."""
 
     checkpoint: messages.Checkpointed | None
     damaged: tuple[str, ...]

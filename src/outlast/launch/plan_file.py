@@ -38,7 +38,7 @@ def keep(run_dir: RunDir, plan: RunPlan) -> None:
 
 
 def read(run_dir: Path) -> PlanFile:
-    """What was kept in `run_dir`. Raises RunDirError where nothing was, or it cannot be read."""
+    """Return the plan kept in `run_dir`. Raises RunDirError if it is missing or unreadable."""
     path = run_dir / _NAME
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What must be right on this host before anything is started."""
+"""Checks of this host before anything is started."""
 
 from __future__ import annotations
 

@@ -59,13 +59,15 @@ class RunDir:
 
     @property
     def resumed(self) -> bool:
+        """Return whether an earlier launcher used this directory."""
         return self.job.term > 1
 
     def room(self, name: str) -> Path:
+        """Return the path of a sub-directory."""
         return self.path / name
 
     def log_dir(self, seat: int, worker: str) -> Path:
-        """Where a worker's output goes; made on first use. `seat` -1: a spare."""
+        """Return the directory of a worker's output, made on first use. `seat` -1: a spare."""
         directory = self.path / "logs" / (str(seat) if seat >= 0 else "spare") / worker
         directory.mkdir(parents=True, exist_ok=True)
         return directory
@@ -100,6 +102,7 @@ class RunDir:
             ) from error
 
     def release(self) -> None:
+        """Release the lock."""
         os.close(self.lock_fd)
 
 
@@ -113,9 +116,9 @@ class LockHolder(NamedTuple):
 
 
 def holder(path: Path) -> LockHolder | None:
-    """Whose run directory this is, where that process lives on this host. Touches nothing.
+    """Return the live process of this host that holds the run directory, or None. Touches nothing.
 
-    Raises RunDirError when `path` is none, or its lock cannot be read.
+    Raises RunDirError when `path` is no run directory, or its lock cannot be read.
     """
     try:
         words = (path / "lock").read_text(errors="replace").split()
@@ -130,10 +133,11 @@ def holder(path: Path) -> LockHolder | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the run: a launcher, here or on a host that shares the file system and
-    its locks, or what a dead one has left that is still being ended. Touches nothing.
+    """Return whether the run is held: by a launcher, here or on a host that shares the file system
+    and its locks, or by processes of a dead launcher that are still being ended. Touches
+    nothing.
 
-    Raises RunDirError when its lock cannot be read; without one nobody does.
+    Raises RunDirError when its lock cannot be read; without a lock nobody holds it.
     """
     try:
         lock_fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -245,7 +249,7 @@ def _said(saves: bool) -> bytes:
 
 
 def _is_alive(words: list[str]) -> bool:
-    """Whether the lock's words, pid and start time, are of a process that runs."""
+    """Return whether pid and start time in the lock are those of a live process."""
     if not words or not words[0].isdigit():
         return False
     seen = read_process_stat(int(words[0]))

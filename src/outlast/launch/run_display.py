@@ -26,14 +26,16 @@ class Display(Protocol):
         ...
 
     def beats(self, beats: Beats) -> None:
-        """Where the workers are: worker -> (n, step, state, loss)."""
+        """Show the places of the workers: worker -> (n, step, state, loss)."""
         ...
 
     def line(self, rank: int, text: str) -> None:
         """A line that a rank wrote."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the display."""
+        ...
 
 
 class DetachedDisplay:
@@ -49,12 +51,15 @@ class DetachedDisplay:
         self._thread.start()
 
     def event(self, event: events.AnyEvent) -> None:
+        """Hand an event to the inner display's thread."""
         self._put(lambda: self._inner.event(event))
 
     def beats(self, beats: Beats) -> None:
+        """Hand the places of the workers to the inner display's thread."""
         self._put(lambda: self._inner.beats(beats))
 
     def line(self, rank: int, text: str) -> None:
+        """Hand a line of a worker's output to the inner display's thread."""
         self._put(lambda: self._inner.line(rank, text))
 
     def close(self, within_s: float = CLOSE_S) -> None:
@@ -104,9 +109,11 @@ class DisplayRecord:
         self.display = display
 
     def now_ns(self) -> int:
+        """Return the time on the run's clock in nanoseconds."""
         return self._writer.now_ns()
 
     def emit(self, event: events.AnyEvent) -> None:
+        """Write an event and show it."""
         self._writer.emit(event)
         self.display.event(event)
 
@@ -115,5 +122,6 @@ class DisplayRecord:
         self.emit(events.Note(t_ns=self.now_ns(), worker="", seat=-1, text=text))
 
     def close(self) -> None:
+        """Close the event file and the display."""
         self._writer.close()
         self.display.close()

@@ -28,8 +28,8 @@ _TERM = re.compile(r"t([0-9]{1,9})g[0-9]+")
 
 
 class _There(NamedTuple):
-    """What durable storage says. `newest`: of each store that has any, the newest checkpoint whose
-    commit record can be read; `silent`: why others do not answer."""
+    """Answers of durable storage. `newest`: from each store that has any, the newest checkpoint
+    with a readable commit record; `silent`: reasons of stores that did not answer."""
 
     answering: list[Store]
     newest: list[Checkpoint]

@@ -36,7 +36,7 @@ AUDIT_EVERY = 100
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `outlast run` was asked to do, checked."""
+    """The checked command of one `outlast run`."""
 
     world: int
     spares: int

@@ -71,6 +71,7 @@ class Channel:
             pass
 
     def close(self, reason: str = "closed here") -> None:
+        """Close the connection, with a reason for the log."""
         if self.closed:
             return
         self.closed = True

@@ -48,6 +48,8 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[MessageEnvelope]:
+        """Yield the frames that are complete after `data`. Raises WireError for one that is
+        invalid."""
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             magic, length, tag = HEADER.unpack_from(self._buffer)

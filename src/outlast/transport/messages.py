@@ -29,7 +29,7 @@ class WorkerHello(Body, frozen=True, tag="Hello"):
 
 
 class StateProtected(Body, frozen=True, tag="Protected"):
-    """What `protect` was given, as a digest that must be equal on all ranks."""
+    """Digest of the protected state's schema, which must be equal on all ranks."""
 
     schema: str
     summary: str
@@ -102,6 +102,8 @@ class SharedValueRequest(Body, frozen=True, tag="SharedAsk"):
 
 
 class SharedValueMade(Body, frozen=True, tag="SharedMade"):
+    """The shared value that a rank made on request."""
+
     name: str
     value: bytes
 
@@ -253,10 +255,14 @@ class AuditAgreed(Body, frozen=True):
 
 
 class SharedValueMake(Body, frozen=True, tag="SharedMake"):
+    """Request to make a shared value."""
+
     name: str
 
 
 class SharedValueReply(Body, frozen=True, tag="SharedIs"):
+    """The shared value, for all ranks."""
+
     name: str
     value: bytes
 
@@ -296,16 +302,22 @@ class Renewed(Body, frozen=True):
 
 
 class Spawn(Body, frozen=True):
+    """Request to start a worker."""
+
     worker: str
     seat: int  # -1: a spare
 
 
 class Spawned(Body, frozen=True):
+    """A worker was started."""
+
     worker: str
     pid: int
 
 
 class Kill(Body, frozen=True):
+    """Request to kill a worker."""
+
     worker: str
     reason: str
 
@@ -339,9 +351,9 @@ class Suspect(Body, frozen=True):
 
 
 class NodeChecked(Body, frozen=True, tag="Checked"):
-    """What the agent's newest node check finds that is not healthy, all of it, each with the
-    worker that has the device. `told`: checks that could tell everything; what they found before
-    and do not find now is over."""
+    """All unhealthy findings of the agent's newest node check, each with the worker that has the
+    device. `told`: checks that ran to completion; their earlier findings that are missing now
+    are over."""
 
     found: tuple[Warned, ...]
     told: tuple[str, ...] = ()
@@ -364,8 +376,8 @@ AnyBody = WorkerBody | ControllerBody | AgentBody
 
 
 class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a frame comes from and what it belongs to. A receiver drops frames of another run,
-    of an older term, and of an agent's earlier incarnation, and says so in the events."""
+    """Origin and addressee of a frame. A receiver drops frames of another run, of an older term,
+    and of an agent's earlier incarnation, and reports it in the events."""
 
     run: str
     term: int

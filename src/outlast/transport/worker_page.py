@@ -80,7 +80,7 @@ class Pulse(NamedTuple):
 
 
 class PhasePace(NamedTuple):
-    """How fast one kind of phase goes in one process."""
+    """Duration statistics of one kind of phase in one process."""
 
     seen: int  # completed
     slowest_ns: int  # of the newer ones; 0: none was measured
@@ -118,6 +118,7 @@ class Page:
         return cls(fd)
 
     def close(self) -> None:
+        """Unmap the page."""
         self._map.close()
         os.close(self.fd)
 
@@ -132,11 +133,13 @@ class Page:
         loss: float,
         key: int = 0,
     ) -> None:
+        """Write the heartbeat: place, state and times."""
         _BEAT.pack_into(
             self._map, 0, n, step, STATES.index(state), collectives, t_ns, t_state_ns, loss, key
         )
 
     def read(self) -> Beat:
+        """Return the newest heartbeat."""
         n, step, state, *numbers = _BEAT.unpack_from(self._map, 0)
         return Beat(n, step, STATES[state], *numbers)
 
@@ -145,6 +148,7 @@ class Page:
         _PULSE.pack_into(self._map, _PULSE_AT, *pulse)
 
     def pulse(self) -> Pulse:
+        """Return the newest pulse of the pulse thread."""
         t_ns, beat_ns, is_waiting, released_ns = _PULSE.unpack_from(self._map, _PULSE_AT)
         return Pulse(t_ns, beat_ns, bool(is_waiting), released_ns)
 

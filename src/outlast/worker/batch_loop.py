@@ -44,6 +44,7 @@ class BatchLoop:
         self._started = False
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
+        """Yield batches to the script's loop."""
         if self._started:
             raise UsageError(
                 "session.batches() was called twice: a run has one training loop (loop over other"
@@ -129,7 +130,8 @@ class BatchLoop:
             yield batch[0]
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
-        """How to draw the next batch once more, in a process that has drawn nothing."""
+        """Return a description of the next batch from which a process that has drawn nothing can
+        draw it."""
         return codec.encode(
             {
                 "epoch": epoch,

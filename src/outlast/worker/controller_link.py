@@ -70,6 +70,7 @@ class ControllerLink:
             self.send(body)
 
     def close(self) -> None:
+        """Close the socket and end the reader thread."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

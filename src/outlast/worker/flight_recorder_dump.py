@@ -30,7 +30,7 @@ NCCL = "dump_nccl_trace_json"  # torch's handler; not there where torch was buil
 
 
 class DumpPlace(NamedTuple):
-    """Who writes, and where."""
+    """Writer and path of a dump."""
 
     run_dir: Path
     seat: int

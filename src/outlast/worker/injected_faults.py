@@ -23,7 +23,7 @@ _BEHIND_THE_STEP: tuple[Where, ...] = ("committed", "between", "eval", "checkpoi
 
 
 class InjectedError(RuntimeError):
-    """What `raise:...` raises."""
+    """Error that `raise:...` injects."""
 
 
 class InjectedFaults:

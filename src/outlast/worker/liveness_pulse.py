@@ -30,9 +30,11 @@ class PulseThread:
         self._thread = threading.Thread(target=self._run, name="outlast-pulse", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -25,6 +25,7 @@ class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     shared: dict[str, bytes] = {}
 
     def pack(self) -> bytes:
+        """Return the part as bytes."""
         return SEAT_MAGIC + msgspec.msgpack.encode(self)
 
     @classmethod
@@ -51,8 +52,8 @@ class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def part_summary(data: bytes, where: str) -> dict[str, Any]:
-    """What of a seat's part decides how training goes on, as plain values: when it saves, and what
-    it has saved, is not among it. Raises CorruptionError as `unpack` does."""
+    """Return the parts of a rank's checkpoint that decide how training continues, as plain values;
+    times of saves are not among them. Raises CorruptionError as `unpack` does."""
     part = RankPart.unpack(data, where)
     slot = ProgressSlot.unpack(part.slot)
     own = codec.decode(slot.own)

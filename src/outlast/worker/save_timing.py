@@ -111,7 +111,8 @@ class SaveTimer:
 
 
 def first_intervals(settings: WorkerSettings) -> Intervals:
-    """When to save until the run knows better: what costs nobody knows is tried early."""
+    """Return the intervals until the run has measured its costs: tiers of unknown cost are tried
+    early."""
     memory, disk = settings.snapshot_every, settings.checkpoint_every
     return Intervals(
         TRIED_EVERY if memory == AUTO else memory, TRIED_EVERY if disk == AUTO else disk

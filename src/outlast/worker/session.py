@@ -96,7 +96,7 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes: its GPU, else the CPU."""
+        """Return the device of this rank: its GPU, else the CPU."""
         return self._worker.device
 
     @property

@@ -15,6 +15,7 @@ class StandaloneControl:
         self._address = ""
 
     def send(self, body: messages.WorkerBody) -> None:
+        """Answer a message as a controller would."""
         match body:
             case messages.WorkerHello():
                 self._address = body.address
@@ -40,4 +41,4 @@ class StandaloneControl:
     try_send = send
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is no connection."""

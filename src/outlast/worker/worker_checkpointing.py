@@ -219,7 +219,7 @@ class RunCheckpointer:
 
     @property
     def flushing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk, as far as this rank has heard."""
+        """Return whether a checkpoint is on its way to the disk, as far as this rank knows."""
         return bool(self._flushing)
 
     def poll(self) -> None:
@@ -395,4 +395,5 @@ def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
 
 
 def keeper_address(settings: WorkerSettings, seat: int) -> str:
+    """Return the address of a seat's keeper."""
     return f"{settings.keepers}{seat}"

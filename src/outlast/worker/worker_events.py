@@ -19,9 +19,11 @@ class WorkerEvents:
         self.generation = 0
 
     def now_ns(self) -> int:
+        """Return the time on the run's clock in nanoseconds."""
         return self._writer.now_ns() if self._writer else time.time_ns()
 
     def phase(self, n: int, step: int, kind: str, begin_ns: int, vote_ns: int) -> None:
+        """Write that a phase is complete."""
         self._emit(
             events.PhaseDone(
                 t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
@@ -31,6 +33,7 @@ class WorkerEvents:
         )  # fmt: skip
 
     def refused(self, n: int, step: int, kind: str, begin_ns: int, reason: str) -> None:
+        """Write that an attempt was refused."""
         self._emit(
             events.AttemptRefused(
                 t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
@@ -40,6 +43,7 @@ class WorkerEvents:
         )  # fmt: skip
 
     def dry_steps(self, key: str, begin_ns: int) -> None:
+        """Write that a joiner's dry steps are done."""
         self._emit(
             events.DrySteps(
                 t_ns=self.now_ns(), worker=self.worker, seat=self.seat, key=key,
@@ -48,6 +52,7 @@ class WorkerEvents:
         )  # fmt: skip
 
     def loop(self, until: int | None, epochs: int | None, length: int | None) -> None:
+        """Write that a loop begins."""
         self._emit(
             events.LoopBegun(
                 t_ns=self.now_ns(), worker=self.worker, seat=self.seat, until=until, epochs=epochs,
@@ -56,6 +61,7 @@ class WorkerEvents:
         )  # fmt: skip
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Write metrics of a step."""
         if values:
             self._emit(
                 events.Metrics(
@@ -65,6 +71,7 @@ class WorkerEvents:
             )  # fmt: skip
 
     def note(self, text: str, *, warning: bool = True) -> None:
+        """Write a note."""
         self._emit(
             events.Note(
                 t_ns=self.now_ns(), worker=self.worker, seat=self.seat, text=text,
@@ -73,9 +80,11 @@ class WorkerEvents:
         )  # fmt: skip
 
     def emit(self, event: events.AnyEvent) -> None:
+        """Write an event."""
         self._emit(event)
 
     def close(self) -> None:
+        """Close the event file."""
         if self._writer:
             self._writer.close()
 

@@ -242,6 +242,7 @@ class WorkerProcess:
     # --- the script's calls ---
 
     def protect(self, named: Mapping[str, Any]) -> None:
+        """Take over the state that must survive."""
         if self.phases.protected is not None:
             raise ProtectError(
                 "protect() was called twice, or after the first phase: build everything, protect"
@@ -270,6 +271,7 @@ class WorkerProcess:
     def run(
         self, key: str, function: Callable[..., Any], call: Callable[[], Any], *, undo: bool
     ) -> Any:
+        """Run a phase until the whole job has completed it."""
         if self.phases.protected is None:
             self.protect({})
         kind = "step" if self.loop.pending else "eval"
@@ -278,12 +280,14 @@ class WorkerProcess:
         return result
 
     def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
+        """Yield batches with a position."""
         if self.phases.protected is None:
             raise UsageError("call session.protect(...) before session.batches(...)")
         self.phases.protected.loaders.append(loader)
         return self.loop.run(loader, until, epochs)
 
     def report(self, values: dict[str, float]) -> None:
+        """Report metrics of the phase under way."""
         if self.phases.attempt is not None:
             self.phases.attempt.reports.update(values)
             return
@@ -293,6 +297,7 @@ class WorkerProcess:
             self.timeline.metrics(self.moment.step, values)
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a value that one rank makes for all."""
         patience_s = 2 * self.limits.join_s  # another may be making it, and others after it
         until_s = time.monotonic() + patience_s
         self.link.send(messages.SharedValueRequest(name=name))

@@ -64,7 +64,8 @@ class WorkerStatus:
 
     @property
     def is_open(self) -> bool:
-        """Whether phases can still be voted on: a worker that has answered never votes again."""
+        """Return whether phases can still be voted on: a worker that has answered never votes
+        again."""
         return self.opened == self.generation > max(self.closed, self._answered)
 
     def enter(self, state: State) -> None:
@@ -119,6 +120,7 @@ class WorkerStatus:
                 self._page.put_pace(place, self._key, now)
 
     def collective(self) -> None:
+        """Count a collective."""
         self._collectives += 1
         self._beat()
 
@@ -160,6 +162,7 @@ class WorkerStatus:
     # --- the reader thread ---
 
     def close(self, body: messages.Close) -> None:
+        """Close a generation: answer now, or once the outcome of the vote is known."""
         with self._lock:
             self.generation = max(self.generation, body.generation)
             self.closed = max(self.closed, body.generation)

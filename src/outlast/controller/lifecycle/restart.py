@@ -56,7 +56,7 @@ def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
 
 
 def _correct(turn: ControllerTurn, hoped: messages.Checkpointed, n: int, step: int) -> None:
-    """What was decided cannot be done: the decision is made again, for what there is."""
+    """Decide again, for the copies that exist: the earlier decision cannot be carried out."""
     state = turn.state
     what = "copy in memory" if hoped.tier == "memory" else "checkpoint"
     origin = f"the checkpoint at phase {n}" if n else "the beginning"

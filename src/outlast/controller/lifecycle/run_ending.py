@@ -41,6 +41,7 @@ def fail(turn: ControllerTurn, cause: events.Fault) -> None:
 
 
 def kill_all(turn: ControllerTurn, reason: str) -> None:
+    """Kill every worker, with one reason."""
     for worker in tuple(turn.state.workers.values()):
         turn.kill(worker.name, turn.blame(worker, "requested", reason))
 
@@ -63,6 +64,7 @@ def stop_reason(turn: ControllerTurn, reason: str) -> None:
 
 
 def interrupt(turn: ControllerTurn, reason: str) -> None:
+    """End the run as interrupted: stop every worker."""
     cause = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
     stop(turn, "interrupted", cause, reason)
 
@@ -93,11 +95,13 @@ def lost_while_stopping(
 
 
 def end_when_empty(turn: ControllerTurn) -> None:
+    """End the run once no worker is left."""
     if not turn.state.workers:
         end_now(turn)
 
 
 def end_now(turn: ControllerTurn) -> None:
+    """End the run at once, with its outcome."""
     state = turn.state
     end = state.end
     assert end is not None

@@ -65,7 +65,8 @@ def _start(turn: ControllerTurn) -> None:
 
 
 def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
-    """What a worker left that died while no controller was there; False: it is not of the seats."""
+    """Take over what a worker left that died while no controller lived. Return False if it had no
+    seat."""
     state = turn.state
     if state.mode not in ("awaiting", "closing") or body.worker not in state.old_seats:
         return False
@@ -82,7 +83,8 @@ def decide_when_met(turn: ControllerTurn) -> None:
 
 
 def decide_without(turn: ControllerTurn) -> None:
-    """Who has not been heard of by now is dead: its agent's lease of the old term is out."""
+    """Decide without the workers that have not reported by now: their agents' leases of the old
+    term have expired."""
     state = turn.state
     alive = [worker for worker in state.workers.values() if worker.seat >= 0]
     if not alive:

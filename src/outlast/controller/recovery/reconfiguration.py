@@ -108,11 +108,12 @@ def journal(turn: ControllerTurn) -> None:
 
 
 def slot_keys(n: int) -> tuple[str, str, str]:
-    """What a joiner may need of its seat, to stand before phase n+1."""
+    """Return the keys of the slots from which a joiner can restore its seat before phase n+1."""
     return f"before:{n}", f"after:{n}", f"result:{n}"
 
 
 def open_frame(turn: ControllerTurn) -> messages.Open:
+    """Return the message that opens the generation."""
     state = turn.state
     return messages.Open(
         generation=state.generation, n=state.n, ask=save_requests.pending_request(turn)
@@ -120,6 +121,7 @@ def open_frame(turn: ControllerTurn) -> messages.Open:
 
 
 def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
+    """Return the message that gives a worker its seat."""
     state = turn.state
     if state.first:
         return messages.Seat(
@@ -157,6 +159,7 @@ def _seat(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 
 def decide_frame(turn: ControllerTurn) -> messages.Decide:
+    """Return the message with the decision for all workers."""
     state = turn.state
     return messages.Decide(
         generation=state.generation, n=state.n, verdict=state.verdict, seats=state.seats
@@ -164,6 +167,7 @@ def decide_frame(turn: ControllerTurn) -> messages.Decide:
 
 
 def ready(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerReady) -> None:
+    """Record that a worker is ready for the new generation."""
     state = turn.state
     if body.n != state.n:
         detail = f"rank {worker.seat} is ready before phase {body.n + 1}, not {state.n + 1}"
@@ -195,11 +199,13 @@ def _connect(turn: ControllerTurn) -> None:
 
 
 def connect_timeout_s(turn: ControllerTurn) -> float:
+    """Return the time limit of a connection attempt in seconds."""
     limits = turn.state.limits
     return limits.connect_s + (limits.transfer_s if turn.state.transfers else 0.0)
 
 
 def connect_frame(turn: ControllerTurn) -> messages.Connect:
+    """Return the message that makes workers connect."""
     state = turn.state
     hellos = [state.workers[name].hello for name in state.seats]
     return messages.Connect(
@@ -302,4 +308,5 @@ def remind(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 
 def deadline_ns(turn: ControllerTurn) -> int:
+    """Return the deadline of the present mode, in nanoseconds of the controller's clock."""
     return turn.state.since_ns + int(connect_timeout_s(turn) * S_NS)

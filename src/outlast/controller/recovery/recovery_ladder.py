@@ -41,6 +41,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryChoice(msgspec.Struct, frozen=True):
+    """The chosen rung of the recovery ladder, and the reason."""
+
     rung: Rung
     reason: str
 
@@ -192,9 +194,9 @@ def _telling(fault: Fault) -> float:
 
 
 def recurring(faults: tuple[Fault, ...]) -> str:
-    """What makes the failure of a generation the same one when it comes again; "" for one that
-    came from outside: it says nothing about the next attempt, and the budget of respawns bounds it.
-    """
+    """Return the identity of a generation's failure, equal when it recurs; "" for a failure from
+    outside, which predicts nothing about the next attempt and is bounded by the budget of
+    respawns."""
     roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
     fault = most_telling(roots or faults)
     if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
@@ -216,7 +218,7 @@ def is_accident(fault: Fault) -> bool:
 
 
 def is_user_error(cause: Fault | None) -> bool:
-    """Whether the cause lies in the user's own code."""
+    """Return whether the cause lies in the user's own code."""
     if cause is None:
         return False
     return cause.kind in ("contract", "raised") or (

@@ -156,6 +156,6 @@ def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
 
 
 def _fixed(policy: SavePolicy) -> list[str]:
-    """What is not the schedule's to choose."""
+    """Return one text for each interval that the owner has fixed."""
     flags = (("--snapshot-every", policy.memory), ("--checkpoint-every", policy.disk))
     return [f"as asked for: {flag} {steps}" for flag, steps in flags if steps != AUTO]

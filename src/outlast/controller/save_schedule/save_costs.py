@@ -27,11 +27,11 @@ class RunningMedian(msgspec.Struct, frozen=True):
 
 
 class SaveCosts(msgspec.Struct, frozen=True):
-    """What saves of one tier cost.
+    """Costs of the saves of one tier, in seconds.
 
-    `blocking`: what training waited, beyond the shallower tiers' saves of the same step. `flush`:
-    from there until the save can be restored. `drag`: by how much all steps meanwhile were slower.
-    `restore`: from the decision to restore until everybody had the state.
+    `blocking`: training blocked, beyond the shallower tiers' saves of the same step. `flush`: from
+    there until the save can be restored. `drag`: total slow-down of the steps meanwhile. `restore`:
+    from the decision to restore until every rank has the state.
     """
 
     blocking: RunningMedian = RunningMedian()
@@ -54,12 +54,12 @@ class SaveCosts(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> bool:
-        """Whether one save has been timed."""
+        """Return whether at least one save has been timed."""
         return bool(self.blocking.values)
 
     @property
     def cost_s(self) -> float:
-        """What a save takes from training in all: blocking and drag."""
+        """Return the time that a save takes from training: blocking and drag, in seconds."""
         return self.blocking.median_s + self.drag.median_s
 
 

@@ -102,7 +102,7 @@ class _Fit(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """What a tier's interval should be, before steps and bounds."""
+    """Interval of a tier before it is rounded to steps and bounded."""
 
     tier: SaveTier
     reason: Reason

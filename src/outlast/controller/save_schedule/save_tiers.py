@@ -19,8 +19,8 @@ STEPS_MAX = 1_000_000_000
 
 
 class IntervalBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What an interval may be, whatever the formula says. Where they collide at the measured step
-    time, a maximum beats a minimum; and no save begins before the last one is whole."""
+    """Bounds of an interval. Where they conflict at the measured step time, the maximum wins; no
+    save begins before the last one is complete."""
 
     min_steps: int = 1
     max_steps: int = STEPS_MAX
@@ -41,6 +41,8 @@ class SaveTier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def assumed(self) -> float:
+        """Return the share of failures that the tier survives: as given, else the default of its
+        name."""
         return SURVIVES[self.name] if self.survives is None else self.survives
 
 
@@ -122,5 +124,5 @@ class SavePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def auto(self) -> bool:
-        """Whether any interval is the schedule's to choose."""
+        """Return whether any interval is left to the schedule."""
         return AUTO in (self.memory, self.disk)

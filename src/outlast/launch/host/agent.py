@@ -82,7 +82,7 @@ class Agent:
 
     @property
     def said_hello(self) -> bool:
-        """Whether any worker has reached `init()`."""
+        """Return whether any worker has reached `init()`."""
         return self._ours.is_set()
 
     def step_back(self) -> None:
@@ -175,7 +175,7 @@ class Agent:
         return worker.channel.send(self._envelope(worker.name, 0, body))
 
     def _suspect(self, suspect: messages.Suspect) -> None:
-        """What follows is a kill, or at least a sever: whatever tells why must be asked for now."""
+        """Collect evidence about a suspect now: a kill, or at least a sever, follows."""
         task = asyncio.create_task(self._trace(suspect, self._stands(suspect)))
         self._tasks.add(task)
         task.add_done_callback(self._buried)
@@ -186,8 +186,8 @@ class Agent:
             self._say(told)
 
     def _stands(self, suspect: messages.Suspect) -> dict[str, object]:
-        """What the suspicion rests on, by worker: when it, or where nobody is blamed each one that
-        has a seat, moved last; of a stopped one, that it is; a broken contract stays broken."""
+        """Return the evidence behind a suspicion, by worker: the time of its last progress (of each
+        seated worker if none is blamed), a stop, or a broken contract, which stays broken."""
         if suspect.fault.kind == "contract":
             return {}
         crew = self._crew.workers.values()

@@ -38,6 +38,7 @@ class AgentLink:
 
     @property
     def connected(self) -> bool:
+        """Return whether the link to the controller is up."""
         return self._channel is not None
 
     def send(self, envelope: messages.MessageEnvelope) -> None:

@@ -40,7 +40,7 @@ class CheckProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     async def look(self) -> bytes:
-        """What it printed. Raises FailedError. Cancelled, it kills what it started."""
+        """Return the output of the check. Raises FailedError. Kills its processes if cancelled."""
         if self._popen is not None and not self._is_gone():
             raise CheckFailedError(f"the one before (process {self._popen.pid}) cannot be killed")
         try:
@@ -124,7 +124,8 @@ class CheckProcess:
         return True
 
     def _is_gone(self) -> bool:
-        """Whether nobody is left; what has become our child (we are a subreaper) is reaped."""
+        """Return whether no process is left; reap those that became our children (we are a
+        subreaper)."""
         popen = self._popen
         if popen is None:
             return True

@@ -34,7 +34,7 @@ _INDEX = re.compile(r"gpu[ :#]?\s*([0-9]{1,4})", re.IGNORECASE)
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """What of `outlast check --json` is read here."""
+    """The fields of `outlast check --json` that are read here."""
 
     version: int
     findings: tuple[Finding, ...]
@@ -106,7 +106,7 @@ def left(journal: Iterable[AnyEntry], host: str) -> set[int]:
 
 
 def command(settings: str, state: Path) -> list[str]:
-    """What is run."""
+    """Return the command line of the check."""
     base = [sys.executable, "-m", "outlast", "check", "--profile", "periodic", "--json"]
     base += ["--state", str(state)]
     return [*base, "--settings", settings] if settings else base
@@ -132,7 +132,7 @@ def read(text: bytes) -> CheckedFindings:
 
 
 def failed(before: CheckedFindings | None, why: str) -> CheckedFindings:
-    """What was found before stays: nobody could tell that it is over."""
+    """Return the earlier findings and one of unknown severity, that the check itself failed."""
     own = Warned(
         t_ns=0, host="", check=OWN, symptom="other", severity="unknown", code="", device="",
         detail=why[:DETAIL_MAX],
@@ -158,8 +158,8 @@ def _listed() -> list[str]:
 
 
 def local_rank(device: str, listed: Sequence[str], visible: Iterable[str] | None) -> int | None:
-    """Which local rank has this GPU; None where that cannot be told. `listed`: PCI addresses of
-    the host's GPUs, in order; `visible`: those that workers see, None for all."""
+    """Return the local rank that has this GPU, or None if that is unknown. `listed`: PCI addresses
+    of the host's GPUs, in order; `visible`: the GPUs that workers see, None for all."""
     index = _INDEX.fullmatch(device.strip())
     if index:
         number = int(index[1])

@@ -70,7 +70,7 @@ def descendants(roots: set[int], seen: dict[int, ProcessStat]) -> set[int]:
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Whether the process was born with `mark` at the start of the family variable."""
+    """Return whether the family variable in the process's first environment begins with `mark`."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -112,6 +112,7 @@ def sweep(sessions: set[int], mark: str) -> bool:
 
 
 def main(mark: str) -> int:
+    """Kill the processes with this mark once the launcher has died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")

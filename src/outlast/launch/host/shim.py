@@ -13,6 +13,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
+    """Arrange to die with the launcher, then become the command."""
     launcher, command = int(argv[0]), argv[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -27,7 +27,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class ProcessIdentity(NamedTuple):
-    """What a worker is started with, besides its command."""
+    """Environment and descriptors that a worker is started with, besides its command."""
 
     name: str
     mark: str  # of its family, unique to this worker
@@ -155,8 +155,8 @@ class WorkerFamily:
         return self._exit_code
 
     def _family(self) -> list[reaper.ProcessStat]:
-        """Who of this family is still there, besides the main process's zombie; orphans that have
-        become our zombies are reaped on the way."""
+        """Return the live processes of this family, without the main process's zombie; reap orphans
+        that became our zombies."""
         seen = reaper.all_processes()
         us, our_session = os.getpid(), os.getsid(0)
         for process in list(seen.values()):
@@ -223,10 +223,12 @@ class ReaperHandle:
         self._start()
 
     def born(self, session: int) -> None:
+        """Report the session of a new worker to the reaper."""
         self._sessions.add(session)
         self._tell(f"+{session}\n")
 
     def buried(self, session: int) -> None:
+        """Report that a worker's session has ended and was reaped."""
         self._sessions.discard(session)
         self._tell(f"-{session}\n")
 

@@ -35,7 +35,7 @@ Left = TypeVar("Left")
 
 
 class WorkerPost(NamedTuple):
-    """What a worker is started as."""
+    """Start parameters of a worker."""
 
     name: str
     seat: int  # -1: a spare
@@ -45,7 +45,7 @@ class WorkerPost(NamedTuple):
 
 
 class WorkerOutcome(NamedTuple):
-    """What a worker left: it and its whole session are dead and reaped."""
+    """Outcome of a worker whose whole session is dead and reaped."""
 
     exit_code: int  # negative: the signal
     beat: Beat | None  # None: its page cannot be read

@@ -56,7 +56,8 @@ class BuildGuard:
 
 
 def _tickets(store: JoinStore, rank: int, size: int) -> list[int]:
-    """What gloo published about this rank ends in one sequence number a peer."""
+    """Return the sequence numbers, one a peer, at the end of the address that gloo published for
+    this rank."""
     for value in store.published.values():
         if len(value) > 8 * size:
             numbers = struct.unpack(f"={size}q", value[-8 * size :])

@@ -20,7 +20,7 @@ _OBJECT_FUNCTIONS = {"broadcast_object_list", "scatter_object_list", "recv_objec
 
 
 class RankPlace(NamedTuple):
-    """Where this process sits in the group."""
+    """Rank and size of this process in the group."""
 
     rank: int
     size: int

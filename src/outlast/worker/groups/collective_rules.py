@@ -22,6 +22,7 @@ class CollectiveRules:
 
     @contextmanager
     def phase(self) -> Iterator[None]:
+        """Allow collectives until the phase's vote."""
         if self._inside:
             raise PhaseError("a phase was begun inside a phase; session.run does not nest")
         self._inside, self._sealed = True, False
@@ -31,6 +32,7 @@ class CollectiveRules:
             self._inside = self._sealed = False
 
     def seal(self) -> None:
+        """Refuse further collectives of this phase."""
         self._sealed = self._inside
 
     def check(self, op: str) -> None:

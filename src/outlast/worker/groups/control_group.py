@@ -42,7 +42,7 @@ class ControlGroup:
 
     @property
     def busy(self) -> bool:
-        """Whether an operation is under way in some thread."""
+        """Return whether an operation is under way in some thread."""
         return self._busy > 0
 
     def let_go(self) -> None:
@@ -90,9 +90,9 @@ class ControlGroup:
                 return
 
     def vote(self, place: str) -> bool:
-        """Whether every rank votes yes on the same `place`.
+        """Return whether every rank votes yes on the same `place`.
 
-        One number, a digest, because gloo's ring splits an all-reduce by elements: five of them
+        One number, a digest, because gloo's ring splits an all-reduce by elements: five elements
         take five times the messages.
         """
         ballot = xxhash.xxh3_64_intdigest(f"{self._generation} {place}".encode()) % _BALLOTS + 1
@@ -102,14 +102,17 @@ class ControlGroup:
         return int(total) == self._world * ballot
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Send a tensor to a seat."""
         with self._doing(f"the copy to seat {seat}"):
             self._group.send([tensor], seat, tag).wait(self._copy_s)
 
     def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
+        """Receive a tensor from a seat."""
         with self._doing(f"the copy from seat {seat}"):
             self._group.recv([tensor], seat, tag).wait(self._copy_s)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
+        """Return the values of all ranks, in order of rank."""
         if len(value) > GATHER_BYTES_MAX:
             raise GroupError(
                 f"{len(value)} bytes are too many to gather from every rank (at most"

@@ -82,7 +82,7 @@ class GroupRegistry:
         return self._device.address
 
     def job_store(self) -> Store:
-        """What to give to `init_process_group`."""
+        """Return the store to pass to `init_process_group`."""
         return self._store
 
     def take_seat(self, seat: int, world: int, *, dry: bool) -> None:
@@ -219,7 +219,7 @@ class GroupRegistry:
     # --- the control group ---
 
     def vote(self, place: str) -> bool:
-        """Whether every rank votes yes on `place`. Raises GroupError when severed."""
+        """Return whether every rank votes yes on `place`. Raises GroupError when severed."""
         return self._controls().vote(place)
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
@@ -279,8 +279,8 @@ class GroupRegistry:
         return False
 
     def failed(self, error: BaseException) -> bool:
-        """Whether `error` says that the generation's connections are gone; the first time in a
-        generation it is closed here and reported."""
+        """Return whether `error` means that the generation's connections are lost; the first such
+        error closes the generation here and is reported."""
         if not is_transport_error(error):
             return False
         with self._lock:
@@ -300,8 +300,8 @@ class GroupRegistry:
     def handed_out(
         self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
     ) -> dist.Work | None:
-        """What to hand to the caller for the inner group's `work`: itself, wherever possible.
-        (None from NCCL means that the call has synchronised already.)"""
+        """Return the work to hand to the caller for the inner group's `work`: itself, wherever
+        possible. (None from NCCL means that the call has synchronised already.)"""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
         on_cpu = outputs[0].is_cpu if outputs else not has_nccl()

@@ -22,6 +22,7 @@ LIFE = " @"  # in what torch records a group is called NAME @GENERATION
 
 @functools.cache
 def has_nccl() -> bool:
+    """Return whether this torch has NCCL and this process a GPU."""
     return torch.cuda.is_available() and dist.is_nccl_available()
 
 
@@ -72,6 +73,7 @@ class InnerGroup:
         self._aborting: threading.Thread | None = None
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of collectives."""
         self._gloo.set_timeout(timeout)
         if self._nccl is not None:
             self._nccl.set_timeout(timeout)
@@ -86,7 +88,7 @@ class InnerGroup:
             self._aborting.start()
 
     def ended(self, deadline_s: float) -> bool:
-        """Whether an abort that was begun has ended, waiting until `deadline_s` at most."""
+        """Return whether a started abort has ended, after waiting until `deadline_s` at most."""
         if self._aborting is None:
             return True
         self._aborting.join(max(0.0, deadline_s - time.monotonic()))

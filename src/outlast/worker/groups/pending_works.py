@@ -52,8 +52,8 @@ class _Pending(NamedTuple):
         return self.work.get_future().done()
 
     def stuck(self) -> bool:
-        """Whether somebody waits in it, or will never see its end. An owned work whose owner has
-        not come to its wait yet cannot end, and holds nobody up."""
+        """Return whether a thread waits in this work or will never see its end. An owned work whose
+        owner has not reached its wait cannot end, and blocks nobody."""
         if self.owned:
             return isinstance(self.work, WaitedWork) and self.work.waiting
         return not self.ended()

@@ -48,6 +48,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def peek(self, generation: int, key: str) -> bytes | None:
+        """Return a value if it has arrived, else None."""
         with self._changed:
             return self._values.get(generation, {}).get(key)
 
@@ -88,7 +89,7 @@ class Mailbox:
 
 
 class JoinStore(Store):
-    """What one inner group of one generation sees of the mailbox."""
+    """View of one inner group of one generation on the mailbox."""
 
     def __init__(self, mailbox: Mailbox, generation: int, name: str, deadline_s: float) -> None:
         super().__init__()
@@ -104,25 +105,30 @@ class JoinStore(Store):
         self._wait_s = wait_s
 
     def set(self, key: str, value: bytes | str) -> None:
+        """Publish a value to the other ranks."""
         text = value.encode() if isinstance(value, str) else bytes(value)
         self.published[key] = text
         self._mailbox.put(self._generation, self._key(key), text)
 
     def get(self, key: str) -> bytes:
+        """Wait for a value and return it."""
         deadline_s = time.monotonic() + self._wait_s if self._wait_s else self._deadline_s
         return self._mailbox.get(self._generation, self._key(key), deadline_s)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - our own deadline rules
+        """Wait until all keys have values."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
+        """Return whether all keys have values."""
         return all(self._mailbox.peek(self._generation, self._key(key)) is not None for key in keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The generation's deadline rules; what torch asks for is not needed."""
 
     def has_extended_api(self) -> bool:
+        """Return False: append and multi-get are not offered."""
         return False
 
     def _key(self, key: str) -> str:
@@ -134,24 +140,30 @@ class JobStore(Store):
     process group that cannot survive a lost worker: refused by name."""
 
     def set(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
+        """Refuse: the job's store is torch's alone."""
         raise _foreign(key)
 
     def get(self, key: str) -> bytes:
+        """Refuse: the job's store is torch's alone."""
         raise _foreign(key)
 
     def add(self, key: str, value: int) -> int:  # noqa: ARG002
+        """Refuse: the job's store is torch's alone."""
         raise _foreign(key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Refuse: the job's store is torch's alone."""
         raise _foreign(", ".join(keys))
 
     def check(self, keys: list[str]) -> bool:
+        """Refuse: the job's store is torch's alone."""
         raise _foreign(", ".join(keys))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Nobody waits here."""
 
     def has_extended_api(self) -> bool:
+        """Return False: append and multi-get are not offered."""
         return False
 
 

@@ -49,6 +49,7 @@ class SetupRecord:
         self.recording = False
 
     def encode(self) -> bytes:
+        """Return the record as bytes."""
         with self._lock:
             return msgspec.msgpack.encode(self._groups)
 

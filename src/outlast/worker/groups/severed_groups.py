@@ -62,6 +62,7 @@ class SeveredGroups:
     def bury(
         self, inners: list[InnerGroup], works: PendingWorks, control: ControlGroup | None
     ) -> None:
+        """Keep severed groups until their last work has ended, then close them."""
         self._graves.append(_SeveredGroup(inners, works, control))
 
     def reap(self) -> int:

@@ -39,18 +39,23 @@ class BackendView:
         self.supports_coalescing = self.device.type == "cuda"
 
     def name(self) -> str:
+        """Return the name of the backend."""
         return self._group.name()
 
     def rank(self) -> int:
+        """Return this rank in the group."""
         return self._group.place.rank
 
     def size(self) -> int:
+        """Return the number of ranks."""
         return self._group.place.size
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Return whether the backend allocates tensors itself."""
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of collectives."""
         self._group.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
@@ -275,6 +280,7 @@ class StableGroup(_ProcessGroup):
         """There are no hooks to wait for."""
 
     def get_group_store(self) -> Store:
+        """Return the job's store."""
         return self._groups.job_store()
 
     # --- the end ---
@@ -292,14 +298,17 @@ class StableGroup(_ProcessGroup):
     # --- what cannot survive ---
 
     def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: not supported."""
         raise _unsupported("monitored_barrier", "use barrier(); a rank that hangs is found anyway")
 
     def split_group(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: not supported."""
         raise _unsupported("split_group", "use new_group() with the same ranks")
 
     splitGroup = split_group  # noqa: N815 - the name that torch's C++ looks up
 
     def merge_remote_group(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: not supported."""
         raise _unsupported("merge_remote_group", "the world of a run stays as it was launched")
 
     mergeRemoteGroup = merge_remote_group  # noqa: N815 - the same

@@ -48,8 +48,8 @@ class AttemptGradients:
         return None
 
     def left(self) -> bool:
-        """Whether the attempt, which no optimizer has voted on, leaves gradients that the next
-        phase would add to: new ones, or changed ones that are not zero."""
+        """Return whether the attempt, on which no optimizer has voted, leaves gradients to which
+        the next phase would add: new ones, or changed ones that are not zero."""
         if self._skipped():
             return False
         return any(
@@ -83,8 +83,8 @@ class AttemptGradients:
         }  # fmt: skip
 
     def _skipped(self) -> bool:
-        """Whether a GradScaler was asked for a step in this attempt: without a vote that means that
-        it found infinities and skipped the optimizer. Its `update` begins a new table."""
+        """Return whether a GradScaler skipped its optimizer in this attempt because of infinities:
+        it was asked for a step and there was no vote. Its `update` begins a new table."""
         return any(
             scaler._per_optimizer_states is not before  # noqa: SLF001 - the only trace of a skipped step
             or any(state["stage"] is OptState.STEPPED for state in before.values())

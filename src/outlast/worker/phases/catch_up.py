@@ -138,7 +138,8 @@ class CatchUp:
         self._protected().restore_choices(codec.decode(choices))
 
     def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
-        """What the next phase returned before this worker came; None where it comes to an end."""
+        """Return the result of the next phase from before this worker joined; None at the end of
+        the walk."""
         walk = self.walk
         found = walk.next() if walk is not None else None
         if walk is None or found is None:

@@ -36,6 +36,7 @@ class CommitGate:
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
+        """Remove the hooks."""
         self._handle.remove()
 
     def _before_step(

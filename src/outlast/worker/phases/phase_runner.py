@@ -93,6 +93,7 @@ class PhaseRunner:
         return not (self._moment.rehearsing or (self.attempt is not None and self.attempt.dry))
 
     def generators(self) -> dict[str, Generator]:
+        """Return the generators that a phase may draw from."""
         return self.protected.generators if self.protected else {}
 
     # --- one phase ---
@@ -234,7 +235,7 @@ class PhaseRunner:
             self.script.differs(key, found, zeroed=self._rehearsals[key] > REHEARSALS)
 
     def _is_rehearsal(self, attempt: PhaseAttempt) -> bool:
-        """Whether the attempt may be refused at its gate, and so must not be cut half-way."""
+        """Return whether the attempt may be refused at its gate and must not be cut half-way."""
         is_step = attempt.kind == "step" and attempt.key not in self._ungated
         is_gated = is_step or attempt.has_copy or attempt.key in self._rehearsals
         return is_gated and attempt.key not in self.joining.settled

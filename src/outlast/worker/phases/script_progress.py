@@ -35,7 +35,7 @@ class Intervals(msgspec.Struct, frozen=True, array_like=True):
     disk: int = 0
 
     def due(self, step: int) -> Literal["", "memory", "disk"]:
-        """What is to be saved after `step`."""
+        """Return the tiers to save after `step`."""
         if self.disk and step % self.disk == 0:
             return "disk"
         return "memory" if self.memory and step % self.memory == 0 else ""
@@ -58,10 +58,12 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
     every: Intervals = Intervals()
 
     def pack(self) -> bytes:
+        """Return the slot as bytes."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> ProgressSlot:
+        """Return the slot of these bytes. Raises CorruptionError."""
         return msgspec.msgpack.decode(data, type=cls)
 
 
@@ -91,6 +93,7 @@ class ScriptProgress:
             self.prelude.append(result)
 
     def slot(self, n: int, step: int, own: bytes, **more: Any) -> ProgressSlot:
+        """Return the slot before phase n+1."""
         return ProgressSlot(
             n=n,
             step=step,

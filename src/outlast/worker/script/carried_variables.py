@@ -45,6 +45,7 @@ class CarriedVariables:
 
     @property
     def paths(self) -> Iterable[Path]:
+        """Return the names of the carried variables."""
         return self._paths
 
     def state(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class ValueSpot(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
+        """Return whether the value could be saved as plain data."""
         return self.saved is not None
 
 

@@ -74,6 +74,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def restore_own(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Put back the rank's own buffers."""
         named = self.named()
         for key, value in saved.items():
             named[key].copy_(value)
@@ -98,6 +99,7 @@ class ModuleBuffers:
         self._changing.add(key)
 
     def is_changing(self, key: str) -> bool:
+        """Return whether this buffer is known to differ between ranks or to change."""
         return key in self._changing
 
     def look_away(self) -> None:

@@ -34,6 +34,7 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state and groups as plain values and tensors."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "groups": hyperparameters(optimizer),

@@ -119,5 +119,6 @@ class ProtectedModules:
         return [part.require_forward_param_sync for part in self.reducers]
 
     def set_flags(self, flags: list[bool]) -> None:
+        """Set DDP's `require_forward_param_sync` of every reducer, in the order of `flags`."""
         for part, flag in zip(self.reducers, flags, strict=True):
             part.require_forward_param_sync = flag

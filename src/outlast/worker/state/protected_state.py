@@ -175,7 +175,8 @@ class ProtectedState:
             raise ProtectError(f"no other worker could take over {error}") from error
 
     def knows(self, key: str) -> bool:
-        """Whether a phase of this function has been completed here: what it changes is known."""
+        """Return whether a phase of this function has completed here, so that its changes are
+        known."""
         return key in self._known or key.startswith("outlast.")
 
     def completed(self, key: str) -> None:
