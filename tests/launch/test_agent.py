@@ -248,7 +248,7 @@ def test_what_breaks_a_burial_breaks_the_agent(
             raise RuntimeError("a mistake of ours")
 
         with monkeypatch.context() as patch:
-            patch.setattr(crew, "bury", fail)
+            patch.setattr(crew, "reap", fail)
             os.kill(crew.workers["w1-0"].process.pid, signal.SIGKILL)
             done, _ = await asyncio.wait({desk.serving}, timeout=10)
         assert done and "a mistake of ours" in repr(desk.serving.exception())

@@ -16,7 +16,13 @@ from outlast.events import Warned
 from outlast.health.check_memory import refuse_shared_directory
 from outlast.launch.host import check_runner
 from outlast.launch.host.check_process import CheckFailedError, CheckProcess
-from outlast.launch.host.check_runner import CheckRunner, failed, left, local_rank, read
+from outlast.launch.host.check_runner import (
+    CheckRunner,
+    failed,
+    local_rank,
+    read,
+    remaining_findings,
+)
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerPool, WorkerPost
 from outlast.log_records import Finding
@@ -43,18 +49,23 @@ def report(*findings: Finding) -> bytes:
 def test_what_is_not_healthy_is_found_the_worst_first() -> None:
     seen = read(report(finding("warn"), finding("healthy", "link"), finding("now", device="GPU 1")))
     assert [(one.severity, one.device) for one in seen.found] == [("now", "GPU 1"), ("warn", "")]
-    assert seen.told == ("gpu", "link", check_runner.OWN)
+    assert seen.complete_checks == ("gpu", "link", check_runner.OWN)
 
 
 def test_a_check_that_could_not_tell_all_ends_nothing() -> None:
     seen = read(report(finding("healthy", "mount"), finding("unknown", "mount", device="/scratch")))
-    assert [one.severity for one in seen.found] == ["unknown"] and seen.told == (check_runner.OWN,)
+    assert [one.severity for one in seen.found] == ["unknown"] and seen.complete_checks == (
+        check_runner.OWN,
+    )
 
 
 def test_what_is_left_out_is_not_over() -> None:
     many = [finding("warn", device=str(number)) for number in range(check_runner.FOUND_MAX + 1)]
     seen = read(report(*many, finding("now", "disk", detail="x" * 9000)))
-    assert len(seen.found) == check_runner.FOUND_MAX and seen.told == ("disk", check_runner.OWN)
+    assert len(seen.found) == check_runner.FOUND_MAX and seen.complete_checks == (
+        "disk",
+        check_runner.OWN,
+    )
     assert seen.found[0].check == "disk" and len(seen.found[0].detail) == check_runner.DETAIL_MAX
 
 
@@ -76,7 +87,7 @@ def test_a_check_that_fails_is_unknown_and_keeps_what_was_found() -> None:
     assert [(one.check, one.severity) for one in seen.found] == [
         (check_runner.OWN, "unknown"), ("gpu", "now"),
     ]  # fmt: skip
-    assert seen.told == () and failed(None, "late").found[0].detail == "late"
+    assert seen.complete_checks == () and failed(None, "late").found[0].detail == "late"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +114,8 @@ def test_devices_that_an_earlier_launcher_left_are_left_from_the_start() -> None
         )
         for host, device in places
     ]
-    assert left((Opened(generation=1, n=0), *journal), "here") == {1, 3}
-    assert left((), "here") == set()
+    assert remaining_findings((Opened(generation=1, n=0), *journal), "here") == {1, 3}
+    assert remaining_findings((), "here") == set()
 
 
 # --- real processes ---

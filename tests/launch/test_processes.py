@@ -58,7 +58,7 @@ async def outlive(
     worker, died = await start(crew, seat, name)
     async with asyncio.timeout(20):
         await died.wait()
-    return worker, await crew.bury(worker)
+    return worker, await crew.reap(worker)
 
 
 def children() -> list[int]:
@@ -83,7 +83,7 @@ def test_the_whole_family_dies_and_is_reaped(stage: Stage, end: str) -> None:
         elif "19" in end:
             await stage.eventually_async(lambda: worker.process.state == "T", "it is stopped")
         warden = set(children()) - set(pids)
-        remains = await crew.bury(worker)
+        remains = await crew.reap(worker)
         assert remains.exit_code == (3 if "exit" in end else -signal.SIGKILL)
         assert [pid for pid in pids if stage.alive(pid)] == []
         assert len(warden) == 1 and set(children()) == warden, "zombies were left"
@@ -105,7 +105,7 @@ signal.pause()
         await start(crew, 1, "w1-10")  # whose mark begins like the other's
         names = ("worker0", "daemon0", "worker1", "daemon1")
         await stage.eventually_async(lambda: all(map(stage.pid_in, names)), "both are there")
-        await crew.bury(first)
+        await crew.reap(first)
         assert [stage.alive(stage.pid_in(name)) for name in names] == [False, False, True, True]
 
     stage.play(stage.plan(stage.script(text), "--nproc-per-node", "2"), act)
@@ -117,7 +117,7 @@ def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
         await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
         os.kill(worker.process.pid, signal.SIGKILL)
         await asyncio.wait_for(died.wait(), 60)  # nothing else than the pidfd sets it
-        remains = await crew.bury(worker)
+        remains = await crew.reap(worker)
         fault = worker_fault(worker, remains, "here", 1)
         assert (fault.kind, fault.signal, fault.detail) == ("killed", 9, "killed by SIGKILL")
 
@@ -143,7 +143,7 @@ def test_a_buried_process_is_not_watched_any_more(stage: Stage) -> None:
         while worker.process.state != "Z":
             pass  # and the loop has no turn to look at it
         held = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - plain numbers
-        await worker.process.bury()
+        await worker.process.reap()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             assert {str(ours.fileno()), str(theirs.fileno())} & held, "no number was used again"
@@ -155,7 +155,7 @@ def test_a_buried_process_is_not_watched_any_more(stage: Stage) -> None:
             await asyncio.wait_for(heard.wait(), 5)
             for one in (ours, theirs):
                 loop.remove_reader(one)
-        await crew.bury(worker)
+        await crew.reap(worker)
 
     stage.play(stage.plan(stage.script("signal.pause()")), act)
 
@@ -183,10 +183,10 @@ def test_no_worker_gets_a_device_that_the_host_has_not(stage: Stage) -> None:
         for seat, name in ((0, "w1-0"), (1, "w1-1"), (-1, "w1-2"), (-1, "w1-3")):
             first[name], _ = await start(crew, seat, name)
         assert [worker.local_rank for worker in first.values()] == [0, 1, 2, 3]
-        await crew.bury(first["w1-1"])  # a spare sits there now
+        await crew.reap(first["w1-1"])  # a spare sits there now
         spare, _ = await start(crew, -1, "w1-4")
         assert spare.local_rank == 1
-        await crew.bury(first["w1-2"])
+        await crew.reap(first["w1-2"])
         respawned, _ = await start(crew, 1, "w1-5")
         assert respawned.local_rank == 2
         beyond, _ = await start(crew, -1, "w1-6")

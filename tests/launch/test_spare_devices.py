@@ -27,7 +27,7 @@ def test_a_spare_without_a_device_of_its_own_gets_that_of_the_seat(
             for seat, name in ((0, "w1-0"), (1, "w1-1"), (-1, "w1-2"), (-1, "w1-3"))
         ]
         crew.devices = devices
-        await crew.bury(workers[1])
+        await crew.reap(workers[1])
         assert crew.device_for(workers[2]) == workers[2].local_rank == chosen
         after = crew.start(WorkerPost("w1-4", -1, "here", 1, 0))
         assert after.local_rank not in {one.local_rank for one in (*workers[:1], *workers[2:])}

@@ -37,7 +37,7 @@ def test_a_worker_is_killed_once_in_the_runs_life(stage: Stage) -> None:
         await start(stage, crew)
         before = crew.workers["w1-1"]
         await TimedFaults(crew, record).run()
-        assert (await crew.bury(before)).exit_code == -signal.SIGKILL
+        assert (await crew.reap(before)).exit_code == -signal.SIGKILL
         assert crew.workers["w1-0"].process.state == "S"
         await asyncio.wait_for(TimedFaults(crew, record).run(), 5)  # a resumed run: it has struck
 

@@ -40,7 +40,7 @@ def test_phases_much_shorter_than_a_look_are_measured(moment: WorkerStatus, page
     for _ in range(50):
         phase(moment, "step train")
     (pace,) = page.paces().values()
-    assert pace.seen == WARM_PHASES + 50 and 0 < pace.slowest_ns < 10**9
+    assert pace.phases == WARM_PHASES + 50 and 0 < pace.slowest_ns < 10**9
 
 
 def test_each_kind_of_phase_has_its_own(moment: WorkerStatus, page: Page) -> None:
@@ -78,4 +78,4 @@ def test_kinds_beyond_the_pages_room_are_never_known(moment: WorkerStatus, page:
         phase(moment, f"step {index}")
     assert len(page.paces()) == KEYS and page.read().key == 0
     phase(moment, "step 0")
-    assert page.paces()[page.read().key].seen == 2
+    assert page.paces()[page.read().key].phases == 2

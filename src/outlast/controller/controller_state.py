@@ -77,7 +77,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     killed_ns: int = 0  # when Kill was sent; 0: not given up
     kills: int = 0
     missing_ns: int = 0  # its agent came back without it; 0: not missing
-    held: bool = False  # its interpreter was seen to be held: it cannot answer now
+    is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
 
 
 class SharedValueInProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     agents: dict[str, AgentRecord] = {}
     workers: dict[str, WorkerRecord] = {}
     seqs: dict[str, int] = {}
-    left: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost occupants
+    abandoned_slots: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost occupants
     records: dict[int, bytes] = {}
     puts: dict[str, bytes] = {}
     shared: dict[str, bytes] = {}
@@ -143,7 +143,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     measured: RunMeasurements = RunMeasurements()
     schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
     scheduled_ns: int = 0
-    told: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals that it knows of
+    announced: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals sent to it
     migrate_on: MigrateOn = ""
     warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
@@ -165,7 +165,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
         fresh.agents = dict(self.agents)
         fresh.workers = dict(self.workers)
         fresh.seqs = dict(self.seqs)
-        fresh.left = dict(self.left)
+        fresh.abandoned_slots = dict(self.abandoned_slots)
         fresh.records = dict(self.records)
         fresh.puts = dict(self.puts)
         fresh.shared = dict(self.shared)

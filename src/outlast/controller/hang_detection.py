@@ -53,7 +53,7 @@ class WorkerHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the hang detector between observations. Start with `WorkerHistory()`."""
 
     stopped: dict[str, int] = {}  # worker -> first seen stopped
-    said: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
+    blamed_ns: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
     retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
     retries: int = 0  # in a row, before the same phase
     retried_n: int = -1
@@ -124,7 +124,7 @@ def watch(
     seated = [look for look in looks if is_judged(look)]
     memory = _remember(memory, looks, seated, now_ns)
     found = _stopped(memory, looks, now_ns, limits)
-    found = found or _left(looks, now_ns)
+    found = found or _left_collectives(looks, now_ns)
     if not found:
         found, retry = _stuck(memory, looks, seated, now_ns, limits)
         if retry is not None:
@@ -136,9 +136,9 @@ def watch(
             return memory, HangVerdict(retry=_at(retry, now_ns, unix_ns))
     floor_ns = int(limits.hang_floor_s * _S_NS)
     again_ns = now_ns - floor_ns
-    fresh = [fault for fault in found if memory.said.get(fault.worker, again_ns) <= again_ns]
-    said = {**memory.said, **{fault.worker: now_ns for fault in fresh}}
-    memory = _excuse(msgspec.structs.replace(memory, said=said), seated, fresh)
+    fresh = [fault for fault in found if memory.blamed_ns.get(fault.worker, again_ns) <= again_ns]
+    blamed_ns = {**memory.blamed_ns, **{fault.worker: now_ns for fault in fresh}}
+    memory = _excuse(msgspec.structs.replace(memory, blamed_ns=blamed_ns), seated, fresh)
     return memory, HangVerdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
 
 
@@ -179,7 +179,7 @@ def _remember(
     return msgspec.structs.replace(
         memory,
         stopped=stopped,
-        said={name: t_ns for name, t_ns in memory.said.items() if name in names},
+        blamed_ns={name: t_ns for name, t_ns in memory.blamed_ns.items() if name in names},
         retries=0 if over else memory.retries,
         out=out,
         stood=(n, stood_ns),
@@ -220,7 +220,7 @@ def _stopped(
     return found
 
 
-def _left(looks: tuple[WorkerObservation, ...], now_ns: int) -> list[Fault]:
+def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list[Fault]:
     """A rank whose script has ended, while others stand in a phase that it has not completed."""
     going = [
         look
@@ -269,13 +269,13 @@ def _stuck(
     last = min(_place(look) for look in seated)
     behind = [look for look in seated if _place(look) == last]
     blamed = [look for look in behind if look in still]
-    gone = _gone_on(seated)
-    if gone:
+    progressed = _progressed(seated)
+    if progressed:
         if len(blamed) < len(behind):
             return [], None  # whoever of them still computes may be waited for
         if not memory.retries or _moves(seated) == memory.retried:
-            return [], _skipped("transport", gone, behind)
-        return [_skipped("hung", [look], behind) for look in gone], None
+            return [], _skipped("transport", progressed, behind)
+        return [_skipped("hung", [look], behind) for look in progressed], None
     if len(behind) < len(seated):
         return [_hung(look, seated, now_ns, limits) for look in blamed], None
     if any(look.seat >= 0 and look.state == "healing" for look in looks):
@@ -299,29 +299,31 @@ def _alive_ns(look: WorkerObservation) -> int:
     return max(look.t_ns, look.t_work_ns, look.t_woken_ns if is_out(look) else 0)
 
 
-def _gone_on(seated: list[WorkerObservation]) -> list[WorkerObservation]:
+def _progressed(seated: list[WorkerObservation]) -> list[WorkerObservation]:
     """Ranks in the vote, each with fewer collectives than the one that all others, who are no
     fewer, stand in. A rank that hangs behind a collective of a group of its own looks alike: this
     alone is no reason to kill anybody."""
-    gone = [look for look in seated if look.state == "voting"]
+    progressed = [look for look in seated if look.state == "voting"]
     places = {_place(look) for look in seated if look.state == "running"}
     others = [look for look in seated if look.state not in ("voting", "running")]
-    if not gone or others or len(places) != 1 or 2 * len(gone) > len(seated):
+    if not progressed or others or len(places) != 1 or 2 * len(progressed) > len(seated):
         return []
     n, _, collectives = places.pop()
-    skipped = all(look.n == n and look.collectives < collectives for look in gone)
-    return gone if skipped else []
+    skipped = all(look.n == n and look.collectives < collectives for look in progressed)
+    return progressed if skipped else []
 
 
 def _skipped(
-    kind: FaultKind, gone: list[WorkerObservation], waiting: list[WorkerObservation]
+    kind: FaultKind, progressed: list[WorkerObservation], waiting: list[WorkerObservation]
 ) -> Fault:
-    ranks = ("rank " if len(gone) == 1 else "ranks ") + ", ".join(str(look.seat) for look in gone)
+    seats = ", ".join(str(look.seat) for look in progressed)
+    ranks = f"rank {seats}" if len(progressed) == 1 else f"ranks {seats}"
     detail = (
-        f"{ranks} went on to {_where(gone[0])} after {gone[0].collectives} collective(s), without"
+        f"{ranks} went on to {_where(progressed[0])} after {progressed[0].collectives}"
+        " collective(s), without"
         f" one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
     )
-    fault = _fault(kind, detail, gone[0], gone[0].t_ns)
+    fault = _fault(kind, detail, progressed[0], progressed[0].t_ns)
     return fault if kind == "hung" else msgspec.structs.replace(fault, worker="", seat=-1)
 
 

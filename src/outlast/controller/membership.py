@@ -61,13 +61,13 @@ def neighbours(state: ControllerState, seat: int) -> set[str]:
     if seat < 0 or not state.agents:
         return set()
     share = -(-state.world // len(state.agents))
-    held: dict[str, int] = {}
+    load: dict[str, int] = {}
     for worker in state.workers.values():
         if worker.seat >= 0 and not worker.killed_ns:
-            held[worker.agent] = held.get(worker.agent, 0) + 1
+            load[worker.agent] = load.get(worker.agent, 0) + 1
     beside = (state.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.seats))
     agents = {worker.agent for name in beside if (worker := state.workers.get(name))}
-    return {agent for agent in agents if held.get(agent, 0) < share}
+    return {agent for agent in agents if load.get(agent, 0) < share}
 
 
 def _count_respawn(turn: ControllerTurn) -> None:
@@ -122,17 +122,10 @@ def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
 
 def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned) -> None:
     """Record that an agent has started a worker."""
-    worker = turn.state.workers.get(body.worker)
-    if worker is not None:
-        turn.emit(
-            events.WorkerSpawned(
-                t_ns=turn.now_ns,
-                worker=worker.name,
-                seat=worker.seat,
-                pid=body.pid,
-                host=agent.host,
-            )
-        )
+    if (worker := turn.state.workers.get(body.worker)) is None:
+        return
+    name, seat, pid, host = worker.name, worker.seat, body.pid, agent.host
+    turn.emit(events.WorkerSpawned(t_ns=turn.now_ns, worker=name, seat=seat, pid=pid, host=host))
 
 
 def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHello) -> None:
@@ -225,7 +218,7 @@ def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
         )
         return
     state.workers[name] = WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns)
-    turn.kill(name, turn.blame(state.workers[name], "requested", "it belongs to nobody any more"))
+    turn.kill(name, turn.blame(state.workers[name], "requested", "worker has no owner; killing it"))
 
 
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
@@ -240,8 +233,8 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
         state.reached = max(state.reached, (n, step))
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own word may have been lost on the way
-        if worker.held != (name in body.held):
-            turn.change(name, held=name in body.held)
+        if worker.is_blocked != (name in body.held):
+            turn.change(name, is_blocked=name in body.held)
     planned_migration.record_check(turn.state, agent, body)
     refill_spares(turn, body)
 
@@ -302,9 +295,10 @@ def on_worker_lost(
         _spare_lost(turn, worker, fault)
         return
     if fault.kind == "unknown":  # no successor could walk on from what was left
-        state.left[worker.seat] = {}
+        state.abandoned_slots[worker.seat] = {}
     else:
-        state.left[worker.seat] = {**state.left.get(worker.seat, {}), **body.slots}
+        earlier = state.abandoned_slots.get(worker.seat, {})
+        state.abandoned_slots[worker.seat] = {**earlier, **body.slots}
     state.reached = max(state.reached, (body.n, body.step))
     state.seats = tuple("" if name == worker.name else name for name in state.seats)
     never_connected = state.mode in ("gathering", "connecting")

@@ -98,7 +98,8 @@ def _spread(hosts: Sequence[tuple[str, str]], holders: Sequence[int]) -> tuple[i
 def _move(hosts: Sequence[tuple[str, str]], peers: list[list[int]], ranks: Sequence[int]) -> None:
     """Give these ranks the best spread there is, and the peers with the least to hold."""
     moved = set(ranks)
-    loads = Counter(peer for rank, held in enumerate(peers) if rank not in moved for peer in held)
+    others = (peer for rank, peers_of in enumerate(peers) if rank not in moved for peer in peers_of)
+    loads = Counter(others)
     queues: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for rank, host in enumerate(hosts):
         queues.setdefault(host, []).append((loads[rank], rank))

@@ -81,13 +81,13 @@ def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> 
             )
 
 
-def pass_on(turn: ControllerTurn, gone: str) -> None:
+def pass_on(turn: ControllerTurn, lost: str) -> None:
     """A maker that is dead loses its turn to the next asker. One that lives keeps it, however long
     it takes: what it makes may exist only once in the world."""
     state = turn.state
     for name, making in tuple(state.making.items()):
-        askers = tuple(asker for asker in making.askers if asker != gone)
-        if making.maker != gone:
+        askers = tuple(asker for asker in making.askers if asker != lost)
+        if making.maker != lost:
             state.making[name] = msgspec.structs.replace(making, askers=askers)
             continue
         del state.making[name]

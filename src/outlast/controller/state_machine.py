@@ -150,7 +150,7 @@ def _take(turn: ControllerTurn, event: Input) -> None:
             if agent is not None and agent.incarnation == event.incarnation:
                 membership.on_agent_lost(turn, agent)
         elif isinstance(event, StopRequested):
-            run_ending.stop_reason(turn, event.reason)
+            run_ending.on_stop_requested(turn, event.reason)
         elif isinstance(event, SaveRequested):
             save_requests.request_save(turn, event.reason)
         elif isinstance(event, LauncherStalled):

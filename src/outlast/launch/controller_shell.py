@@ -161,7 +161,7 @@ class ControllerShell:
         elif not self.ended.done():
             self.ended.set_result(action)
 
-    def _found(self, asked: inputs.Verify, result: SearchResult) -> None:
+    def _found(self, request: inputs.Verify, result: SearchResult) -> None:
         for damage in result.damaged:
             self._record.note(damage)
         if result.error:
@@ -170,7 +170,7 @@ class ControllerShell:
         self._feed(
             inputs.CheckpointFound(
                 t_ns=self._record.now_ns(),
-                generation=asked.generation,
+                generation=request.generation,
                 checkpoint=result.checkpoint,
             )
         )

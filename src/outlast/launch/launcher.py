@@ -27,7 +27,7 @@ from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.decision_journal import bars_of
 from outlast.launch.host.agent import Agent
-from outlast.launch.host.check_runner import left
+from outlast.launch.host.check_runner import remaining_findings
 from outlast.launch.host.standstill_monitor import StandstillMonitor
 from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
@@ -162,7 +162,9 @@ class _Launcher:
                     plan, self._run_dir, token, record, checkpoint, origins, upkeep.committed
                 )
                 if plan.migrate_on:
-                    self._crew.unwell = left(self._controller.earlier, self._crew.host)
+                    self._crew.unwell = remaining_findings(
+                        self._controller.earlier, self._crew.host
+                    )
                 self._agent = Agent(self._crew, self._controller.address, token, self._take_over)
                 end = await self._lead()
                 done = end.outcome == "done"
@@ -266,7 +268,7 @@ class _Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
         ]
         for number in numbers:
-            loop.add_signal_handler(number, self._asked, number)
+            loop.add_signal_handler(number, self._on_request, number)
         saves = save_signal.SIGNAL not in numbers  # torchrun's flags may want it for something else
         if saves:
             loop.add_signal_handler(save_signal.SIGNAL, self._asked_to_save)
@@ -287,7 +289,7 @@ class _Launcher:
         else:
             self._record.note(save_signal.REFUSED)
 
-    def _asked(self, number: signal.Signals) -> None:
+    def _on_request(self, number: signal.Signals) -> None:
         """First: drain and end resumable. Second: end now. Third: without the controller."""
         self._stops += 1
         reason = f"{number.name} to the launcher"

@@ -116,20 +116,20 @@ def bring(
 def find_copies(what: CheckpointSearch, bars: Sequence[CopyBar] = ()) -> SearchResult:
     """The newest of all that is not barred, every byte of it verified."""
     damaged: list[str] = []
-    held = disk = far = error = None
+    copies = disk = far = error = None
     try:
-        held = newest_copy(what.keepers, what.token, damaged.append, bars)
+        copies = newest_copy(what.keepers, what.token, damaged.append, bars)
         disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
         # A bucket may be slow, or gone: it is asked only where something is wrong here.
-        if what.durable and (damaged or not (held or disk)):
-            beyond = max(held, disk, key=_position)
+        if what.durable and (damaged or not (copies or disk)):
+            beyond = max(copies, disk, key=_position)
             far = bring(what.durable, what.root, beyond, damaged.append, bars=bars)
     except OutlastError as unreadable:
         error = unreadable
-    if error and (held or disk):
+    if error and (copies or disk):
         damaged.append(str(error))
         error = None
-    return SearchResult(far or max(held, disk, key=_position), tuple(damaged), error)
+    return SearchResult(far or max(copies, disk, key=_position), tuple(damaged), error)
 
 
 def search(

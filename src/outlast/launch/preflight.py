@@ -64,12 +64,12 @@ def _has_address(name: str) -> bool:
 
 def _check_memory(workers: int) -> None:
     needed_bytes = workers * PAGE_RESERVED_BYTES
-    left = arena.tightest_limit()
-    if left.free_bytes < needed_bytes:
+    available = arena.tightest_limit()
+    if available.free_bytes < needed_bytes:
         raise ConfigError(
             f"the pages of {workers} workers need {needed_bytes} bytes of memory, and of what is"
-            f" {left.whose} only {left.free_bytes} are left; nothing was started; free memory,"
-            " or raise the container's limit"
+            f" {available.whose} only {available.free_bytes} are left; nothing was started; free"
+            " memory, or raise the container's limit"
         )
 
 
@@ -77,9 +77,9 @@ def _check_address(address: str) -> None:
     try:
         free_port(address)
     except OSError as error:
-        said = "does not resolve" if isinstance(error, socket.gaierror) else "is not this host's"
+        reason = "does not resolve" if isinstance(error, socket.gaierror) else "is not this host's"
         raise ConfigError(
-            f"--master-addr {address} {said} ({error.strerror}); nothing was started;"
+            f"--master-addr {address} {reason} ({error.strerror}); nothing was started;"
             " leave it out: there is one node, and its own address will do"
         ) from error
 
@@ -104,9 +104,9 @@ def _check_peer_rate(plan: RunPlan) -> None:
         )
 
 
-def _targets(asked: Sequence[DurableRule], run_dir: Path) -> list[DurableTarget]:
+def _targets(plan: Sequence[DurableRule], run_dir: Path) -> list[DurableTarget]:
     try:
-        targets, silent = open_targets(asked, run_dir / "checkpoints", REQUEST_S)
+        targets, silent = open_targets(plan, run_dir / "checkpoints", REQUEST_S)
     except (ConfigError, RefusedError) as error:
         raise _refusal(error) from error
     if silent and len(silent) == len(targets) and not (run_dir / "run.json").is_file():

@@ -85,7 +85,7 @@ class RunDir:
         Where that cannot be written nobody asks, and nothing else is lost.
         """
         with contextlib.suppress(OSError):
-            os.pwrite(self.lock_fd, _said(saves), 0)
+            os.pwrite(self.lock_fd, _lock_words(saves), 0)
 
     def adopt(self, run: str, term: int) -> None:
         """Go on as the job `run`, which had another directory before, in this term or a later one.
@@ -238,10 +238,10 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
             )
         time.sleep(_POLL_S)  # flock has no deadline of its own
     os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, _said(saves=False), 0)
+    os.pwrite(lock_fd, _lock_words(saves=False), 0)
 
 
-def _said(saves: bool) -> bytes:
+def _lock_words(saves: bool) -> bytes:
     """This launcher in its lock: always of one length, so that a reader sees one or the other."""
     us = read_process_stat(os.getpid())
     word = _SAVES if saves else ""
@@ -252,11 +252,11 @@ def _is_alive(words: list[str]) -> bool:
     """Return whether pid and start time in the lock are those of a live process."""
     if not words or not words[0].isdigit():
         return False
-    seen = read_process_stat(int(words[0]))
+    stat = read_process_stat(int(words[0]))
     return (
-        seen is not None
-        and seen.state not in "ZX"
-        and (len(words) < 2 or words[1] == str(seen.started))
+        stat is not None
+        and stat.state not in "ZX"
+        and (len(words) < 2 or words[1] == str(stat.started))
     )
 
 

@@ -89,9 +89,9 @@ def _ask(durable: Sequence[Store], notes: list[str]) -> _There:
         return _There([], [], [])
     there = _There([], [], [])
     with ThreadPoolExecutor(len(durable)) as pool:
-        for store, asked in [(store, pool.submit(_newest, store)) for store in durable]:
+        for store, answers in [(store, pool.submit(_newest, store)) for store in durable]:
             try:
-                newest, damages = asked.result()
+                newest, damages = answers.result()
             except RefusedError:
                 raise
             except StorageError as error:

@@ -67,11 +67,11 @@ class Console:
         still = []
         for worker, files in self._followed:
             # Asked before the files are read: what it wrote before it was buried is then in them.
-            gone = worker.name not in self._crew.workers
+            ended = worker.name not in self._crew.workers
             for follower in files:
-                for line in follower.lines(last=gone):
+                for line in follower.lines(last=ended):
                     self._display.line(worker.seat, line)
-            if not gone:
+            if not ended:
                 still.append((worker, files))
         self._followed = still
 

@@ -82,7 +82,7 @@ class Pulse(NamedTuple):
 class PhasePace(NamedTuple):
     """Duration statistics of one kind of phase in one process."""
 
-    seen: int  # completed
+    phases: int  # completed
     slowest_ns: int  # of the newer ones; 0: none was measured
 
 
@@ -95,8 +95,8 @@ class Page:
         self.slot_bytes = (os.fstat(fd).st_size - _BEAT_BYTES) // SLOTS - _SLOT.size
         self._map = mmap.mmap(fd, 0)
         found = map(self._slot, range(SLOTS))
-        self._held = [slot[:3] if slot else None for slot in found]  # count, kind, n
-        self._count = max((held[0] for held in self._held if held), default=0)
+        self._slots = [slot[:3] if slot else None for slot in found]  # count, kind, n
+        self._count = max((slots[0] for slots in self._slots if slots), default=0)
 
     @classmethod
     def create(cls, slot_bytes: int = SLOT_BYTES) -> Page:
@@ -184,25 +184,25 @@ class Page:
         self._count += 1
         digest = _digest(code, n, self._count, payload)
         _SLOT.pack_into(self._map, at, code, n, self._count, len(payload), digest)
-        self._held[index] = (self._count, code, n)
+        self._slots[index] = (self._count, code, n)
 
     def drop(self, kind: Kind, n: int) -> None:
         """Take every copy of a slot away: what was written there will not come true."""
         code = KINDS.index(kind)
-        for index, held in enumerate(self._held):
-            if held is not None and held[1:] == (code, n):
+        for index, slots in enumerate(self._slots):
+            if slots is not None and slots[1:] == (code, n):
                 at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
                 _SLOT.pack_into(self._map, at, 0, 0, 0, 0, 0)
-                self._held[index] = None
+                self._slots[index] = None
 
     def _least_needed(self) -> int:
         """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
         else the oldest."""
-        newest = {held[1:]: held for held in sorted(held for held in self._held if held)}
+        newest = {slots[1:]: slots for slots in sorted(held for held in self._slots if held)}
         return min(
             range(SLOTS),
             key=lambda index: (
-                (held := self._held[index]) is not None and newest[held[1:]] == held,
+                (held := self._slots[index]) is not None and newest[held[1:]] == held,
                 held or (0, 0, 0),
             ),
         )
@@ -242,6 +242,6 @@ def phase_key(name: str) -> int:
 
 def updated_pace(pace: PhasePace, took_ns: int) -> PhasePace:
     """The pace once another phase has taken `took_ns`."""
-    if pace.seen < WARM_PHASES:
-        return PhasePace(pace.seen + 1, 0)
-    return PhasePace(pace.seen + 1, max(took_ns, pace.slowest_ns - pace.slowest_ns // _FADES, 1))
+    if pace.phases < WARM_PHASES:
+        return PhasePace(pace.phases + 1, 0)
+    return PhasePace(pace.phases + 1, max(took_ns, pace.slowest_ns - pace.slowest_ns // _FADES, 1))

@@ -131,8 +131,8 @@ class Auditor:
         """Take the controller's question or answer."""
         if isinstance(body, messages.AuditRequest):
             names = self._names.get(body.n, {})
-            asked = {kind: names.get(kind, {}) for kind in body.kinds}
-            self._send(messages.AuditNamed(generation=body.generation, n=body.n, names=asked))
+            request = {kind: names.get(kind, {}) for kind in body.kinds}
+            self._send(messages.AuditNamed(generation=body.generation, n=body.n, names=request))
         elif self._pending is not None and body.n == self._pending.n:
             self._answered.set()
 

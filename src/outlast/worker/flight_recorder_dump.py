@@ -37,7 +37,7 @@ class DumpPlace(NamedTuple):
 
 
 def answer(
-    asked: messages.Trace,
+    request: messages.Trace,
     place: DumpPlace,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[messages.Traced], None],
@@ -48,49 +48,49 @@ def answer(
     thread, on which this is called, waits until the records are copied, `_TAKEN_S` at most: what
     it hears next may be Close, which changes them.
     """
-    if asked.until_ns <= time.monotonic_ns():
+    if request.until_ns <= time.monotonic_ns():
         return  # of a moment that is over: this process stood still
     taken = threading.Event()
     writer = threading.Thread(
-        target=_write, args=(asked, place, groups, say, taken), name="outlast-trace", daemon=True
+        target=_write, args=(request, place, groups, say, taken), name="outlast-trace", daemon=True
     )
     try:
         writer.start()
     except RuntimeError as error:  # as many threads as this process may have
-        say(messages.Traced(folder=asked.folder, error=str(error)))
+        say(messages.Traced(folder=request.folder, error=str(error)))
         return
     taken.wait(_TAKEN_S)
 
 
 def _write(
-    asked: messages.Trace,
+    request: messages.Trace,
     place: DumpPlace,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[messages.Traced], None],
     taken: threading.Event,
 ) -> None:
     try:
-        path = _path(asked, place)
+        path = _path(request, place)
         gloo = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         recorded = [gloo, *_of_nccl()]
         taken.set()
         _put(path, with_members(recorded, groups))
     except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever it is
-        say(messages.Traced(folder=asked.folder, error=f"{type(error).__name__}: {error}"[:500]))
+        say(messages.Traced(folder=request.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
-        say(messages.Traced(folder=asked.folder))
+        say(messages.Traced(folder=request.folder))
     finally:
         taken.set()
 
 
-def _path(asked: messages.Trace, place: DumpPlace) -> Path:
+def _path(request: messages.Trace, place: DumpPlace) -> Path:
     """Raises UsageError for names that lead elsewhere, and where there is no seat to name."""
-    for name in (asked.folder, asked.host):
+    for name in (request.folder, request.host):
         if Path(name).name != name or name in ("", ".."):
             raise UsageError(f"{name!r} is no name for a trace")
     if place.seat < 0:
         raise UsageError("a worker without a seat has nothing to trace")
-    return place.run_dir / ROOM / asked.folder / f"rank_{place.seat}@{asked.host}.json"
+    return place.run_dir / ROOM / request.folder / f"rank_{place.seat}@{request.host}.json"
 
 
 def _put(path: Path, data: bytes) -> None:

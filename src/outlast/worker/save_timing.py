@@ -66,16 +66,16 @@ class SaveTimer:
         if checkpointer is not None:
             checkpointer.rhythm.begin(time.monotonic())
 
-    def as_asked(self) -> None:
+    def on_request(self) -> None:
         """A checkpoint where the script stands; after a drain's the script ends."""
-        asked = self._moment.ask
+        request = self._moment.ask
         self._phases.aside = True
         try:
             self._save()
         finally:
             self._phases.aside = False
         self._moment.ask = ""
-        if asked == "drain":
+        if request == "drain":
             raise SystemExit(EXIT_INTERRUPTED)
 
     def settle(self, timeout_s: float) -> None:

@@ -46,7 +46,7 @@ NEWS_S = 1.0
 OWN_BYTES = 64 << 10  # about what a seat's part takes at first
 
 
-class _Said(msgspec.Struct, frozen=True, array_like=True):
+class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
     """Message of a rank before a save: why it cannot, whether it has room to copy at once, when it
     would save next, and where this save stands. Of the last two rank 0's word counts."""
 
@@ -129,17 +129,17 @@ class RunCheckpointer:
         except (CorruptionError, StorageError, UsageError) as error:
             failure = str(error)
         ready = self._engine is not None and self._engine.ready
-        said = self._agree(_Said(failure, ready, propose, place, parent, base))
-        place = said[0].place
+        answers = self._agree(_SaveProposal(failure, ready, propose, place, parent, base))
+        place = answers[0].place
         failures = [
-            f"rank {rank}: {each.failure}" for rank, each in enumerate(said) if each.failure
+            f"rank {rank}: {each.failure}" for rank, each in enumerate(answers) if each.failure
         ]
-        every = said[0].every
+        every = answers[0].every
         # All compare again once one could not prepare: it would else wait for them alone.
         self._generation = 0 if failures else moment.generation
         if failures:
             self._failed(place, "; ".join(failures))
-        elif to_disk or all(each.ready for each in said):
+        elif to_disk or all(each.ready for each in answers):
             assert self._engine is not None
             part = RankPart(
                 msgspec.structs.replace(slot, every=every).pack(), protected.reducers.states(),
@@ -195,9 +195,9 @@ class RunCheckpointer:
             self._lineage = lineage_of(Folder(self._root), self._origin)
         return self._lineage.go_on(place.step, place.n, place.attempt)
 
-    def _agree(self, mine: _Said) -> list[_Said]:
-        said = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(each, type=_Said) for each in said]
+    def _agree(self, mine: _SaveProposal) -> list[_SaveProposal]:
+        answers = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(each, type=_SaveProposal) for each in answers]
 
     def complete(self) -> None:
         """The phase is complete: every rank has copied its part."""
@@ -381,8 +381,8 @@ def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
     """Almost what a save holds, under names of no meaning; no code of the script's runs."""
     found: dict[str, torch.Tensor] = {}
     for name, module in protected.modules.items():
-        held = [*module.named_parameters(), *module.named_buffers()]
-        found |= {f"{name}.{inside}": tensor for inside, tensor in held}
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        found |= {f"{name}.{inside}": tensor for inside, tensor in tensors}
     for name, optimizer in protected.optimizers.items():
         states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
         found |= {

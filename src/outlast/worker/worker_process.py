@@ -90,9 +90,9 @@ class WorkerProcess:
         )
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
         self.link = (
-            ControllerLink(settings, self._heard, end_process)
+            ControllerLink(settings, self._on_message, end_process)
             if settings
-            else StandaloneControl(self._heard)
+            else StandaloneControl(self._on_message)
         )
         self.faults = InjectedFaults(
             [fault_language.parse(text) for text in settings.faults] if settings else [],
@@ -132,7 +132,7 @@ class WorkerProcess:
             self.phases, self.place, self.moment, self.faults.reach,
             until_step=settings.until_step if settings else 0, need=self._need,
         )  # fmt: skip
-        self.phases.save_as_asked = self.saver.as_asked
+        self.phases.save_as_asked = self.saver.on_request
         self.loop = BatchLoop(
             phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
             timeline=self.timeline, boundary=self.saver.boundary, at_top=self.script.at_top,
@@ -144,8 +144,6 @@ class WorkerProcess:
 
     def _fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
         return self.moment.fault(kind, detail, trace, self.healer.seat, self.timeline.now_ns())
-
-    # --- taking a seat ---
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
@@ -333,9 +331,7 @@ class WorkerProcess:
                 self.groups.record.stop()  # rehearsals are set-up too: DDP makes its buckets there
             self.link.send(messages.Recorded(seat=self.seat, record=self.groups.record.encode()))
 
-    # --- the reader thread ---
-
-    def _heard(self, body: messages.AnyBody) -> None:
+    def _on_message(self, body: messages.AnyBody) -> None:
         match body:
             case messages.Close():
                 self.moment.close(body)
@@ -361,12 +357,12 @@ class WorkerProcess:
                 self.moment.inbox.put(body)
 
     def _look_for_stuck(self, generation: int) -> None:
-        if left := self.groups.stuck(generation):
+        if stuck := self.groups.stuck(generation):
             self.moment.lost(
                 "broken",
                 self._fault(
                     "transport",
-                    f"{left} collective(s) of generation {generation} did not end within"
+                    f"{stuck} collective(s) of generation {generation} did not end within"
                     f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
                     " gloo and cannot be put back",
                 ),

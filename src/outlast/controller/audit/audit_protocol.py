@@ -59,7 +59,7 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
 def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNamed) -> None:
     """Take the names and digests of one rank's state."""
     one = turn.state.audit.rounds.get(body.n)
-    if one is None or worker.seat not in one.asked:
+    if one is None or worker.seat not in one.names_requested:
         return
     _keep(turn, msgspec.structs.replace(one, names={**one.names, worker.seat: body.names}))
     _judge(turn, body.n)
@@ -68,7 +68,7 @@ def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNam
 def conclude(turn: ControllerTurn) -> None:
     """Act on what is known to differ, whether or not names have come: the generation has closed."""
     for one in tuple(turn.state.audit.rounds.values()):
-        if one.asked:
+        if one.names_requested:
             _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
     turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds={})
 
@@ -78,7 +78,7 @@ def expire(turn: ControllerTurn) -> None:
     due = due_ns(turn)
     if due and turn.now_ns >= due:
         for one in tuple(turn.state.audit.rounds.values()):
-            if one.asked:
+            if one.names_requested:
                 _act(
                     turn,
                     one,
@@ -88,8 +88,8 @@ def expire(turn: ControllerTurn) -> None:
 
 def due_ns(turn: ControllerTurn) -> int:
     """Return when names are not waited for any longer; 0: nothing is waited for."""
-    asked = [one.asked_ns for one in turn.state.audit.rounds.values() if one.asked]
-    return min(asked) + int(turn.state.limits.status_s * S_NS) if asked else 0
+    requested = [one.asked_ns for one in turn.state.audit.rounds.values() if one.names_requested]
+    return min(requested) + int(turn.state.limits.status_s * S_NS) if requested else 0
 
 
 def _keep(turn: ControllerTurn, one: AuditRound) -> None:
@@ -117,8 +117,8 @@ def _judge(turn: ControllerTurn, n: int) -> None:
     verdict = judge(one.holdings, one.names, state.audit.origins)
     if verdict.outcome != "ask":
         _act(turn, one, verdict)
-    elif not one.asked:
-        _keep(turn, msgspec.structs.replace(one, asked=verdict.ask, asked_ns=turn.now_ns))
+    elif not one.names_requested:
+        _keep(turn, msgspec.structs.replace(one, names_requested=verdict.ask, asked_ns=turn.now_ns))
         for rank in verdict.ask:
             worker = state.occupant(rank)
             if worker is not None and not worker.killed_ns:
@@ -131,7 +131,8 @@ def _act(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
     unnamed = set(verdict.tensors) <= set(OPTIONAL_KINDS)
     if verdict.outcome == "agreed":
         _agree(turn, one, verdict)
-    elif not (unnamed and len(one.names) < len(one.asked)):  # else the next audit finds it again
+    # Otherwise the next audit finds it again.
+    elif not (unnamed and len(one.names) < len(one.names_requested)):
         _part(turn, one, verdict)
 
 

@@ -24,7 +24,9 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
     parts: int
     holdings: dict[int, ReplicaDigests] = {}
     names: dict[int, dict[str, dict[str, bytes]]] = {}
-    asked: tuple[int, ...] = ()  # ranks whose names were asked for; none: nothing differs so far
+    names_requested: tuple[
+        int, ...
+    ] = ()  # ranks whose names were asked for; none: nothing differs so far
     asked_ns: int = 0
 
 
@@ -64,7 +66,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_disputed(self) -> bool:
         """Return whether replicas are known to differ, and names are still waited for."""
-        return any(one.asked for one in self.rounds.values())
+        return any(one.names_requested for one in self.rounds.values())
 
     def agreed(self, point: Agreement) -> AuditState:
         """Return the state after one more agreement."""

@@ -78,12 +78,12 @@ def judge(
 
 def _votes(classes: Sequence[Iterable[int]], origins: Mapping[int, int]) -> list[int]:
     """Count the votes of each class of equal ranks."""
-    held: dict[int, Counter[int]] = {}
+    digests: dict[int, Counter[int]] = {}
     for at, ranks in enumerate(classes):
         for rank in ranks:
-            held.setdefault(origins.get(rank, rank), Counter())[at] += 1
+            digests.setdefault(origins.get(rank, rank), Counter())[at] += 1
     votes = [0] * len(classes)
-    for count in held.values():
+    for count in digests.values():
         (most, many), *others = count.most_common(2)
         if not others or many > others[0][1]:
             votes[most] += 1
@@ -155,13 +155,13 @@ def _differences(
     for kind in sorted(a.keys() | b.keys()):
         if a.get(kind) == b.get(kind):
             continue
-        left, right = (names.get(rank, {}).get(kind) for rank in (one, other))
-        if left is None or right is None:
+        remaining, right = (names.get(rank, {}).get(kind) for rank in (one, other))
+        if remaining is None or right is None:
             found.append(kind)
             continue
-        shared = left.keys() & right.keys()
-        wanted = shared if kind in OPTIONAL_KINDS else left.keys() | right.keys()
-        differing = sorted(name for name in wanted if left.get(name) != right.get(name))
+        shared = remaining.keys() & right.keys()
+        wanted = shared if kind in OPTIONAL_KINDS else remaining.keys() | right.keys()
+        differing = sorted(name for name in wanted if remaining.get(name) != right.get(name))
         if not differing and kind not in OPTIONAL_KINDS:
             differing = [kind]
         found += differing

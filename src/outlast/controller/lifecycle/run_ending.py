@@ -46,7 +46,7 @@ def kill_all(turn: ControllerTurn, reason: str) -> None:
         turn.kill(worker.name, turn.blame(worker, "requested", reason))
 
 
-def stop_reason(turn: ControllerTurn, reason: str) -> None:
+def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
     """A person or the scheduler asks for the end: drain first, kill when asked twice."""
     state = turn.state
     if state.mode in ("stopping", "ended"):

@@ -49,7 +49,7 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
         return
     state.generation, state.n, state.step = decided.generation, decided.n, decided.step
     state.reached = max(state.reached, (decided.n, decided.step))
-    state.seats, state.left = decided.seats, dict(decided.slots)
+    state.seats, state.abandoned_slots = decided.seats, dict(decided.slots)
     state.old_seats = decided.seats
     state.first = decided.verdict == "start"
     state.incidents = decided.incident
@@ -71,7 +71,7 @@ def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
     if state.mode not in ("awaiting", "closing") or body.worker not in state.old_seats:
         return False
     seat = state.old_seats.index(body.worker)
-    state.left[seat] = {**state.left.get(seat, {}), **body.slots}
+    state.abandoned_slots[seat] = {**state.abandoned_slots.get(seat, {}), **body.slots}
     return True
 
 

@@ -21,7 +21,7 @@ def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     state.verdict = "start"
     waiting = {worker.seat: worker.name for worker in state.workers.values()}
     state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
-    state.left, state.records, state.puts = {}, {}, {}
+    state.abandoned_slots, state.records, state.puts = {}, {}, {}
     state.audit = state.audit.begun_again(n, step)
     turn.enter("gathering")
 
@@ -97,7 +97,7 @@ def journal(turn: ControllerTurn) -> None:
             step=state.step,
             verdict=state.verdict,
             seats=state.seats,
-            slots=dict(state.left),
+            slots=dict(state.abandoned_slots),
             agents=tuple(worker.agent if worker else "" for worker in occupants),
             joining=tuple(
                 seat for seat, worker in enumerate(occupants) if worker is None or not worker.whole
@@ -132,14 +132,14 @@ def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
             first=True,
             checkpoint=state.checkpoint if state.n else None,
         )
-    left = state.left.get(worker.seat, {})
+    slots = state.abandoned_slots.get(worker.seat, {})
     return messages.Seat(
         generation=state.generation,
         seat=worker.seat,
         world=state.world,
         n=state.n,
         first=False,
-        slots={key: left[key] for key in slot_keys(state.n) if key in left},
+        slots={key: slots[key] for key in slot_keys(state.n) if key in slots},
         record=state.records.get(worker.seat, b""),
     )
 

@@ -70,13 +70,13 @@ def _possible(worker: WorkerRecord, n: int) -> bool:
 
 
 def _contradiction(turn: ControllerTurn, strange: list[WorkerRecord], n: int) -> None:
-    said = ", ".join(
+    answers = ", ".join(
         f"rank {w.seat} {w.status.state} at phase {w.status.n}" for w in strange if w.status
     )
     detail = (
         f"the ranks contradict each other after generation {turn.state.generation}: phase {n} is"
-        f" complete somewhere, but {said}; nothing was decided, since going on could apply a step"
-        " twice or never; restart from the newest checkpoint, and please report this"
+        f" complete somewhere, but {answers}; nothing was decided, since going on could apply a"
+        " step twice or never; restart from the newest checkpoint, and please report this"
     )
     fault = turn.blame(strange[0], "mismatch", detail)
     run_ending.stop(turn, "gave_up", fault, detail)
@@ -137,8 +137,8 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
         if worker is None:
             lost.append(seat)
         if worker is None or worker.member < state.generation:
-            left = state.left.get(seat, {})
-            if not any(key in left for key in keys):
+            slots = state.abandoned_slots.get(seat, {})
+            if not any(key in slots for key in keys):
                 stateless.append(seat)
     checkpoint = state.checkpoint
     inner = {key: count for key, count in state.attempts.items() if key}
@@ -173,12 +173,12 @@ def _go_on(
     """Survivors keep what they hold; empty seats are filled; the decision is durable first."""
     state = turn.state
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
-    told = [w for w in state.members() if w.status is not None]
+    announced = [w for w in state.members() if w.status is not None]
     before = {seat: state.seats[seat] for seat in range(state.world)}
     state.n, state.step = n, step
-    state.left = {
-        seat: {key: left[key] for key in reconfiguration.slot_keys(n) if key in left}
-        for seat, left in state.left.items()
+    state.abandoned_slots = {
+        seat: {key: remaining[key] for key in reconfiguration.slot_keys(n) if key in remaining}
+        for seat, remaining in state.abandoned_slots.items()
     }
     _share_result(state, survivors, n)
     for seat, name in before.items():
@@ -192,7 +192,7 @@ def _go_on(
     _announce(turn, choice, state.verdict, n, step)
     turn.enter("gathering")
     frame = reconfiguration.decide_frame(turn)
-    for worker in told:
+    for worker in announced:
         turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
         turn.send(worker, frame)
 
@@ -202,12 +202,12 @@ def _share_result(state: ControllerState, survivors: list[WorkerRecord], n: int)
     at least two survivors returned it and all the same, it is known. Who prepared has returned
     nothing yet, and one rank's own result says nothing about another's."""
     done = [w.status for w in survivors if w.status is not None and w.status.n == n]
-    said = {status.result for status in done}
+    answers = {status.result for status in done}
     known = any(status.shared for status in done) or len(done) == len(survivors) > 1
-    if known and len(said) == 1 and (result := said.pop()):
-        state.left = {
-            seat: {f"result:{n}": result, **left} if f"after:{n}" in left else left
-            for seat, left in state.left.items()
+    if known and len(answers) == 1 and (result := answers.pop()):
+        state.abandoned_slots = {
+            seat: {f"result:{n}": result, **slots} if f"after:{n}" in slots else slots
+            for seat, slots in state.abandoned_slots.items()
         }
 
 
@@ -254,7 +254,7 @@ def answer_limit_s(turn: ControllerTurn, worker: WorkerRecord) -> float:
     """Return how long a worker may take for its answer: one whose interpreter is held by a
     computation has the ceiling, as it would have in an open generation."""
     limits = turn.state.limits
-    return max(limits.status_s, limits.hang_ceiling_s) if worker.held else limits.status_s
+    return max(limits.status_s, limits.hang_ceiling_s) if worker.is_blocked else limits.status_s
 
 
 def fence_silent(turn: ControllerTurn) -> None:

@@ -41,36 +41,42 @@ def record_save(turn: ControllerTurn, body: messages.Checkpointed) -> None:
 
 def record_restart(turn: ControllerTurn) -> None:
     """A failure that undoes work: everybody will begin again."""
-    seen = turn.state.measured
+    measurements = turn.state.measured
     turn.state.measured = msgspec.structs.replace(
-        seen, failures=seen.failures + 1, restoring="", restoring_ns=turn.now_ns
+        measurements, failures=measurements.failures + 1, restoring="", restoring_ns=turn.now_ns
     )
 
 
 def record_found(turn: ControllerTurn) -> None:
     """It is known from where, unless it must be looked for again: the newest answer counts."""
-    state, seen = turn.state, turn.state.measured
-    if not seen.restoring_ns:
+    state, measurements = turn.state, turn.state.measured
+    if not measurements.restoring_ns:
         return  # nothing has failed
     tier = state.checkpoint.tier if state.checkpoint else ""
     state.measured = msgspec.structs.replace(
-        seen,
+        measurements,
         restoring=tier,
-        from_memory=seen.from_memory + (tier == "memory") - (seen.restoring == "memory"),
-        from_disk=seen.from_disk + (tier == "disk") - (seen.restoring == "disk"),
+        from_memory=measurements.from_memory
+        + (tier == "memory")
+        - (measurements.restoring == "memory"),
+        from_disk=measurements.from_disk + (tier == "disk") - (measurements.restoring == "disk"),
     )
 
 
 def record_opened(turn: ControllerTurn) -> None:
     """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
-    state, seen = turn.state, turn.state.measured
-    if seen.restoring_ns and state.first:
-        restore_s = (turn.now_ns - seen.restoring_ns) / S_NS
-        if seen.restoring == "memory":
-            seen = msgspec.structs.replace(seen, memory=seen.memory.restored(restore_s))
-        elif seen.restoring == "disk":
-            seen = msgspec.structs.replace(seen, disk=seen.disk.restored(restore_s))
-        state.measured = msgspec.structs.replace(seen, restoring="", restoring_ns=0)
+    state, measurements = turn.state, turn.state.measured
+    if measurements.restoring_ns and state.first:
+        restore_s = (turn.now_ns - measurements.restoring_ns) / S_NS
+        if measurements.restoring == "memory":
+            measurements = msgspec.structs.replace(
+                measurements, memory=measurements.memory.restored(restore_s)
+            )
+        elif measurements.restoring == "disk":
+            measurements = msgspec.structs.replace(
+                measurements, disk=measurements.disk.restored(restore_s)
+            )
+        state.measured = msgspec.structs.replace(measurements, restoring="", restoring_ns=0)
         if state.schedule is not None:
             _schedule(turn)
     send_intervals(turn)
@@ -83,31 +89,31 @@ def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
     if state.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
         return
     memory, disk = _intervals(state.schedule, state.policy)
-    if again or state.told != (worker.name, memory, disk):
-        state.told = (worker.name, memory, disk)
+    if again or state.announced != (worker.name, memory, disk):
+        state.announced = (worker.name, memory, disk)
         turn.send(worker, messages.SaveEvery(memory=memory, disk=disk))
 
 
-def _with(seen: RunMeasurements, body: messages.Checkpointed) -> RunMeasurements:
+def _with(measurements: RunMeasurements, body: messages.Checkpointed) -> RunMeasurements:
     """A checkpoint is charged with its copy, also where that was due for memory's sake: without
     that tier it would have to be made, and nobody shall think that it is free."""
-    step = seen.step.add(body.step_s) if body.step_s else seen.step
-    memory, disk = seen.memory, seen.disk
+    step = measurements.step.add(body.step_s) if body.step_s else measurements.step
+    memory, disk = measurements.memory, measurements.disk
     if body.tier == "memory" and body.blocking_s:
         memory = memory.saved(blocking_s=body.blocking_s)
     elif body.tier == "disk" and body.blocking_s:
         disk = disk.saved(blocking_s=body.blocking_s, flush_s=body.flush_s, drag_s=body.drag_s)
-    return msgspec.structs.replace(seen, step=step, memory=memory, disk=disk)
+    return msgspec.structs.replace(measurements, step=step, memory=memory, disk=disk)
 
 
 def _schedule(turn: ControllerTurn) -> None:
     """Decide, once everything that is to be chosen has been measured; say what changes."""
     state = turn.state
-    policy, seen = state.policy, state.measured
-    unknown = (policy.memory == AUTO and not seen.memory.measured) or (
-        policy.disk == AUTO and not seen.disk.measured
+    policy, measurements = state.policy, state.measured
+    unknown = (policy.memory == AUTO and not measurements.memory.measured) or (
+        policy.disk == AUTO and not measurements.disk.measured
     )
-    if unknown or not seen.step.values:
+    if unknown or not measurements.step.values:
         return
     facts = _facts(state, turn.now_ns)
     before, state.schedule = state.schedule, decide(facts, state.schedule)
@@ -119,20 +125,20 @@ def _schedule(turn: ControllerTurn) -> None:
 
 
 def _facts(state: ControllerState, now_ns: int) -> ScheduleInputs:
-    policy, seen = state.policy, state.measured
+    policy, measurements = state.policy, state.measured
     tiers: list[SaveTier] = []
     if policy.memory:
-        tiers.append(_tier("memory", policy.memory, seen.memory, seen.from_memory))
+        tiers.append(_tier("memory", policy.memory, measurements.memory, measurements.from_memory))
     if policy.disk:
         # A checkpoint's own copy in memory counts as the checkpoint.
-        restored = seen.from_disk + (0 if policy.memory else seen.from_memory)
+        restored = measurements.from_disk + (0 if policy.memory else measurements.from_memory)
         survives = 1.0 if policy.durable else None
-        tiers.append(_tier("local", policy.disk, seen.disk, restored, survives))
+        tiers.append(_tier("local", policy.disk, measurements.disk, restored, survives))
     return ScheduleInputs(
-        step=seen.step,
+        step=measurements.step,
         devices=state.world,
-        failures=seen.failures,
-        exposure_device_s=state.world * max(1.0, (now_ns - seen.since_ns) / S_NS),
+        failures=measurements.failures,
+        exposure_device_s=state.world * max(1.0, (now_ns - measurements.since_ns) / S_NS),
         tiers=tuple(tiers),
     )
 

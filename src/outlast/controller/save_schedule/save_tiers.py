@@ -88,11 +88,11 @@ class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
 def survival(tiers: tuple[SaveTier, ...]) -> dict[Name, float]:
     """The share of failures that each tier or a shallower one survives: what was assumed, weighing
     as much as `WEIGHT_FAILURES` failures, and what was seen (the mean of a Beta posterior)."""
-    seen, total = 0, sum(tier.restored for tier in tiers)
+    failures, total = 0, sum(tier.restored for tier in tiers)
     shares: dict[Name, float] = {}
     for tier in tiers:
-        seen += tier.restored
-        shares[tier.name] = (WEIGHT_FAILURES * tier.assumed + seen) / (WEIGHT_FAILURES + total)
+        failures += tier.restored
+        shares[tier.name] = (WEIGHT_FAILURES * tier.assumed + failures) / (WEIGHT_FAILURES + total)
     return shares
 
 

@@ -26,10 +26,10 @@ def explain(schedule: Schedule, facts: ScheduleInputs) -> str:
     for choice, tier in pairs:
         lines += _tier(choice, tier, facts, schedule)
     lines.append(_bill(pairs, schedule))
-    left = 1 - schedule.choices[-1].survives
-    if left > 1e-9:
+    remaining = 1 - schedule.choices[-1].survives
+    if remaining > 1e-9:
         lines.append(
-            f"warning: no tier survives {_percent(left)} of failures; the run then starts from"
+            f"warning: no tier survives {_percent(remaining)} of failures; the run then starts from"
             " nothing"
         )
     lines.append(f"formula: {FORMULA}")

@@ -53,7 +53,7 @@ class Agent:
         self._heard_seq = 0
         self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
         self._lease_from_s = time.monotonic()
-        self._held: list[messages.Spawn] = []  # spares, until the script is known to be ours
+        self._queued: list[messages.Spawn] = []  # spares, until the script is known to be ours
         self._killed_early: list[
             WorkerHandle
         ] = []  # before any Hello, in a script that may yet say it
@@ -133,9 +133,9 @@ class Agent:
             self._crew.devices = max(self._crew.devices, frame.body.devices)
         if isinstance(frame.body, messages.WorkerHello) and not self.said_hello:
             self._ours.set()
-            for spawn in self._held:
+            for spawn in self._queued:
                 self._spawn(spawn)
-            self._held.clear()
+            self._queued.clear()
             killed, self._killed_early = self._killed_early, []
             for one in killed:
                 self._exited(one)
@@ -158,7 +158,7 @@ class Agent:
                 self._lease_from_s = self._renewals.popleft()
         elif isinstance(body, messages.Spawn):
             if body.seat < 0 and not self.said_hello:
-                self._held.append(body)
+                self._queued.append(body)
             else:
                 self._spawn(body)
         elif isinstance(body, messages.Kill):
@@ -181,9 +181,9 @@ class Agent:
         task.add_done_callback(self._buried)
 
     async def _trace(self, suspect: messages.Suspect, stood: dict[str, object]) -> None:
-        told = await self._traces.told(suspect)
+        evidence = await self._traces.collect(suspect)
         if self._stands(suspect) == stood:  # else a Close, or something else, has woken it
-            self._say(told)
+            self._say(evidence)
 
     def _stands(self, suspect: messages.Suspect) -> dict[str, object]:
         """Return the evidence behind a suspicion, by worker: the time of its last progress (of each
@@ -236,11 +236,11 @@ class Agent:
         if worker := self._crew.workers.get(body.worker):
             self._crew.kill(worker, body.reason)
             return
-        self._held = [spawn for spawn in self._held if spawn.worker != body.worker]
+        self._queued = [spawn for spawn in self._queued if spawn.worker != body.worker]
         known = [lost for lost in self._lost if lost.worker == body.worker]
         fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
-        gone = messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
-        self._say_lost(known[0] if known else gone)
+        report = messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
+        self._say_lost(known[0] if known else report)
 
     def _exited(self, worker: WorkerHandle) -> None:
         if not self.said_hello and not worker.kill_reason and not self._done:
@@ -248,7 +248,7 @@ class Agent:
         if not self.said_hello and not worker.kill_reason and not self._done:
             self._exited_before_hello(worker)
             return
-        task = asyncio.create_task(self._bury(worker, self._crew.clock.now_ns()))
+        task = asyncio.create_task(self._report_lost(worker, self._crew.clock.now_ns()))
         self._tasks.add(task)
         task.add_done_callback(self._buried)
 
@@ -277,10 +277,10 @@ class Agent:
         if not task.cancelled() and (error := task.exception()) and not self._broken.done():
             self._broken.set_exception(error)
 
-    async def _bury(self, worker: WorkerHandle, t_ns: int) -> None:
+    async def _report_lost(self, worker: WorkerHandle, t_ns: int) -> None:
         for _ in range(BURIALS_MAX):
             try:
-                remains = await self._crew.bury(worker)
+                remains = await self._crew.reap(worker)
                 break
             except TimeoutError as error:
                 self._crew.note(f"{error}; the kernel does not let go of them")

@@ -41,7 +41,7 @@ class CheckProcess:
 
     async def look(self) -> bytes:
         """Return the output of the check. Raises FailedError. Kills its processes if cancelled."""
-        if self._popen is not None and not self._is_gone():
+        if self._popen is not None and not self._has_ended():
             raise CheckFailedError(f"the one before (process {self._popen.pid}) cannot be killed")
         try:
             popen = self._popen = self._start()
@@ -106,10 +106,11 @@ class CheckProcess:
     def _kill(self) -> None:
         """At once, with everybody below it; who has sessions of their own as well."""
         popen = self._popen
-        if popen is None or self._is_gone():
+        if popen is None or self._has_ended():
             return
-        seen = reaper.all_processes()
-        family = [seen[pid] for pid in reaper.descendants({popen.pid}, seen) if pid in seen]
+        processes = reaper.all_processes()
+        below = reaper.descendants({popen.pid}, processes)
+        family = [processes[pid] for pid in below if pid in processes]
         self._kin |= {process.pid for process in family} - {popen.pid}
         popen.send_signal(signal.SIGKILL)
         for process in family:
@@ -117,13 +118,13 @@ class CheckProcess:
 
     async def _gone_within(self, seconds: float) -> bool:
         until_s = time.monotonic() + seconds
-        while not self._is_gone():
+        while not self._has_ended():
             if time.monotonic() > until_s:
                 return False
             await asyncio.sleep(_PAUSE_S)
         return True
 
-    def _is_gone(self) -> bool:
+    def _has_ended(self) -> bool:
         """Return whether no process is left; reap those that became our children (we are a
         subreaper)."""
         popen = self._popen
@@ -146,5 +147,5 @@ class CheckProcess:
             lines = (self._folder / "stderr.log").read_bytes()[-4096:].decode(errors="replace")
         except OSError:
             return ""
-        said = lines.strip().splitlines()
-        return f": {said[-1]}" if said else ""
+        words = lines.strip().splitlines()
+        return f": {words[-1]}" if words else ""

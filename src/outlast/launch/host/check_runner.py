@@ -44,7 +44,7 @@ class CheckedFindings(NamedTuple):
     """`told`: checks that could tell everything."""
 
     found: tuple[Warned, ...]
-    told: tuple[str, ...]
+    complete_checks: tuple[str, ...]
 
 
 class CheckRunner:
@@ -60,7 +60,7 @@ class CheckRunner:
         self._crew = crew
         self._say = say
         self._every_s = crew.plan.check_every_s
-        self._seen: CheckedFindings | None = None
+        self._newest: CheckedFindings | None = None
         state = crew.run_dir.path.absolute() / "health"
         self._looking = CheckProcess(
             command(crew.plan.check_settings, state), state, deadline_s, crew.leaders
@@ -71,21 +71,21 @@ class CheckRunner:
         while True:
             began_s = time.monotonic()
             try:
-                self._seen = read(await self._looking.look())
+                self._newest = read(await self._looking.look())
             except CheckFailedError as error:
-                self._seen = failed(self._seen, str(error))
+                self._newest = failed(self._newest, str(error))
             self.tell()
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(self._every_s - took_s, self._every_s / PAUSE_PART))
 
     def tell(self) -> None:
         """Say what was seen last, with those who have the devices now."""
-        if self._seen is None:
+        if self._newest is None:
             return
         listed, visible = _listed(), config.visible_devices()
         by_rank = {worker.local_rank: worker.name for worker in self._crew.workers.values()}
         found, unwell = [], set[int]()
-        for one in self._seen.found:
+        for one in self._newest.found:
             rank = local_rank(one.device, listed, visible)
             if rank is not None and one.severity in ("now", "drain"):
                 unwell.add(rank)
@@ -93,10 +93,10 @@ class CheckRunner:
             found.append(msgspec.structs.replace(one, worker=worker))
         if self._crew.plan.migrate_on:
             self._crew.unwell = unwell
-        self._say(messages.NodeChecked(found=tuple(found), told=self._seen.told))
+        self._say(messages.NodeChecked(found=tuple(found), told=self._newest.complete_checks))
 
 
-def left(journal: Iterable[AnyEntry], host: str) -> set[int]:
+def remaining_findings(journal: Iterable[AnyEntry], host: str) -> set[int]:
     """Local ranks whose device an earlier launcher moved a worker away from: until the first look
     has said how it is now, nobody goes back to it who need not."""
     listed, visible = _listed(), config.visible_devices()
@@ -125,10 +125,12 @@ def read(text: bytes) -> CheckedFindings:
         key=lambda one: SEVERITIES.index(one.severity),
     )
     unknown = {one.check for one in found if one.severity == "unknown"}
-    told = {one.check for one in report.findings} - unknown
+    complete_checks = {one.check for one in report.findings} - unknown
     # What is left out here is not over.
-    told -= {one.check for one in found[FOUND_MAX:]}
-    return CheckedFindings(tuple(_warned(one) for one in found[:FOUND_MAX]), (*sorted(told), OWN))
+    complete_checks -= {one.check for one in found[FOUND_MAX:]}
+    return CheckedFindings(
+        tuple(_warned(one) for one in found[:FOUND_MAX]), (*sorted(complete_checks), OWN)
+    )
 
 
 def failed(before: CheckedFindings | None, why: str) -> CheckedFindings:
@@ -169,7 +171,7 @@ def local_rank(device: str, listed: Sequence[str], visible: Iterable[str] | None
         return None
     if visible is None:
         return number
-    seen = list(visible)
-    if not all(each.isdecimal() for each in seen):
+    visible_gpus = list(visible)
+    if not all(each.isdecimal() for each in visible_gpus):
         return None
-    return seen.index(str(number)) if str(number) in seen else None
+    return visible_gpus.index(str(number)) if str(number) in visible_gpus else None

@@ -56,15 +56,15 @@ class ProcessorTime:
         ]
         if not due:
             return
-        seen = reaper.all_processes()
+        processes = reaper.all_processes()
         for pid in due:
-            family = reaper.descendants({pid}, seen) & seen.keys()
-            spent_s = _TICK_S * sum(seen[member].spent_ticks for member in family)
+            family = reaper.descendants({pid}, processes) & processes.keys()
+            spent_s = _TICK_S * sum(processes[member].spent_ticks for member in family)
             before = self._samples.get(pid)
             wakes = _wakes(pid)
             self._samples[pid] = _Sample(now_ns, spent_s, wakes)
             # On a crowded machine one may wait long for a core: who is runnable works as well.
-            works = pid in seen and seen[pid].state == "R"
+            works = pid in processes and processes[pid].state == "R"
             if before:
                 passed_s = (now_ns - before.t_ns) / 1e9
                 works = works or (spent_s - before.spent_s) / passed_s > WORKING_SHARE

@@ -50,15 +50,15 @@ def all_processes() -> dict[int, ProcessStat]:
     """All processes that this one can see, by number."""
     found: dict[int, ProcessStat] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - thousands of Path objects for plain numbers
-        if entry.isdigit() and (seen := read_process_stat(int(entry))):
-            found[seen.pid] = seen
+        if entry.isdigit() and (processes := read_process_stat(int(entry))):
+            found[processes.pid] = processes
     return found
 
 
-def descendants(roots: set[int], seen: dict[int, ProcessStat]) -> set[int]:
+def descendants(roots: set[int], processes: dict[int, ProcessStat]) -> set[int]:
     """`roots` and everybody below them."""
     children: dict[int, list[int]] = {}
-    for process in seen.values():
+    for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
     found, open_ends = set(roots), list(roots)
     while open_ends:
@@ -92,11 +92,13 @@ def kill(process: ProcessStat) -> None:
 
 def orphaned_processes(sessions: set[int], mark: str) -> list[ProcessStat]:
     """Whoever of these sessions, of their descendants, or of the mark's bearers still lives."""
-    seen = all_processes()
-    roots = {pid for pid, process in seen.items() if process.session in sessions}
-    roots |= {pid for pid in seen if pid not in roots and is_marked(pid, mark)}
+    processes = all_processes()
+    roots = {pid for pid, process in processes.items() if process.session in sessions}
+    roots |= {pid for pid in processes if pid not in roots and is_marked(pid, mark)}
     roots.discard(os.getpid())
-    return [seen[pid] for pid in descendants(roots, seen) if seen[pid].state not in "ZX"]
+    return [
+        processes[pid] for pid in descendants(roots, processes) if processes[pid].state not in "ZX"
+    ]
 
 
 def sweep(sessions: set[int], mark: str) -> bool:

@@ -64,16 +64,16 @@ class StandstillMonitor:
             return
         limits = self._crew.plan.limits
         still_s = (now_ns - self._moved_ns) / 1e9
-        said = f"no rank has computed or written to its log for {still_s:.0f} s"
+        reported = f"no rank has computed or written to its log for {still_s:.0f} s"
         if still_s > limits.hang_ceiling_s and not self._is_over:
             self._is_over = True
-            if not self._give_up(f"{said} (hang_ceiling_s)"):
-                self._warn(f"{said}; no restart is left (--max-restarts), so it is left alone")
+            if not self._give_up(f"{reported} (hang_ceiling_s)"):
+                self._warn(f"{reported}; no restart is left (--max-restarts), so it is left alone")
         elif still_s > WARN_FLOORS * limits.hang_floor_s and not self._is_reported:
             self._is_reported = True
             pids = ", ".join(f"rank {each.seat}: pid {each.process.pid}" for each in workers)
             self._warn(
-                f"{said}: a hang, or a long wait. After {limits.hang_ceiling_s:g} s (--limit"
+                f"{reported}: a hang, or a long wait. After {limits.hang_ceiling_s:g} s (--limit"
                 " hang_ceiling_s=SECONDS) the group is restarted if --max-restarts allows it."
                 f" To see where it stands: py-spy dump --pid PID ({pids})"
             )

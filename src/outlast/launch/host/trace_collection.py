@@ -27,13 +27,13 @@ class TraceCollection:
         """`ask`: whether its frame could still be sent."""
         self._crew, self._ask = crew, ask
         self._folder = ""  # what is collected now, or was last
-        self._left = COLLECTIONS_MAX
+        self._remaining = COLLECTIONS_MAX
         self._waiting: set[str] = set()
         self._written = 0
         self._answered = asyncio.Event()
         self._under_way: asyncio.Task[str] | None = None
 
-    async def told(self, suspect: messages.Suspect) -> messages.Suspect:
+    async def collect(self, suspect: messages.Suspect) -> messages.Suspect:
         """The suspect, with where the recorders' files are found, if there are any."""
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._collect())
@@ -56,9 +56,9 @@ class TraceCollection:
 
     async def _collect(self) -> str:
         able = [worker for worker in self._crew.workers.values() if _can_answer(worker)]
-        if not able or not self._left:
+        if not able or not self._remaining:
             return ""
-        self._left -= 1
+        self._remaining -= 1
         moment = datetime.fromtimestamp(self._crew.clock.now_ns() / 1e9, tz=UTC)
         self._folder = f"{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}Z"
         self._answered.clear()

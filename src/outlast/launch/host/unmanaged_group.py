@@ -117,8 +117,8 @@ class UnmanagedGroup:
         if self._initialised:
             return "some ranks called outlast.init() and others ended without"
         if _FAILS_AGAIN.search(_last_line(cause.traceback)):
-            left = self._crew.plan.max_restarts - self._restarts
-            unused = f" ({left} restart(s) left unused)" if left else ""
+            restarts_left = self._crew.plan.max_restarts - self._restarts
+            unused = f" ({restarts_left} restart(s) left unused)" if restarts_left else ""
             return f"a restart would fail in the same way{unused}"
         if self._restarts >= self._crew.plan.max_restarts:
             return f"no restart is left (--max-restarts {self._crew.plan.max_restarts})"
@@ -146,7 +146,7 @@ class UnmanagedGroup:
             if worker is None:
                 await self._end_all()
                 return []
-            if fault := await self._bury(worker):
+            if fault := await self._reap(worker):
                 return await self._failed(fault)
         return []
 
@@ -165,7 +165,7 @@ class UnmanagedGroup:
                 worker = await asyncio.wait_for(self._exited.get(), max(0.0, left_s))
             except TimeoutError:
                 break
-            if later := await self._bury(worker):
+            if later := await self._reap(worker):
                 faults.append(later)
                 self._notice(later)
         await self._end_all()
@@ -195,8 +195,8 @@ class UnmanagedGroup:
             stopped.cancel()
             exited.cancel()
 
-    async def _bury(self, worker: WorkerHandle) -> events.Fault | None:
-        remains = await self._crew.bury(worker)
+    async def _reap(self, worker: WorkerHandle) -> events.Fault | None:
+        remains = await self._crew.reap(worker)
         fault = worker_fault(worker, remains, self._crew.host, self._record.now_ns())
         if self._hang and worker.kill_reason == self._hang:
             fault = structs.replace(fault, kind="hung", detail=self._hang, worker="", seat=-1)
@@ -214,7 +214,7 @@ class UnmanagedGroup:
         while self._crew.workers:
             left_s = deadline_s - time.monotonic()
             try:
-                await self._bury(await asyncio.wait_for(self._exited.get(), max(0.0, left_s)))
+                await self._reap(await asyncio.wait_for(self._exited.get(), max(0.0, left_s)))
             except TimeoutError:
                 break
         await self._crew.kill_all("it did not end when asked to")

@@ -120,10 +120,10 @@ class WorkerFamily:
     @property
     def state(self) -> str:
         """The kernel's state letter (R S D T t Z), "X" when it is gone."""
-        seen = reaper.read_process_stat(self.pid)
-        return seen.state if seen else "X"
+        stat = reaper.read_process_stat(self.pid)
+        return stat.state if stat else "X"
 
-    async def bury(self) -> int:
+    async def reap(self) -> int:
         """Kill and reap the whole family; the main process's exit code, again if asked again.
 
         Raises TimeoutError when somebody survives SIGKILL for KILL_S seconds.
@@ -135,9 +135,9 @@ class WorkerFamily:
         pause_s = 0.001
         while alive := self._family():
             if time.monotonic() > deadline:
-                left = ", ".join(f"{process.pid} ({process.state})" for process in alive)
+                remaining = ", ".join(f"{process.pid} ({process.state})" for process in alive)
                 raise TimeoutError(
-                    f"processes of worker {self.name} survive SIGKILL for {KILL_S:g} s: {left}"
+                    f"processes of worker {self.name} survive SIGKILL for {KILL_S:g} s: {remaining}"
                 )
             for process in alive:
                 reaper.kill(process)
@@ -157,27 +157,27 @@ class WorkerFamily:
     def _family(self) -> list[reaper.ProcessStat]:
         """Return the live processes of this family, without the main process's zombie; reap orphans
         that became our zombies."""
-        seen = reaper.all_processes()
+        processes = reaper.all_processes()
         us, our_session = os.getpid(), os.getsid(0)
-        for process in list(seen.values()):
+        for process in list(processes.values()):
             # A zombie has no environment left, so that it cannot be told whose it was; but who
             # is our child in another session, and no leader, can only be some worker's orphan.
             is_ours = process.parent == us and process.session != our_session
             if process.state in "ZX" and is_ours and process.pid not in self._leaders:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
-                del seen[process.pid]
+                del processes[process.pid]
         roots = {
             pid
-            for pid in reaper.descendants({us}, seen)
-            if seen[pid].session == self.pid
-            or (pid, seen[pid].started) in self._kin
+            for pid in reaper.descendants({us}, processes)
+            if processes[pid].session == self.pid
+            or (pid, processes[pid].started) in self._kin
             or reaper.is_marked(pid, self.mark)
         }
         family = [
-            seen[pid]
-            for pid in reaper.descendants(roots | {self.pid}, seen)
-            if pid != self.pid or seen[pid].state not in "ZX"
+            processes[pid]
+            for pid in reaper.descendants(roots | {self.pid}, processes)
+            if pid != self.pid or processes[pid].state not in "ZX"
         ]
         self._kin |= {(process.pid, process.started) for process in family}
         return family
@@ -239,8 +239,8 @@ class ReaperHandle:
             return
         if code != 1:  # it was killed, or there was none: then nobody has swept
             reaper.sweep(self._sessions, self._mark)
-        if left := reaper.orphaned_processes(self._sessions, self._mark):
-            pids = ", ".join(f"{process.pid} ({process.state})" for process in left)
+        if remaining := reaper.orphaned_processes(self._sessions, self._mark):
+            pids = ", ".join(f"{process.pid} ({process.state})" for process in remaining)
             self._note(f"processes of this run survive SIGKILL and are left behind: {pids}")
 
     def _start(self) -> None:
@@ -269,17 +269,17 @@ class ReaperHandle:
     def _died(self) -> None:
         code = self._part(KILL_S)
         how = signal_name(-code) if code and code < 0 else f"exit code {code}"
-        said = f"the warden, who cleans up behind a launcher that is killed, has died ({how})"
+        message = f"the warden, who cleans up behind a launcher that is killed, has died ({how})"
         if not self._replacements:
-            self._note(f"{said} too often to be replaced: only the workers themselves would die")
+            self._note(f"{message} too often to be replaced: only the workers themselves would die")
             return
         self._replacements -= 1
         try:
             self._start()
         except OSError as error:
-            self._note(f"{said}, and another one cannot be started: {error}")
+            self._note(f"{message}, and another one cannot be started: {error}")
         else:
-            self._note(f"{said}; another one was started")
+            self._note(f"{message}; another one was started")
 
     def _part(self, wait_s: float) -> int | None:
         """Hang up, wait for its end at most `wait_s`, kill it then; its exit code."""

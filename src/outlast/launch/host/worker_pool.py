@@ -208,18 +208,18 @@ class WorkerPool:
         for worker in self.workers.values():
             worker.process.send_signal(signal.SIGTERM)
 
-    async def bury(self, worker: WorkerHandle) -> WorkerOutcome:
+    async def reap(self, worker: WorkerHandle) -> WorkerOutcome:
         """Kill and reap the whole family, take in its last words, and forget it.
 
         Raises TimeoutError when somebody survives SIGKILL; the worker is then still on the books,
         and the next call tries again. What it left in a state that cannot be read is noted.
         """
         if worker.burial is None or (worker.burial.done() and worker.burial.exception()):
-            worker.burial = asyncio.create_task(self._bury(worker))
+            worker.burial = asyncio.create_task(self._reap_one(worker))
         return await asyncio.shield(worker.burial)
 
-    async def _bury(self, worker: WorkerHandle) -> WorkerOutcome:
-        exit_code = await worker.process.bury()
+    async def _reap_one(self, worker: WorkerHandle) -> WorkerOutcome:
+        exit_code = await worker.process.reap()
         self._try(worker, worker.channel.read_rest, None)
         worker.channel.close()
         remains = WorkerOutcome(
@@ -234,7 +234,7 @@ class WorkerPool:
         self.workers.pop(worker.name, None)
         return remains
 
-    def _try(self, worker: WorkerHandle, read: Callable[[], Left], otherwise: Left) -> Left:
+    def _try(self, worker: WorkerHandle, read: Callable[[], Left], error_text: Left) -> Left:
         try:
             return read()
         except Exception as error:  # noqa: BLE001 - a damaged page must not hide its writer's death
@@ -242,7 +242,7 @@ class WorkerPool:
                 f"{read.__name__} of dead worker {worker.name} failed"
                 f" ({type(error).__name__}: {error}); its loss is reported without it"
             )
-            return otherwise
+            return error_text
 
     async def kill_all(self, reason: str) -> None:
         """End everybody, whatever they do. Raises TimeoutError as `bury`."""
@@ -250,7 +250,7 @@ class WorkerPool:
         for worker in workers:
             worker.on_exit = lambda _worker: None
             self.kill(worker, reason)
-        burials = (self.bury(worker) for worker in workers)
+        burials = (self.reap(worker) for worker in workers)
         for end in await asyncio.gather(*burials, return_exceptions=True):
             if isinstance(end, BaseException):
                 raise end

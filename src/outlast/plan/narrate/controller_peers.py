@@ -111,7 +111,7 @@ class ControllerPeers:
         slot = f"before:{self.n}"
 
         def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
-            left = slot in self.state.left.get(worker.seat, ())
+            left = slot in self.state.abandoned_slots.get(worker.seat, ())
             return worker.whole, not left, -worker.seat
 
         return max((one for one in self.state.workers.values() if one.seat >= 0), key=fits).seat

@@ -56,7 +56,7 @@ class GroupRegistry:
         self._mailbox = Mailbox(publish)
         self._store = JobStore()
         self._contract = CollectiveRules()
-        self._graveyard = SeveredGroups()
+        self._severed = SeveredGroups()
         self._lock = threading.RLock()
         self._state: State = "waiting"
         self._generation = 0
@@ -103,7 +103,7 @@ class GroupRegistry:
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
-            self._bury()
+            self._keep_severed()
             self._generation, self._state = generation, "connecting"
             self._works = PendingWorks(self.failed)
             self._peers = frozenset(addresses) - {self.address}
@@ -154,8 +154,8 @@ class GroupRegistry:
         dropped within a second because an operation still runs on them."""
         with self._lock:
             if self._state == "closed":
-                self._bury()
-        return self._graveyard.reap()
+                self._keep_severed()
+        return self._severed.reap()
 
     def stuck(self, generation: int) -> int:
         """Operations of a severed generation that gloo has not let go of; 0 once another one is
@@ -182,8 +182,8 @@ class GroupRegistry:
             self.sever(generation)
         self._close(generation)
         with self._lock:
-            self._bury()
-        self._graveyard.reap()
+            self._keep_severed()
+        self._severed.reap()
         atexit.unregister(self.shutdown)
 
     # --- phases ---
@@ -368,11 +368,11 @@ class GroupRegistry:
     def _busy(self) -> bool:
         return bool(self._works.running()) or (self._control is not None and self._control.busy)
 
-    def _bury(self) -> None:
+    def _keep_severed(self) -> None:
         for group in self._stable:
             group.inner = None
         if self._inners:
-            self._graveyard.bury(self._inners, self._works, self._control)
+            self._severed.keep(self._inners, self._works, self._control)
         self._inners, self._control = [], None
 
 

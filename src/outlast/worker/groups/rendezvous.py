@@ -140,23 +140,23 @@ class JobStore(Store):
     process group that cannot survive a lost worker: refused by name."""
 
     def set(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
-        """Refuse: the job's store is torch's alone."""
+        """Refuse: only a process group of another backend asks here."""
         raise _foreign(key)
 
     def get(self, key: str) -> bytes:
-        """Refuse: the job's store is torch's alone."""
+        """Refuse: only a process group of another backend asks here."""
         raise _foreign(key)
 
     def add(self, key: str, value: int) -> int:  # noqa: ARG002
-        """Refuse: the job's store is torch's alone."""
+        """Refuse: only a process group of another backend asks here."""
         raise _foreign(key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
-        """Refuse: the job's store is torch's alone."""
+        """Refuse: only a process group of another backend asks here."""
         raise _foreign(", ".join(keys))
 
     def check(self, keys: list[str]) -> bool:
-        """Refuse: the job's store is torch's alone."""
+        """Refuse: only a process group of another backend asks here."""
         raise _foreign(", ".join(keys))
 
     def set_timeout(self, timeout: timedelta) -> None:

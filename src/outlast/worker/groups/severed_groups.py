@@ -59,7 +59,7 @@ class SeveredGroups:
         self._graves: list[_SeveredGroup] = []
         atexit.register(self.leave)
 
-    def bury(
+    def keep(
         self, inners: list[InnerGroup], works: PendingWorks, control: ControlGroup | None
     ) -> None:
         """Keep severed groups until their last work has ended, then close them."""

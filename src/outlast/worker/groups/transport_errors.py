@@ -12,12 +12,12 @@ _WAIT_TIMED_OUT = "Operation timed out!"
 
 def is_caused_by_transport(error: BaseException) -> bool:
     """Return whether the error is, or came of, a transport error or a refused collective."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    while cause is not None and id(cause) not in visited:
         if isinstance(cause, StepRefused) or is_transport_error(cause):
             return True
-        seen.add(id(cause))
+        visited.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return False
 

@@ -30,7 +30,7 @@ class AttemptGradients:
         reducers: Iterable[DistributedDataParallel],
         scalers: Iterable[torch.amp.GradScaler],
     ) -> None:
-        self._seen = [
+        self._before = [
             _Seen(p, None, 0, p._version)  # noqa: SLF001 - torch's own counter of changes
             if g is None
             else _Seen(p, weakref.ref(g), g._version, p._version)  # noqa: SLF001 - as above
@@ -42,36 +42,36 @@ class AttemptGradients:
 
     def changed_parameter(self) -> nn.Parameter | None:
         """A parameter that the attempt has written to."""
-        for seen in self._seen:
-            if seen.parameter._version != seen.parameter_version:  # noqa: SLF001 - as above
-                return seen.parameter
+        for before in self._before:
+            if before.parameter._version != before.parameter_version:  # noqa: SLF001 - as above
+                return before.parameter
         return None
 
-    def left(self) -> bool:
+    def has_leftovers(self) -> bool:
         """Return whether the attempt, on which no optimizer has voted, leaves gradients to which
         the next phase would add: new ones, or changed ones that are not zero."""
         if self._skipped():
             return False
         return any(
-            seen.parameter.grad is not None
-            and (seen.gradient is None or self._differs(seen, seen.parameter.grad))
-            for seen in self._seen
+            before.parameter.grad is not None
+            and (before.gradient is None or self._differs(before, before.parameter.grad))
+            for before in self._before
         )
 
     @torch.no_grad()
     def put_back(self) -> None:
         """None where there was none, zero elsewhere: a phase begins by clearing what it finds."""
-        for seen in self._seen:
-            if seen.gradient is None:
-                seen.parameter.grad = None
-            elif seen.parameter.grad is not None:
-                seen.parameter.grad.zero_()
+        for before in self._before:
+            if before.gradient is None:
+                before.parameter.grad = None
+            elif before.parameter.grad is not None:
+                before.parameter.grad.zero_()
 
-    def _differs(self, seen: _Seen, now: torch.Tensor) -> bool:
-        assert seen.gradient is not None
-        if seen.gradient() is now and now._version == seen.version:  # noqa: SLF001 - as above
+    def _differs(self, before: _Seen, now: torch.Tensor) -> bool:
+        assert before.gradient is not None
+        if before.gradient() is now and now._version == before.version:  # noqa: SLF001 - as above
             return False
-        if id(seen.parameter) in self._in_buckets():
+        if id(before.parameter) in self._in_buckets():
             return False  # DDP itself moves these to new memory when it rebuilds its buckets
         values = now.coalesce().values() if now.is_sparse else now
         return bool(values.any())

@@ -95,7 +95,7 @@ class CatchUp:
 
     def leave_loop(self) -> None:
         """The loop has ended: stand among the others, unless phases behind it are behind us."""
-        if self.walk is not None and not self.walk.left:
+        if self.walk is not None and not self.walk.remaining:
             self.join()
 
     def restore_walked(self) -> None:

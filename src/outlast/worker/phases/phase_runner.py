@@ -60,13 +60,13 @@ class PhaseRunner:
     ) -> None:
         self._moment, self._groups, self._healer = moment, groups, healer
         self._timeline, self._place = timeline, place
-        self._slots = ProgressSlots(page, place, moment, self._held, self._note_once)
+        self._slots = ProgressSlots(page, place, moment, self._need_protected, self._note_once)
         self._watch, self.script, self._alone = watch, script, alone
         self.protected: ProtectedState | None = None
         self.gate = CommitGate(self._is_protected)
         self.joining = CatchUp(
             moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
-            protected=self._held, dry_attempt=self._dry_attempt,
+            protected=self._need_protected, dry_attempt=self._dry_attempt,
             trouble=lambda detail, kind: moment.trouble(self._fault(detail, kind)),
             retire=lambda error, kind="": self._retire(error, "broken", kind),
         )  # fmt: skip
@@ -84,8 +84,8 @@ class PhaseRunner:
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
-        held = self.protected.optimizers.values() if self.protected else ()
-        return any(optimizer is o for o in held)
+        optimizers = self.protected.optimizers.values() if self.protected else ()
+        return any(optimizer is o for o in optimizers)
 
     @property
     def is_real(self) -> bool:
@@ -129,12 +129,12 @@ class PhaseRunner:
                 continue
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
-        held = self._held()
-        kept = UndoCopy(held, key, everything=undo and not self._alone)
+        protected = self._need_protected()
+        kept = UndoCopy(protected, key, everything=undo and not self._alone)
         attempt = PhaseAttempt(kind, key, kept, self._timeline.now_ns(), has_copy=undo)
         if not undo:
-            new = not held.knows(key)
-            attempt.weights = WrittenWeights(held, everything=new, turn=self._moment.n)
+            new = not protected.knows(key)
+            attempt.weights = WrittenWeights(protected, everything=new, turn=self._moment.n)
         return attempt
 
     def _try(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
@@ -177,7 +177,7 @@ class PhaseRunner:
         self.attempt, self.gate.ask = attempt, self._ask
         self.gate.is_free = attempt.dry or attempt.has_copy
         try:
-            with self._leftovers.watched(attempt.key, self._held().tree):
+            with self._leftovers.watched(attempt.key, self._need_protected().tree):
                 yield
         finally:
             self.attempt, self.gate.ask = None, None
@@ -197,7 +197,7 @@ class PhaseRunner:
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """No optimizer's step has brought the vote."""
-        commit_rules.must_leave_no_gradient(attempt, self._held())
+        commit_rules.must_leave_no_gradient(attempt, self._need_protected())
         if attempt.kind == "eval":
             self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
         self._settle(attempt)
@@ -208,7 +208,7 @@ class PhaseRunner:
 
     def _settle(self, attempt: PhaseAttempt) -> None:
         commit_rules.must_not_have_written(attempt)
-        self._held().reducers.settle()
+        self._need_protected().reducers.settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raises StepRefused in a function's first attempts, which are compared with each other."""
@@ -227,8 +227,8 @@ class PhaseRunner:
 
     def _compare(self, attempt: PhaseAttempt) -> None:
         """Hold what the attempt has computed against the attempt before it."""
-        held, key, kept = self._held(), attempt.key, self._repetitions
-        choices, named = held.own_choices(), held.tree.named_parameters()
+        protected, key, kept = self._need_protected(), attempt.key, self._repetitions
+        choices, named = protected.own_choices(), protected.tree.named_parameters()
         now = repetitions.look(self._moment.opened, choices, attempt.reports, named)
         found = kept.rehearsed(key, now) if attempt.rehearsed else kept.first_step(key, now)
         if found is not None:
@@ -243,11 +243,11 @@ class PhaseRunner:
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
         """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
         end. Raises StepRefused; PhaseError for a broken contract."""
-        held, local = self._held(), self._held().local
+        protected, local = self._need_protected(), self._need_protected().local
         commit_rules.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
         moment, n = self._moment, self._moment.n + 1
-        attempt.choices = held.own_choices()
+        attempt.choices = protected.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
         self._slots.write_after(attempt, aside=self.aside)
@@ -269,15 +269,15 @@ class PhaseRunner:
         attempt.vote_ns = self._timeline.now_ns()
         moment.won(self._step_after(attempt))
         self._groups.seal()
-        held.reducers.commit()
-        held.buffers.mark_vote()
+        protected.reducers.commit()
+        protected.buffers.mark_vote()
 
     def _dispute(self, attempt: PhaseAttempt, place: str) -> None:
         """The ballots were not the same: all ranks find out why, and begin the phase again where
         what they hold beside the weights differs."""
-        held = self._held()
-        if not held.local.dispute(
-            place, replica_set(held), self._groups.gather_bytes, self._note_once
+        protected = self._need_protected()
+        if not protected.local.dispute(
+            place, replica_set(protected), self._groups.gather_bytes, self._note_once
         ):
             raise PhaseError(
                 f"the ranks do not stand in the same phase: this one votes on phase"
@@ -301,9 +301,9 @@ class PhaseRunner:
     def _after_vote(self, attempt: PhaseAttempt) -> None:
         if attempt.dry:
             return
-        self._held().completed(attempt.key)
+        self._need_protected().completed(attempt.key)
         self.script.completed(attempt.key)
-        commit_rules.must_not_have_chosen(attempt, self._held().own_choices())
+        commit_rules.must_not_have_chosen(attempt, self._need_protected().own_choices())
         commit_rules.must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: PhaseAttempt) -> int:
@@ -326,8 +326,8 @@ class PhaseRunner:
         self._timeline.metrics(step, attempt.reports)
         moment.loss = attempt.reports.get("loss", moment.loss)
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
-        told = kept if shared or is_evidence(result) else LOST
-        moment.completed(step=step, result=told, shared=shared)
+        known = kept if shared or is_evidence(result) else LOST
+        moment.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 
     # --- what did not work ---
@@ -344,7 +344,7 @@ class PhaseRunner:
         if attempt.rehearsed and key not in settled and self.script.rehearsed(key):
             self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
-            self._held().reducers.restore()  # as the opening of a generation does elsewhere
+            self._need_protected().reducers.restore()  # as other ranks do at the opening
         if self._rehearsals.get(key) == REHEARSALS and key not in settled:
             settled.add(key)
             self.on_record()
@@ -386,7 +386,7 @@ class PhaseRunner:
     @contextmanager
     def _dry_attempt(self, key: str) -> Iterator[None]:
         attempt = PhaseAttempt(
-            "step", key, UndoCopy(self._held()), self._timeline.now_ns(), dry=True
+            "step", key, UndoCopy(self._need_protected()), self._timeline.now_ns(), dry=True
         )
         try:
             with self._inside(attempt):
@@ -394,6 +394,6 @@ class PhaseRunner:
         finally:
             attempt.undo.put_back()
 
-    def _held(self) -> ProtectedState:
+    def _need_protected(self) -> ProtectedState:
         assert self.protected is not None
         return self.protected

@@ -54,25 +54,25 @@ class ProgressSlots:
 
     def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
         """Write what is known before the vote of phase n+1: the slot, where that is all."""
-        held, n = self._protected(), self._moment.n + 1
-        own = held.own_state(attempt.choices, whole=not attempt.is_gated)
+        protected, n = self._protected(), self._moment.n + 1
+        own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
         if not attempt.waits:
             self._put_after(attempt, own, aside=aside)
             return
-        attempt.buffers = codec.encode(held.buffers.own())
+        attempt.buffers = codec.encode(protected.buffers.own())
         self._page.drop("after", n)  # an attempt that was refused may have left one
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write what phase n+1 has returned, None where nobody can write it down, and what
         waited."""
-        held, n = self._protected(), self._moment.n + 1
+        protected, n = self._protected(), self._moment.n + 1
         if result is not None:
             self._page.put("result", n, result)
         if attempt.is_gated:
-            changed = attempt.waits and attempt.buffers != codec.encode(held.buffers.own())
-            held.local.completed(attempt.key, has_changed_buffers=changed)
+            changed = attempt.waits and attempt.buffers != codec.encode(protected.buffers.own())
+            protected.local.completed(attempt.key, has_changed_buffers=changed)
         if attempt.waits:
-            self._put_after(attempt, held.own_state(attempt.choices), aside=aside)
+            self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
 
     def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
         n, step = self._moment.n + 1, self._moment.step + (attempt.kind == "step")

@@ -128,7 +128,7 @@ class ReplayWalk:
         self.in_loop = False
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Phases behind us that the script has not come to yet."""
         return len(self._done) if self.in_loop else len(self._prelude)
 

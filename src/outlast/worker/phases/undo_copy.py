@@ -75,7 +75,7 @@ class UndoCopy:
 
     def leaves_gradients(self) -> bool:
         """Return whether an attempt without a vote leaves gradients to the next phase."""
-        return self._gradients.left()
+        return self._gradients.has_leftovers()
 
     @torch.no_grad()
     def put_back(self) -> str:

@@ -143,8 +143,8 @@ class WorkerRecovery:
         # A function that any rank has rehearsed, all have: a rank that has not (its predecessor
         # died just before) would rehearse alone, while the others wait in its collectives.
         mine = msgspec.msgpack.encode(sorted(self._settled()))
-        for said in self._groups.gather_bytes(mine):
-            self._learn(msgspec.msgpack.decode(said, type=list[str]))
+        for answers in self._groups.gather_bytes(mine):
+            self._learn(msgspec.msgpack.decode(answers, type=list[str]))
 
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:

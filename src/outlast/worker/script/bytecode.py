@@ -107,10 +107,10 @@ def nested(code: types.CodeType, offsets: frozenset[int] | None = None) -> Itera
     """The code of functions, classes and comprehensions that `code` defines, at any depth; of
     those that the instructions at `offsets` make, where these are given."""
     for each in dis.get_instructions(code):
-        made = each.argval
-        if isinstance(made, types.CodeType) and (offsets is None or each.offset in offsets):
-            yield made
-            yield from nested(made)
+        codes = each.argval
+        if isinstance(codes, types.CodeType) and (offsets is None or each.offset in offsets):
+            yield codes
+            yield from nested(codes)
 
 
 def _argument(each: dis.Instruction) -> tuple[str, ...]:
@@ -168,13 +168,13 @@ class CodeFlow:
 
     def reachable(self, offset: int) -> frozenset[int]:
         """Offsets of the instructions that may run after the one at `offset`."""
-        todo, seen = self._body(offset), set[int]()
+        todo, visited = self._body(offset), set[int]()
         while todo:
             index = todo.pop()
-            if index not in seen:
-                seen.add(index)
+            if index not in visited:
+                visited.add(index)
                 todo += self._next[index]
-        return frozenset(self._all[index].offset for index in seen)
+        return frozenset(self._all[index].offset for index in visited)
 
     def stored(self, offsets: Iterable[int]) -> set[str]:
         """The names that the instructions at `offsets` bind."""

@@ -141,9 +141,9 @@ class CarriedVariables:
             if value is None and written(live) is None and live is not None:
                 self._drop(path)  # made when it was first needed, and once
                 return
-            made, is_live = refill(live, value, in_place=self._paths[path])
+            objects, is_live = refill(live, value, in_place=self._paths[path])
             if not is_live:
-                self._roots.write(path, made)
+                self._roots.write(path, objects)
         except (PathGone, AttributeError, TypeError, KeyError, IndexError) as error:
             raise PhaseError(
                 f"{text(path)} was {_short(value)} on this rank, and this worker's script has no"
@@ -211,5 +211,5 @@ def _must_encode(path: Path, value: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:57]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -63,7 +63,7 @@ class ReachableValues:
         self.codes: list[ReachableCode] = []
         self._seen_code: set[int] = set()
         self._modules: list[types.ModuleType] = []
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._todo: deque[tuple[Path, Any]] = deque()
         self.spots: dict[Path, ValueSpot] = {}
 
@@ -143,9 +143,9 @@ class ReachableValues:
 
     def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """Count in what one of the script's own keeps beside its groups and state."""
-        if id(optimizer) in self._seen:
+        if id(optimizer) in self._visited:
             return
-        self._seen.add(id(optimizer))
+        self._visited.add(id(optimizer))
         self._add_class(path, type(optimizer))
         for name, value in vars(optimizer).items():
             if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
@@ -167,9 +167,9 @@ class ReachableValues:
             self.spots[path] = ValueSpot(value, saved, saved)
             return
         self.spots[path] = ValueSpot(value, None, _look(value))
-        if id(value) in self._seen:
+        if id(value) in self._visited:
             return
-        self._seen.add(id(value))
+        self._visited.add(id(value))
         for step, inner in self._inside(path, value):
             self.add((*path, step), inner)
 

@@ -62,7 +62,7 @@ class ScriptVariables:
         self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: what was there before it
         self._changed: dict[str, dict[Path, int]] = {}  # ... and how often it was left changed
         self._loops: list[TrainingLoop] | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._has_listed = False
         self._lasting = LastingLoaders(self.refuse)
 
@@ -222,15 +222,15 @@ class ScriptVariables:
 
     def refuse(self, what: str, advice: str = ADVICE) -> None:
         """Raise PhaseError, or tell it once where the run was asked to go on."""
-        said = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
+        text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
         if self._stop:
-            raise PhaseError(f"{said}; or go on without it: --on-unrepeatable warn")
-        self._tell_once(said)
+            raise PhaseError(f"{text}; or go on without it: --on-unrepeatable warn")
+        self._tell_once(text)
 
-    def _tell_once(self, said: str) -> None:
-        if said not in self._told:
-            self._told.add(said)
-            self._note(said)
+    def _tell_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._note(text)
 
 
 def _candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:

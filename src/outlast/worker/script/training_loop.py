@@ -54,15 +54,15 @@ class TrainingLoop:
         if reads_gradients(self._code, self._offsets):
             return "the loop"
         frame = next(f for f in own_frames() if f.f_code is self._code)
-        seen = set(phases)
+        visited = set(phases)
         todo: list[tuple[types.CodeType, frozenset[int] | None]] = [(self._code, self._offsets)]
         while todo:
             code, offsets = todo.pop()
             for name in sorted(names_of(code, offsets).outer):
                 found = frame.f_globals.get(name)
-                if not isinstance(found, types.FunctionType) or found.__code__ in seen:
+                if not isinstance(found, types.FunctionType) or found.__code__ in visited:
                     continue
-                seen.add(found.__code__)
+                visited.add(found.__code__)
                 if is_own_file(found.__code__.co_filename):
                     if reads_gradients(found.__code__):
                         return name

@@ -146,12 +146,12 @@ def text(path: Path) -> str:
             parts.append(f"<default {name}>")
         else:
             parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
-    said = "".join(parts).removeprefix(".")
+    dotted = "".join(parts).removeprefix(".")
     if kind == "frame":
-        return f"{said} (of {root}())"
+        return f"{dotted} (of {root}())"
     if kind == "phase":
-        return f"{said} (of {root.partition(':')[0]})"
-    return said if root == "__main__" else f"{root}.{said}"
+        return f"{dotted} (of {root.partition(':')[0]})"
+    return dotted if root == "__main__" else f"{root}.{dotted}"
 
 
 def unwrapped(function: Any) -> Any:

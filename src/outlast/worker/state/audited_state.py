@@ -76,8 +76,8 @@ def replica_set(protected: ProtectedState) -> bytes:
         for key, parameter in module.named_parameters()
     }
     state = xxhash.xxh3_64()
-    for held in shard_plan.held_boxes(shard_plan.describe(tensors).table):
-        line = f"{held.name!r} {held.dtype} {held.shape} {held.box.start} {held.box.size}\n"
+    for part in shard_plan.held_boxes(shard_plan.describe(tensors).table):
+        line = f"{part.name!r} {part.dtype} {part.shape} {part.box.start} {part.box.size}\n"
         state.update(line.encode("utf-8", "surrogatepass"))
     return state.digest()
 

@@ -18,12 +18,12 @@ GROUPS = (
 )
 
 
-def strangers(held: Mapping[str, Any]) -> str:
+def strangers(protected: Mapping[str, Any]) -> str:
     """Name, in words, what steps like an optimizer and is none of torch's; "" if nothing does."""
     return "".join(
         f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
         " for the vote: derive its class from that one"
-        for name, each in held.items()
+        for name, each in protected.items()
         if callable(getattr(each, "step", None)) and callable(getattr(each, "zero_grad", None))
     )
 

@@ -85,9 +85,9 @@ class ProtectedState:
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
         for name, value in named.items():
             self._place(name, value)
-        held = {id(p) for module in self.modules.values() for p in module.parameters()}
+        parameters = {id(p) for module in self.modules.values() for p in module.parameters()}
         for name, optimizer in self.optimizers.items():
-            if any(id(p) not in held for g in optimizer.param_groups for p in g["params"]):
+            if any(id(p) not in parameters for g in optimizer.param_groups for p in g["params"]):
                 raise ProtectError(
                     f"optimizer {name!r} updates a parameter that no protected module holds:"
                     " protect that module too, or a replacement worker would not get it"
@@ -186,12 +186,14 @@ class ProtectedState:
             self._known.add(key)
 
     def _check_hooks(self) -> None:
-        held = {id(o) for o in (*self.objects.values(), *self.own.values())}
+        objects = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
             must_not_join(part)
             hooks = getattr(part, "_comm_hooks", ())  # not where all reductions are delayed
             for hook, state in hooks:
-                if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in held):
+                if not (
+                    state is None or isinstance(state, dist.ProcessGroup) or id(state) in objects
+                ):
                     raise ProtectError(
                         f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
                         f" state ({type(state).__name__}) that is not protected: a redo and a"

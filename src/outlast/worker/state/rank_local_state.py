@@ -58,7 +58,7 @@ class RankLocalState:
     taken from a donor."""
 
     def __init__(self, protected: ProtectedState) -> None:
-        self._held = protected
+        self._protected = protected
         self.differing: set[str] = set()
         self.compared: set[str] = set()
         self.kept: frozenset[str] = frozenset()
@@ -96,30 +96,30 @@ class RankLocalState:
         return data
 
     def _values(self) -> dict[str, Any]:
-        held = self._held
-        groups = {name: hyperparameters(o) for name, o in held.optimizers.items()}
+        protected = self._protected
+        groups = {name: hyperparameters(o) for name, o in protected.optimizers.items()}
         states: dict[str, dict[str, Any]] = {SCHEDULERS: {}, RATES: {}}
-        for name, value in held.schedules.items():
+        for name, value in protected.schedules.items():
             states[part_of(value)][name] = value.state_dict()
         rates = {"groups": groups, "scalers": states[RATES]}
-        return {BUFFERS: held.buffers.late(), SCHEDULERS: states[SCHEDULERS], RATES: rates}
+        return {BUFFERS: protected.buffers.late(), SCHEDULERS: states[SCHEDULERS], RATES: rates}
 
     def _everything(self) -> dict[str, Any]:
-        held = self._held
+        protected = self._protected
         return {
             "tensors": {
                 f"{name}.{key}": tensor.detach()
-                for name, module in held.modules.items()
+                for name, module in protected.modules.items()
                 for key, tensor in [*module.named_parameters(), *module.named_buffers()]
             },
-            "optimizers": {name: optimizer_tree(o) for name, o in held.optimizers.items()},
+            "optimizers": {name: optimizer_tree(o) for name, o in protected.optimizers.items()},
         }
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any], *, keep: bool) -> None:
         """Be what the rank's last worker was, and `keep` that until the walk is over; else a donor
         knows better."""
-        held = self._held
+        protected = self._protected
         self.differing.update(saved["differing"])
         self.compared.update(saved["compared"])
         if not (saved["whole"] and (keep or self.differing)):
@@ -129,13 +129,13 @@ class RankLocalState:
             live = self._everything()["tensors"]
             for name, tensor in values[EVERYTHING]["tensors"].items():
                 live[name].copy_(tensor)
-            for name, optimizer in held.optimizers.items():
+            for name, optimizer in protected.optimizers.items():
                 optimizer_adopt(optimizer, values[EVERYTHING]["optimizers"][name])
         for name, groups in values[RATES]["groups"].items():
-            put_in_groups(held.optimizers[name], groups)
+            put_in_groups(protected.optimizers[name], groups)
         for name, state in (values[SCHEDULERS] | values[RATES]["scalers"]).items():
-            held.schedules[name].load_state_dict(state)
-        held.buffers.restore_late(values[BUFFERS])
+            protected.schedules[name].load_state_dict(state)
+        protected.buffers.restore_late(values[BUFFERS])
         self.kept = frozenset(values)
 
     # --- what a donor gives ---
@@ -153,13 +153,13 @@ class RankLocalState:
 
     def takes_object(self, name: str) -> bool:
         """Return whether a donor's state of this object is."""
-        if name not in self._held.schedules:
+        if name not in self._protected.schedules:
             return True
-        return part_of(self._held.schedules[name]) not in self.kept
+        return part_of(self._protected.schedules[name]) not in self.kept
 
     def kept_buffers(self) -> Collection[str]:
         """The buffers that are not."""
-        return self._held.buffers.late().keys() if BUFFERS in self.kept else ()
+        return self._protected.buffers.late().keys() if BUFFERS in self.kept else ()
 
     def is_audited(self, part: str) -> bool:
         """Return whether audits compare this part, because votes do not."""
@@ -205,22 +205,22 @@ class RankLocalState:
             self._digests,
         )  # fmt: skip
         answers = exchange(msgspec.msgpack.encode(mine))
-        said = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
-        if any(each.place != place for each in said):
+        standings = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
+        if any(each.place != place for each in standings):
             return False
-        if news := self._settle(said):
+        if news := self._settle(standings):
             tell(
                 f"{news} differ by rank: they are the rank's own from here on, as under torchrun; a"
                 " rank that is lost while it steps brings all ranks back to the newest copy"
             )
         return True
 
-    def _settle(self, said: Sequence[StateStanding]) -> str:
+    def _settle(self, standings: Sequence[StateStanding]) -> str:
         before = set(self.differing)
-        self.differing.update(*(each.differing for each in said))
-        self.compared.update(*(each.compared for each in said))
+        self.differing.update(*(each.differing for each in standings))
+        self.compared.update(*(each.compared for each in standings))
         sets: dict[bytes, list[dict[str, bytes]]] = {}
-        for each in said:
+        for each in standings:
             sets.setdefault(each.replica_set, []).append(each.digests)
         news = {
             part
@@ -231,7 +231,7 @@ class RankLocalState:
         self.differing |= news
         found = self.differing - before
         for part in PARTS:
-            if part not in self.differing and len({each.digests[part] for each in said}) > 1:
+            if part not in self.differing and len({each.digests[part] for each in standings}) > 1:
                 self._is_mixed = True
         if RATES in found:
             self._must_fit()
