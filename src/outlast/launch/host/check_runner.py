@@ -33,7 +33,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 _INDEX = re.compile(r"gpu[ :#]?\s*([0-9]{1,4})", re.IGNORECASE)
 
 
-class CheckReport(msgspec.Struct, frozen=True):
+class CheckOutput(msgspec.Struct, frozen=True):
     """The fields of `outlast check --json` that are read here."""
 
     version: int
@@ -115,7 +115,7 @@ def command(settings: str, state: Path) -> list[str]:
 def read(text: bytes) -> CheckedFindings:
     """A report. Raises FailedError where it is none, or says nothing."""
     try:
-        report = msgspec.json.decode(text, type=CheckReport)
+        report = msgspec.json.decode(text, type=CheckOutput)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckFailedError(f"it answered what is no report ({error})") from error
     if not report.findings:
