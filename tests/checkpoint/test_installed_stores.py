@@ -7,19 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from outlast.checkpoint.durable import Durable
-from outlast.checkpoint.objects import open_store
-from outlast.checkpoint.targets import open_targets
 
 from outlast.checkpoint import Store
 from outlast.checkpoint.stores.installed_stores import installed_schemes
+from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.upkeep.durable_targets import DurableRule, open_targets
 from outlast.errors import ConfigError, RefusedError
 from outlast.testing import StoreContract
 
 MODULE = """
 from pathlib import Path
 
-from outlast.checkpoint.folder import Folder
+from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import RefusedError
 
 
@@ -78,7 +77,7 @@ def test_its_scheme_is_listed() -> None:
 
 def test_it_is_a_durable_target(tmp_path: Path) -> None:
     address = f"site://{tmp_path / 'copies'}"
-    targets, silent = open_targets([Durable(address=address)], tmp_path / "checkpoints")
+    targets, silent = open_targets([DurableRule(address=address)], tmp_path / "checkpoints")
     assert silent == []
     assert targets[0].store.where == str(tmp_path / "copies")
 
@@ -120,7 +119,7 @@ def test_outlasts_own_schemes_cannot_be_replaced(site: Path) -> None:
 def test_entry_points_are_not_read_for_a_folder() -> None:
     code = """
 import sys
-from outlast.checkpoint.objects import open_store
+from outlast.checkpoint.stores.object_store import open_store
 open_store("runs")
 print("importlib.metadata" in sys.modules)
 """

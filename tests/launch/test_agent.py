@@ -26,7 +26,7 @@ SomeBody = TypeVar("SomeBody", bound=messages.Body)
 # A worker that says Hello and then whatever it hears: the name of each body, on stdout.
 SPEAKER = """
 import socket
-from outlast import framing, wire
+from outlast.transport import framing, messages
 from outlast.config import worker_settings
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
@@ -35,20 +35,20 @@ seq = 0
 def say(body):
     global seq
     seq += 1
-    sock.sendall(framing.encode(wire.Envelope(run=settings.run, term=settings.term, agent="x",
-        incarnation=99, worker="somebody else", seq=seq, body=body), token))
-say(wire.Hello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
+    sock.sendall(framing.encode(messages.MessageEnvelope(run=settings.run, term=settings.term,
+        agent="x", incarnation=99, worker="somebody else", seq=seq, body=body), token))
+say(messages.WorkerHello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
 tell(settings.worker)
 decoder = framing.Decoder(token)
 while data := sock.recv(65536):
     for envelope in decoder.feed(data):
         print(type(envelope.body).__name__)
-        if isinstance(envelope.body, wire.Seat):
+        if isinstance(envelope.body, messages.Seat):
             tell(f"device-{envelope.body.local_rank}")
-        if isinstance(envelope.body, wire.Close):
-            say(wire.Status(generation=envelope.body.generation, n=4, step=4, state="idle"))
-        if isinstance(envelope.body, wire.Stop):
-            say(wire.Finished(n=9))
+        if isinstance(envelope.body, messages.Close):
+            say(messages.Status(generation=envelope.body.generation, n=4, step=4, state="idle"))
+        if isinstance(envelope.body, messages.Stop):
+            say(messages.Finished(n=9))
             sys.exit(0)
 """
 
@@ -144,7 +144,7 @@ def test_a_workers_life(stage: Stage) -> None:
         lost = await desk.until(messages.WorkerLostReport)
         assert (lost.worker, lost.fault.kind, lost.fault.exit_code) == ("w1-0", "exited", 0)
         kinds = [type(frame.body).__name__ for frame in desk.frames if frame.body is not None]
-        assert kinds.index("Finished") < kinds.index("Lost")
+        assert kinds.index("Finished") < kinds.index("WorkerLostReport")
         spoken = [frame for frame in desk.frames if frame.worker]
         assert {(f.worker, f.agent, f.incarnation) for f in spoken} == {("w1-0", "here", 1)}
         assert [f.seq for f in spoken] == [1, 2, 3]

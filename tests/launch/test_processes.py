@@ -366,7 +366,7 @@ def test_who_survives_sigkill_is_named(stage: Stage, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(worker_family, "KILL_S", -1.0)
             patch.setattr(worker_family.WorkerFamily, "send_signal", lambda *_: None)
-            patch.setattr(worker_family.warden, "kill", lambda _: None)
+            patch.setattr(worker_family.reaper, "kill", lambda _: None)
             await crew.close()
         assert "survive SIGKILL" in stage.notes[0] and str(worker.process.pid) in stage.notes[0]
 

@@ -133,10 +133,12 @@ def test_what_is_left_of_interrupted_checkpoints_goes(theatre: Theatre) -> None:
 
 def test_a_journal_on_a_full_disk_is_the_one_cause(theatre: Theatre) -> None:
     ask = "    if opened and not done and os.path.exists(f'{ROOT}/share'):\n        done = True\n"
-    ask += "        say(wire.SharedAsk(name='x'))\n"
-    made = "        case wire.SharedMake():\n            "
-    made += "say(wire.SharedMade(name=body.name, value=bytes(9000)))\n"
-    sharer = actor().replace("        case wire.Stop", made + "        case wire.Stop") + ask
+    ask += "        say(messages.SharedValueRequest(name='x'))\n"
+    made = "        case messages.SharedValueMake():\n            "
+    made += "say(messages.SharedValueMade(name=body.name, value=bytes(9000)))\n"
+    sharer = (
+        actor().replace("        case messages.Stop", made + "        case messages.Stop") + ask
+    )
     journal = theatre.run_dir / "journal"
     journal.mkdir(parents=True)
     mounted = subprocess.run(

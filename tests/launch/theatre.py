@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # A worker that keeps to the protocol without torch: it ends when a file says so, or when drained.
 ACTOR = """
 import select, socket
-from outlast import framing, wire
+from outlast.transport import framing, messages
 from outlast.config import worker_settings
 from outlast.transport.worker_page import Page
 settings = worker_settings()
@@ -29,20 +29,20 @@ decoder, seq, seat = framing.Decoder(token), 0, settings.seat
 def say(body):
     global seq
     seq += 1
-    sock.sendall(framing.encode(wire.Envelope(run=settings.run, term=settings.term, agent="",
-        incarnation=1, worker=settings.worker, seq=seq, body=body), token))
+    sock.sendall(framing.encode(messages.MessageEnvelope(run=settings.run, term=settings.term,
+        agent="", incarnation=1, worker=settings.worker, seq=seq, body=body), token))
 def act(body):
     global seat, opened
     match body:
-        case wire.Seat():
+        case messages.Seat():
             seat = body.seat
-            say(wire.Ready(generation=body.generation, n=body.n))
-        case wire.Connect():
+            say(messages.WorkerReady(generation=body.generation, n=body.n))
+        case messages.Connect():
             same = ("digest", 1, 0.0)
-            say(wire.Joined(generation=body.generation,
+            say(messages.Joined(generation=body.generation,
                 sent={joiner: same for donor, joiner in body.transfers if donor == seat},
                 received={donor: same for donor, joiner in body.transfers if joiner == seat}))
-        case wire.Open():
+        case messages.Open():
             # One phase was completed at once: whoever dies now has been past its first step.
             page.put("before", 1, b"state")
             page.beat(1, 1, "idle", 0, time.monotonic_ns(), time.monotonic_ns(), 0.5)
@@ -51,14 +51,14 @@ def act(body):
             if body.ask == "drain":
                 tell(f"drain{seat}")
                 if DRAINS:
-                    say(wire.Finished(n=1))
-        case wire.Close():
-            say(wire.Status(generation=body.generation, n=1, step=1, state="idle"))
-        case wire.Decide():
-            say(wire.Ready(generation=body.generation, n=body.n))
-        case wire.Stop():
+                    say(messages.Finished(n=1))
+        case messages.Close():
+            say(messages.Status(generation=body.generation, n=1, step=1, state="idle"))
+        case messages.Decide():
+            say(messages.WorkerReady(generation=body.generation, n=body.n))
+        case messages.Stop():
             sys.exit(0)
-say(wire.Hello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
+say(messages.WorkerHello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
 if seat < 0:
     tell("spare")
 if FAMILY:
@@ -71,7 +71,7 @@ while True:
             act(envelope.body)
     if opened and not done and os.path.exists(f"{ROOT}/finish"):
         done = True
-        say(wire.Finished(n=1))
+        say(messages.Finished(n=1))
 """
 
 
