@@ -233,7 +233,7 @@ def _exposure(
     the sum of its nodes' rates times the seconds at the mean pace that it ran."""
     # Exposure before the window is of those that lived to see it: none of it counts.
     starts_s = np.maximum(made.start_s, 0.0)
-    sums = np.r_[0.0, np.cumsum(pace.rates[ran.held])]
+    sums = np.r_[0.0, np.cumsum(pace.rates[ran.held_nodes])]
     whole = made.large >= 0
     rates = np.where(whole, sums[made.first + made.nodes] - sums[made.first], 0.0)
     times = np.concatenate((starts_s, made.end_s))

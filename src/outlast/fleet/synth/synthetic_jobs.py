@@ -192,7 +192,7 @@ class SchedulerResult(NamedTuple):
 
     jobs: list[SyntheticJob]
     rows: np.ndarray
-    held: np.ndarray
+    held_nodes: np.ndarray
     failures: list[NodeFailure]
     absences: list[NodeAbsence]
     looping: list[tuple[int, int]]

@@ -300,7 +300,7 @@ def make_jobs_table(
         "signal": states[1, made.state], "submit_ns": _ns(made.submit_s, since_ns),
         "eligible_ns": _ns(made.eligible_s, since_ns), "start_ns": _ns(made.start_s, since_ns),
         "nodes": made.nodes, "gpus": made.gpus,
-        "hosts": host_lists(named, ran.held, made.first, made.nodes),
+        "hosts": host_lists(named, ran.held_nodes, made.first, made.nodes),
         "excluded": texts(lists, at[made.large]),
         "failed_node": texts([*named, ""], failed_node),
         "priority": np.array(_PRIORITY)[made.qos] + of(trial) % 100, "restarts": made.restarts,
