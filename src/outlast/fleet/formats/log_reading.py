@@ -86,7 +86,7 @@ class LogReading:
         format: str,  # noqa: A002
         parts: Callable[[ReadTotals], Iterable[RecordBatch]],
     ) -> None:
-        """`parts` counts rows, what it skips, and oddities; the rest is counted here."""
+        """Wrap a reader; `parts` counts rows, skipped ones and anomalies."""
         self.source = source
         self.format = format
         self.totals = ReadTotals()
@@ -96,7 +96,7 @@ class LogReading:
         return self
 
     def __next__(self) -> RecordBatch:
-        """Raises SourceError, also in the middle of a log."""
+        """Return the next batch. Raises SourceError, also in the middle of a log."""
         part = next(self._parts)
         for name, table in part.tables.items():
             assert table.schema == schema(KIND_OF[name]), f"{name} has other columns"

@@ -71,11 +71,11 @@ def parse_timestamps(
 
 def _number(text: pl.Expr, digits: int) -> pl.Expr:
     """Parse a decimal number exactly."""
-    whole = text.str.extract(r"^(\d{1,19})", 1).cast(pl.Int64, strict=False)
+    integer = text.str.extract(r"^(\d{1,19})", 1).cast(pl.Int64, strict=False)
     behind = text.str.extract(r"\.(\d+)$", 1).fill_null("").str.pad_end(9, "0").str.slice(0, digits)
     fraction = behind.cast(pl.Int64, strict=False).fill_null(0)
-    fits = whole <= (2**63 - 10**9) // 10**digits
-    return pl.when(text.str.contains(NUMBER) & fits).then(whole * 10**digits + fraction)
+    fits = integer <= (2**63 - 10**9) // 10**digits
+    return pl.when(text.str.contains(NUMBER) & fits).then(integer * 10**digits + fraction)
 
 
 def _guessed(frame: pl.DataFrame) -> pl.DataFrame:

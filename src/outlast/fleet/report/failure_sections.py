@@ -36,11 +36,11 @@ def outage_causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days_high", "to", "rate"),
         ReportColumn("median_h", "half are back after, h", "hours"),
     ]  # fmt: skip
-    description = (
+    text = (
         "Of what nodes went away, as no job is known: outages that began, in 1000 days of a node"
         " being up. Intervals are those of independent outages (Gamma)."
     )
-    return DrawnSection(make_section("causes", "What failures are of", description, columns, found))
+    return DrawnSection(make_section("causes", "What failures are of", text, columns, found))
 
 
 def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
@@ -54,14 +54,14 @@ def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
         cause=pl.lit(failure_rates.ALL),
     )
     swing = failure_rates.swing(found)
-    description = (
+    text = (
         f"Outages in 1000 days of a node being up, over the {days} days up to each day, as no job"
         " is known."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     new = pl.DataFrame(schema={"check": pl.String, "day": pl.Date})
     section = make_section(
-        "rolling", "How rates change", description, [], new.clear(), notes, series=found
+        "rolling", "How rates change", text, [], new.clear(), notes, series=found
     )
     drawn = found.drop_nulls("per_1000_node_days")
     return DrawnSection(
@@ -92,13 +92,13 @@ def final_states_section(facts: ReportFacts) -> DrawnSection:
     ]
     backwards = int(found["backwards"].sum())
     notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
-    description = (
+    text = (
         "Attempts by the state that the scheduler gave them. Infrastructure ended those in"
         " NODE_FAIL or BOOT_FAIL, and others on whose nodes a check that takes the job away fired"
         f" within {failure_attribution.BEFORE_S / 60:g} minutes before the end or"
         f" {failure_attribution.AFTER_S / 60:g} after it."
     )
-    section = make_section("states", "How jobs end", description, columns, found, notes)
+    section = make_section("states", "How jobs end", text, columns, found, notes)
     return DrawnSection(section, partial(report_figures.draw_states, found) if len(found) else None)
 
 
@@ -119,7 +119,7 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("domains", "can be caused by"),
     ]
     found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
-    description = (
+    text = (
         "What was found on the nodes of attempts that infrastructure ended. One with several causes"
         " counts for each of them, and in the shares by parts. Intervals are those of independent"
         " failures (Gamma). Users, system software and hardware can cause what Table I of the paper"
@@ -129,7 +129,7 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
     notes = [f"for {plural(alone, 'failure')} nothing was found on the nodes"] if alone else []
     notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
-    section = make_section("causes", "What failures are of", description, columns, found, notes)
+    section = make_section("causes", "What failures are of", text, columns, found, notes)
     return DrawnSection(
         section, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
     )
@@ -185,10 +185,8 @@ def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("failures", "of failures", "count"),
         ReportColumn("share", "share", "share"),
     ]
-    description = "Symptoms that were found for the same failure: two names, perhaps one fault."
-    return DrawnSection(
-        make_section("together", "What is found together", description, columns, found)
-    )
+    text = "Symptoms that were found for the same failure: two names, perhaps one fault."
+    return DrawnSection(make_section("together", "What is found together", text, columns, found))
 
 
 def rate_history_section(facts: ReportFacts) -> DrawnSection:
@@ -207,15 +205,13 @@ def rate_history_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("after", "after", "rate"),
     ]
     swing = failure_rates.swing(found)
-    description = (
+    text = (
         "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
         f" {days} days up to each day. A new check makes failures visible that were there before:"
         " the table has what it finds, before and after it came."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
-    section = make_section(
-        "rolling", "How rates change", description, columns, new, notes, series=found
-    )
+    section = make_section("rolling", "How rates change", text, columns, new, notes, series=found)
     drawn = found.drop_nulls("per_1000_node_days")
     return DrawnSection(
         section, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
@@ -232,8 +228,8 @@ def job_sizes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("gpu_hours_share", "of GPU hours", "share"),
         ReportColumn("gpu_hours_from", "of that so large or larger", "share"),
     ]  # fmt: skip
-    description = "Attempts that started, by GPUs rounded up to a power of two."
-    section = make_section("sizes", "How large jobs are", description, columns, found)
+    text = "Attempts that started, by GPUs rounded up to a power of two."
+    section = make_section("sizes", "How large jobs are", text, columns, found)
     return DrawnSection(section, partial(report_figures.draw_sizes, found) if len(found) else None)
 
 
@@ -254,7 +250,7 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("projected_h", "1/N says, h", "hours"),
     ]
     rate = facts.rate
-    description = (
+    text = (
         "Running time over failures by infrastructure, by size in whole nodes. Two 90 % intervals:"
         " of independent failures (Gamma, failures + 1/2), and by drawing days or job runs anew,"
         " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
@@ -266,7 +262,7 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
             f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
             " to project from"
         )
-    section = make_section("mttf", "How long jobs run", description, columns, found, notes)
+    section = make_section("mttf", "How long jobs run", text, columns, found, notes)
     drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
     return DrawnSection(
         section, partial(report_figures.draw_mttf, found, rate) if len(drawn) else None
@@ -293,14 +289,12 @@ def survived_failures_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("lost_nodes", "took the node", "count"),
         ReportColumn("pause_s", "pause, s", "times"),
     ]
-    description = (
+    text = (
         "Failures that runs of `outlast run` survived. The attempt went on, so that accounting does"
         " not show them. The pause lasts until every rank has committed the interrupted step."
     )
     notes = uncounted_failures_notes(facts)
-    return DrawnSection(
-        make_section("survived", "What jobs survived", description, columns, found, notes)
-    )
+    return DrawnSection(make_section("survived", "What jobs survived", text, columns, found, notes))
 
 
 def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
@@ -340,9 +334,9 @@ def outages_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
     ]  # fmt: skip
-    description = "Times in which no job could have a node, and parts that were exchanged."
+    text = "Times in which no job could have a node, and parts that were exchanged."
     return DrawnSection(
-        make_section("repairs", "Nodes away, parts exchanged", description, columns, swapped, notes)
+        make_section("repairs", "Nodes away, parts exchanged", text, columns, swapped, notes)
     )
 
 
@@ -387,13 +381,13 @@ def error_codes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("takes", "would take the node"),
         ReportColumn("leaves", "would leave it"),
     ]
-    description = (
+    text = (
         "Codes that NVIDIA's driver logged on the nodes of attempts that infrastructure ended, and"
         " what mends them. Where published policies disagree on whether the node should go, the"
         f" last columns say whose says what (policy {shipped_policy().version})."
     )
     found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return DrawnSection(make_section("codes", "What XIDs ask for", description, columns, found))
+    return DrawnSection(make_section("codes", "What XIDs ask for", text, columns, found))
 
 
 def _disagreements(code: str, entry: PolicyEntry) -> tuple[str, str]:

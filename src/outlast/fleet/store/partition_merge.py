@@ -124,8 +124,8 @@ def _without(jobs: pl.DataFrame, stale: pl.DataFrame) -> pl.DataFrame:
     found = _attempts(jobs.lazy()).join(
         marked.lazy(), on=[*_ATTEMPT, "t_ns"], how="left", nulls_equal=True, maintain_order="left"
     )
-    kept = found.filter(pl.col("_gone").is_null() | ~pl.col("state").is_in(UNFINISHED))
-    return kept.drop("_began", "_held", "_gone").collect()
+    current = found.filter(pl.col("_gone").is_null() | ~pl.col("state").is_in(UNFINISHED))
+    return current.drop("_began", "_held", "_gone").collect()
 
 
 def _opened(outages: pl.DataFrame) -> int:

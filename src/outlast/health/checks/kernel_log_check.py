@@ -131,16 +131,16 @@ def _read(
         lines, cluster=about.cluster, node=about.node, boot_ns=sample.boot_ns, read_ns=about.t_ns,
         policy=about.policy,
     )  # fmt: skip
-    kept: list[Finding] = []
+    relevant: list[Finding] = []
     unread: list[UnreadText] = []
     for one in readings:
         if isinstance(one, UnreadText):
             unread.append(one)
         elif one.t_ns >= begin_ns and not _is_ignored(one, about):
-            kept.append(one)
-    words = {key_of(one): one for one in kept}  # the last of each
+            relevant.append(one)
+    words = {key_of(one): one for one in relevant}  # the last of each
     worst: dict[str, Finding] = {}
-    for one in fold_storms(kept, about.settings.kernel.window_s):
+    for one in fold_storms(relevant, about.settings.kernel.window_s):
         if isinstance(one, Finding) and one.severity != "healthy":
             key = key_of(one)
             worst[key] = min(worst.get(key, one), one, key=_rank)

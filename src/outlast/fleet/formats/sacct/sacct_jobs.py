@@ -114,7 +114,7 @@ class JobConverter:
     def __init__(
         self, source: str, known: Set[str], options: SacctOptions, totals: ReadTotals
     ) -> None:
-        """`known`: columns of `COLUMNS` that the log has."""
+        """Create the converter of one log. `known`: columns of `COLUMNS` that the log has."""
         self._source, self._known, self._options = source, known, options
         self._totals = totals
         self._hidden = HiddenAttempts()

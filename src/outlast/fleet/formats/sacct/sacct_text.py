@@ -140,10 +140,7 @@ def _tail(lines: Sequence[NumberedLine], at: int, separator: str, header: SacctH
 
 
 def _aligned(fields: list[str], delimiter: str, header: SacctHeader) -> list[str]:
-    """Assign fields to columns so that only free columns have delimiters and line breaks.
-
-    Returns [] unless all such assignments agree in every column that is not free.
-    """
+    """Assign fields to columns so that only free ones have delimiters; [] if it is ambiguous."""
     free = header.free()
     extra = len(fields) - header.width
     if extra < 0 or math.comb(extra + len(free) - 1, extra) > WAYS_MAX:
@@ -268,10 +265,7 @@ def _endless(line: int, text: bytes, delimiter: bytes) -> RecordBlock:
 
 
 def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield the rest of a file, and whether it is the last piece.
-
-    Pieces are smaller if lines are shorter than any record, since each becomes an object.
-    """
+    """Yield the rest of a file and whether it is the last piece; smaller pieces for short lines."""
     while data := file.read(size_bytes):
         step = NOISE_BYTES if data.count(b"\n") * RECORD_BYTES_MIN > len(data) else len(data)
         for at in range(0, len(data), step):
