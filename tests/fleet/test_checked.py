@@ -68,7 +68,7 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     deep = '{"version":1,"findings":' + "[" * 10_000 + "\n"
     log.write_text(line(*well, *wrong, absent=2) + strange + newer + deep + line())
     reading = hardware_logs.read_check_reports(log, "rsc")
-    whole = reading.whole()
+    whole = reading.read_all()
     assert list(whole.tables["findings"]["severity"]) == ["unknown", "drain"]
     assert reading.totals.skipped == {"healthy findings": 1, "what a node has not": 2}
     assert reading.totals.rejects == {
@@ -80,7 +80,7 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     }
     log.write_text(newer)
     with pytest.raises(SourceError, match="version that is not known"):
-        hardware_logs.read_check_reports(log).whole()
+        hardware_logs.read_check_reports(log).read_all()
 
 
 def test_what_is_held_and_said_again_is_one_finding(

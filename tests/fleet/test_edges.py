@@ -42,7 +42,7 @@ def said(found: Tables, *, drawn: bool = False) -> FleetReport:
     """A report, of which every figure is a number or none; and that can be drawn."""
     whole = build_report(found, "x")
     assert not list(_not_finite(msgspec.to_builtins(whole.report)))
-    for one in whole.told if drawn else ():
+    for one in whole.sections if drawn else ():
         if one.draw:
             assert "<svg" in svg(one.draw, one.section.key)
     return whole.report

@@ -120,13 +120,13 @@ def test_bad_rows_are_kept_with_their_reason(
 @pytest.mark.parametrize(
     ("text", "words", "code", "said"),
     [
-        ("hello\n", (), 1, "is nothing that is known: it begins with 'hello"),
+        ("hello\n", (), 1, "has an unknown format: it begins with 'hello"),
         ("", (), 1, "is empty"),
         (HEADER + "x|y\n", (), 1, "none of its 1 rows could be read"),
         (HEADER, ("--as", "kernel", "--mapping", "m.toml"), 2, "--mapping goes with"),
         (HEADER, ("--nodes", "4"), 2, "--nodes goes with faults, not with sacct"),
         (HEADER, ("--zone", "Europe/Pariss"), 2, "did you mean Europe/Paris?"),
-        (HEADER, ("--as", "events"), 2, "which column is what?"),
+        (HEADER, ("--as", "events"), 2, "unknown columns"),
         (XID, ("--at", "noon"), 2, "--at noon: say a date"),
         (XID, (), 1, "which node it is of"),
     ],
@@ -281,7 +281,7 @@ def test_real_logs(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = summary(capsys, lake, *accounting, "--cluster", "real")
     assert found["rows"]["jobs"] == 306 + 8 + 2
     assert ingest(lake, sacct / "sample-sinfo-output.txt") == 1
-    assert "is nothing that is known" in capsys.readouterr().err
+    assert "has an unknown format" in capsys.readouterr().err
     machines = [
         health / "dmesg-with-xid-119.log", health / "DCGMIDiag_r3_results.json",
         health / "DCGMIHealthCheckResults.json",

@@ -67,7 +67,7 @@ def test_a_line_since_boot_says_which_flag_helps(
 ) -> None:
     (tmp_path / "dmesg").write_text("[  201.654822] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
     words = [tmp_path / "lake", tmp_path / "dmesg", "--node", "n1"]
-    assert "say it with --boot" in said(capsys, *words, code=EXIT_USER_ERROR)
+    assert "pass it with --boot" in said(capsys, *words, code=EXIT_USER_ERROR)
     assert "1 finding" in said(capsys, *words, "--boot", "2024-05-17")
 
 

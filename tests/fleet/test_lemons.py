@@ -230,7 +230,7 @@ def test_a_server_of_the_real_trace(traces: Path) -> None:
     cluster_ = outage_logs.TracedCluster(T0_NS, "c", nodes=400, gpus_per_node=8)
     read = (
         outage_logs.read_fault_trace(traces / "infinitehbd" / "fault_trace.json", cluster_)
-        .whole()
+        .read_all()
         .tables
     )
     outages = read["outages"]

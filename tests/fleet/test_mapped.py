@@ -64,7 +64,7 @@ def reading(
     found = read_mapped(
         path / "log", load_mapping(mapping(path, said)), MappedLogContext(zone, cluster, TAKEN_NS)
     )
-    return found.whole(), found.totals
+    return found.read_all(), found.totals
 
 
 def seconds(column: pl.Series) -> list[int | None]:

@@ -78,7 +78,7 @@ def test_figures_are_those_of_the_analyses(
         for one in whole.report.sections
         for row in one.rows
     )
-    assert {one.section.key for one in whole.told if one.draw} >= {
+    assert {one.section.key for one in whole.sections if one.draw} >= {
         "states",
         "causes",
         "sizes",
@@ -126,7 +126,7 @@ def test_little_data_says_how_little(whole: DrawnReport) -> None:
     nothing = build_report(tables([], 0, DAY_NS), "nothing")
     text = " ".join(nothing.report.notes)
     assert "no job is in this window" in text and "too short" in text
-    assert not [one for one in nothing.told if one.draw]
+    assert not [one for one in nothing.sections if one.draw]
     assert "None." in render_page(nothing, {})
     few = build_report(
         tables([one for one in _jobs(hostile()) if one.attempt < 3], 0, DAY_NS), "few"
@@ -192,7 +192,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_what_no_lemons_would_give(small: tuple[Tables, GroundTruth], whole: DrawnReport) -> None:
     (lemons, otherwise) = (
-        one.section for one in whole.told if one.section.key in ("lemons", "whatif")
+        one.section for one in whole.sections if one.section.key in ("lemons", "whatif")
     )
     assert any(row["called"] for row in lemons.rows) and otherwise.rows
     assert all(row["without the lemons"] > row["as it is"] for row in otherwise.rows)
@@ -216,7 +216,7 @@ def test_who_draws_may_die(
 
 
 def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> None:
-    told = next(one for one in whole.told if one.draw)._replace(draw=_killed)
+    told = next(one for one in whole.sections if one.draw)._replace(draw=_killed)
     with Drawer() as drawer:
         drawer.take(told)
         with pytest.raises(OutlastError, match="the process that draws the figures died"):
@@ -267,7 +267,7 @@ def test_a_browser_shows_it_without_a_complaint(whole: DrawnReport, tmp_path: Pa
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    assert done.stdout.count("<h2>") == len(whole.told) and done.stdout.count("<svg") >= 4
+    assert done.stdout.count("<h2>") == len(whole.sections) and done.stdout.count("<svg") >= 4
     assert "CONSOLE" not in done.stderr
 
 
@@ -277,4 +277,4 @@ def _drawn(whole: DrawnReport) -> dict[str, str]:
     def of(draw: Callable[..., None], key: str) -> str:
         return figure_style.svg(draw, key)
 
-    return {one.section.key: of(one.draw, one.section.key) for one in whole.told if one.draw}
+    return {one.section.key: of(one.draw, one.section.key) for one in whole.sections if one.draw}

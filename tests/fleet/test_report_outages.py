@@ -35,7 +35,7 @@ def trace() -> Tables:
 
 @pytest.fixture(scope="module")
 def told(trace: Tables) -> dict[str, DrawnSection]:
-    return {one.section.key: one for one in build_report(trace, "a trace").told}
+    return {one.section.key: one for one in build_report(trace, "a trace").sections}
 
 
 def test_lemons_are_told_by_outages(told: dict[str, DrawnSection]) -> None:
@@ -83,7 +83,7 @@ def test_who_can_have_caused_a_failure() -> None:
         for node, symptom in seen
     ]  # fmt: skip
     found = build_report(of(*ran, *signs, days=2), "a cluster")
-    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
+    (causes,) = [one.section for one in found.sections if one.section.key == "causes"]
     assert {row["cause"]: row["domains"] for row in causes.rows} == {
         "pcie": "hardware", "filesystem": "system", "services": "user, system, hardware",
         "unattributed": "", "all": "",
@@ -103,7 +103,7 @@ def test_codes_say_what_mends_them_and_who_disagrees() -> None:
         for one, code in zip(ran, ["XID 79", "XID 79", "XID 94"], strict=True)
     ]  # fmt: skip
     found = build_report(of(*ran, *seen, days=5), "a cluster")
-    (codes,) = [one.section for one in found.told if one.section.key == "codes"]
+    (codes,) = [one.section for one in found.sections if one.section.key == "codes"]
     first, second = codes.rows
     assert (first["code"], first["failures"], first["nodes"]) == ("XID 79", 2, 1)
     assert first["mends"] == "a reboot" and "fallen off the bus" in first["name"]
@@ -128,7 +128,7 @@ def test_findings_that_are_of_no_node_of_a_job(node: str, named: str, said: str)
     seen = Finding(t_ns=ran[0].t_ns + DAY_NS // 2, cluster=named, node=node, check="x",
                    symptom="pcie", severity="now", code="", device="", detail="")  # fmt: skip
     found = build_report(of(*ran, seen, days=5), "a cluster")
-    (causes,) = [one.section for one in found.told if one.section.key == "causes"]
+    (causes,) = [one.section for one in found.sections if one.section.key == "causes"]
     assert [note for note in causes.notes if note.startswith(said or "none of")] == causes.notes[1:]
     assert len(causes.notes) == 1 + bool(said)
 
@@ -141,7 +141,7 @@ def test_both_intervals_of_r_f_are_said() -> None:
         for k in range(20)
     ]  # fmt: skip
     found = build_report(of(*ran, days=21), "a cluster")
-    (mttf,) = [one.section for one in found.told if one.section.key == "mttf"]
+    (mttf,) = [one.section for one in found.sections if one.section.key == "mttf"]
     (note,) = [note for note in mttf.notes if note.startswith("r_f")]
     assert "15.62 failures in 1000 node-days" in note and "by drawing runs anew" in note
     assert [row["clusters"] for row in mttf.rows] == ["runs"]
@@ -149,4 +149,4 @@ def test_both_intervals_of_r_f_are_said() -> None:
 
 def test_nothing_at_all_is_no_figure() -> None:
     found = build_report(tables([], 0, 10 * DAY_NS), "nothing")
-    assert [one.section.key for one in found.told if one.draw] == []
+    assert [one.section.key for one in found.sections if one.draw] == []

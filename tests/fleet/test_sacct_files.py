@@ -53,7 +53,7 @@ def test_a_whole_reading_counts_attempts_over_all_its_parts(tmp_path: Path) -> N
     ]
     path.write_text("\n".join([HEADER, *rows]))
     reading = sacct.read_sacct(path, sacct.SacctOptions(block_bytes=3 * len(ROW)))
-    assert reading.whole().tables["jobs"]["attempt"].to_list() == [2, 0, 1, 5, 4, 3]
+    assert reading.read_all().tables["jobs"]["attempt"].to_list() == [2, 0, 1, 5, 4, 3]
     assert len(list(sacct.read_sacct(path, sacct.SacctOptions(block_bytes=3 * len(ROW))))) > 2
 
 
@@ -109,7 +109,7 @@ def test_nothing_readable_is_refused_with_the_commonest_reason(tmp_path: Path) -
     path = tmp_path / "sacct.txt"
     path.write_text("\n".join([HEADER, *[row(state="?")] * 3, row(jobid="x")]))
     with pytest.raises(SourceError, match=r"none of its 4 rows.*3 of them: no job state"):
-        sacct.read_sacct(path).whole()
+        sacct.read_sacct(path).read_all()
 
 
 fields = st.fixed_dictionaries(

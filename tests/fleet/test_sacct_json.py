@@ -42,7 +42,7 @@ def read(folder: Path, document: object) -> tuple[RecordBatch, ReadTotals]:
     path = folder / "sacct.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     reading = sacct.read_sacct(path)
-    return reading.whole(), reading.totals
+    return reading.read_all(), reading.totals
 
 
 def changed(job: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def read(
     path = folder / "sacct.txt"
     path.write_text(f"{HEADER}\n{text}\n")
     reading = sacct.read_sacct(path, sacct.SacctOptions(block_bytes=block_bytes))
-    part = reading.whole()
+    part = reading.read_all()
     rows = part.tables["jobs"].select("job", "name").rows() if part.tables else []
     return rows, part.rejects, reading.totals
 

@@ -27,7 +27,7 @@ def dumps(traces: Path) -> Path:
 
 def read(path: Path, options: sacct.SacctOptions | None = None) -> tuple[RecordBatch, ReadTotals]:
     reading = sacct.read_sacct(path, options)
-    return reading.whole(), reading.totals
+    return reading.read_all(), reading.totals
 
 
 @pytest.mark.parametrize(

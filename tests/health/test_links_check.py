@@ -145,7 +145,7 @@ def test_errors_count_by_the_hour_not_since_boot() -> None:
 
 def test_a_counter_at_its_end_tells_nothing_any_more() -> None:
     """InfiniBand's stop there until they are reset: a link that flaps would seem well."""
-    text = "link_downed stands at 255, its end, and counts no more: reset it"
+    text = "link_downed is saturated at 255 and no longer counts: reset it"
     assert said(CHECK, ib(link_downed=255), about()) == [("warn", "mlx5_0/1", text)]
     assert severities(CHECK, ib(link_downed=254, symbol_error=255), about()) == ["healthy"]
     assert severities(CHECK, ib(excessive_buffer_overrun_errors=15), about()) == ["healthy"]

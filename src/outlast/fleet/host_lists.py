@@ -1,7 +1,7 @@
 """Host lists as Slurm, PBS and LSF write them: `node[0201-0272,0281],gpu7`.
 
-Names are counted from the left bracket to the right one, the last bracket fastest, and a bound
-written with zeros (`[08-11]`) pads all of its range. Whatever one list names is at most HOSTS_MAX.
+Brackets expand from left to right, the last one fastest, and a bound with leading zeros (`[08-11]`)
+pads its whole range. A list names at most HOSTS_MAX hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import polars as pl
 
 from outlast.errors import UsageError
 
-HOSTS_MAX = 262_144  # more than any cluster has: beyond it the list is damaged, or an attack
+HOSTS_MAX = 262_144  # more than any cluster has: larger lists are damaged or malicious
 
 _ITEM = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
 _PIECE = re.compile(r"\[([^\]]*)\]|([^\[]+)")
@@ -31,16 +31,18 @@ TOO_LARGE = "more nodes or GPUs than any cluster has: a damaged record"
 FAR_MORE = "a list of far more nodes than their number: the number counts, the list is left out"
 FAR_MORE_TIMES = 4
 OTHER_NODES = "a number of nodes that is not how many its list names: the list counts"
-# What a record says in the place of a list when a job had no hosts.
+# Values of a list for a job without hosts.
 NOBODY = ("", "None assigned", "None", "(null)", "Unknown", "N/A")
-# Lists that `expand` takes, up to ranges that run backwards or are too large.
+# Lists that `expand` accepts, apart from descending or too large ranges.
 SHAPE = r"^(?:(?:[^,\[\]\s]|\[\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*\])+(?:,|$))+$"
 
 
 def expand(text: str) -> list[str]:
-    """Every host that a list names, in its order, one that it names twice twice. An empty list
-    names none. Raises UsageError for what is no host list, and for one of over HOSTS_MAX hosts."""
-    count(text)  # first, as what it names may be more than memory holds
+    """Return all hosts of a list, in order and with duplicates.
+
+    An empty list has none. Raises UsageError for an invalid list, and for over HOSTS_MAX hosts.
+    """
+    count(text)  # first: the names may need more memory than there is
     found: list[str] = []
     for item in _items(text):
         parts = [_names(piece, text) for piece in _PIECE.finditer(item)]
@@ -49,7 +51,7 @@ def expand(text: str) -> list[str]:
 
 
 def count(text: str) -> int:
-    """How many hosts a list names, without naming them. Raises UsageError as `expand` does."""
+    """Return the number of hosts of a list without expanding it. Raises UsageError as `expand`."""
     total = 0
     for item in _items(text):
         several = 1
@@ -61,15 +63,19 @@ def count(text: str) -> int:
 
 
 def too_large(nodes: pl.Expr, gpus: pl.Expr) -> pl.Expr:
-    """Return whether a job has more nodes than any cluster, or more GPUs than these can have: one
-    such record would outweigh all others in every rate."""
+    """Return whether a job has more nodes or GPUs than any cluster.
+
+    One such damaged record would outweigh all others in every rate.
+    """
     most = NODE_GPUS_MAX * nodes.clip(lower_bound=1)
     return (nodes > HOSTS_MAX) | (nodes < 0) | (gpus > most) | (gpus < 0)
 
 
 def compress(names: Iterable[str]) -> str:
-    """A list of these hosts, sorted, each once: `expand` gives them back. A name is compressed by
-    the last digits that it ends in. Raises UsageError for a name that has a bracket or comma."""
+    """Return the sorted list of these hosts without duplicates, which `expand` inverts.
+
+    A name is compressed by its last digits. Raises UsageError for a name with a bracket or comma.
+    """
     endings = [(name, _NUMBERED.fullmatch(name)) for name in set(names)]
     # 9 and 10 belong together, and so do 09 and 10, by their width
     padded = {(m[1], len(m[2])) for _, m in endings if m and m[2][0] == "0" and len(m[2]) > 1}
@@ -95,24 +101,26 @@ def compress(names: Iterable[str]) -> str:
 
 
 def explode_hosts(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
-    """One row for each row of `jobs` and host that its list names, with the name as `node`; a row
-    whose list is empty has none. Every distinct list is expanded once. Raises UsageError."""
+    """Return one row per row of `jobs` and host of its list, with the host as `node`.
+
+    Rows with an empty list are dropped. Each distinct list is expanded once. Raises UsageError.
+    """
     return jobs.join(nodes_of(jobs, column), on=column, how="inner")
 
 
 def nodes_of(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
-    """Every distinct list, once with each `node` that it names. Raises UsageError."""
+    """Return every distinct list with each `node` of it. Raises UsageError."""
     lists = jobs.select(pl.col(column).unique()).filter(pl.col(column) != "")
     return lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
 
 
 def expand_distinct(lists: pl.Series) -> pl.DataFrame:
-    """Distinct host lists, and each `node` of each of them, in order. Raises UsageError."""
+    """Return distinct host lists with each `node` of them, in order. Raises UsageError."""
     return _nodes(pl.DataFrame({"hosts": lists}))
 
 
 def count_hosts(lists: pl.Series) -> pl.Series:
-    """How many hosts each list names, an empty one none; null for one that `expand` refuses."""
+    """Return the number of hosts of each list, 0 if empty; null for one that `expand` refuses."""
     one = pl.col("list")
     shaped = pl.DataFrame({"list": lists.unique()}).filter(one.str.contains(SHAPE))
     several = one.str.contains(_SEVERAL)
@@ -129,7 +137,7 @@ def count_hosts(lists: pl.Series) -> pl.Series:
 
 
 def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
-    """As `expanded` says: by columns where a list has at most one bracket an item."""
+    """Expand lists by columns if they have at most one bracket an item, else one by one."""
     (column,) = lists.columns
     one = pl.col(column)
     single = lists.filter(~one.str.contains(r"[,\[\]\s]")).with_columns(one.alias("node"))
@@ -142,7 +150,7 @@ def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
-    """The same of lists in SHAPE with at most one bracket an item."""
+    """Expand lists in SHAPE with at most one bracket an item."""
     found = _parts(lists, column)
     wrong = found.group_by(column).agg(*_SIZES).filter(_WRONG)
     for text in wrong[column]:
@@ -158,8 +166,7 @@ def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
-    """A row for each single name, and for each range in a bracket of such lists; how many hosts
-    it is."""
+    """Return a row for each name and for each range in a bracket, with its number of hosts."""
     item, part = pl.col("item"), pl.col("part")
     return (
         lists.with_columns(pl.col(column).str.extract_all(_ITEM.pattern).alias("item"))
@@ -187,7 +194,7 @@ def _count(text: str) -> int | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """What stands between the commas that are in no bracket."""
+    """Yield the items between the commas outside of brackets."""
     at = 0
     for match in _ITEM.finditer(text):
         if text[at : match.start()] != ("," if at else ""):
@@ -199,7 +206,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _names(piece: re.Match[str], text: str) -> list[str]:
-    """Of a bracket what it counts, of anything else itself."""
+    """Return the names of a bracket, or the text itself."""
     if piece[1] is None:
         return [piece[2]]
     return [
@@ -210,7 +217,7 @@ def _names(piece: re.Match[str], text: str) -> list[str]:
 
 
 def _bracket_ranges(piece: re.Match[str], text: str) -> Iterator[tuple[int, int, int]]:
-    """First, last and width of each range in a bracket; anything else is one."""
+    """Yield first, last and width of each range in a bracket; other text is one range."""
     if piece[1] is None:
         yield 1, 1, 0
         return
@@ -226,7 +233,7 @@ def _bracket_ranges(piece: re.Match[str], text: str) -> Iterator[tuple[int, int,
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of each run of numbers without a gap."""
+    """Yield the first and last of each run of consecutive numbers."""
     first = last = numbers[0]
     for number in numbers[1:]:
         if number > last + 1:
@@ -256,7 +263,7 @@ _FOREIGN = re.compile(r"[*+'\"{}()=]")
 
 
 def to_slurm_list(text: str) -> str | None:
-    """Return a list as Slurm writes it, each host once; None for a text that no scheduler has."""
+    """Return a list in Slurm's format, without duplicates; None for an unknown format."""
     if "[" in text:
         return None if _FOREIGN.search(text) else text
     for separator, shape in (("+", _PBS), (",", _COUNTED), (":", _LSF)):

@@ -34,8 +34,11 @@ KIND_OF: dict[Name, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
 
 class Tables(NamedTuple):
-    """A cluster's records from `since_ns` to `until_ns`. Each has the columns of its record, in
-    their order; `schema` tells their types. Jobs are there whole if they ended in that window."""
+    """Records of a cluster from `since_ns` to `until_ns`.
+
+    Each table has the columns of its record, in their order, with the types of `schema`. Jobs that
+    ended in the window are complete.
+    """
 
     jobs: pl.LazyFrame
     findings: pl.LazyFrame
@@ -50,18 +53,18 @@ class Tables(NamedTuple):
 
 
 def schema(kind: type[Record]) -> pl.Schema:
-    """Of the table of a kind of record: Int64, String, or an Enum for a Literal."""
+    """Return the schema of a kind of record: Int64, String, or an Enum for a Literal."""
     hints = get_type_hints(kind)
     return pl.Schema({name: _type(hints[name]) for name in kind.__struct_fields__})
 
 
 def table(kind: type[Record], records: Iterable[Record]) -> pl.DataFrame:
-    """Records of one kind as a table."""
+    """Return records of one kind as a table."""
     return pl.DataFrame([astuple(one) for one in records], schema=schema(kind), orient="row")
 
 
 def tables(records: Iterable[Record], since_ns: int, until_ns: int) -> Tables:
-    """Records of any kinds, as they are: no day is cut."""
+    """Return the tables of records of any kinds, without a cut at the window."""
     of: dict[type[Record], list[Record]] = {kind: [] for kind in KINDS}
     for one in records:
         of[type(one)].append(one)

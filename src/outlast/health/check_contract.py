@@ -1,8 +1,8 @@
 """Contract of a check: a probe that takes a sample, and a pure judge of it.
 
-A check of one's own is a `Check` in a module of one's own, named in the settings
+A site adds checks as `Check` objects in a module that the settings name
 (`own = ["site_checks:CHECKS"]`); `outlast.testing.node_check_contract` has a
-conformance suite for it.
+conformance suite for them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ SECOND_NS = 10**9
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe saw: plain values, so that it can be written down and judged elsewhere."""
+    """Base of a probe's sample: plain values, so that it can be recorded and judged elsewhere."""
 
 
 S = TypeVar("S", bound=Sample)
 
 
 class AbsentError(Exception):
-    """Raised by a probe: this node does not have what is checked, and need not. The message says
-    how that was seen."""
+    """Raised by a probe if the node does not have the checked device and need not have it.
+
+    The message names the evidence.
+    """
 
 
 class CounterReading(NamedTuple):
-    """A counter that only rises until it is reset. `flaps`: each rise is an event of a link."""
+    """Value of a counter that rises until it is reset.
+
+    `flaps`: each rise is a link event.
+    """
 
     key: str
     value: int
@@ -41,8 +46,11 @@ class CounterReading(NamedTuple):
 
 
 class Probe(NamedTuple, Generic[S]):
-    """`take` runs in a child process: it may hang, and must not change anything. It raises
-    AbsentError, or any other error, which makes the answer unknown."""
+    """Probe of one device, run in a child process.
+
+    `take` may hang and must not change anything. It raises AbsentError, or any other error, which
+    makes the result unknown.
+    """
 
     device: str
     take: Callable[[], S]
@@ -50,8 +58,11 @@ class Probe(NamedTuple, Generic[S]):
 
 
 class JudgeContext(NamedTuple):
-    """What a judge knows besides the sample. `remembers`: there is a state directory; without one
-    `memory` is empty, and of counters nothing can be said."""
+    """Input of a judge besides the sample.
+
+    `remembers`: a state directory is in use; without one `memory` is empty and counters cannot be
+    judged.
+    """
 
     cluster: str
     node: str
@@ -62,21 +73,24 @@ class JudgeContext(NamedTuple):
     policy: XidPolicy | None = None  # of XIDs; None: the shipped one
 
     def since(self, count: CounterReading, window_s: float) -> int | None:
-        """How far a counter rose in the last `window_s` seconds, as far as is known; None where
-        it was not seen before."""
+        """Return a counter's rise in the last `window_s` seconds; None without an earlier value.
+
+        If the history is shorter than the window, the rise since its begin is returned.
+        """
         return counter_rise(
             self.memory.counters.get(count.key, ()), count.value, self.t_ns, window_s
         )
 
     def flapping(self, count: CounterReading) -> bool:
-        """A link went down often in a short time, and has not been quiet for long enough since."""
+        """Return whether a link flaps: it went down often in a short time and has not recovered
+        since."""
         rule = self.settings.flaps
         since = FlapRule(rule.times, rule.window_s, rule.recovery_s)
         return flap_after(self.memory, count.key, count.value, self.t_ns, since).flapping
 
 
 class Observation(NamedTuple):
-    """A finding without what is the same for all of a check."""
+    """Finding without the values that all findings of a check share."""
 
     severity: Severity
     detail: str
@@ -86,9 +100,12 @@ class Observation(NamedTuple):
 
 
 class Check(NamedTuple, Generic[S]):
-    """`judge` is pure, and says at least one thing of every sample: where nothing is wrong, that
-    it is healthy and what that was seen from. `probes` is quick and cannot hang. `lasting`:
-    findings of events, which stay until nothing happened for the recovery time."""
+    """A node check: its probes, and the pure judge of their samples.
+
+    `judge` yields at least one observation per sample; a healthy one names its evidence. `probes`
+    is quick and cannot hang. `lasting`: findings are events, which stay until nothing happened for
+    the recovery time.
+    """
 
     name: str
     symptom: Symptom
@@ -99,14 +116,16 @@ class Check(NamedTuple, Generic[S]):
     lasting: bool = False
 
     def findings(self, sample: S, about: JudgeContext) -> Iterator[Finding]:
-        for said in self.judge(sample, about):
-            yield said if isinstance(said, Finding) else self.finding(said, about)
+        """Yield the judge's observations of a sample as findings."""
+        for observed in self.judge(sample, about):
+            yield observed if isinstance(observed, Finding) else self.finding(observed, about)
 
-    def finding(self, said: Observation, about: JudgeContext) -> Finding:
+    def finding(self, observation: Observation, about: JudgeContext) -> Finding:
+        """Return an observation as a finding; the symptom defaults to the check's own."""
         return Finding(
             t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=self.name,
-            symptom=said.symptom or self.symptom, severity=said.severity, code=said.code,
-            device=said.device, detail=said.detail,
+            symptom=observation.symptom or self.symptom, severity=observation.severity,
+            code=observation.code, device=observation.device, detail=observation.detail,
         )  # fmt: skip
 
 

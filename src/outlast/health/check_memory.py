@@ -1,6 +1,6 @@
 """Memory of checks between runs: rises of counters, flaps, lasting findings, their file.
 
-All pure: `remembered` gives the memory after a check.
+Updates are pure: `updated_memory` returns the memory after a check.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from outlast.errors import StorageError
 from outlast.log_records import Finding
 
 SECOND_NS = 10**9
-POINTS_MAX = 96  # of a counter
+POINTS_MAX = 96  # per counter
 KEEP_S = 7200.0  # at least: errors are counted by the hour
-KEYS_MAX = 4096  # of each kind; the stalest go first
-EVENTS_MAX = 256  # of a link
-RESET = 0  # what a counter begins from when it is reset
+KEYS_MAX = 4096  # of each kind; the oldest are dropped first
+EVENTS_MAX = 256  # per link
+RESET = 0  # value of a counter after a reset
 
 Point = tuple[int, int]  # t_ns, value
 
 
 class FlapRule(NamedTuple):
-    """`times` events within `window_s` make a flap, which lasts until none came for
-    `recovery_s`."""
+    """Definition of a flap: `times` events within `window_s`, until none came for `recovery_s`."""
 
     times: int
     window_s: float
@@ -43,14 +42,14 @@ class FlapRule(NamedTuple):
 
 
 class Flap(msgspec.Struct, frozen=True):
-    """A link's events that still count, oldest first, and whether it is flapping."""
+    """Recent events of a link, oldest first, and whether it flaps."""
 
     events: tuple[int, ...] = ()
     flapping: bool = False
 
 
 class HeldFinding(msgspec.Struct, frozen=True):
-    """A finding of an event, and when it was last seen to happen."""
+    """Finding of an event, with the times of its first and last occurrence."""
 
     finding: Finding
     first_ns: int
@@ -58,7 +57,10 @@ class HeldFinding(msgspec.Struct, frozen=True):
 
 
 class StuckProcess(msgspec.Struct, frozen=True):
-    """A process that could not be killed. `start`: ticks after boot, as its number comes again."""
+    """Process that could not be killed.
+
+    `start`: ticks from boot to its start, since process ids are reused.
+    """
 
     pid: int
     start: int
@@ -66,7 +68,10 @@ class StuckProcess(msgspec.Struct, frozen=True):
 
 
 class CheckMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`boot`: of which boot the kernel's log and the held findings are."""
+    """State of the checks between runs.
+
+    `boot`: boot id of the kernel log and of the held findings.
+    """
 
     version: int = 1
     boot: str = ""
@@ -77,23 +82,26 @@ class CheckMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def counter_steps(points: Sequence[Point]) -> Iterable[Point]:
-    """How far a counter rose between each point and the one before; after a reset, from zero."""
+    """Yield the rise of a counter between consecutive points; after a reset, from zero."""
     for (_, before), (t_ns, value) in pairwise(points):
         yield t_ns, value - before if value >= before else value - RESET
 
 
 def counter_rise(points: Sequence[Point], value: int, now_ns: int, window_s: float) -> int | None:
-    """How far it rose since the last point at or before the window's begin, or the oldest."""
+    """Return the rise since the last point at or before the window's begin, or the oldest point.
+
+    None without points.
+    """
     if not points:
         return None
     begin = now_ns - round(window_s * SECOND_NS)
     older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin]
-    kept = [*points[older[-1] if older else 0 :], (now_ns, value)]
-    return sum(step for _, step in counter_steps(kept))
+    window = [*points[older[-1] if older else 0 :], (now_ns, value)]
+    return sum(step for _, step in counter_steps(window))
 
 
 def flap_after(memory: CheckMemory, key: str, value: int, now_ns: int, rule: FlapRule) -> Flap:
-    """A link's flap after its counter of events was seen at `value`."""
+    """Return a link's flap state after its event counter read `value`."""
     flap = memory.flaps.get(key, Flap())
     points = memory.counters.get(key, ())
     new = [] if not points else [step for _, step in counter_steps([points[-1], (now_ns, value)])]
@@ -108,26 +116,25 @@ def _flap(flap: Flap, new: int, now_ns: int, rule: FlapRule) -> Flap:
     quiet = not events or now_ns - events[-1] >= round(rule.recovery_s * SECOND_NS)
     if flapping and quiet:
         return Flap()
-    kept = tuple(t_ns for t_ns in events if t_ns > begin)
-    return Flap(kept or events[-1:] if flapping else kept, flapping)
+    recent = tuple(t_ns for t_ns in events if t_ns > begin)
+    return Flap(recent or events[-1:] if flapping else recent, flapping)
 
 
 def key_of(finding: Finding) -> str:
-    """The same thing said again has the same key."""
+    """Return the identity of a finding: check, symptom, code and device."""
     return "|".join((finding.check, finding.symptom, finding.code, finding.device))
 
 
 def still_holding(
     memory: CheckMemory, found: Iterable[Finding], now_ns: int, recovery_s: float
 ) -> list[HeldFinding]:
-    """What was found of events before, is not found now, and has not been quiet for
-    `recovery_s`."""
+    """Return the held findings that are not found now and not yet quiet for `recovery_s`."""
     now = {key_of(one) for one in found}
     quiet_ns = round(recovery_s * SECOND_NS)
     return [
-        held
-        for key, held in memory.held.items()
-        if key not in now and now_ns - held.last_ns < quiet_ns
+        earlier
+        for key, earlier in memory.held.items()
+        if key not in now and now_ns - earlier.last_ns < quiet_ns
     ]
 
 
@@ -140,22 +147,24 @@ def updated_memory(
     now_ns: int,
     rule: FlapRule,
 ) -> CheckMemory:
-    """`counts`: value, and whether it is one of a link's events. `events`: the findings of events
-    that are new; a healthy one ends what was held of the same thing. A reboot ends all that was
-    held, but not what links did."""
-    held = {
+    """Return the memory after a check.
+
+    `counts`: value, and whether it counts link events. `events`: new event findings; a healthy one
+    ends the held finding of the same key. A reboot ends all held findings, but not the flaps.
+    """
+    active = {
         key: replace(one, last_ns=min(one.last_ns, now_ns))  # where the clock was set back
         for key, one in (memory.held if boot == memory.boot else {}).items()
         if now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
     }
     for one in events:
         key = key_of(one)
-        before = held.get(key)
+        before = active.get(key)
         if one.severity == "healthy":
-            held.pop(key, None)
+            active.pop(key, None)
             continue
         last = max(one.t_ns, before.last_ns) if before else one.t_ns
-        held[key] = HeldFinding(one, before.first_ns if before else one.t_ns, last)
+        active[key] = HeldFinding(one, before.first_ns if before else one.t_ns, last)
     flaps = dict(memory.flaps)
     counters = dict(memory.counters)
     keep_ns = round(max(rule.window_s + rule.recovery_s, KEEP_S) * SECOND_NS)
@@ -165,14 +174,16 @@ def updated_memory(
         counters[key] = _thinned((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
     return replace(
         memory, boot=boot, counters=_newest(counters, lambda points: points[-1][0]),
-        held=_newest(held, lambda one: one.last_ns),
+        held=_newest(active, lambda one: one.last_ns),
         flaps={key: one for key, one in flaps.items() if one.events or one.flapping},
     )  # fmt: skip
 
 
 def _thinned(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:
-    """From the last point before `begin_ns` on; every other one of the older half where there are
-    too many."""
+    """Drop points before the last one at or before `begin_ns`.
+
+    If more than POINTS_MAX remain, drop every other point of the older half.
+    """
     older = [k for k, (t_ns, _) in enumerate(points) if t_ns <= begin_ns]
     points = points[older[-1] if older else 0 :]
     if len(points) <= POINTS_MAX:
@@ -198,7 +209,10 @@ ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class StoredMemory(NamedTuple):
-    """`note`: why it was begun anew."""
+    """Memory read from disk.
+
+    `note`: the reason for a fresh start, or "".
+    """
 
     memory: CheckMemory
     note: str = ""
@@ -206,8 +220,11 @@ class StoredMemory(NamedTuple):
 
 @contextlib.contextmanager
 def lock_state(directory: Path, within_s: float) -> Iterator[None]:
-    """Nobody else has the directory meanwhile. Raises StorageError where it cannot be made or
-    locked, others can write to it, or somebody does not let go of it in time."""
+    """Hold the exclusive lock of the state directory.
+
+    Raises StorageError if the directory cannot be created or locked, is writable by others, or is
+    locked for longer than `within_s`.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         refuse_shared_directory(directory)
@@ -235,7 +252,10 @@ def lock_state(directory: Path, within_s: float) -> Iterator[None]:
 
 
 def read_memory(directory: Path) -> StoredMemory:
-    """A file that is missing, damaged or of another version begins anew, and says so."""
+    """Read the memory; start afresh, with a note, if it is missing, damaged or of another version.
+
+    Raises StorageError if the file cannot be read.
+    """
     path = directory / FILE
     try:
         refuse_shared_directory(directory)
@@ -261,8 +281,10 @@ def read_memory(directory: Path) -> StoredMemory:
 
 
 def refuse_shared_directory(directory: Path) -> None:
-    """Raises StorageError for a directory that another user could have put there, or can write to;
-    OSError where there is none."""
+    """Refuse a directory that another user may have created or can write to.
+
+    Raises StorageError; OSError if it does not exist.
+    """
     found = directory.lstat()
     why = ""
     if stat.S_ISLNK(found.st_mode):
@@ -283,7 +305,7 @@ def _is_open(directory: Path) -> bool:
 
 
 def _is_ours(path: str, _flags: int) -> int:
-    """A file to read, which no link and no pipe is. Raises OSError."""
+    """Open a regular file for reading, without following links. Raises OSError."""
     file = os.open(path, os.O_RDONLY | ASIDE)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -292,7 +314,10 @@ def _is_ours(path: str, _flags: int) -> int:
 
 
 def write_memory(directory: Path, memory: CheckMemory) -> None:
-    """Raises StorageError; then what was there before is as it was."""
+    """Write the memory atomically.
+
+    Raises StorageError; the previous file is then unchanged.
+    """
     path = directory / FILE
     draft = draft_path(path)
     try:

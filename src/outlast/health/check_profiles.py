@@ -1,7 +1,7 @@
 """Profiles of checks: prolog, periodic, epilog, preflight.
 
-Slurm waits for a prolog with a job in its hands, and kills a HealthCheckProgram after 60 s, in
-which it must also have found the state directory free, and spoken with Slurm where it drains.
+Slurm delays a job's start until its prolog ends. It kills a HealthCheckProgram after 60 s, which
+include the wait for the state directory and the calls to Slurm for a drain.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ SHIPPED: tuple[AnyCheck, ...] = (
 
 
 class ProfilePlan(NamedTuple):
-    """`checks`: besides one's own. `within_s`: for all together."""
+    """Checks of a profile, besides the site's own.
+
+    `within_s`: time limit of all checks together.
+    """
 
     checks: tuple[str, ...]
     within_s: float
@@ -62,7 +65,7 @@ PROFILES: dict[Profile, ProfilePlan] = {
 
 
 def all_checks(settings: CheckSettings) -> dict[str, AnyCheck]:
-    """By name, the shipped ones and one's own. Raises ConfigError."""
+    """Return the shipped checks and the site's own by name. Raises ConfigError."""
     found = {check.name: check for check in SHIPPED}
     for where in settings.own:
         for check in _own(where):
@@ -75,7 +78,10 @@ def all_checks(settings: CheckSettings) -> dict[str, AnyCheck]:
 def checks_of_profile(
     profile: Profile, settings: CheckSettings, checks: dict[str, AnyCheck], only: Iterable[str] = ()
 ) -> list[AnyCheck]:
-    """Raises ConfigError for one that there is not."""
+    """Return the checks of a profile, or those named in `only`.
+
+    Raises ConfigError for an unknown name.
+    """
     names = tuple(only) or getattr(settings.profiles, profile)
     if names is None:
         shipped = {check.name for check in SHIPPED}
@@ -93,8 +99,8 @@ def _own(where: str) -> tuple[AnyCheck, ...]:
     try:
         found = getattr(import_module(module), name or "CHECKS")
     except Exception as error:  # a module of one's own may raise anything
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"own: {where}: {said}; nothing was checked") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"own: {where}: {reason}; nothing was checked") from error
     found = found if isinstance(found, tuple | list) and not isinstance(found, Check) else (found,)
     if not all(isinstance(check, Check) for check in found):
         raise ConfigError(f"own: {where} is no outlast.health.check_contract.Check, nor several")

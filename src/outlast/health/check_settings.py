@@ -1,4 +1,4 @@
-"""Settings of checks: a TOML file of what a node should have, checked before any probe."""
+"""Settings of checks: a TOML file with a node's expected state, validated before any probe."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ Profile = Literal["prolog", "periodic", "epilog", "preflight"]
 
 
 class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of a table of the file."""
+    """Base of the tables of the settings file."""
 
 
 class GpuSettings(SettingsTable, frozen=True):
-    """`count`: None is not said; then what the PCI bus shows is what there should be."""
+    """Expected GPUs.
+
+    `count`: None takes the number of GPUs on the PCI bus.
+    """
 
     count: int | None = None
     name: str = ""
@@ -29,22 +32,28 @@ class GpuSettings(SettingsTable, frozen=True):
     nvlinks: int | None = None  # active ones of each GPU
     hot_c: int = 88
     memory_hot_c: int = 100
-    remapped_rows_max: int = 512  # as NVIDIA's rule for an exchange
+    remapped_rows_max: int = 512  # NVIDIA's criterion for a replacement
     retired_pages_max: int = 60
     pcie_width: int | None = None  # lanes; None: what card and slot allow
     allowed: tuple[str, ...] = ("nv-hostengine", "nvidia-persiste", "dcgm-exporter")
-    deadline_s: float = 15.0  # drivers of eight GPUs that nobody holds open take seconds
+    deadline_s: float = 15.0  # drivers of eight GPUs without persistence take seconds
 
 
 class PortSettings(SettingsTable, frozen=True):
-    """One port (mlx5_0/1) or interface (eth0). `rate_gbps`: at least; None: only that it is up."""
+    """Expected state of a port (mlx5_0/1) or interface (eth0).
+
+    `rate_gbps`: minimum rate; None only expects it up.
+    """
 
     up: bool = True
     rate_gbps: float | None = None
 
 
 class LinkSettings(SettingsTable, frozen=True):
-    """`expected`: by name. A port that is not named is judged by its errors alone."""
+    """Expected links.
+
+    `expected`: by name. A port without an entry is judged by its errors alone.
+    """
 
     expected: dict[str, PortSettings] = {}
     ignore: tuple[str, ...] = ()
@@ -53,6 +62,8 @@ class LinkSettings(SettingsTable, frozen=True):
 
 
 class MountPointSettings(SettingsTable, frozen=True):
+    """Expected file system of one mount point; limits in percent used."""
+
     type: str = ""  # "": any
     writable: bool = True
     full_percent: float = 97.0
@@ -60,7 +71,10 @@ class MountPointSettings(SettingsTable, frozen=True):
 
 
 class MountSettings(SettingsTable, frozen=True):
-    """`expected`: by place. Others are looked at too: file systems of servers and of disks."""
+    """Expected mount points, by path.
+
+    Other network and disk file systems are checked as well.
+    """
 
     expected: dict[str, MountPointSettings] = {}
     ignore: tuple[str, ...] = ()
@@ -68,7 +82,10 @@ class MountSettings(SettingsTable, frozen=True):
 
 
 class DiskSettings(SettingsTable, frozen=True):
-    """`count`: of whole drives; None: not said. `smart`: ask each drive with smartctl."""
+    """Expected drives.
+
+    `count`: number of whole drives, None if unspecified. `smart`: query each drive with smartctl.
+    """
 
     count: int | None = None
     smart: bool = False
@@ -76,27 +93,37 @@ class DiskSettings(SettingsTable, frozen=True):
 
 
 class MemorySettings(SettingsTable, frozen=True):
-    """`total_gib`: at least 98 % of it must be there."""
+    """Expected main memory.
+
+    `total_gib`: at least 98 % of it must be present.
+    """
 
     total_gib: float | None = None
     hugepages: int | None = None
     corrected_per_hour: float = 100.0
-    available_percent: float = 0.0  # below it is said; 0: never
+    available_percent: float = 0.0  # below it the check warns; 0: never
 
 
 class ClockSettings(SettingsTable, frozen=True):
+    """Expected clock source and largest offset from the time service, in seconds."""
+
     source: str = ""  # "": the best of those that the kernel offers
     skew_s: float = 0.1
-    synchronized: bool | None = None  # True: unknown is not enough
+    synchronized: bool | None = None  # True: an unknown state is not accepted
 
 
 class ServiceSettings(SettingsTable, frozen=True):
+    """Systemd services that must be active."""
+
     active: tuple[str, ...] = ()
 
 
 class KernelLogSettings(SettingsTable, frozen=True):
-    """`policy`: a file over the XID policy (see docs/fleet.md). `window_s`: how far back, where
-    there is no mark of an earlier check."""
+    """Settings of the kernel log check.
+
+    `policy`: file that overrides the XID policy (see docs/fleet.md). `window_s`: span of the log
+    that is read if no earlier check left a mark.
+    """
 
     policy: str = ""
     window_s: float = 3600.0
@@ -104,33 +131,41 @@ class KernelLogSettings(SettingsTable, frozen=True):
 
 
 class FlapSettings(SettingsTable, frozen=True):
+    """Definition of a link flap: `times` events within `window_s`, until quiet for `recovery_s`."""
+
     times: int = 3
     window_s: float = 3600.0
     recovery_s: float = 1800.0
 
 
 class ComputeSettings(SettingsTable, frozen=True):
-    """The matmul probe. `tflops_min`: None only checks the result."""
+    """Settings of the matmul probe.
+
+    `tflops_min`: None only verifies the result.
+    """
 
     tflops_min: float | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 class RingSettings(SettingsTable, frozen=True):
-    """All-reduces between neighbours. `address`: of the first node, as in host:29500; it, the rank
-    and their number come from the command line."""
+    """Settings of the all-reduces between neighbours.
+
+    `address`: the first node as host:29500; address, rank and world size come from the command
+    line.
+    """
 
     address: str = ""
     rank: int = 0
     world: int = 1
     mbytes: int = 64
-    gbytes_min: float | None = None  # a second; None: of what others do
+    gbytes_min: float | None = None  # per second; None: relative to the other pairs
     step_s: float = 20.0
     within_s: float = 240.0
 
 
 class ProfileSettings(SettingsTable, frozen=True):
-    """Which checks; None: those that are shipped with the profile."""
+    """Names of the checks of each profile; None takes the profile's shipped checks."""
 
     prolog: tuple[str, ...] | None = None
     periodic: tuple[str, ...] | None = None
@@ -139,15 +174,17 @@ class ProfileSettings(SettingsTable, frozen=True):
 
 
 class DrainSettings(SettingsTable, frozen=True):
-    """At most `percent` of the nodes, but always one, within `window_s`."""
+    """Drain budget: at most `percent` of the nodes, but always one, within `window_s` seconds."""
 
     percent: float = 2.0
     window_s: float = 3600.0
     deadline_s: float = 5.0
-    shared: str = ""  # a directory that all nodes see
+    shared: str = ""  # directory on a file system that all nodes share
 
 
 class CheckSettings(SettingsTable, frozen=True):
+    """All settings of a node's checks."""
+
     version: int = 1
     cluster: str = ""
     node: str = ""
@@ -176,14 +213,17 @@ ABOVE_ZERO = (
 
 
 def read_settings(path: Path) -> CheckSettings:
-    """Raises ConfigError, which names the file, the key, and what was probably meant."""
+    """Read and validate a settings file.
+
+    Raises ConfigError, which names the file, the key and a close match.
+    """
     return parse_settings(
         toml_files.read(path, "file of settings", "nothing was checked"), str(path)
     )
 
 
 def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
-    """Raises ConfigError."""
+    """Return validated settings from decoded TOML. Raises ConfigError."""
     _refuse_unknown_checks(found, CheckSettings, where, "")
     _numbers(found, where, "")
     try:
@@ -203,8 +243,8 @@ def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
     for name, part in (("mounts", settings.mounts), ("links", settings.links)):
         if both := sorted(part.expected.keys() & set(part.ignore)):
             raise ConfigError(
-                f"{where}: {name}: {both[0]} is expected and ignored: say one of them; nothing was"
-                " checked"
+                f"{where}: {name}: {both[0]} is expected and ignored: remove one of them;"
+                " nothing was checked"
             )
     for unit in settings.services.active:
         if not re.fullmatch(r"[\w@.:\\-]+", unit) or unit.startswith("-"):
@@ -213,8 +253,10 @@ def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
 
 
 def _numbers(found: dict[str, Any], where: str, above: str) -> None:
-    """None of the numbers may be below zero; and nothing is ever less than one that is not a
-    number, so that a check would pass for ever. Raises ConfigError."""
+    """Refuse negative, infinite and NaN numbers, and percentages above 100.
+
+    A comparison with NaN is always false, so the check would always pass. Raises ConfigError.
+    """
     for key, value in found.items():
         if isinstance(value, dict):
             _numbers(value, where, f"{above}{key}.")
@@ -227,7 +269,7 @@ def _numbers(found: dict[str, Any], where: str, above: str) -> None:
 def _refuse_unknown_checks(
     found: dict[str, Any], kind: type[SettingsTable], where: str, above: str
 ) -> None:
-    """Raises ConfigError for a key that there is not."""
+    """Refuse unknown keys. Raises ConfigError."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in found.items():
         if key not in fields:

@@ -1,4 +1,4 @@
-"""Settings learned from this node as it is now."""
+"""Settings generated from the current state of this node."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ Table = dict[str, Any]
 
 
 def learn(path: Path, checks: Sequence[AnyCheck]) -> str:
-    """Write what this node has to a new file of settings, and return its text. Raises UsageError
-    where there is such a file, StorageError where it cannot be written."""
+    """Write this node's state as a new settings file and return its text.
+
+    Raises UsageError if the file exists, StorageError if it cannot be written.
+    """
     refuse_existing(path)
     wanted = [check for check in checks if check.name in CHECKS]
-    asked = [
+    requests = [
         ProbeRequest(check, probe) for check in wanted for probe in check.probes(CheckSettings())
     ]
     text = format_settings(
-        run_probes(asked, within_s=WITHIN_S), {check.name: check for check in wanted}
+        run_probes(requests, within_s=WITHIN_S), {check.name: check for check in wanted}
     )
     draft = draft_path(path)
     try:
@@ -50,7 +52,7 @@ def learn(path: Path, checks: Sequence[AnyCheck]) -> str:
 
 
 def format_settings(taken: Iterable[TakenSample], checks: dict[str, AnyCheck]) -> str:
-    """The file's text. What could not be seen is a comment, so that nobody takes it for seen."""
+    """Return the file's text. Failed probes become comments."""
     samples: list[Sample] = []
     notes: list[str] = []
     for one in taken:
@@ -60,13 +62,13 @@ def format_settings(taken: Iterable[TakenSample], checks: dict[str, AnyCheck]) -
         else:
             samples.append(msgspec.json.decode(one.sample, type=checks[one.check].sample))
     found, more = settings_of_samples(samples)
-    head = ["# What this node had when it was learnt: look at it before it is used.", "version = 1"]
+    head = ["# Generated from the state of this node: review it before use.", "version = 1"]
     head += [f"# not learnt: {_line(note)}" for note in [*notes, *more]]
     return "\n".join([*head, *_toml(found)]) + "\n"
 
 
 def settings_of_samples(samples: Iterable[Sample]) -> tuple[Table, list[str]]:
-    """Pure. The tables of the file, and what was seen and not taken over."""
+    """Return the file's tables and the notes on what was left out. Pure."""
     found: Table = {}
     notes: list[str] = []
     mounts: Table = {}
@@ -134,7 +136,7 @@ def _links(sample: LinksSample, notes: list[str]) -> Iterator[tuple[str, Table]]
 
 
 def _toml(tables: Table, above: str = "") -> Iterator[str]:
-    """Tables of plain values and of tables."""
+    """Yield the lines of nested tables of plain values."""
     for key, value in tables.items():
         if isinstance(value, dict):
             name = f"{above}{_key(key)}"
@@ -150,7 +152,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: object) -> str:
-    """JSON's texts, truths and numbers are TOML's, but for one character."""
+    """Return a value as TOML: as its JSON, with DEL escaped."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 

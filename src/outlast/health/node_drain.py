@@ -28,24 +28,37 @@ TRY_S = 0.02
 
 
 class DrainOutcome(NamedTuple):
+    """Outcome of a drain request.
+
+    `why`: the reason, also of a refusal.
+    """
+
     drained: bool
     why: str
 
 
 class DrainSlot(Sample, frozen=True):
-    """Whether the fleet's shared ledger let us go. `taken`: how many had gone before."""
+    """Answer of the fleet's shared ledger.
+
+    `taken`: number of other nodes drained within the window.
+    """
 
     granted: bool
     taken: int
 
 
 class DrainLedgerEntry(msgspec.Struct, frozen=True):
+    """Line of the ledger: one node's drain."""
+
     t_ns: int
     node: str
 
 
 def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
-    """Never resumes a node, and never touches one that is away already, whoever sent it."""
+    """Drain this node if a finding costs a job and the budget allows it.
+
+    Never resumes a node, and never changes one that is out of service already.
+    """
     worst = [one for one in report.findings if one.severity in COSTS]
     if not worst:
         return DrainOutcome(False, "nothing that costs a job")
@@ -61,25 +74,25 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
             return DrainOutcome(False, f"{name} is {states}: Slurm does not have it yet")
         if here.is_away:
             return DrainOutcome(False, f"{name} is away already ({here.reason or 'no reason'})")
-        seen = slurm_nodes.read_fleet(within_s)
-        most = drain_allowance(seen.nodes, settings.percent)
-        gone = recently_drained(seen.drained, report.t_ns, settings.window_s)
-        refused = _refused(name, settings, len(gone), most, report.t_ns)
+        fleet = slurm_nodes.read_fleet(within_s)
+        most = drain_allowance(fleet.nodes, settings.percent)
+        recent = recently_drained(fleet.drained, report.t_ns, settings.window_s)
+        refused = _refused(name, settings, len(recent), most, report.t_ns)
         if refused:
             return DrainOutcome(False, refused)
         first = worst[0]
-        said = " ".join(filter(None, (first.check, first.device, first.code, first.detail)))
-        slurm_nodes.request_drain(name, drain_reason(said), within_s)
+        detail = " ".join(filter(None, (first.check, first.device, first.code, first.detail)))
+        slurm_nodes.request_drain(name, drain_reason(detail), within_s)
     except slurm_nodes.SlurmError as error:
         return DrainOutcome(False, str(error))
-    return DrainOutcome(True, f"{name} was drained: {drain_reason(said)}")
+    return DrainOutcome(True, f"{name} was drained: {drain_reason(detail)}")
 
 
-def _refused(name: str, settings: DrainSettings, gone: int, most: int, now_ns: int) -> str:
-    """Why not, or nothing."""
+def _refused(name: str, settings: DrainSettings, drained: int, most: int, now_ns: int) -> str:
+    """Return why the budget refuses a drain, or ""."""
     window = f"within {settings.window_s:g} s"
-    if gone >= most:
-        return f"{gone} nodes were drained {window}, at most {most} may be: look at them first"
+    if drained >= most:
+        return f"{drained} nodes were drained {window}, at most {most} may be: look at them first"
     if not settings.shared:
         return ""
     slot = _slot(Path(settings.shared), name, settings, most, now_ns)
@@ -93,7 +106,10 @@ def _refused(name: str, settings: DrainSettings, gone: int, most: int, now_ns: i
 def _slot(
     shared: Path, name: str, settings: DrainSettings, most: int, now_ns: int
 ) -> DrainSlot | str:
-    """In a process of its own: the shared directory's server may be dead."""
+    """Request a slot of the shared ledger; a text is an error.
+
+    Runs in a process of its own: the file server of the shared directory may be dead.
+    """
 
     def ask() -> DrainSlot:
         return take_slot(shared, name, most, now_ns, settings.window_s)
@@ -108,9 +124,12 @@ def _slot(
 
 
 def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) -> DrainSlot:
-    """One line of the ledger, under a lock that holds over NFS and Lustre too (fcntl's), so that of
-    nodes that come at once no more than `most` go. Raises OSError, StorageError; also for a
-    directory in which everybody could remove the ledger, or lay a link to another file."""
+    """Append a line to the ledger if fewer than `most` other nodes were drained within the window.
+
+    The lock (fcntl) also holds over NFS and Lustre, so that simultaneous requests cannot exceed the
+    budget. Raises OSError; StorageError also for a directory in which anyone could replace the
+    ledger.
+    """
     if stat.S_IMODE(shared.stat().st_mode) & stat.S_IWOTH:
         raise StorageError(f"everybody can write to {shared}: chmod o-w")
     how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -126,18 +145,21 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
             except BlockingIOError:
                 time.sleep(TRY_S)  # until the deadline of this process
         past = _entries(os.pread(file, LEDGER_BYTES_MAX + 1, 0), shared)
-        gone = recently_drained(past, now_ns, window_s) - {name}
-        if len(gone) >= most:
-            return DrainSlot(granted=False, taken=len(gone))
+        drained = recently_drained(past, now_ns, window_s) - {name}
+        if len(drained) >= most:
+            return DrainSlot(granted=False, taken=len(drained))
         os.write(file, msgspec.json.encode(DrainLedgerEntry(now_ns, name)) + b"\n")
         os.fsync(file)
-        return DrainSlot(granted=True, taken=len(gone))
+        return DrainSlot(granted=True, taken=len(drained))
     finally:
         os.close(file)
 
 
 def _entries(data: bytes, shared: Path) -> list[Past]:
-    """A ledger that cannot be read lets nobody go."""
+    """Parse the ledger.
+
+    Raises StorageError if it is damaged: then no node is drained.
+    """
     if len(data) > LEDGER_BYTES_MAX:
         raise StorageError(f"{shared / LEDGER} is over {LEDGER_BYTES_MAX:,} bytes: move it away")
     decoder = msgspec.json.Decoder(DrainLedgerEntry)

@@ -27,12 +27,15 @@ from outlast.log_records import Finding
 from outlast.node_logs.xid_policy import XidPolicy
 
 LOCK_S = 5.0
-NOTHING_HERE = "there is nothing to look at"
+NOTHING_HERE = "there is nothing to check"
 NO_STATE = "no memory (--state DIR): what counters did, flaps and earlier events were not judged"
 
 
 class Examined(NamedTuple):
-    """`before`: what was remembered when it was judged."""
+    """Result of an examination.
+
+    `before`: memory of the checks that it was judged with.
+    """
 
     report: NodeReport
     taken: list[TakenSample]
@@ -40,6 +43,8 @@ class Examined(NamedTuple):
 
 
 class Subject(NamedTuple):
+    """Node under examination, with its profile, settings and XID policy."""
+
     cluster: str
     node: str
     profile: Profile
@@ -50,26 +55,29 @@ class Subject(NamedTuple):
 def examine(
     subject: Subject, checks: Sequence[AnyCheck], state: Path | None, own: dict[str, AnyCheck]
 ) -> Examined:
-    """A state directory that cannot be used makes the report unknown, and ends nothing."""
+    """Probe this node, judge the samples and update the state directory.
+
+    An unusable state directory makes the report unknown, but does not end the examination.
+    """
     began = time.monotonic()
     before, trouble = _read_memory(state)
-    asked = [one for check in checks for one in _probe_requests(check, subject.settings)]
-    keys = {one.key for one in asked}
-    taken = run_probes(asked, within_s=PROFILES[subject.profile].within_s, stuck=before.stuck)
+    requests = [one for check in checks for one in _probe_requests(check, subject.settings)]
+    keys = {one.key for one in requests}
+    taken = run_probes(requests, within_s=PROFILES[subject.profile].within_s, stuck=before.stuck)
     t_ns = time.time_ns()
     if state and not trouble:
         try:
             with check_memory.lock_state(state, LOCK_S):
-                kept = check_memory.read_memory(
+                stored = check_memory.read_memory(
                     state
                 )  # again: another check may have written meanwhile
-                about = _about(subject, t_ns, kept.memory, remembers=True)
+                about = _about(subject, t_ns, stored.memory, remembers=True)
                 found = judge_samples(taken, own, about)
-                stuck = {key: one for key, one in kept.memory.stuck.items() if key not in keys}
-                after = memory_after(kept.memory, found, about, stuck | stuck_processes(taken))
+                stuck = {key: one for key, one in stored.memory.stuck.items() if key not in keys}
+                after = memory_after(stored.memory, found, about, stuck | stuck_processes(taken))
                 check_memory.write_memory(state, after)
-            notes = [kept.note] if kept.note else []
-            return Examined(_report(subject, found, about, began, notes), taken, kept.memory)
+            notes = [stored.note] if stored.note else []
+            return Examined(_report(subject, found, about, began, notes), taken, stored.memory)
         except StorageError as error:
             trouble = str(error)
     about = _about(subject, t_ns, CheckMemory(), remembers=False)
@@ -92,7 +100,7 @@ def _raise(error: Exception) -> Sample:
 
 
 def _read_memory(state: Path | None) -> tuple[CheckMemory, str]:
-    """And why not, where there is a state directory that cannot be read."""
+    """Return the memory, and the error if the state directory cannot be read."""
     try:
         return (check_memory.read_memory(state).memory if state else CheckMemory()), ""
     except StorageError as error:
@@ -113,7 +121,7 @@ def examine_recording(
     t_ns: int,
     own: dict[str, AnyCheck],
 ) -> NodeReport:
-    """A recording judged as it was, or by other settings."""
+    """Judge a recording, with its own settings or with other ones."""
     began = time.monotonic()
     about = _about(subject, t_ns, before, remembers=True)
     return _report(subject, judge_samples(taken, own, about), about, began, ["replayed"])

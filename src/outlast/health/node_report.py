@@ -21,18 +21,23 @@ from outlast.health.probe_runner import NOTHING, TakenSample
 from outlast.log_records import Finding, Severity
 
 WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy")
-"""For a node as a whole: what could not be told outweighs a warning (records.SEVERITIES orders
-what a single finding means for a job, which is another question)."""
+"""Order for a whole node: an unknown outweighs a warning. (log_records.SEVERITIES orders single
+findings by their effect on a job.)"""
 
 
 class NotApplicable(msgspec.Struct, frozen=True):
+    """Check of a device that this node does not have, and the evidence."""
+
     check: str
     device: str
     why: str
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`severity`: the worst of the findings; unknown where there are none at all."""
+    """Report of a node.
+
+    `severity`: the worst of the findings; unknown without any.
+    """
 
     version: int = 1
     cluster: str
@@ -47,7 +52,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgedSamples(NamedTuple):
-    """`events`: of the findings those that are new events, not what is held from before."""
+    """Result of judging samples.
+
+    `events`: the findings that are new events, without those held from earlier checks.
+    """
 
     findings: list[Finding]
     events: list[Finding]
@@ -59,7 +67,7 @@ class JudgedSamples(NamedTuple):
 def judge_samples(
     taken: Iterable[TakenSample], checks: Mapping[str, AnyCheck], about: JudgeContext
 ) -> JudgedSamples:
-    """Pure: the same samples, settings and memory give the same."""
+    """Judge samples. Pure: the same samples, settings and memory give the same result."""
     found = JudgedSamples([], [], [], {}, "")
     for one in taken:
         check = checks.get(one.check)
@@ -70,15 +78,15 @@ def judge_samples(
         else:
             found = found._replace(boot=_one(one, check, about, found) or found.boot)
     if found.boot in {"", about.memory.boot}:  # a reboot ends what was held
-        held = still_holding(
+        earlier = still_holding(
             about.memory, found.findings, about.t_ns, about.settings.flaps.recovery_s
         )
-        found.findings.extend(_held_findings(each, about) for each in held)
+        found.findings.extend(_held_findings(each, about) for each in earlier)
     return found
 
 
 def _one(taken: TakenSample, check: AnyCheck, about: JudgeContext, found: JudgedSamples) -> str:
-    """What one sample adds; returns the boot's name where the sample knows it."""
+    """Add the result of one sample; return its boot id, or "" if it has none."""
     sample = _sample(taken, check)
     if isinstance(sample, str):
         found.findings.append(_unknown(taken, check, about, sample))
@@ -100,7 +108,7 @@ def _one(taken: TakenSample, check: AnyCheck, about: JudgeContext, found: Judged
 
 
 def _sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
-    """The sample, or why there is none."""
+    """Return the sample, or the reason that there is none."""
     if bytes(taken.sample) == bytes(NOTHING):
         return taken.late or taken.failed or "nothing was recorded"
     try:
@@ -117,8 +125,7 @@ def _unknown(taken: TakenSample, check: AnyCheck, about: JudgeContext, why: str)
 
 
 def _foreign(taken: TakenSample, about: JudgeContext) -> Finding:
-    """A check of one's own that the settings in use do not name was taken, and nobody can judge
-    it."""
+    """Return an unknown finding for the sample of a site's check that the settings do not name."""
     return Finding(
         t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=taken.check, symptom="other",
         severity="unknown", code="", device=taken.device,
@@ -126,23 +133,24 @@ def _foreign(taken: TakenSample, about: JudgeContext) -> Finding:
     )  # fmt: skip
 
 
-def _held_findings(held: HeldFinding, about: JudgeContext) -> Finding:
-    ago_s = max(0, about.t_ns - held.last_ns) / 1e9
+def _held_findings(earlier: HeldFinding, about: JudgeContext) -> Finding:
+    ago_s = max(0, about.t_ns - earlier.last_ns) / 1e9
     quiet_s = about.settings.flaps.recovery_s
-    detail = f"{held.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"
-    return replace(held.finding, t_ns=held.last_ns, detail=detail)
+    detail = f"{earlier.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"
+    return replace(earlier.finding, t_ns=earlier.last_ns, detail=detail)
 
 
 def worst_severity(findings: Iterable[Finding]) -> Severity:
-    """Unknown where there are none: nothing was checked."""
-    said = {one.severity for one in findings}
+    """Return the worst severity; unknown without findings, since nothing was checked."""
+    severities = {one.severity for one in findings}
     for severity in WORST_FIRST:
-        if severity in said:
+        if severity in severities:
             return severity
     return "unknown"
 
 
 def sorted_by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, the worst first."""
     order = {severity: k for k, severity in enumerate(WORST_FIRST)}
     return tuple(sorted(findings, key=lambda one: (order[one.severity], one.check, one.device)))
 
@@ -153,6 +161,10 @@ def memory_after(
     about: JudgeContext,
     stuck: Mapping[str, StuckProcess],
 ) -> CheckMemory:
+    """Return the memory after a check.
+
+    `stuck`: probe processes that could not be killed.
+    """
     rule = about.settings.flaps
     after = updated_memory(
         memory, boot=found.boot or memory.boot, counts=found.counts, events=found.events,
@@ -162,7 +174,7 @@ def memory_after(
 
 
 def report_lines(report: NodeReport) -> Iterator[str]:
-    """The report as text, the worst first."""
+    """Yield the report as text, the worst first."""
     for one in report.findings:
         if one.severity != "healthy":
             where = " ".join(filter(None, (one.check, one.device, one.code)))
@@ -172,8 +184,8 @@ def report_lines(report: NodeReport) -> Iterator[str]:
         if one.severity == "healthy":
             well[one.check] = well.get(one.check, 0) + 1
     if well:
-        said = (f"{name} ({many})" if many > 1 else name for name, many in sorted(well.items()))
-        yield "healthy  " + ", ".join(said)
+        counted = (f"{name} ({many})" if many > 1 else name for name, many in sorted(well.items()))
+        yield "healthy  " + ", ".join(counted)
     for each in report.not_applicable:
         where = " ".join(filter(None, (each.check, each.device)))
         yield f"not here {where}: {each.why}"
@@ -181,7 +193,7 @@ def report_lines(report: NodeReport) -> Iterator[str]:
 
 
 def summary_line(findings: Sequence[Finding], severity: Severity) -> str:
-    """The node in a line."""
+    """Return the node's state in one line."""
     worst_ones = [one for one in findings if one.severity == severity]
     if severity == "healthy" or not worst_ones:
         return f"{len(findings)} findings, all healthy" if worst_ones else "nothing was checked"
@@ -197,19 +209,21 @@ WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 
 def exit_code(report: NodeReport, *, unknown_passes: bool) -> int:
-    """For Slurm and for hands. A report that is unknown because nothing at all was checked does not
-    pass in any case."""
+    """Return the exit code for Slurm and for interactive use.
+
+    A report that is unknown because nothing was checked fails in any case.
+    """
     if report.severity == "unknown" and unknown_passes and report.findings:
         return 0
     return EXIT_SEVERITY[report.severity]
 
 
 def nagios(report: NodeReport) -> tuple[int, str]:
-    """The code, and the plugin's line: text, and figures after a bar."""
+    """Return the Nagios exit code, and the plugin's line: text, bar, performance data."""
     code = NAGIOS[report.severity]
-    said = summary_line(report.findings, report.severity).replace("|", "/").replace("\n", " ")
+    summary = summary_line(report.findings, report.severity).replace("|", "/").replace("\n", " ")
     figures = " ".join(
         f"{severity}={sum(one.severity == severity for one in report.findings)}"
         for severity in ("now", "drain", "unknown", "warn", "healthy")
     )
-    return code, f"{WORDS[code]} - {report.node}: {said} | {figures}"
+    return code, f"{WORDS[code]} - {report.node}: {summary} | {figures}"

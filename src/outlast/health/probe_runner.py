@@ -1,7 +1,7 @@
 """Runner of probes: child processes, all at once, each with a deadline.
 
 A system call may wait for a dead file server for ever, and then not even SIGKILL ends it. So
-nothing that may wait runs in this process, and a child that cannot be killed is left behind.
+blocking calls run only in child processes, and a child that cannot be killed is abandoned.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outlast.health.check_contract import AbsentError, AnyCheck, Probe
 from outlast.health.check_memory import StuckProcess
 
 ANSWER_BYTES_MAX = 32 << 20
-KILL_S = 0.3  # SIGKILL -> gone; then it is stuck
-GRACE_S = 2.0  # after its deadline a child ends itself, whatever became of its parent
+KILL_S = 0.3  # from SIGKILL to the exit; later it counts as stuck
+GRACE_S = 2.0  # after its deadline a child ends itself, even if its parent is dead
 FDS_MAX = 1 << 16
 
 SAMPLE, ABSENT, FAILED = b"s", b"a", b"f"
@@ -33,7 +33,7 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class TakenSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one probe. One of `sample` (JSON), `absent`, `failed` and `late` says it."""
+    """Outcome of one probe: one of `sample` (JSON), `absent`, `failed` and `late` is set."""
 
     check: str
     device: str
@@ -47,44 +47,52 @@ class TakenSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeRequest(NamedTuple):
+    """A probe to run, and its check."""
+
     check: AnyCheck
     probe: Probe
 
     @property
     def key(self) -> str:
+        """Identity of the probe: check and device."""
         return f"{self.check.name}|{self.probe.device}"
 
 
 class _Child:
-    """`out`: where its answer is read. `life`: it dies when this is closed, also by our death."""
+    """Child process of a probe.
+
+    `out`: pipe of its answer. `life`: the child dies when this pipe is closed, also by our death.
+    """
 
     def __init__(
-        self, asked: ProbeRequest, pid: int, out: int, life: int, began: float, deadline: float
+        self, request: ProbeRequest, pid: int, out: int, life: int, began: float, deadline: float
     ) -> None:
-        self.asked, self.pid, self.out, self.life = asked, pid, out, life
+        self.request, self.pid, self.out, self.life = request, pid, out, life
         self.began, self.deadline = began, deadline
         self.data = bytearray()
 
 
 def run_probes(
-    asked: Iterable[ProbeRequest],
+    requests: Iterable[ProbeRequest],
     *,
     within_s: float,
     stuck: Mapping[str, StuckProcess] | None = None,
 ) -> list[TakenSample]:
-    """In the order of `asked`. `within_s`: all of them together. `stuck`: processes that earlier
-    checks left behind."""
+    """Run all probes at once and return their outcomes in the order of the requests.
+
+    `within_s`: time limit of all together. `stuck`: stuck processes of earlier checks, by key.
+    """
     until = time.monotonic() + within_s
     order: list[str] = []
     done: dict[str, TakenSample] = {}
     waiting: list[_Child] = []
-    for one in asked:
+    for one in requests:
         order.append(one.key)
-        left = (stuck or {}).get(one.key)
-        if left and is_alive(left):
-            since_s = (time.time_ns() - left.since_ns) / 1e9
-            late = f"the probe of {since_s:.0f} s ago (process {left.pid}) is still stuck"
-            done[one.key] = _sample_of(one, 0.0, late=late, stuck=left)
+        old = (stuck or {}).get(one.key)
+        if old and is_alive(old):
+            since_s = (time.time_ns() - old.since_ns) / 1e9
+            late = f"the probe of {since_s:.0f} s ago (process {old.pid}) is still stuck"
+            done[one.key] = _sample_of(one, 0.0, late=late, stuck=old)
             continue
         try:
             waiting.append(_start_child(one, until))
@@ -97,14 +105,14 @@ def run_probes(
             _wait(waiting)
     except BaseException:
         for child in waiting:
-            if child.asked.key not in done:
+            if child.request.key not in done:
                 _ended(child)
         raise
     return [done[key] for key in order]
 
 
 def _wait(children: list[_Child]) -> None:
-    """Until one of them answers, or is late."""
+    """Wait until a child answers or misses its deadline."""
     pause_s = max(0.0, min(child.deadline for child in children) - time.monotonic())
     poll = select.poll()
     for child in children:
@@ -113,13 +121,13 @@ def _wait(children: list[_Child]) -> None:
 
 
 def _start_child(one: ProbeRequest, until: float) -> _Child:
-    """Raises OSError where there can be no more processes or files."""
+    """Fork a child. Raises OSError if no process or file descriptor is available."""
     began = time.monotonic()
     deadline = min(began + one.probe.deadline_s, until)
     ours, theirs = os.pipe()
     try:
         # Another pipe than that of the answer: of one that is read, each reading is an event.
-        life, held = os.pipe()
+        life, childs_end = os.pipe()
     except OSError:
         os.close(ours)
         os.close(theirs)
@@ -132,28 +140,30 @@ def _start_child(one: ProbeRequest, until: float) -> _Child:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:
-        for end in (ours, theirs, life, held):
+        for end in (ours, theirs, life, childs_end):
             os.close(end)
         raise
     if pid == 0:
-        _answer(one.probe, theirs, held, deadline - began + GRACE_S)
+        _answer(one.probe, theirs, childs_end, deadline - began + GRACE_S)
     os.close(theirs)
-    os.close(held)
+    os.close(childs_end)
     return _Child(one, pid, ours, life, began, deadline)
 
 
-def _answer(probe: Probe, out: int, held: int, alarm_s: float) -> NoReturn:
-    """The child's life. It keeps nothing of its parent's open: a lock or a pipe that it held would
-    outlive the check. Does not return."""
+def _answer(probe: Probe, out: int, life: int, alarm_s: float) -> NoReturn:
+    """Run the probe in the child, answer, and exit.
+
+    The child closes all inherited files: a lock or a pipe of its parent would outlive the check.
+    """
     try:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 0.1))
-        _die_with_reader(held)
+        _die_with_reader(life)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
-        low, high = sorted((out, held))
+        low, high = sorted((out, life))
         os.closerange(3, low)
         os.closerange(low + 1, high)
         os.closerange(high + 1, FDS_MAX)
@@ -162,12 +172,15 @@ def _answer(probe: Probe, out: int, held: int, alarm_s: float) -> NoReturn:
         os._exit(0)
 
 
-def _die_with_reader(held: int) -> None:
-    """SIGIO ends this process and what it started when the other end of the pipe is closed: its
-    parent was killed. (prctl would need ctypes, which takes longer than most probes.)"""
+def _die_with_reader(life: int) -> None:
+    """Arrange that SIGIO ends the process group when the other end of the pipe is closed.
+
+    That happens when the parent is killed. (prctl would need ctypes, whose import takes longer than
+    most probes.)
+    """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(held, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(held, fcntl.F_SETFL, os.O_ASYNC)
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def _run_probe(probe: Probe) -> bytes:
@@ -176,8 +189,8 @@ def _run_probe(probe: Probe) -> bytes:
     except AbsentError as error:
         return ABSENT + str(error).encode("utf-8", "replace")
     except Exception as error:  # noqa: BLE001 - whatever a probe raises, it could not tell
-        said = f"{type(error).__name__}: {error}"
-        return FAILED + said.encode("utf-8", "replace")[:2000]
+        reason = f"{type(error).__name__}: {error}"
+        return FAILED + reason.encode("utf-8", "replace")[:2000]
 
 
 def _write(out: int, data: bytes) -> None:
@@ -197,36 +210,36 @@ def _settled(child: _Child, done: dict[str, TakenSample]) -> bool:
         if time.monotonic() < child.deadline:
             return False
         stuck = _ended(child)
-        left = f"; process {stuck.pid} cannot be killed, and was left behind" if stuck else ""
-        late = f"no answer within {child.deadline - child.began:.1f} s{left}"
-        done[child.asked.key] = _sample_of(child.asked, took_s, late=late, stuck=stuck)
+        abandoned = f"; process {stuck.pid} cannot be killed, and was left behind" if stuck else ""
+        late = f"no answer within {child.deadline - child.began:.1f} s{abandoned}"
+        done[child.request.key] = _sample_of(child.request, took_s, late=late, stuck=stuck)
         return True
     _ended(child)
-    done[child.asked.key] = _decoded(child.asked, bytes(child.data), took_s)
+    done[child.request.key] = _decoded(child.request, bytes(child.data), took_s)
     return True
 
 
-def _decoded(asked: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
+def _decoded(request: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
     kind, body = data[:1], data[1:]
     if len(data) > ANSWER_BYTES_MAX:
-        return _sample_of(asked, took_s, failed=f"a sample of over {ANSWER_BYTES_MAX:,} bytes")
+        return _sample_of(request, took_s, failed=f"a sample of over {ANSWER_BYTES_MAX:,} bytes")
     if kind == SAMPLE:
-        return _sample_of(asked, took_s, sample=msgspec.Raw(body))
+        return _sample_of(request, took_s, sample=msgspec.Raw(body))
     text = body.decode("utf-8", "replace")
     if kind == ABSENT:
-        return _sample_of(asked, took_s, absent=text)
-    return _sample_of(asked, took_s, failed=text or "the process of the probe died")
+        return _sample_of(request, took_s, absent=text)
+    return _sample_of(request, took_s, failed=text or "the process of the probe died")
 
 
-def _sample_of(asked: ProbeRequest, took_s: float, **what: Any) -> TakenSample:
+def _sample_of(request: ProbeRequest, took_s: float, **what: Any) -> TakenSample:
     return TakenSample(
-        check=asked.check.name, device=asked.probe.device, t_ns=time.time_ns(),
+        check=request.check.name, device=request.probe.device, t_ns=time.time_ns(),
         took_s=round(took_s, 4), **what,
     )  # fmt: skip
 
 
 def _ended(child: _Child) -> StuckProcess | None:
-    """The child and all that it started are killed; None where they are gone."""
+    """Kill the child and its group; return it as stuck if it does not die."""
     os.close(child.out)
     os.close(child.life)
     start = _start_of(child.pid)
@@ -238,10 +251,10 @@ def _ended(child: _Child) -> StuckProcess | None:
     try:
         pidfd = os.pidfd_open(child.pid)
         try:
-            gone, _, _ = select.select([pidfd], [], [], KILL_S)
+            exited, _, _ = select.select([pidfd], [], [], KILL_S)
         finally:
             os.close(pidfd)
-        if gone:
+        if exited:
             os.waitpid(child.pid, 0)
             return None
     except ChildProcessError:
@@ -250,7 +263,7 @@ def _ended(child: _Child) -> StuckProcess | None:
 
 
 def _start_of(pid: int) -> int:
-    """Ticks from boot to the start of a process; 0 where there is none."""
+    """Return the ticks from boot to the start of a process; 0 if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[19])
@@ -259,10 +272,10 @@ def _start_of(pid: int) -> int:
 
 
 def is_alive(stuck: StuckProcess) -> bool:
-    """The same process, not one that has its number now."""
+    """Return whether the same process, not one with a reused id, still exists."""
     return stuck.start != 0 and _start_of(stuck.pid) == stuck.start
 
 
 def stuck_processes(taken: Sequence[TakenSample]) -> dict[str, StuckProcess]:
-    """What to remember of processes that were left behind."""
+    """Return the stuck processes to remember, by the key of their probe."""
     return {f"{one.check}|{one.device}": one.stuck for one in taken if one.stuck}

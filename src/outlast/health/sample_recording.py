@@ -1,4 +1,4 @@
-"""Recordings of samples as JSON lines, and their judgement by other settings."""
+"""Recordings of samples as JSON lines, to be judged again with other settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ FILE_BYTES_MAX = 256 << 20
 
 
 class RecordingHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Head of a recording. `samples`: how many follow; None: recorded before they
-    were counted."""
+    """Head of a recording.
+
+    `samples`: number of samples that follow; None in old recordings.
+    """
 
     version: int = VERSION
     cluster: str
@@ -34,12 +36,14 @@ class RecordingHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(NamedTuple):
+    """Head and samples of a recording."""
+
     head: RecordingHead
     taken: list[TakenSample]
 
 
 def write_recording(path: Path, head: RecordingHead, taken: Sequence[TakenSample]) -> None:
-    """Whole or not at all. Raises StorageError."""
+    """Write a recording atomically. Raises StorageError."""
     draft = draft_path(path)
     head = replace(head, samples=len(taken))
     try:
@@ -55,7 +59,7 @@ def write_recording(path: Path, head: RecordingHead, taken: Sequence[TakenSample
 
 
 def read_recording(path: Path) -> Recording:
-    """Raises SourceError."""
+    """Read a recording. Raises SourceError if it is damaged or incomplete."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -85,24 +89,28 @@ EXPECTED_BY = {
     "gpu": "gpus", "leftover": "gpus", "disk": "disks", "smart": "disks", "service": "services",
     "matmul": "compute",
 }  # fmt: skip
-"""Checks by whose part of the settings a probe says that a node need not have something."""
+"""The part of the settings by which each check's probe decides that a device may be absent."""
 _NOT_SEEN = "it was not looked at when this was recorded"
 
 
 def apply_settings(
     taken: Iterable[TakenSample], now: CheckSettings, before: CheckSettings
 ) -> list[TakenSample]:
-    """`before`: the settings of the recording."""
+    """Return the samples as other settings would see them.
+
+    A device that only the new settings expect, and that was not probed, becomes a failed sample.
+    `before`: the settings of the recording.
+    """
     if now == before:
         return list(taken)
     known = [_expected(one, now, before) for one in taken]
     mounts = [one for one in known if one.check == "mount"]
     if mounts:
-        seen = {one.device for one in mounts}
+        recorded = {one.device for one in mounts}
         known += [
             replace(mounts[0], device=path, **_failed(_NOT_SEEN))
             for path in now.mounts.expected
-            if path not in seen and path not in now.mounts.ignore
+            if path not in recorded and path not in now.mounts.ignore
         ]
     return known
 

@@ -1,4 +1,4 @@
-"""Nodes as Slurm has them: states, our drains and their budget; every call has a deadline."""
+"""Nodes as Slurm reports them: states, our drains and their budget; every call has a deadline."""
 
 from __future__ import annotations
 
@@ -16,31 +16,37 @@ REASON_MAX = 200  # characters
 
 
 class DrainedNode(NamedTuple):
-    """A node with a reason that begins with ours. `since_ns`: None where Slurm does not say."""
+    """Node whose drain reason begins with our prefix.
+
+    `since_ns`: None if Slurm does not report the time.
+    """
 
     node: str
     since_ns: int | None
 
 
 def drain_allowance(nodes: int, percent: float) -> int:
-    """How many may be drained within the window: the share, rounded down, but always one, or a
-    fleet of twenty nodes could never lose its bad one."""
+    """Return the number of nodes that may be drained within the window: the share, at least one.
+
+    Rounded down; without the minimum a fleet of twenty nodes could never drain any.
+    """
     return max(1, int(nodes * percent / 100))
 
 
 def recently_drained(drained: Iterable[DrainedNode], now_ns: int, window_s: float) -> set[str]:
-    """Nodes drained by us within the window. One of which it is not known when counts."""
+    """Return the nodes drained by us within the window, or at an unknown time."""
     begin_ns = now_ns - round(window_s * 1e9)
     return {one.node for one in drained if one.since_ns is None or one.since_ns > begin_ns}
 
 
-def drain_reason(said: str) -> str:
-    """What Slurm keeps: one line, without what a shell or sinfo's columns would trip over."""
-    plain = "".join(c if c.isalnum() or c in " .,:;/()%+-_=" else " " for c in said)
+def drain_reason(detail: str) -> str:
+    """Return a drain reason for Slurm: one line without characters special to a shell or sinfo."""
+    plain = "".join(c if c.isalnum() or c in " .,:;/()%+-_=" else " " for c in detail)
     return (PREFIX + " ".join(plain.split()))[:REASON_MAX]
 
 
 def is_our_reason(text: str) -> bool:
+    """Return whether a drain reason was written by this package."""
     return text.startswith(PREFIX)
 
 
@@ -62,31 +68,41 @@ TEXT_MAX = 64 << 20
 
 
 class SlurmError(OutlastError):
-    """Slurm did not answer in time, or not as it does. Nothing was drained."""
+    """Slurm did not answer in time, or not as expected. Nothing was drained."""
 
 
 class SlurmNode(NamedTuple):
-    """`states`: without their marks, those marks among them by name."""
+    """State of a node.
+
+    `states`: base states and flags; flag characters appear by name.
+    """
 
     states: frozenset[str]
     reason: str
 
     @property
     def is_away(self) -> bool:
+        """True for a node out of service: drained, down, failing or in maintenance."""
         return bool(self.states & AWAY)
 
     @property
     def is_registered(self) -> bool:
+        """True if slurmctld has contact with the node."""
         return bool(self.states) and not self.states & UNREGISTERED
 
 
 class SlurmFleet(NamedTuple):
+    """Number of nodes, and those that this package drained."""
+
     nodes: int
     drained: tuple[DrainedNode, ...]
 
 
 def read_node(name: str, within_s: float) -> SlurmNode:
-    """Raises SlurmError; also where slurmctld does not know such a node."""
+    """Return a node's state.
+
+    Raises SlurmError, also if slurmctld does not know the node.
+    """
     answer = _answer(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
     found = re.search(r"\bState=(\S+)", answer)
     if not found:
@@ -99,7 +115,7 @@ def read_node(name: str, within_s: float) -> SlurmNode:
 
 
 def read_fleet(within_s: float) -> SlurmFleet:
-    """All nodes, and those with a reason of ours. Raises SlurmError."""
+    """Return the number of nodes and those that we drained. Raises SlurmError."""
     answer = _answer(["sinfo", "-h", "-N", "-o", "%N|%H|%E"], within_s)
     names: set[str] = set()
     drained: dict[str, DrainedNode] = {}
@@ -107,9 +123,9 @@ def read_fleet(within_s: float) -> SlurmFleet:
         parts = line.split("|", 2)
         if len(parts) != 3:
             continue
-        name, when, said = (part.strip() for part in parts)
+        name, when, reason = (part.strip() for part in parts)
         names.add(name)  # a node has a line for each of its partitions
-        if is_our_reason(said):
+        if is_our_reason(reason):
             drained[name] = DrainedNode(name, _time_ns(when))
     if not names:
         raise SlurmError("sinfo names no node; nothing was drained")
@@ -117,7 +133,7 @@ def read_fleet(within_s: float) -> SlurmFleet:
 
 
 def request_drain(name: str, reason: str, within_s: float) -> None:
-    """Raises SlurmError."""
+    """Set a node to DRAIN. Raises SlurmError."""
     _answer(
         [
             "scontrol",
@@ -136,19 +152,21 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _time_ns(said: str) -> int | None:
-    """Seconds, as SLURM_TIME_FORMAT=%s asks for, or a local time of an older Slurm."""
-    if said.isdecimal():
-        return int(said) * 10**9
+def _time_ns(text: str) -> int | None:
+    """Parse seconds, as with SLURM_TIME_FORMAT=%s, or the local time of an older Slurm."""
+    if text.isdecimal():
+        return int(text) * 10**9
     try:
-        return int(datetime.fromisoformat(said).astimezone().timestamp()) * 10**9
+        return int(datetime.fromisoformat(text).astimezone().timestamp()) * 10**9
     except ValueError:
         return None
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without SLURM_CLUSTERS: it would make scontrol speak of a node of
-    another cluster that has this node's name."""
+    """Return the environment without SLURM_CLUSTERS.
+
+    With it scontrol would query another cluster's node of the same name.
+    """
     found = child_environment({"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
     found.pop("SLURM_CLUSTERS", None)
     return found

@@ -1,9 +1,8 @@
 """Findings from `dcgmi diag -j` and `dcgmi health -c -j`.
 
-DCGM 4 says "DCGM Diagnostic" where earlier ones say "DCGM GPU Diagnostic"; it has made one test,
-"software", of those of the deployment, and names of tests have changed. What did not run is not
-healthy: a test that was skipped, a status that is not known, an answer that is cut off, and a test
-of the level that is not in the answer are of severity unknown.
+The root is "DCGM Diagnostic" in DCGM 4 and "DCGM GPU Diagnostic" before. DCGM 4 merged the tests of
+the deployment into one, "software", and renamed others. Severity unknown: a skipped test, an
+unknown status, a truncated answer, and a test of the level that is missing from the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ OVERALL: dict[str, Severity] = {"healthy": "healthy", "warning": "warn", "failur
 
 
 class DcgmResult(NamedTuple):
-    """One result of one test, on one device."""
+    """Result of one test on one device."""
 
     test: str
     device: str
@@ -69,10 +68,10 @@ def findings(
     level: int | None = None,
     without: Collection[str] = (),
 ) -> Iterator[Reading]:
-    """What failed, warned, or did not run, and one healthy finding where all tests passed.
+    """Yield failed, warning and missing tests, or one healthy finding if all tests passed.
 
-    `t_ns`: when it ran, which the answer does not say. `level`: the N of -r, so that a test that
-    is not there is missed. `without`: names of tests that may be skipped here ("EUD Test").
+    `t_ns`: time of the run, which the answer does not contain. `level`: the N of -r, by which
+    missing tests are found. `without`: names of tests that may be skipped here ("EUD Test").
     """
 
     def found(check: str, symptom: Symptom, one: DcgmResult) -> Finding:
@@ -106,8 +105,10 @@ def findings(
 
 
 def _decoded(text: str) -> dict[str, Any] | UnreadText:
-    """An object with one of the roots, or of a health check. Some versions write lines of their
-    own before it."""
+    """Decode an answer of a diagnostic or a health check.
+
+    Some versions print lines before the JSON object.
+    """
     begin = text.find("{")
     try:
         if begin < 0 or len(text) > TEXT_MAX:
@@ -123,7 +124,7 @@ def _decoded(text: str) -> dict[str, Any] | UnreadText:
 
 
 def _tests(answer: dict[str, Any]) -> tuple[list[DcgmResult], list[str]]:
-    """All results, and what was odd about their places."""
+    """Return all results, and the anomalies of the answer's structure."""
     root = next(answer[name] for name in ROOTS if name in answer)
     odd: list[str] = []
     tested: list[DcgmResult] = []
@@ -170,8 +171,8 @@ def _result(name: str, title: str, result: dict[str, Any]) -> DcgmResult:
         errors = {_severity(one) for one in objects}
         if severity == "drain" and errors:
             severity = next(one for one in SEVERITIES if one in errors)
-        said = [one.get("warning", "") if isinstance(one, dict) else one for one in warnings]
-        warnings = "; ".join(str(one) for one in said)
+        texts = [one.get("warning", "") if isinstance(one, dict) else one for one in warnings]
+        warnings = "; ".join(str(one) for one in texts)
     return DcgmResult(name, _device(result), severity, f"{title}: {status}. {warnings}".strip(". "))
 
 
@@ -188,7 +189,7 @@ def _device(result: dict[str, Any]) -> str:
 
 
 def canonical_name(title: str) -> str:
-    """A test's name as all versions would say it."""
+    """Return a test's name in the terms of all DCGM versions."""
     name = "".join(letter for letter in title.lower() if letter.isalnum())
     return OTHER_NAMES.get(name, name)
 

@@ -10,10 +10,12 @@ from outlast.log_records import Finding, Severity, Symptom
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """None and "" are what the source does not say. Errors and rows are counted since the driver
-    was loaded (volatile), or ever. `silent`: asked for, and there is no such value on this GPU;
-    `broken`: asked for, and answered with an error, which stands behind the name. `rest`: what was
-    asked for beside these fields, as it was said."""
+    """Values of one GPU; None and "" are not in the source.
+
+    Errors and rows are counted since the driver was loaded (volatile), or over the lifetime.
+    `silent`: queried fields that this GPU does not have; `broken`: queried fields that returned an
+    error, with its text. `rest`: other queried fields as text.
+    """
 
     t_ns: int
     index: int | None = None
@@ -58,8 +60,11 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a healthy GPU keeps. `must`: fields that every sample must say; without it a value that
-    the GPU does not have is no trouble. `gpus`: how many there must be."""
+    """Limits of a healthy GPU.
+
+    `must`: fields that every sample must have; otherwise a missing value is accepted. `gpus`:
+    expected number of GPUs.
+    """
 
     temperature_c: float = 90.0
     memory_temperature_c: float = 100.0
@@ -89,7 +94,7 @@ LOST = ("is lost", "requires reset", "fallen off")
 
 
 def troubles(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
-    """What is wrong with a GPU, worst or not; nothing for one that is well."""
+    """Yield the problems of one GPU, in no order of severity."""
     for field, answer in sample.broken.items():
         lost = any(words in answer.lower() for words in LOST)
         yield "gpu-unavailable", "now" if lost else "unknown", f"{field}: {answer}"
@@ -146,7 +151,10 @@ def findings(
     limits: GpuLimits,
     check: str = "nvidia-smi",
 ) -> Iterator[Finding]:
-    """Of one reading of all GPUs. Where the number of GPUs is known, fewer are trouble too."""
+    """Yield the problems of one reading of all GPUs.
+
+    Fewer GPUs than expected are a problem too.
+    """
 
     def found(at_ns: int, device: str, trouble: Trouble) -> Finding:
         symptom, severity, detail = trouble

@@ -21,7 +21,7 @@ QUIET = ("SEL has no entries", "SEL Record ID", "Get SEL ")
 
 
 class SelRule(NamedTuple):
-    """Patterns, letter case aside, of the sensor and of what it said."""
+    """Rule for an event: patterns of sensor and event, case-insensitive."""
 
     sensor: str
     event: str
@@ -74,9 +74,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def findings(
     lines: str | Iterable[str], *, cluster: str, node: str, zone: tzinfo = UTC
 ) -> Iterator[Reading]:
-    """One finding for each entry that tells of trouble, and a healthy one where the controller
-    says that a trouble is over (Deasserted). Ordinary events (a boot, a button) yield nothing; one
-    that is asserted and of no known kind is of severity unknown. `zone`: the controller's."""
+    """Yield a finding per entry that reports a problem; a deasserted one is healthy.
+
+    Ordinary events (a boot, a button) yield nothing; an asserted event of an unknown kind has
+    severity unknown. `zone`: the controller's time zone.
+    """
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
         line = raw.strip()[:LINE_MAX]
@@ -104,7 +106,7 @@ def findings(
 
 
 def _event(fields: list[str]) -> tuple[str, str, bool]:
-    """The sensor, what it said, and whether that is over."""
+    """Return the sensor, the event, and whether it was deasserted."""
     words = [field.lower() for field in fields]
     return fields[0], " | ".join(fields[1:]), "deasserted" in words
 
@@ -119,7 +121,7 @@ def _judge_event(sensor: str, event: str) -> tuple[Symptom, Severity] | None:
 
 
 def lacks_zone(line: str) -> bool:
-    """Return whether an entry says a time and no zone."""
+    """Return whether an entry has a time without a zone."""
     return (
         _compiled(r"[^|]*\|[^|]*\d/[^|]*\| *\d\d:\d\d:\d\d(?: [AP]M)? *\|.*").match(line)
         is not None
@@ -127,7 +129,10 @@ def lacks_zone(line: str) -> bool:
 
 
 def _time(day: str, time: str, zone: tzinfo) -> int:
-    """04/12/2023 is 12 April. Entries from before the controller knew the time have none."""
+    """Parse 04/12/2023 as 12 April.
+
+    Raises UnplacedError for entries from before the controller's clock was set.
+    """
     found = _compiled(r"(\d\d)/(\d\d)/(\d{4}|\d\d)").fullmatch(day)
     clock = _compiled(r"(\d\d:\d\d:\d\d)(?: (AM|PM))?(?: ([A-Z]{1,5}))?").fullmatch(time)
     if not found or not clock:

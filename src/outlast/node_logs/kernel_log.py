@@ -45,18 +45,17 @@ def findings(
     policy: XidPolicy | None = None,
     on_twice: Callable[[], None] = lambda: None,
 ) -> Iterator[Reading]:
-    """Findings in the order of the lines; lines of ordinary kinds yield nothing.
+    """Yield findings in the order of the lines; ordinary lines yield nothing.
 
-    `node`: "" takes the host that a line names. `boot_ns`: for lines with seconds since boot;
-    `read_ns`: when the log was read, for times without a year; `bare_ns`: where to put lines
-    without a time; `zone`: for times without one; `on_twice` is called for each finding whose time
-    the zone's clocks showed twice. A line that says something and cannot be placed
-    is Unread.
+    `node`: "" takes the host of each line. `boot_ns`: for times in seconds since boot; `read_ns`:
+    when the log was read, for times without a year; `bare_ns`: for lines without a time; `zone`:
+    for times without one; `on_twice` is called for each finding whose time is ambiguous in the
+    zone. A relevant line without a usable time yields UnreadText.
     """
     clock = LogClock(boot_ns, read_ns, bare_ns, zone, on_twice)
     words = (*WORDS, *FABRIC_WORDS, *rules_by_word())
     uuids: dict[str, str] = {}
-    seen: set[tuple[str, str, str]] = set()  # errors of switches: further lines only detail them
+    reported: set[tuple[str, str, str]] = set()  # switch errors
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
         line = raw.rstrip("\r\n")[: LINE_MAX if not raw.startswith(OBJECT) else None]
@@ -69,7 +68,7 @@ def findings(
                 uuids[uuid[0]] = uuid[1]
                 continue
             found = _line_finding(envelope, policy)
-            if found is None or _only_details(found, envelope.host, seen):
+            if found is None or _only_details(found, envelope.host, reported):
                 continue
             t_ns = envelope.when(clock)
         except (UnplacedError, NoCodeError) as error:
@@ -105,13 +104,16 @@ def _line_finding(envelope: LogEnvelope, policy: XidPolicy | None) -> LineFindin
     return LineFinding(rule.check, rule.symptom, rule.severity, "", device_address(where), message)
 
 
-def _only_details(found: LineFinding, host: str, seen: set[tuple[str, str, str]]) -> bool:
-    """A switch tells an error in three lines; the second and third (its severity as a number, its
-    registers) say nothing that the first did not."""
+def _only_details(found: LineFinding, host: str, reported: set[tuple[str, str, str]]) -> bool:
+    """Return whether a line only details a switch error that was found already.
+
+    A switch logs an error in three lines; the second and third (severity as a number, registers)
+    add nothing.
+    """
     if found.check != "kernel.sxid":
         return False
     key = (host, found.device, found.code)
     if found.detail.startswith(("Severity ", "Data {")):
-        return key in seen
-    seen.add(key)
+        return key in reported
+    reported.add(key)
     return False

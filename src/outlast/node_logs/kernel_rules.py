@@ -1,7 +1,7 @@
-"""Rules for the kernel's own messages, apart from NVIDIA's: words and patterns.
+"""Rules for kernel messages other than NVIDIA's: words and patterns.
 
-The severities are the paper's (section II-C): an error of a link or a block device, or a lost
-mount, loses the job now; what was corrected, or may pass, only warns.
+The severities are the paper's (section II-C): a link or block device error, or a lost mount, ends
+the job now; a corrected or transient error only warns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ Row = tuple[str, Severity, str]
 
 
 class KernelRule(NamedTuple):
-    """`word` stands in each such line, so that most lines need no pattern. The pattern's group
-    `dev` is the device. Of the rules with a word the first whose pattern is found counts."""
+    """Rule for a kernel message.
+
+    `word` occurs in each such line, so that most lines need no pattern. The pattern's group `dev`
+    is the device. Among the rules with a word the first match counts.
+    """
 
     word: str
     pattern: str
@@ -29,8 +32,11 @@ class KernelRule(NamedTuple):
 
 
 def _rules(check: str, symptom: Symptom, *rows: Row) -> tuple[KernelRule, ...]:
-    """In a row's pattern <DEV> stands for a device, which ends where a blank or what follows it in
-    the pattern comes."""
+    """Build rules.
+
+    <DEV> in a pattern stands for a device, which ends at a blank or at the next part of the
+    pattern.
+    """
     return tuple(
         KernelRule(word, pattern.replace("<DEV>", r"(?P<dev>[^\s,;]+?)"), check, symptom, severity)
         for word, severity, pattern in rows
@@ -172,12 +178,12 @@ RULES: tuple[KernelRule, ...] = (
         ("clocksource", "warn", r"[Mm]arking (?:clocksource )?'?(?P<dev>\w+)'?(?: as)? unstable"),
     ),
 )  # fmt: skip
-"""Of two rules that fit the same line the first counts: InfiniBand before Ethernet."""
+"""The first rule that matches a line counts: InfiniBand before Ethernet."""
 
 
 @cache
 def rules_by_word() -> dict[str, tuple[KernelRule, ...]]:
-    """Each word with its rules."""
+    """Return the rules by their word."""
     return {
         word: tuple(rule for rule in RULES if rule.word == word)
         for word in dict.fromkeys(rule.word for rule in RULES)
@@ -190,7 +196,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def rule_of(message: str) -> tuple[KernelRule, str] | None:
-    """The rule for what the kernel said, and the device; None where it says nothing of trouble."""
+    """Return the rule for a kernel message, and the device; None for an ordinary message."""
     for rule in _open(message):
         found = _compiled(rule.pattern).search(message)
         if found:

@@ -1,9 +1,9 @@
 """Envelopes of log lines: time, host, speaker, message.
 
-The shapes: `dmesg` with seconds since boot, `dmesg -T`, `dmesg --time-format iso`, with or without
+Formats: `dmesg` with seconds since boot, `dmesg -T`, `dmesg --time-format iso`, with or without
 `-x` or a priority; /dev/kmsg; `journalctl -o short`, `short-precise`, `short-iso`, `short-full`,
-`short-unix`, `short-monotonic` and `json`, and syslog files, which are as the first ones or as RFC
-5424 has them; the log of NVIDIA's fabric manager; and lines that have nothing before what is said.
+`short-unix`, `short-monotonic` and `json`; syslog files in the traditional format or by RFC 5424;
+the log of NVIDIA's fabric manager; and bare messages.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from outlast.node_logs.log_timestamps import (
 
 OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
 KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
-NO_SPEAKER = ""  # an entry that leaves out who wrote it
-NO_ENTRY = "a JSON object that is no entry of a journal: say which column is what with --mapping"
+NO_SPEAKER = ""  # an entry without a program
+NO_ENTRY = "a JSON object that is no entry of a journal: name its columns with --mapping"
 NO_WRITER = "it does not say who wrote it: run journalctl without --output-fields"
 LEFT_OUT = "a message that journalctl left out as too long: run it with --all"
 
 
 class LogEnvelope(NamedTuple):
-    """`when` is asked only for lines that matter; it raises UnplacedError. `speaker`: KERNEL,
-    FABRIC, NETWORK, another program, to which nobody listens, or NOBODY. `level`: of the fabric
-    manager."""
+    """A log line's parts.
+
+    `when` parses the time on demand and raises UnplacedError. `speaker`: KERNEL, FABRIC, NETWORK,
+    NO_SPEAKER, or the name of another program, which is ignored. `level`: of the fabric manager.
+    """
 
     when: Callable[[LogClock], int]
     speaker: str
@@ -48,8 +50,10 @@ class LogEnvelope(NamedTuple):
 
 
 class JournaldEntry(msgspec.Struct):
-    """An entry of `journalctl -o json`. A message that is not UTF-8 is a list of its bytes; one
-    that is too long is null."""
+    """Entry of `journalctl -o json`.
+
+    A message that is not UTF-8 is a list of its bytes; one that is too long is null.
+    """
 
     message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
     micros: str | int | None = msgspec.field(name="__REALTIME_TIMESTAMP", default=None)
@@ -59,32 +63,32 @@ class JournaldEntry(msgspec.Struct):
 
 
 _CLOCK = r"\d\d:\d\d:\d\d"
-_HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<who>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<said>.*)"
+_HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<who>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<message>.*)"
 _LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
 SHAPES: dict[str, str] = {
-    "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<said>.*)",
+    "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<message>.*)",
     "monotonic": r"\[ *(?P<s>\d+\.\d+)\] (?P<host>[^\s:\[\]]+) "
-    r"(?P<who>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<said>.*)",
-    "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<said>.*)",
+    r"(?P<who>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<message>.*)",
+    "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<message>.*)",
     "ctime": _LEVEL
     + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
     + _CALLER
-    + r"(?P<said>.*)",
+    + r"(?P<message>.*)",
     "dmesg-iso": _LEVEL + rf"(?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK},\d+)"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)? ?" + _CALLER + r"(?P<said>.*)",
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)? ?" + _CALLER + r"(?P<message>.*)",
     "iso": rf"(?P<day>\d{{4}}-\d\d-\d\d)[T ](?P<t>{_CLOCK}(?:\.\d+)?)"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)? " + _HOST_AND_MESSAGE,
     "rfc5424": rf"<\d{{1,3}}>1 (?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK}(?:\.\d+)?)"
     r"(?P<zone>Z|[+-]\d\d:\d\d) (?P<host>\S+) (?P<who>\S+) \S+ \S+ "
-    r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<said>.*))?",
+    r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<message>.*))?",
     "full": rf"\w{{3}} (?P<day>\d{{4}}-\d\d-\d\d) (?P<t>{_CLOCK}(?:\.\d+)?) (?P<zone>\S+) "
     + _HOST_AND_MESSAGE,
     "unix": r"(?P<s>\d{9,11}\.\d+) " + _HOST_AND_MESSAGE,
     "short": rf"(?P<m>[A-Z][a-z]{{2}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}(?:\.\d+)?) "
     + _HOST_AND_MESSAGE,
     "fabric": rf"\[(?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<y>\d{{4}}) (?P<t>{_CLOCK})\] "
-    r"\[(?P<level>\w+)\] (?:\[tid \d+\] )?(?P<said>.*)",
+    r"\[(?P<level>\w+)\] (?:\[tid \d+\] )?(?P<message>.*)",
 }
 WITHIN = r"\[ *\d+\.\d+\] ?"  # seconds since boot that syslog repeats before the message
 
@@ -105,8 +109,10 @@ def _journal() -> msgspec.json.Decoder[JournaldEntry]:
 
 
 def parse_line(line: str) -> LogEnvelope:
-    """A line taken apart; one of no known shape is all message, from the kernel, without a time.
-    Raises UnplacedError for a line of a journal that is not one."""
+    """Parse a line; one of no known format is a kernel message without a time.
+
+    Raises UnplacedError for an invalid journal entry.
+    """
     if line.startswith(OBJECT):
         return _of_journal(line)
     for name, take in TAKES.items():
@@ -117,18 +123,21 @@ def parse_line(line: str) -> LogEnvelope:
 
 
 def lacks_zone(line: str) -> bool:
-    """It says a time of day, and of no zone."""
+    """Return whether a line has a time of day without a zone."""
     if line.startswith(OBJECT):
         return False
     for name in TAKES:
         if found := _shape(name).fullmatch(line):
-            said = found.groupdict()
-            return name not in ("monotonic", "boot", "kmsg", "unix") and not said.get("zone")
+            parts = found.groupdict()
+            return name not in ("monotonic", "boot", "kmsg", "unix") and not parts.get("zone")
     return False
 
 
 def has_known_time(line: str) -> bool:
-    """It says its time in a known way; so a file with none of them is no such log."""
+    """Return whether a line's time has a known format.
+
+    A file without any such line is no log of these formats.
+    """
     if line.startswith(OBJECT):
         try:
             return _of_journal(line).when is not _bare
@@ -146,22 +155,22 @@ def _bare(clock: LogClock) -> int:
 def _of_journal(line: str) -> LogEnvelope:
     try:
         found = _journal().decode(line)
-        said = found.message
-        if isinstance(said, list):
-            said = bytes(said).decode("utf-8", "replace")
+        message = found.message
+        if isinstance(message, list):
+            message = bytes(message).decode("utf-8", "replace")
         micros = None if found.micros is None else int(found.micros)
     except (ValueError, RecursionError) as error:  # no JSON, other types, no bytes, no number
         raise UnplacedError(f"no entry of a journal: {error}") from error
-    if micros is None and said is None:
+    if micros is None and message is None:
         raise UnplacedError(NO_ENTRY)
     programs = found.program if isinstance(found.program, list) else [found.program]
     who = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
     if found.transport not in {"", "kernel"} and who in (KERNEL, NO_SPEAKER):
-        who = "another"  # who is not the kernel but says so
-    if who == KERNEL and said is None:
+        who = "another"  # a program that claims to be the kernel
+    if who == KERNEL and message is None:
         raise UnplacedError(LEFT_OUT)
     when = _bare if micros is None else lambda _: checked_ns(micros * 1000)
-    return _inner(LogEnvelope(when, who, said or "", found.host))
+    return _inner(LogEnvelope(when, who, message or "", found.host))
 
 
 def _speaker(program: str) -> str:
@@ -171,26 +180,26 @@ def _speaker(program: str) -> str:
 
 
 def _inner(outer: LogEnvelope) -> LogEnvelope:
-    """Without what a program's own log repeats before the message."""
+    """Strip the prefix that a program's own log repeats before the message."""
     if outer.speaker == FABRIC:
         found = _shape("fabric").fullmatch(outer.message)
-        return outer._replace(message=found["said"], level=found["level"]) if found else outer
+        return outer._replace(message=found["message"], level=found["level"]) if found else outer
     found = _within().match(outer.message)
     return outer._replace(message=outer.message[found.end() :]) if found else outer
 
 
 def _relayed(found: re.Match[str], when: Callable[[LogClock], int]) -> LogEnvelope:
-    return _inner(LogEnvelope(when, _speaker(found["who"]), found["said"] or "", found["host"]))
+    return _inner(LogEnvelope(when, _speaker(found["who"]), found["message"] or "", found["host"]))
 
 
 def _kmsg(found: re.Match[str]) -> LogEnvelope:
     return LogEnvelope(
-        lambda c: since_boot_ns(int(found["micros"]) * 1000, c), KERNEL, found["said"]
+        lambda c: since_boot_ns(int(found["micros"]) * 1000, c), KERNEL, found["message"]
     )
 
 
 def _boot(found: re.Match[str]) -> LogEnvelope:
-    return LogEnvelope(lambda c: since_boot_ns(decimal_ns(found["s"]), c), KERNEL, found["said"])
+    return LogEnvelope(lambda c: since_boot_ns(decimal_ns(found["s"]), c), KERNEL, found["message"])
 
 
 def _monotonic(found: re.Match[str]) -> LogEnvelope:
@@ -202,12 +211,12 @@ def _dated(found: re.Match[str], clock: LogClock) -> int:
 
 
 def _ctime(found: re.Match[str]) -> LogEnvelope:
-    return LogEnvelope(lambda c: _dated(found, c), KERNEL, found["said"])
+    return LogEnvelope(lambda c: _dated(found, c), KERNEL, found["message"])
 
 
 def _fabric(found: re.Match[str]) -> LogEnvelope:
     level = found["level"]
-    return LogEnvelope(lambda c: _dated(found, c), FABRIC, found["said"], level=level)
+    return LogEnvelope(lambda c: _dated(found, c), FABRIC, found["message"], level=level)
 
 
 def _iso_of(found: re.Match[str], clock: LogClock) -> int:
@@ -215,7 +224,7 @@ def _iso_of(found: re.Match[str], clock: LogClock) -> int:
 
 
 def _dmesg_iso(found: re.Match[str]) -> LogEnvelope:
-    return LogEnvelope(lambda c: _iso_of(found, c), KERNEL, found["said"])
+    return LogEnvelope(lambda c: _iso_of(found, c), KERNEL, found["message"])
 
 
 def _iso(found: re.Match[str]) -> LogEnvelope:

@@ -17,7 +17,10 @@ TEXT_MAX = 400  # characters of a line that are kept
 
 
 class UnreadText(msgspec.Struct, frozen=True):
-    """`line` counts from 1; 0 where the whole text is meant."""
+    """Text that could not be interpreted.
+
+    `line` counts from 1; 0 is the whole text.
+    """
 
     line: int
     reason: str
@@ -28,12 +31,12 @@ Reading = Finding | UnreadText
 
 
 def cut_text(text: str) -> str:
-    """As much of a text as is kept."""
+    """Return a text cut to TEXT_MAX characters."""
     text = text.strip()
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
 
 
-OPEN_MAX = 100_000  # kinds of findings at once; the oldest are given out first
+OPEN_MAX = 100_000  # kinds of findings at once; the oldest are yielded first
 
 Key = tuple[str, str, str, str, str, str, str]
 
@@ -44,26 +47,30 @@ def _count_pattern() -> re.Pattern[str]:
 
 
 def finding_count(finding: Finding) -> int:
-    """For how many findings it stands."""
+    """Return the number of findings that a folded one stands for."""
     found = _count_pattern().search(finding.detail)
     return int(found[1]) if found else 1
 
 
 def last_ns(finding: Finding) -> int:
-    """When it was said last; `t_ns` is when it was said first. Of two that contradict each other
-    (a link is down, it is up) the one with the later word is how things are."""
+    """Return the time of a finding's last occurrence; `t_ns` is that of the first.
+
+    Of two contradictory findings (a link is down, it is up) the later one holds.
+    """
     found = _count_pattern().search(finding.detail)
     return finding.t_ns + (decimal_ns(found[2]) if found else 0)
 
 
 def fold_storms(readings: Iterable[Reading], window_s: float) -> Iterator[Reading]:
-    """Findings of the same node, check, code, device and severity, from the first until `window_s`
-    seconds after it, as one: at the first's time, with its detail and the number of times, as in
-    `GPU has fallen off the bus {27586 times in 3600 s}`.
+    """Fold repeated findings within `window_s` seconds of the first into one.
 
-    The sum of `times` is what it was, also for what was folded before. They come as their windows
-    end, not in the order of their times; what was Unread comes at once. Memory is bounded by the
-    number of different findings, not by how many there are.
+    Findings with equal node, check, symptom, severity, code and device are folded. The result has
+    the first one's time and detail and the number of times, as in `GPU has fallen off the bus
+    {27586 times in 3600 s}`.
+
+    The total number of times is kept, also of findings folded before. Findings are yielded when
+    their windows end, not in the order of their times; UnreadText at once. Memory is bounded by the
+    number of different findings.
     """
     window_ns = round(window_s * SECOND_NS)
     open_: dict[Key, list[int]] = {}  # first, last, how many
@@ -93,10 +100,10 @@ def _folded(first: Finding, found: list[int]) -> Finding:
     since_ns, until_ns, many = found
     if many == 1:
         return first
-    said = _count_pattern().sub("", first.detail)
+    detail = _count_pattern().sub("", first.detail)
     whole_s, rest_ns = divmod(until_ns - since_ns, SECOND_NS)
     seconds = f"{whole_s}.{rest_ns:09d}".rstrip("0").rstrip(".")
-    return replace(first, t_ns=since_ns, detail=f"{said} {{{many} times in {seconds} s}}")
+    return replace(first, t_ns=since_ns, detail=f"{detail} {{{many} times in {seconds} s}}")
 
 
 @cache
@@ -107,8 +114,10 @@ def _address() -> re.Pattern[str]:
 
 @lru_cache(4096)  # a storm is of few devices
 def device_address(text: str) -> str:
-    """A PCI address as 0000:3b:00.0, from PCI:0000:3b:00, 00000000:3B:00.0 or 3b:00.0; anything
-    else as it is."""
+    """Return a PCI address as 0000:3b:00.0; any other text unchanged.
+
+    Accepts PCI:0000:3b:00, 00000000:3B:00.0 and 3b:00.0.
+    """
     found = _address().fullmatch(text.strip())
     if not found:
         return text.strip()

@@ -1,4 +1,4 @@
-"""Timestamps of log lines, in each way that logs write them."""
+"""Parsers of the timestamps in log lines."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ T_NS_MAX = 2**63 - 1
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 SECONDS_DIGITS_MAX = 12
 NO_BOOT = "seconds since boot, and the time of boot was not given"
-LEFT_OUT = "a time that the zone's clocks left out: say the zone of this log with --zone"
-YEARS_BACK = 8  # to the last 29 February, also over a year that has none
+LEFT_OUT = "a time that the zone's clocks skip: pass the zone of this log with --zone"
+YEARS_BACK = 8  # to the last 29 February, also across 1900 or 2100
 
 
 class UnplacedError(Exception):
-    """A line's time cannot be told; the message says what is missing."""
+    """The time of a line is unknown; the message names what is missing."""
 
 
 class LogClock(NamedTuple):
-    """What a log does not say of its own times. `boot_ns`: the machine's boot; `read_ns`: when the
-    log was read; `bare_ns`: where to put lines that have no time at all; `on_twice` is called for
-    each time that the clocks of `zone` showed twice, of which the first is taken."""
+    """Context of a log's times.
+
+    `boot_ns`: the machine's boot; `read_ns`: when the log was read; `bare_ns`: for lines without a
+    time; `on_twice` is called for each time that is ambiguous in `zone`, of which the first is
+    taken.
+    """
 
     boot_ns: int | None = None
     read_ns: int | None = None
@@ -33,14 +36,14 @@ class LogClock(NamedTuple):
 
 
 def checked_ns(t_ns: int) -> int:
-    """A time as it is, if a record can hold it. Raises UnplacedError."""
+    """Return a time if a record can hold it. Raises UnplacedError."""
     if not 0 <= t_ns <= T_NS_MAX:
         raise UnplacedError("a time out of any range")
     return t_ns
 
 
 def decimal_ns(text: str) -> int:
-    """Seconds as 12345.678901, without what a float would lose. Raises UnplacedError."""
+    """Convert seconds such as 12345.678901 exactly. Raises UnplacedError."""
     whole_s, _, fraction = text.partition(".")
     if len(whole_s) > SECONDS_DIGITS_MAX:
         raise UnplacedError("a time out of any range")
@@ -48,15 +51,18 @@ def decimal_ns(text: str) -> int:
 
 
 def since_boot_ns(after_ns: int, clock: LogClock) -> int:
-    """Raises UnplacedError where the time of boot was not given."""
+    """Convert a time since boot. Raises UnplacedError if the time of boot is unknown."""
     if clock.boot_ns is None:
         raise UnplacedError(NO_BOOT)
     return checked_ns(clock.boot_ns + after_ns)
 
 
 def zoned_ns(day: tuple[int, int, int], time: str, zone: tzinfo, *, fold: int = 0) -> int:
-    """`day`: year, month, day; `time`: 16:24:18 or 16:24:18.123456; `fold`: 1 for the second of two
-    such times. Raises UnplacedError."""
+    """Convert a local time.
+
+    `day`: year, month, day; `time`: 16:24:18 or 16:24:18.123456; `fold`: 1 for the second of two
+    ambiguous times. Raises UnplacedError.
+    """
     clock_time, _, fraction = time.partition(".")
     try:
         hour, minute, second = (int(part) for part in clock_time.split(":"))
@@ -69,8 +75,10 @@ def zoned_ns(day: tuple[int, int, int], time: str, zone: tzinfo, *, fold: int = 
 
 
 def local_ns(day: tuple[int, int, int], time: str, clock: LogClock) -> int:
-    """Return a time in the clock's zone. Raises UnplacedError, also for a time that the zone leaves
-    out in spring."""
+    """Convert a time in the clock's zone.
+
+    Raises UnplacedError, also for a time that the zone skips in spring.
+    """
     first, second = (zoned_ns(day, time, clock.zone, fold=fold) for fold in (0, 1))
     if second < first:
         raise UnplacedError(LEFT_OUT)
@@ -80,14 +88,17 @@ def local_ns(day: tuple[int, int, int], time: str, clock: LogClock) -> int:
 
 
 def month_number(name: str) -> int:
-    """1 to 12. Raises UnplacedError."""
+    """Return 1 to 12 for Jan to Dec. Raises UnplacedError."""
     if name not in MONTHS:
         raise UnplacedError(f"no such month: {name}")
     return MONTHS.index(name) + 1
 
 
 def iso_ns(day: str, time: str, zone: str | None, clock: LogClock) -> int:
-    """`zone`: Z, +0100, +01:00, a name, or None. Raises UnplacedError."""
+    """Convert an ISO date and time.
+
+    `zone`: Z, +0100, +01:00, a name, or None for the clock's zone. Raises UnplacedError.
+    """
     year, month_, day_ = (int(part) for part in day.split("-"))
     here = (year, month_, day_)
     time = time.replace(",", ".")
@@ -113,8 +124,10 @@ def iso_ns(day: str, time: str, zone: str | None, clock: LogClock) -> int:
 
 
 def yearless_ns(month_: str, day: str, time: str, clock: LogClock) -> int:
-    """The latest such time that is not after the reading, but for a day that clocks may differ by.
-    Raises UnplacedError."""
+    """Convert a date without a year to the latest one up to a day after the reading.
+
+    The day allows for differing clocks. Raises UnplacedError.
+    """
     if clock.read_ns is None:
         raise UnplacedError("a time without a year, and when the log was read was not given")
     newest = checked_ns(clock.read_ns) + DAY_NS

@@ -17,7 +17,7 @@ from outlast.node_logs.xid_policy import Kind, XidPolicy, shipped_policy
 
 
 class LineFinding(NamedTuple):
-    """What a line says of a device, before it is known when."""
+    """Finding of a line, without its time."""
 
     check: str
     symptom: Symptom
@@ -28,7 +28,7 @@ class LineFinding(NamedTuple):
 
 
 class NoCodeError(Exception):
-    """A line begins as one with an XID does, and has none."""
+    """A line begins like an XID line and has no code."""
 
 
 WORDS = ("NVRM: ", "SXid", "RmInitAdapter", "rm_init_adapter")
@@ -53,7 +53,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def uuid_of(message: str) -> tuple[str, str] | None:
-    """The device and its UUID, where a line tells which GPU is where."""
+    """Return the device and its UUID, if a line maps one to the other."""
     if "GPU-" not in message:
         return None
     found = _compiled(UUID).search(message)
@@ -61,8 +61,10 @@ def uuid_of(message: str) -> tuple[str, str] | None:
 
 
 def parse_kernel_message(message: str, policy: XidPolicy | None) -> LineFinding | None:
-    """What a line of the kernel says; None for one that says nothing of trouble. `policy`: None is
-    the shipped one, which is loaded when a code is met. Raises NoCodeError."""
+    """Return the finding of a kernel message; None for an ordinary one.
+
+    `policy`: None takes the shipped one, loaded when a code occurs. Raises NoCodeError.
+    """
     if "SXid" in message:
         return _coded("sxid", SXID, message, policy)
     if "NVRM: Xid" in message:
@@ -105,8 +107,11 @@ def _coded(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> 
 
 
 def parse_fabric_message(message: str, level: str, policy: XidPolicy | None) -> LineFinding | None:
-    """What the fabric manager says. An error that is not one of a switch is of severity unknown:
-    whether the fabric still works is not in the line."""
+    """Return the finding of a fabric manager message; None for an ordinary one.
+
+    An error that is not a switch's has severity unknown: the line does not tell whether the fabric
+    works.
+    """
     found = _compiled(SWITCH).search(message)
     if found:
         judged = (policy or shipped_policy()).judge("sxid", int(found["code"]), found["fatal"])

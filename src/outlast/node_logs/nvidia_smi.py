@@ -29,8 +29,8 @@ END = "</nvidia_smi_log>"
 def xml_samples(
     text: str, t_ns: int, zone: tzinfo = UTC
 ) -> tuple[list[GpuSample], list[UnreadText]]:
-    """A sample for each GPU; a text that declares entities is refused whole."""
-    from xml.etree import ElementTree  # only who has XML waits for it
+    """Return a sample per GPU. A text that declares entities is refused as a whole."""
+    from xml.etree import ElementTree  # lazy: for start-up time
 
     if "<!ENTITY" in text:
         return [], [
@@ -58,19 +58,19 @@ def xml_samples(
 
 
 def _gpu_of_element(number: int, gpu: Element, t_ns: int, driver: dict[str, str]) -> GpuSample:
-    said = dict(_flat(gpu))
-    said.setdefault("pci/pci_bus_id", gpu.get("id", ""))
+    values = dict(_flat(gpu))
+    values.setdefault("pci/pci_bus_id", gpu.get("id", ""))
     fields = dict(PATHS)
-    for field, text in zip(ECC_FIELDS, _errors(said), strict=True):
+    for field, text in zip(ECC_FIELDS, _errors(values), strict=True):
         if text is not None:
-            said[field] = text
+            values[field] = text
             fields[field] = field
-    kept = {name: text for name, text in said.items() if name in fields}
-    return make_sample(kept, fields, t_ns, {"index": number, **driver})
+    known = {name: text for name, text in values.items() if name in fields}
+    return make_sample(known, fields, t_ns, {"index": number, **driver})
 
 
 def _flat(gpu: Element) -> list[tuple[str, str]]:
-    """Leaves by their path; of several with one path (processes) the last."""
+    """Return the leaves of the tree by path."""
     found: list[tuple[str, str]] = []
     stack: list[tuple[str, Element, int]] = [(child.tag, child, 1) for child in gpu]
     while stack:
@@ -82,17 +82,19 @@ def _flat(gpu: Element) -> list[tuple[str, str]]:
     return found
 
 
-def _errors(said: dict[str, str]) -> list[str | None]:
-    """Memory errors in the order of ECC_FIELDS: the total, or the sum over the kinds of memory,
-    whatever this version calls them. None where it says nothing of them."""
+def _errors(values: dict[str, str]) -> list[str | None]:
+    """Return the memory errors in the order of ECC_FIELDS; None: not reported.
+
+    Each is the total, or the sum over the kinds of memory, whose names depend on the version.
+    """
     found: list[str | None] = []
     for period in ("volatile", "aggregate"):
         for word, bits in (("correctable", "single_bit"), ("uncorrectable", "double_bit")):
             start = f"ecc_errors/{period}/"
-            total = said.get(f"{start}{bits}/total")
+            total = values.get(f"{start}{bits}/total")
             parts = [
                 text
-                for name, text in said.items()
+                for name, text in values.items()
                 if re.fullmatch(rf"[sd]ram_{word}\w*", name.removeprefix(start))
                 and name.startswith(start)
             ]
@@ -133,7 +135,7 @@ FAILURES: dict[str, Symptom] = {
 
 
 class SmiSamples(NamedTuple):
-    """What was read: one sample for each GPU, what failed as a whole, and what was unread."""
+    """Samples of the GPUs, failures of nvidia-smi, and unread text."""
 
     samples: list[GpuSample]
     failures: list[tuple[Symptom, str]]
@@ -141,8 +143,10 @@ class SmiSamples(NamedTuple):
 
 
 def read_samples(text: str, *, t_ns: int, zone: tzinfo = UTC) -> SmiSamples:
-    """Either form, known by its beginning. `t_ns`: when it was taken, for samples that do not say
-    so themselves; `zone`: that of their own times."""
+    """Parse CSV or XML, detected by its beginning.
+
+    `t_ns`: time of the query, for samples without a time; `zone`: of the times in the text.
+    """
     if len(text) > TEXT_MAX:
         return SmiSamples([], [], [UnreadText(0, f"longer than {TEXT_MAX:,} characters", "")])
     before, root, _ = text.partition("<nvidia_smi_log")
@@ -162,7 +166,7 @@ def findings(
     zone: tzinfo = UTC,
     limits: GpuLimits | None = None,
 ) -> Iterator[Reading]:
-    """What is beyond the limits, and a finding of severity unknown where no GPU could be read."""
+    """Yield values beyond the limits, and an unknown finding if no GPU could be read."""
     got = read_samples(text, t_ns=t_ns, zone=zone)
     yield from got.unread
 
@@ -182,7 +186,7 @@ def findings(
 
 
 def _failure(line: str) -> tuple[Symptom, str] | None:
-    """What nvidia-smi says in place of an answer."""
+    """Return the symptom and line of an error message of nvidia-smi; None for other lines."""
     for words, symptom in FAILURES.items():
         if words in line:
             return symptom, cut_text(line)
@@ -211,9 +215,9 @@ def _csv(text: str, t_ns: int, zone: tzinfo) -> SmiSamples:
             reason = f"{len(cells)} values for {len(header)} columns"
             unread.append(UnreadText(number, reason, cut_text(line)))
         else:
-            said = dict(zip(header, cells, strict=True))
-            at_ns = _parse_csv_time(said.pop("timestamp", ""), t_ns, zone)
-            samples.append(make_sample(said, COLUMNS, at_ns, {}))
+            values = dict(zip(header, cells, strict=True))
+            at_ns = _parse_csv_time(values.pop("timestamp", ""), t_ns, zone)
+            samples.append(make_sample(values, COLUMNS, at_ns, {}))
     return SmiSamples(samples, failures, unread)
 
 
@@ -223,7 +227,7 @@ def _csv_time() -> re.Pattern[str]:
 
 
 def _parse_csv_time(text: str, t_ns: int, zone: tzinfo) -> int:
-    """Its own time; where it says none that can be, when it was taken."""
+    """Return the sample's own time; without a valid one, that of the query."""
     found = _csv_time().fullmatch(text)
     if not found:
         return t_ns
@@ -237,7 +241,10 @@ LINE_MAX = 400
 
 
 class GpuLinks(msgspec.Struct, frozen=True):
-    """`speeds`: GB/s by link; None for one that is not up."""
+    """NVLinks of one GPU.
+
+    `speeds`: GB/s by link; None for one that is not up.
+    """
 
     index: int
     uuid: str
@@ -257,7 +264,7 @@ def _link() -> re.Pattern[str]:
 
 
 def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
-    """Of each GPU in turn; lines that are neither a GPU's nor a link's are unread."""
+    """Yield the links of each GPU; lines of neither a GPU nor a link are unread."""
     gpu: GpuLinks | None = None
     for number, raw in enumerate(lines.split("\n") if isinstance(lines, str) else lines, 1):
         line = raw.strip()[:LINE_MAX]
@@ -277,9 +284,12 @@ def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
 def link_findings(
     lines: str | Iterable[str], *, cluster: str, node: str, t_ns: int
 ) -> Iterator[Reading]:
-    """A link that is down where others of its GPU are up loses the job; one slower than most of
-    the node's only warns. A GPU that names no link at all, or none that is up, is of severity
-    unknown: it may have none, and it may have lost them all."""
+    """Yield findings on NVLinks.
+
+    A link that is down while others of its GPU are up costs the job; one slower than most of the
+    node's only warns. A GPU without any link that is up is unknown: it may have none, or have lost
+    them all.
+    """
     found: list[GpuLinks] = []
     for one in read_links(lines):
         if isinstance(one, UnreadText):

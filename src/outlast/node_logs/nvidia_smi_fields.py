@@ -78,30 +78,30 @@ def _number() -> re.Pattern[str]:
     return re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:%|[A-Za-z]{1,4})?", re.ASCII)
 
 
-def _float(said: str) -> float:
-    found = _number().fullmatch(said)
+def _float(text: str) -> float:
+    found = _number().fullmatch(text)
     if not found or not math.isfinite(float(found[1])):
-        raise ValueError(said)
+        raise ValueError(text)
     return float(found[1])
 
 
-def _int(said: str) -> int:
-    return int(_float(said))
+def _int(text: str) -> int:
+    return int(_float(text))
 
 
-def _bool(said: str) -> bool:
-    if said.lower() not in WORDS:
-        raise ValueError(said)
-    return WORDS[said.lower()]
+def _bool(text: str) -> bool:
+    if text.lower() not in WORDS:
+        raise ValueError(text)
+    return WORDS[text.lower()]
 
 
-def _text(said: str) -> str:
-    return said
+def _text(text: str) -> str:
+    return text
 
 
 @cache
 def field_readers() -> dict[str, Callable[[str], Any]]:
-    """How the value of each field of a sample is read. They raise ValueError."""
+    """Return the parser of each field's value. Parsers raise ValueError."""
     kinds: dict[str, Callable[[str], Any]] = {
         "float | None": _float, "int | None": _int, "bool | None": _bool, "str": _text,
     }  # fmt: skip
@@ -114,15 +114,18 @@ ECC_FIELDS = ("corrected", "uncorrected", "corrected_ever", "uncorrected_ever")
 
 
 def make_sample(
-    said: Mapping[str, str], fields: Mapping[str, str], t_ns: int, extra: Mapping[str, Any]
+    values: Mapping[str, str], fields: Mapping[str, str], t_ns: int, extra: Mapping[str, Any]
 ) -> GpuSample:
-    """`said`: name to text; `fields`: name to the sample's field, of which the first that says
-    something counts. What is not a value is silent or broken."""
-    values: dict[str, Any] = dict(extra)
+    """Build a sample.
+
+    `values`: text by name; `fields`: the sample's field by name; the first name with a value
+    counts. A text without a value is silent or broken.
+    """
+    parsed: dict[str, Any] = dict(extra)
     silent: list[str] = []
     broken: dict[str, str] = {}
     rest: dict[str, str] = {}
-    for name, text in said.items():
+    for name, text in values.items():
         field = fields.get(name)
         answer = text.strip()
         bare = answer.removeprefix("[").removesuffix("]").strip()
@@ -130,12 +133,12 @@ def make_sample(
             rest[name] = answer
         elif bare.lower() in SILENT:
             silent.append(field)
-        elif field not in values:
+        elif field not in parsed:
             try:
-                if bare != answer:  # in brackets stands why there is no value
+                if bare != answer:  # brackets enclose the reason for a missing value
                     raise ValueError(answer)
-                values[field] = field_readers()[field](answer)
+                parsed[field] = field_readers()[field](answer)
             except ValueError:
                 broken[field] = answer[:100]
-    quiet = tuple(field for field in dict.fromkeys(silent) if field not in values)
-    return GpuSample(t_ns=t_ns, silent=quiet, broken=broken, rest=rest, **values)
+    quiet = tuple(field for field in dict.fromkeys(silent) if field not in parsed)
+    return GpuSample(t_ns=t_ns, silent=quiet, broken=broken, rest=rest, **parsed)

@@ -1,10 +1,9 @@
 """Taxonomy of symptoms: the domains that can cause each (Table I of the reliability paper).
 
-One symptom has many possible causes, and the only way to fewer is to rule domains out. So what is
-known of a failure is the set of its symptoms, and `domains` says what is left: a time-out of a
-collective alone may be anybody's; with an InfiniBand link that went down in the same minutes it is
-the hardware's, and with nothing else but an OOM the user's. Where no domain can have caused them
-all there were at least two causes, which `Left.single` says, and each symptom's own are kept.
+A symptom has many possible causes, which are narrowed by ruling out domains. The domains of a
+failure are the intersection of its symptoms' domains: a collective's time-out alone may be caused
+by any; together with an InfiniBand link that went down it is hardware, together with an OOM the
+user. An empty intersection means at least two causes (`PossibleDomains.single` is false).
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ DOMAINS: tuple[Domain, ...] = get_args(Domain)
 
 
 class TaxonomyRow(msgspec.Struct, frozen=True):
-    """One symptom. `paper`: it stands in Table I; the others follow its reasoning."""
+    """One symptom.
+
+    `paper`: it is in Table I; the others follow the same reasoning.
+    """
 
     symptom: Symptom
     title: str
@@ -31,7 +33,7 @@ class TaxonomyRow(msgspec.Struct, frozen=True):
 
 
 def _row(symptom: Symptom, title: str, marks: str, causes: str, paper: bool = True) -> TaxonomyRow:
-    """`marks` as the table's columns: u, s, h, or - for each."""
+    """Build a row. `marks`: the table's columns, u, s, h or - each."""
     found: frozenset[Domain] = frozenset(
         name for name, mark in zip(DOMAINS, marks, strict=True) if mark == name[0]
     )
@@ -69,9 +71,11 @@ TABLE: dict[Symptom, TaxonomyRow] = {
 
 
 class PossibleDomains(msgspec.Struct, frozen=True):
-    """What the symptoms leave. `domains`: those that can have caused all of them; empty with
-    `single` false where no one can, and all of them where nothing was seen. `of`: each symptom's
-    own domains."""
+    """Domains that can have caused all symptoms of a failure.
+
+    `domains`: empty with `single` false if no single domain can; all of them without symptoms.
+    `of`: each symptom's own domains.
+    """
 
     domains: frozenset[Domain]
     single: bool
@@ -80,12 +84,14 @@ class PossibleDomains(msgspec.Struct, frozen=True):
 
 
 def possible_domains(symptoms: Set[Symptom]) -> PossibleDomains:
-    """Differential diagnosis over what was seen of one failure (section II-E). `causes`: the
-    likely ones of the symptoms that rule out most, which are the most telling."""
+    """Return the differential diagnosis of one failure's symptoms (section II-E).
+
+    `causes`: likely causes of the symptoms with the fewest domains.
+    """
     of: dict[Symptom, frozenset[Domain]] = {
         symptom: row.domains for symptom, row in TABLE.items() if symptom in symptoms
     }
-    left = frozenset(DOMAINS).intersection(*of.values())
+    remaining = frozenset(DOMAINS).intersection(*of.values())
     fewest = min((len(found) for found in of.values()), default=0)
     causes = [
         cause
@@ -93,4 +99,4 @@ def possible_domains(symptoms: Set[Symptom]) -> PossibleDomains:
         if len(found) == fewest
         for cause in TABLE[symptom].causes
     ]
-    return PossibleDomains(left, bool(left), of, tuple(dict.fromkeys(causes)))
+    return PossibleDomains(remaining, bool(remaining), of, tuple(dict.fromkeys(causes)))

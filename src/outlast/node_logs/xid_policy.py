@@ -1,7 +1,7 @@
-"""Policy of XIDs: who loses the job, what remedies it, and which sources disagree.
+"""Policy of XIDs: severity, remedy, and disagreements between sources.
 
-The policy is data (`xid.toml` beside this file, with a version); a file of one's own may override
-single entries of it.
+The policy is data (`xid.toml` beside this file, with a version); a site's file may override single
+entries.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 CODE_DIGITS_MAX = 9
 
 LEAVES = {"ignore", "pass", "restart_app", "warn", "warning"}
-DEPENDS = ("check_", "workflow_", "xid_")  # such words say neither
+DEPENDS = ("check_", "workflow_", "xid_")  # prefixes of recommendations that say neither
 
 
 class PolicyWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a line has these words, they decide over its code."""
+    """Words in a line that override the severity and remedy of its code."""
 
     has: str
     severity: Severity
@@ -48,7 +48,10 @@ class PolicyWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One code. `lines`: a table of `Policy.lines`; `says`: each source, in its own words."""
+    """Entry of one code.
+
+    `lines`: a table of `XidPolicy.lines`; `says`: each source's recommendation, verbatim.
+    """
 
     name: str
     symptom: Symptom
@@ -59,7 +62,7 @@ class PolicyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Judgement(NamedTuple):
-    """What a code means on the line that it stood on."""
+    """Meaning of a code on a given line."""
 
     name: str
     symptom: Symptom
@@ -68,7 +71,7 @@ class Judgement(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """Sources that take the node out of service for a code, and those that leave it there."""
+    """Sources that take the node out of service for a code, and those that do not."""
 
     takes: tuple[Source, ...]
     leaves: tuple[Source, ...]
@@ -83,7 +86,10 @@ UNKNOWN: dict[Kind, PolicyEntry] = {
 
 
 class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`version` names who wrote it and when; a report says it."""
+    """Policy of XIDs and SXIDs.
+
+    `version` names author and date; reports print it.
+    """
 
     version: str
     lines: dict[str, tuple[PolicyWords, ...]]
@@ -91,14 +97,14 @@ class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sxid: dict[int, PolicyEntry]
 
     def entry(self, code: str) -> PolicyEntry | None:
-        """Of a finding's code, as in XID 79 or SXID 20034; None where nothing is known of it."""
+        """Return the entry of a code such as XID 79 or SXID 20034; None if it is unknown."""
         kind, _, number = code.partition(" ")
         if kind.lower() not in KINDS or not number.isdecimal() or len(number) > CODE_DIGITS_MAX:
             return None
         return (self.xid if kind.lower() == "xid" else self.sxid).get(int(number))
 
     def judge(self, kind: Kind, code: int, text: str = "") -> Judgement:
-        """`text`: the rest of the line. A code that is not known is of severity unknown."""
+        """Judge a code and the rest of its line, `text`. An unknown code has severity unknown."""
         entry = getattr(self, kind).get(code, UNKNOWN[kind])
         severity, action = entry.severity, entry.action
         lower = text.lower()
@@ -109,7 +115,7 @@ class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Judgement(entry.name, entry.symptom, severity, action)
 
     def disagreements(self, code: int) -> Disagreement | None:
-        """Of an XID; None where all sources that say something would do the same."""
+        """Return the disagreement about an XID; None if all sources that cover it agree."""
         takes: list[Source] = []
         leaves: list[Source] = []
         for source, word in self.xid.get(code, UNKNOWN["xid"]).says.items():
@@ -119,14 +125,14 @@ class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def disagreements(code: int) -> Disagreement | None:
-    """Of an XID in the policy that comes with the package."""
+    """Return the disagreement about an XID in the shipped policy."""
     return shipped_policy().disagreements(code)
 
 
 @cache
 def shipped_policy() -> XidPolicy:
-    """The policy that comes with the package."""
-    import tomllib  # only who meets a code waits for these
+    """Return the policy that comes with the package."""
+    import tomllib  # lazy: for start-up time
     from pathlib import Path
 
     found = tomllib.loads(Path(__file__).with_name("xid.toml").read_text("utf-8"))
@@ -134,9 +140,10 @@ def shipped_policy() -> XidPolicy:
 
 
 def load_policy(path: Path) -> XidPolicy:
-    """The shipped policy, with the entries of a file of the same form in place of its own. An
-    entry for a code that is known may say less than all. Raises ConfigError, which names the
-    entry."""
+    """Return the shipped policy with the entries of a site's file.
+
+    An entry for a known code may be partial. Raises ConfigError, which names the entry.
+    """
     base = msgspec.to_builtins(shipped_policy(), str_keys=True)
     mine = toml_files.read(path, "policy")
     for key, value in mine.items():
@@ -148,8 +155,8 @@ def load_policy(path: Path) -> XidPolicy:
             if key == "lines":
                 base[key][name] = entry
             else:
-                told = _table(entry, f"{path}: {key}.{name}")
-                base[key][name] = {**base[key].get(name, {}), **told}
+                fields = _table(entry, f"{path}: {key}.{name}")
+                base[key][name] = {**base[key].get(name, {}), **fields}
     version = mine.get("version", path.name)
     if not isinstance(version, str):
         raise ConfigError(f'{path}: version must be a text, as in "{base["version"]}"')

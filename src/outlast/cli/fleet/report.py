@@ -70,14 +70,14 @@ def report(
         from outlast.fleet.report.fleet_report import hidden_record_notes
 
         notes += hidden_record_notes(opened.manifest.sources)
-        on_told = drawer.take if drawer else lambda _: None
+        on_section = drawer.take if drawer else lambda _: None
         found = reported(
             tables,
             str(lake),
             cluster=resolve_cluster(opened, cluster),
             notes=notes,
             on_progress=tell,
-            on_told=on_told,
+            on_section=on_section,
         )
         figures = drawer.drawn() if drawer else {}
     if out is not None:

@@ -23,9 +23,11 @@ CONVENTION = "Gamma(failures + 1/2, exposure), Jeffreys' posterior of a Poisson 
 
 @lru_cache(maxsize=65_536)
 def jeffreys(failures: float) -> tuple[float, float]:
-    """The 90 % interval of the expected number, failures >= 0: the 5 % and 95 % quantiles of
-    Gamma(failures + 1/2, 1). Over all rates it covers the true one 90 % of the time to within some
-    points, from about three failures on (Brown, Cai and DasGupta 2003)."""
+    """Return the 90 % interval of the expected number of failures, by Jeffreys' prior.
+
+    The 5 % and 95 % quantiles of Gamma(failures + 1/2, 1). Averaged over rates the coverage is 90 %
+    within some points, from about three failures on (Brown, Cai and DasGupta 2003).
+    """
     return special_functions.gamma_quantile(failures + 0.5, TAIL), special_functions.gamma_quantile(
         failures + 0.5, 1 - TAIL
     )
@@ -33,15 +35,21 @@ def jeffreys(failures: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=65_536)
 def garwood(failures: float) -> tuple[float, float]:
-    """As `jeffreys`, and never too short: from the 5 % quantile of Gamma(failures, 1) to the 95 %
-    quantile of Gamma(failures + 1, 1). Covers with at least 90 % (Garwood 1936)."""
+    """Return the exact 90 % interval of the expected number of failures.
+
+    From the 5 % quantile of Gamma(failures, 1) to the 95 % quantile of Gamma(failures + 1, 1). Its
+    coverage is at least 90 % (Garwood 1936).
+    """
     low = special_functions.gamma_quantile(failures, TAIL) if failures else 0.0
     return low, special_functions.gamma_quantile(failures + 1, 1 - TAIL)
 
 
 def with_rates(frame: pl.DataFrame, failures: str, exposure: str, name: str) -> pl.DataFrame:
-    """`frame` with failures by exposure as `name`, its Gamma interval (`name`_low, `name`_high;
-    CONVENTION) and its exact one (`name`_exact_low, `name`_exact_high). Null without exposure."""
+    """Add failures per exposure as `name`, with its intervals; null without exposure.
+
+    Columns: `name`_low and `name`_high by Gamma (CONVENTION), `name`_exact_low and
+    `name`_exact_high by Garwood.
+    """
     counts = frame[failures].to_list()
     over = pl.when(pl.col(exposure) > 0).then(pl.col(exposure))
     ends = {
@@ -57,8 +65,10 @@ def with_rates(frame: pl.DataFrame, failures: str, exposure: str, name: str) -> 
 
 
 class ShareEstimate(NamedTuple):
-    """(count + 1/2) / (of + 1), Jeffreys' posterior mean, which is never 0 or 1; and Wilson's 90 %
-    interval."""
+    """Estimate of a share, with Wilson's 90 % interval.
+
+    `value` is Jeffreys' posterior mean (count + 1/2) / (of + 1), which is never 0 or 1.
+    """
 
     value: float
     low: float
@@ -66,22 +76,27 @@ class ShareEstimate(NamedTuple):
 
 
 def estimate_share(count: int, of: int) -> ShareEstimate:
-    """Of `of` independent ones, of > 0 (Wilson 1927; Brown, Cai and DasGupta 2001 compare it)."""
-    seen, square = count / of, Z_90**2 / of
-    middle = (seen + square / 2) / (1 + square)
-    half = Z_90 / (1 + square) * math.sqrt(seen * (1 - seen) / of + square / 4 / of)
+    """Estimate the share of `count` among `of` > 0 independent trials.
+
+    Wilson 1927; Brown, Cai and DasGupta 2001 compare intervals.
+    """
+    share, square = count / of, Z_90**2 / of
+    middle = (share + square / 2) / (1 + square)
+    half = Z_90 / (1 + square) * math.sqrt(share * (1 - share) / of + square / 4 / of)
     return ShareEstimate((count + 0.5) / (of + 1), max(0.0, middle - half), min(1.0, middle + half))
 
 
 CLUSTERS = ("runs", "days")
-GROUPS_MAX = 200  # clusters beyond it are thrown together by chance, which keeps them independent
+GROUPS_MAX = 200  # more clusters are merged at random, which keeps them independent
 DRAWS = 400
 
 
 class BootstrapInterval(NamedTuple):
-    """The 90 % interval of failures by exposure; and `dispersion`, the variance of the count as
-    clusters show it, over what Poisson failures would have: 1 where they are independent. None
-    where there is no failure, or only one cluster."""
+    """90 % interval of failures per exposure, and the dispersion of the count.
+
+    `dispersion`: variance of the count between clusters over that of Poisson failures, 1 if they
+    are independent. All None without a failure or with a single cluster.
+    """
 
     low: float | None
     high: float | None
@@ -89,9 +104,11 @@ class BootstrapInterval(NamedTuple):
 
 
 def cluster_of_attempt(tables: Tables, clusters: str) -> pl.Expr:
-    """Which cluster an attempt of `exposure.attempts` is in, below GROUPS_MAX. `runs`: one user's
-    jobs of one name, wherever and whenever they ran. `days`: all that ended in the same stretch of
-    the window, of a day or more."""
+    """Return the cluster number, below GROUPS_MAX, of each attempt of `exposure.attempts`.
+
+    `runs`: one user's jobs of one name, at any time and place. `days`: all that ended in the same
+    stretch of the window, of a day or more.
+    """
     if clusters == "runs":
         return (pl.col("run") % GROUPS_MAX).cast(pl.Int64)
     window_ns = max(1, tables.until_ns - tables.since_ns)
@@ -103,17 +120,17 @@ def cluster_of_attempt(tables: Tables, clusters: str) -> pl.Expr:
 def bootstrap_interval(
     failures: np.ndarray, exposure: np.ndarray, *, seed: int = 0
 ) -> BootstrapInterval:
-    """Of a ratio whose failures and exposure are given by cluster.
+    """Return the interval of a ratio whose failures and exposure are given by cluster.
 
-    Clusters are drawn with replacement (Efron and Tibshirani 1993, 6 and 8.6), the interval is from
-    the 5 % to the 95 % quantile of the ratios. With few clusters that failed it is too short; a
-    Gamma interval of failures / dispersion failures is not. Dispersion: C/(C - 1) sum (f - r x)^2
-    over r sum x, with r the ratio (the sandwich estimate of a Poisson regression).
+    Clusters are drawn with replacement (Efron and Tibshirani 1993, 6 and 8.6); the interval is from
+    the 5 % to the 95 % quantile of the ratios. With few failing clusters it is too short; a Gamma
+    interval of failures / dispersion failures is not. Dispersion: C/(C - 1) sum (f - r x)^2 over r
+    sum x, with r the ratio (the sandwich estimate of a Poisson regression).
     """
-    count, total, whole = len(failures), float(failures.sum()), float(exposure.sum())
-    if not total or count < 2 or not whole:
+    count, total, total_exposure = len(failures), float(failures.sum()), float(exposure.sum())
+    if not total or count < 2 or not total_exposure:
         return BootstrapInterval(None, None, None)
-    rate = total / whole
+    rate = total / total_exposure
     missed = failures - rate * exposure
     dispersion = count / (count - 1) * float(missed @ missed) / total
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)
@@ -124,5 +141,5 @@ def bootstrap_interval(
 
 
 def widest_interval(spreads: dict[str, BootstrapInterval]) -> tuple[str, BootstrapInterval]:
-    """The clusters whose dispersion is largest, with what they show."""
+    """Return the kind of clusters with the largest dispersion, and its interval."""
     return max(spreads.items(), key=lambda one: one[1].dispersion or 0.0)

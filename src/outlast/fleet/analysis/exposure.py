@@ -15,23 +15,26 @@ KEY = ("cluster", "job", "attempt")
 SECOND_NS = 10**9
 HOUR_S = 3600.0
 DAY_S = 86_400.0
-NODE_GPUS = 8  # where neither a list of nodes nor a job tells
-WHOLE_NODE_GPUS = 4  # of each node, from which on a job on several has them whole, it is taken
-USED_SHARE = 0.05  # of GPU time in jobs that held so many GPUs of a node: one odd job tells nothing
+NODE_GPUS = 8  # default without a list of nodes and without jobs
+WHOLE_NODE_GPUS = 4  # per node, from which on a job on several nodes is assumed exclusive
+USED_SHARE = 0.05  # of the GPU time, in jobs with at least so many GPUs per node
 
 
 class NodeGpus(NamedTuple):
-    """GPUs of a node. `source`: a list of nodes, what jobs held, or neither (NODE_GPUS)."""
+    """GPUs per node.
+
+    `source`: a list of nodes, the jobs' allocations, or neither (NODE_GPUS).
+    """
 
     gpus: int
     source: Literal["nodes", "jobs", "assumed"]
 
 
 def gpus_per_node(tables: Tables) -> NodeGpus:
-    """Return what most nodes have; else the most that jobs held of a node.
+    """Return the GPUs of most listed nodes; else the most that jobs held of a node.
 
-    Jobs tell it where they hold equally many GPUs of each of their nodes, and where those with so
-    many or more have USED_SHARE of their GPU time.
+    Jobs count if they hold equally many GPUs of each of their nodes, and if those with so many or
+    more have USED_SHARE of their GPU time.
     """
     listed = tables.nodes.filter(pl.col("gpus") > 0).group_by("gpus").len().sort("len", "gpus")
     found = listed.collect()
@@ -45,7 +48,7 @@ def gpus_per_node(tables: Tables) -> NodeGpus:
 
 def _gpus_of_a_node(tables: Tables, *by: str) -> pl.LazyFrame:
     """Return `each`, the most GPUs of a node that jobs held for USED_SHARE of their GPU time."""
-    held = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=1).cast(pl.Float64)
+    held_ns = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=1).cast(pl.Float64)
     sums = (
         tables.jobs.filter(
             pl.col("start_ns").is_not_null(),
@@ -54,29 +57,34 @@ def _gpus_of_a_node(tables: Tables, *by: str) -> pl.LazyFrame:
             pl.col("gpus") % pl.col("nodes") == 0,
         )
         .group_by(*by, each=pl.col("gpus") // pl.col("nodes"))
-        .agg(spent=(held * pl.col("gpus")).sum())
+        .agg(spent=(held_ns * pl.col("gpus")).sum())
         .sort("each", descending=True)
     )
-    so_far, whole = pl.col("spent").cum_sum(), pl.col("spent").sum()
+    so_far, total = pl.col("spent").cum_sum(), pl.col("spent").sum()
     if by:
-        so_far, whole = so_far.over(by), whole.over(by)
-    enough = sums.filter(so_far >= USED_SHARE * whole)
+        so_far, total = so_far.over(by), total.over(by)
+    enough = sums.filter(so_far >= USED_SHARE * total)
     return enough.group_by(*by).agg(pl.col("each").max()) if by else enough.head(1).select("each")
 
 
 def attempts(tables: Tables) -> pl.LazyFrame:
-    """The attempts that held nodes in the window, with
+    """Return the attempts that held nodes in the window, with their exposure.
 
-    - `begin_ns` and `ran_s`: from when on, and for how many seconds they held them inside the
-      window: time in which a failure would have been counted, and no other. One that ended after
-      the window, or has not ended, counts until the window ends or it was last seen. 0 where it
-      ended before it began.
-    - `held_nodes`: its nodes, of which a job on GPUs counts by the share of their GPUs that it
-      holds: eight jobs with a GPU each are on one node, and not on eight.
+    Added columns:
+
+    - `begin_ns` and `ran_s`: begin and seconds of the time inside the window, in which a failure
+    would have been counted. An attempt that ended later, or has not ended, counts until the window
+    ends or until its last record. 0 if it ended before it began.
+
+    - `held_nodes`: its nodes; a job on GPUs counts by its share of their GPUs, so that eight jobs
+    with a GPU each are on one node.
+
     - `node_days`, `gpu_hours`: the time times `held_nodes`, or times its GPUs.
+
     - `ended`: its end lies in the window, so that it can have failed there.
-    - `run`: one user's jobs of one name (or the job, where it has none): what is begun again and
-      again belongs together.
+
+    - `run`: one user's jobs of one name (or the job, if it has none), so that restarts belong
+    together.
     """
     begin = pl.col("start_ns").clip(lower_bound=tables.since_ns)
     end = pl.col("t_ns").clip(upper_bound=tables.until_ns)
@@ -104,9 +112,10 @@ def attempts(tables: Tables) -> pl.LazyFrame:
 
 
 def _with_held_nodes(jobs: pl.LazyFrame, tables: Tables) -> pl.LazyFrame:
-    """Return jobs with `held_nodes`, by the GPUs of their own nodes where these are listed, else
-    by those of the nodes of their partition that jobs on several nodes show, else by the
-    cluster's."""
+    """Add `held_nodes`, by the GPUs of the job's own nodes if these are listed.
+
+    Else by the GPUs that jobs on several nodes show for the partition, else by the cluster's.
+    """
     count, source = gpus_per_node(tables)
     capacity = count * pl.col("nodes")
     if source == "nodes" and _kinds(tables) > 1:
@@ -125,19 +134,19 @@ def _with_held_nodes(jobs: pl.LazyFrame, tables: Tables) -> pl.LazyFrame:
         capacity = pl.col("each").fill_null(count) * pl.col("nodes")
     share = (pl.col("gpus") / capacity).clip(upper_bound=1.0)
     on_some = (pl.col("gpus") > 0) & (pl.col("nodes") > 0)
-    held = pl.when(on_some).then(pl.col("nodes") * share).otherwise(pl.col("nodes"))
+    held_nodes = pl.when(on_some).then(pl.col("nodes") * share).otherwise(pl.col("nodes"))
     columns = tables.jobs.collect_schema().names()
     extra = ("begin_ns", "ran_s", "ended", "run", "held_nodes")
-    return jobs.with_columns(held_nodes=held.cast(pl.Float64)).select(*columns, *extra)
+    return jobs.with_columns(held_nodes=held_nodes.cast(pl.Float64)).select(*columns, *extra)
 
 
 def _kinds(tables: Tables) -> int:
-    """Return how many different numbers of GPUs the listed nodes have."""
+    """Return the number of different GPU counts among the listed nodes."""
     return int(tables.nodes.select(pl.col("gpus").n_unique()).collect().item())
 
 
 def on_gpus(tables: Tables) -> pl.LazyFrame:
-    """`attempts` that held GPUs."""
+    """Return the attempts that held GPUs."""
     return attempts(tables).filter(pl.col("gpus") > 0)
 
 
@@ -147,60 +156,64 @@ def has_gpus(tables: Tables) -> bool:
 
 
 def in_whole_nodes(gpus: pl.Expr, node_gpus: int = NODE_GPUS) -> pl.Expr:
-    """GPUs rounded up to the next multiple of a node's."""
+    """Round GPUs up to the next multiple of a node's."""
     return (gpus + node_gpus - 1) // node_gpus * node_gpus
 
 
 def job_node_days(tables: Tables) -> pl.DataFrame:
-    """Return `node_days` that jobs held on each `day` of the window (days since 1970, UTC): of jobs
-    on GPUs, where there is any, by the share of a node's GPUs that they hold."""
+    """Return the `node_days` that jobs held on each `day` of the window (days since 1970, UTC).
+
+    If any job held GPUs, only jobs on GPUs count, by their share of a node's GPUs.
+    """
     end_ns = pl.col("begin_ns") + (pl.col("ran_s") * SECOND_NS).cast(pl.Int64)
     ran = on_gpus(tables) if has_gpus(tables) else attempts(tables)
-    held = ran.select("begin_ns", nodes="held_nodes", end_ns=end_ns)
-    return node_days_by_day(held, tables).rename({"spent": "node_days"})
+    intervals = ran.select("begin_ns", nodes="held_nodes", end_ns=end_ns)
+    return node_days_by_day(intervals, tables).rename({"spent": "node_days"})
 
 
-def node_days_by_day(held: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
-    """Days that `nodes` were held from `begin_ns` to `end_ns`, by the `day` on which they were, for
-    every day of the window (since 1970, UTC; the last may be a part of one).
+def node_days_by_day(intervals: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
+    """Return the node-days that `nodes` were held, for every `day` of the window.
+
+    `intervals` has `begin_ns`, `end_ns` and `nodes`; days count since 1970, UTC; the last may be a
+    part of one.
 
     With A(t) = sum of nodes x (t - begin) over what began before t, and B(t) the same of ends, up
     to a day's end A - B was held: two sums by day, and no row for each job and day.
     """
     first, last = tables.since_ns // DAY_NS, (tables.until_ns - 1) // DAY_NS
     days = pl.DataFrame({"day": range(first, last + 1)}, schema={"day": pl.Int64})
-    so_far = _since(held, "begin_ns", days) - _since(held, "end_ns", days)
+    so_far = _since(intervals, "begin_ns", days) - _since(intervals, "end_ns", days)
     return days.with_columns(spent=(so_far - so_far.shift(1, fill_value=0.0)).clip(lower_bound=0))
 
 
 def whole_days(calendar: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """Those days of a calendar of which the window has all."""
+    """Return the days of a calendar that lie completely in the window."""
     begun, over = pl.col("day") * DAY_NS, (pl.col("day") + 1) * DAY_NS
     return calendar.filter(begun >= tables.since_ns, over <= tables.until_ns)
 
 
 def per_1000(failures: str, node_days: str) -> pl.Expr:
-    """Null where next to no time was spent."""
+    """Return failures per 1000 node-days; null below 1e-6 node-days."""
     spent_days = pl.col(node_days)
     return pl.when(spent_days > 1e-6).then(1000 * pl.col(failures) / spent_days)
 
 
-def _since(held: pl.LazyFrame, moment: str, days: pl.DataFrame) -> pl.Series:
-    """Node-days from the moments on, up to the end of each day."""
+def _since(intervals: pl.LazyFrame, moment: str, days: pl.DataFrame) -> pl.Series:
+    """Return the node-days from the moments on, up to the end of each day."""
     origin_ns = int(days["day"][0]) * DAY_NS
     on = (pl.col(moment) - origin_ns) / (SECOND_NS * DAY_S)
     day = pl.min_horizontal(pl.col(moment) // DAY_NS, pl.lit(int(days["day"][-1])))
     sums = (
-        held.group_by(day=day)
+        intervals.group_by(day=day)
         .agg(nodes=pl.col("nodes").sum(), begun=(pl.col("nodes") * on).sum())
         .collect()
     )
-    told = days.join(sums, on="day", how="left", maintain_order="left").fill_null(0)
-    passed = (told["day"] - told["day"][0] + 1).cast(pl.Float64)
-    return passed * told["nodes"].cum_sum() - told["begun"].cum_sum()
+    by_day = days.join(sums, on="day", how="left", maintain_order="left").fill_null(0)
+    passed = (by_day["day"] - by_day["day"][0] + 1).cast(pl.Float64)
+    return passed * by_day["nodes"].cum_sum() - by_day["begun"].cum_sum()
 
 
-NAMED_SHARE = 0.5  # of jobs with a host list, from which on the lists tell how large a cluster is
+NAMED_SHARE = 0.5  # of jobs with a host list, from which on the lists show a cluster's size
 DOMINANT_SHARE = 0.25  # of all node-days
 ATTEMPTS_MIN = 10
 
@@ -209,7 +222,7 @@ def without_contradicted(tables: Tables, notes: list[str]) -> Tables:
     """Return tables without jobs that claim more nodes than the cluster is known to have.
 
     These have a number of nodes and no readable list, in a log where most jobs have one. `notes`
-    gets how many there were and the largest.
+    gets their number and the largest.
     """
     ran = pl.col("start_ns").is_not_null() & (pl.col("nodes") > 0)
     unnamed = ran & (pl.col("hosts") == "")
@@ -240,15 +253,17 @@ def without_contradicted(tables: Tables, notes: list[str]) -> Tables:
 
 
 def dominant_attempts(tables: Tables) -> list[str]:
-    """Return a note about each attempt that holds more than DOMINANT_SHARE of all node-days on
-    GPUs: it may be one whose record is wrong."""
+    """Return a note about each attempt that holds over DOMINANT_SHARE of all node-days on GPUs.
+
+    Its record may be wrong.
+    """
     ran = on_gpus(tables).select("job", "attempt", "nodes", "node_days").collect()
-    whole = float(ran["node_days"].sum())
-    if len(ran) < ATTEMPTS_MIN or whole <= 0:
+    total_days = float(ran["node_days"].sum())
+    if len(ran) < ATTEMPTS_MIN or total_days <= 0:
         return []
-    large = ran.filter(pl.col("node_days") > DOMINANT_SHARE * whole).sort("node_days", "job")
+    large = ran.filter(pl.col("node_days") > DOMINANT_SHARE * total_days).sort("node_days", "job")
     return [
-        f"job {job} alone holds {100 * days / whole:.0f} % of all node-days on GPUs"
+        f"job {job} alone holds {100 * days / total_days:.0f} % of all node-days on GPUs"
         f" ({plural(nodes, 'node')} for {days / max(nodes, 1):.3g} days): rates rest on it"
         for job, nodes, days in large.select("job", "nodes", "node_days").iter_rows()
     ]

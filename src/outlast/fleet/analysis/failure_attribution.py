@@ -1,8 +1,8 @@
 """Attribution of failed attempts to infrastructure and to causes found on their nodes.
 
 Kokolis et al. 2025, III: a failure is attributed to a cause that was detected within the last ten
-minutes of the job or five minutes after it. Several causes are kept: which of them was first is a
-matter for people.
+minutes of the job or five minutes after it. All such causes are kept; the root cause is not decided
+automatically.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from outlast.fleet.record_tables import Tables
 from outlast.node_logs.taxonomy import DOMAINS, TABLE, possible_domains
 
 BEFORE_S, AFTER_S = 600, 300
-BY_NODE = ("NODE_FAIL", "BOOT_FAIL")  # the scheduler itself says so
-PERHAPS = ("FAILED", "REQUEUED")  # a user's error as well, or a user's wish
-LOST = "now"  # the severity that takes an attempt of PERHAPS for infrastructure's
-CAUSES = ("now", "drain")  # severities of what can have ended a job; the others are only signs
+BY_NODE = ("NODE_FAIL", "BOOT_FAIL")  # reported by the scheduler
+PERHAPS = ("FAILED", "REQUEUED")  # may also be a user's error or request
+LOST = "now"  # the severity that attributes an attempt of PERHAPS to infrastructure
+CAUSES = ("now", "drain")  # severities that can have ended a job; the others are only signs
 USERS = [symptom for symptom, row in TABLE.items() if row.domains == {"user"}]
 UNATTRIBUTED = "unattributed"
 CauseGrouping = Literal["symptom", "check", "code"]
 
 
 class AttributedFailures(NamedTuple):
-    """`failures`: one row for each attempt that infrastructure ended; `causes`: one row for each
-    thing that was found on the nodes of an attempt in BY_NODE or PERHAPS about its end, whether
-    infrastructure is taken to have ended it or not."""
+    """Failed attempts and their causes.
+
+    `failures`: one row for each attempt that infrastructure ended; `causes`: one row for each
+    finding on the nodes of an attempt in BY_NODE or PERHAPS around its end, attributed or not.
+    """
 
     failures: pl.DataFrame
     causes: pl.DataFrame
@@ -38,20 +40,21 @@ class AttributedFailures(NamedTuple):
 def attribute_failures(
     tables: Tables, *, before_s: float = BEFORE_S, after_s: float = AFTER_S
 ) -> AttributedFailures:
-    """Findings on the nodes of an attempt in [end - before_s, end + after_s], ends included.
+    """Attribute failed attempts to the findings on their nodes.
 
-    Infrastructure ended an attempt that is in NODE_FAIL or BOOT_FAIL, or in FAILED with a finding
-    of severity `now` (the paper's own rule) that is not only ever a user's, as OOM is. REQUEUED
-    counts as FAILED does, or where the scheduler named a failed node: a health check that begins a
-    job anew leaves that state, and so does a user. Where the failed node is known and something was
-    found on it, nothing of other nodes counts. What was found while a later job held the node, and
-    failed on it, is that job's alone (the paper counts it for both).
+    Findings count from end - before_s to end + after_s, both included. Infrastructure ended an
+    attempt that is in NODE_FAIL or BOOT_FAIL, or in FAILED with a finding of severity `now` (the
+    paper's rule) whose symptom is not always a user's, as OOM is. REQUEUED counts as FAILED does,
+    or if the scheduler named a failed node: a health check that requeues a job leaves that state,
+    and so does a user. If there are findings on a known failed node, those on other nodes do not
+    count. A finding while a later job held the node, and failed on it, is that job's alone (the
+    paper counts it for both).
 
     `causes`: KEY, node, check, symptom, code, severity; first_s, the first of `many` like it, in
     seconds after the end; rank from 1 on, by severity, then time. `failures`: KEY, state, t_ns,
-    nodes, gpus; worst (a severity, null where nothing was found), symptoms of CAUSES, and the
-    domains that can have caused all of these (differential diagnosis, Table I; empty: none can,
-    there was more than one cause).
+    nodes, gpus; worst (a severity, null without a finding), symptoms of CAUSES, and the domains
+    that can have caused all of these (differential diagnosis, Table I; empty if none can: there was
+    more than one cause).
     """
     before_ns, after_ns = round(before_s * SECOND_NS), round(after_s * SECOND_NS)
     slot_ns = before_ns + after_ns
@@ -61,12 +64,12 @@ def attribute_failures(
     causes = _causes(failed, signs, before_ns, after_ns)
     can_end = pl.col("severity").is_in(CAUSES)
     users = pl.col("symptom").is_in(USERS)
-    told = causes.group_by(KEY).agg(
+    by_attempt = causes.group_by(KEY).agg(
         worst=pl.col("severity").sort_by("rank").first(),
         lost=((pl.col("severity") == LOST) & ~users).any(),
         symptoms=pl.col("symptom").cast(pl.String).filter(can_end).unique().sort(),
     )
-    found = failed.join(told, on=KEY, how="left").with_columns(
+    found = failed.join(by_attempt, on=KEY, how="left").with_columns(
         pl.col("lost").fill_null(value=False), pl.col("symptoms").fill_null([])
     )
     named = (pl.col("state") == "REQUEUED") & (pl.col("failed_node") != "")
@@ -79,8 +82,11 @@ def attribute_failures(
 
 
 def label_failures(found: AttributedFailures, by: CauseGrouping = "symptom") -> pl.DataFrame:
-    """KEY, t_ns and `cause` of each failure: one row for each different cause, of CAUSES only, or
-    UNATTRIBUTED; `share` is one over their number, so that a failure counts once in a sum."""
+    """Return KEY, t_ns and `cause` of each failure: one row per different cause of CAUSES.
+
+    A failure without any is UNATTRIBUTED. `share` is one over the number of its causes, so that a
+    failure counts once in a sum.
+    """
     label = pl.col(by).cast(pl.String)
     if by == "code":  # a check without codes is its own
         label = pl.when(label != "").then(label).otherwise(pl.col("check"))
@@ -99,9 +105,11 @@ def label_failures(found: AttributedFailures, by: CauseGrouping = "symptom") -> 
 
 
 def cooccurring_causes(found: AttributedFailures, by: CauseGrouping = "symptom") -> pl.DataFrame:
-    """Which causes are found together: `cause` and `other`, how many failures have both
-    (`together`), how many have `cause` at all (`failures`), and the share of these that `together`
-    is. Both orders of a pair are there."""
+    """Return the pairs of causes that failures have in common, in both orders.
+
+    `cause` and `other`, the failures that have both (`together`), those that have `cause`
+    (`failures`), and their ratio `share`.
+    """
     causes = label_failures(found, by).filter(pl.col("cause") != UNATTRIBUTED).select(*KEY, "cause")
     alone = causes.group_by("cause").agg(failures=pl.len().cast(pl.Int64))
     return (
@@ -116,7 +124,7 @@ def cooccurring_causes(found: AttributedFailures, by: CauseGrouping = "symptom")
 
 
 def _signs(tables: Tables, slot_ns: int) -> pl.DataFrame:
-    """What was found and is not healthy. `slot`: stretches of time as long as the window."""
+    """Return the findings that are not healthy. `slot`: intervals as long as the window."""
     return (
         tables.findings.filter(pl.col("severity") != "healthy")
         .select("cluster", "node", "check", "symptom", "code", "severity", at_ns="t_ns")
@@ -126,8 +134,10 @@ def _signs(tables: Tables, slot_ns: int) -> pl.DataFrame:
 
 
 def _failed(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    """Attempts in BY_NODE, and those in PERHAPS at whose end something was found anywhere: most
-    users' errors are out of it here. A window reaches into two slots at most."""
+    """Return the attempts in BY_NODE, and those in PERHAPS with any finding around their end.
+
+    This drops most user errors early. A window overlaps at most two slots.
+    """
     known = slots.unique().implode()
     near = begin.is_in(known) | end.is_in(known) | (pl.col("failed_node") != "")
     return (
@@ -143,12 +153,14 @@ def _failed(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> p
 def _causes(
     failed: pl.DataFrame, signs: pl.DataFrame, before_ns: int, after_ns: int
 ) -> pl.DataFrame:
-    """The findings of each attempt's window. An equal join on node and slot, of which the rows
-    outside of the window are left out: no row meets more than two slots. Hosts come last, since
-    there are many of them, and few have a finding in the slot."""
+    """Return the findings of each attempt's window.
+
+    An equal join on node and slot, then a filter by the window: no row meets more than two slots.
+    Hosts are expanded last, since there are many and few have a finding in the slot.
+    """
     slot_ns = before_ns + after_ns
     signs = signs.with_row_index("sign")
-    held = (
+    windows = (
         failed.lazy()
         .select(*KEY, "start_ns", "t_ns", "failed_node", "hosts")
         .with_columns(
@@ -162,7 +174,7 @@ def _causes(
     )
     offset = pl.col("at_ns") - pl.col("t_ns")
     ours, theirs = pl.col("cluster"), pl.col("cluster_right")
-    told = (ours == theirs) | (ours == "") | (theirs == "")  # "": its log does not say which
+    same_cluster = (ours == theirs) | (ours == "") | (theirs == "")  # "": unknown in its log
     on_failed = pl.col("node") == pl.col("failed_node")
     worst = pl.col("severity").to_physical()
     while_held = pl.col("at_ns").is_between(pl.col("start_ns"), pl.col("t_ns"))
@@ -170,10 +182,10 @@ def _causes(
     next_began = pl.when(while_held).then("start_ns").max().over(same)
     own = (next_began < pl.col("t_ns")) | (next_began <= pl.col("start_ns"))  # or one of no length
     return (
-        explode_hosts(held.lazy())
+        explode_hosts(windows.lazy())
         .join(signs.lazy(), on=["node", "slot"])
         .unique([*KEY, "sign"])  # a list may name a node twice
-        .filter(offset.is_between(-before_ns, after_ns), told)
+        .filter(offset.is_between(-before_ns, after_ns), same_cluster)
         .filter(own.fill_null(value=True))
         .filter(on_failed | ~on_failed.any().over(KEY))
         .group_by(*KEY, "node", "check", "symptom", "code", "severity")
@@ -185,7 +197,7 @@ def _causes(
 
 
 def _domains(symptoms: pl.Series) -> pl.Series:
-    """Those that can have caused all symptoms of a list, as text; each combination once."""
+    """Return the domains that can have caused all symptoms of each list, as text."""
     known = {
         tuple(one): "+".join(each for each in DOMAINS if each in possible_domains(set(one)).domains)
         for one in symptoms.unique()

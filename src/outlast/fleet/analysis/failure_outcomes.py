@@ -12,13 +12,16 @@ from outlast.fleet.analysis.node_attribution import NODE, attribute_to_nodes, wo
 from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
 
-OUTAGE_WITHIN_S = 3600  # a node that is away within this time after the failure was taken by it
+OUTAGE_WITHIN_S = 3600  # an outage that begins this long after a failure is attributed to it
 
 
 class FailureOutcomes(NamedTuple):
-    """Of `failures` of attempts above a size: `wide` took half of the job's nodes or more (two at
-    least) within the window of attribution, by an outage or a finding that can end a job;
-    `went_on`, of the others: no node that is blamed was away at the end or within TAKEN_S."""
+    """Outcomes of the `failures` of attempts above a size.
+
+    `wide`: outages, or findings that can end a job, took half of the job's nodes or more (two at
+    least) within the window of attribution. `went_on`, of the others: no attributed node had an
+    outage at the end or within OUTAGE_WITHIN_S.
+    """
 
     failures: int
     went_on: int
@@ -28,7 +31,10 @@ class FailureOutcomes(NamedTuple):
 def failure_outcomes(
     tables: Tables, found: AttributedFailures, *, above_gpus: int
 ) -> FailureOutcomes:
-    """Tells nothing of a cluster without outages: ask for them first."""
+    """Count the outcomes of failures above a size.
+
+    Meaningless for a cluster without outages: check for them first.
+    """
     large = found.failures.filter(pl.col("gpus") > above_gpus)
     chosen = AttributedFailures(large, found.causes)
     wide = _wide(tables, chosen)
@@ -45,16 +51,16 @@ def failure_outcomes(
         .unique()
         .collect()
     )
-    left = large.select(KEY).join(wide, on=KEY, how="anti")
+    narrow = large.select(KEY).join(wide, on=KEY, how="anti")
     return FailureOutcomes(
         failures=len(large),
-        went_on=len(left.join(taken, on=KEY, how="anti")),
+        went_on=len(narrow.join(taken, on=KEY, how="anti")),
         wide=len(wide),
     )
 
 
 def _wide(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
-    """KEY of those that took half of the nodes or more."""
+    """Return KEY of the failures that took half of the nodes or more."""
     near = (pl.col("begun_ns") - pl.col("t_ns")).is_between(
         -BEFORE_S * SECOND_NS, AFTER_S * SECOND_NS
     )
@@ -72,16 +78,17 @@ def _wide(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
 
 
 def survived_failures(tables: Tables, above_gpus: int) -> pl.DataFrame:
-    """Return the failures of the window after which their job went on, one row each, as
-    `Interruption` has them: those of jobs above this size."""
+    """Return the interruptions in the window that jobs above this size survived, one row each."""
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     return tables.interruptions.filter(inside, pl.col("gpus") > above_gpus).collect()
 
 
 def survived_by_cause(tables: Tables) -> pl.DataFrame:
-    """Count survived failures: `cause` (a kind of fault), `rung` (of the recovery ladder),
-    `failures`, `nodes` (hosts on which they were), `lost_nodes` (failures that took their host),
-    `pause_s` (mean time until every rank had committed the interrupted step)."""
+    """Count survived failures by kind of fault and rung of the recovery ladder.
+
+    `cause`, `rung`, `failures`, `nodes` (hosts with such a failure), `lost_nodes` (failures that
+    took their host), `pause_s` (mean time until every rank had committed the interrupted step).
+    """
     return (
         survived_failures(tables, -1)
         .group_by("cause", "rung")

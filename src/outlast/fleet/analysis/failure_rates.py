@@ -39,9 +39,12 @@ ALL = "all"
 def rates_by_cause(
     tables: Tables, found: AttributedFailures, by: CauseGrouping = "symptom"
 ) -> pl.DataFrame:
-    """Failures per GPU-hour of all jobs, by cause: `failures` that have it, `share` of all failures
-    (one with two causes counts half for each), `per_gpu_hour` with both intervals
-    (`intervals.with_rates`). Row ALL: each failure once, whatever its causes."""
+    """Return failures per GPU-hour of all jobs, by cause.
+
+    `failures` that have the cause, `share` of all failures (one with two causes counts half for
+    each), `per_gpu_hour` with both intervals (`confidence_intervals.with_rates`). Row ALL: each
+    failure once, whatever its causes.
+    """
     gpu_hours = on_gpus(tables).select(pl.col("gpu_hours").sum()).collect().item()
     causes = label_failures(found, by).filter(pl.col("gpus") > 0)
     counted = (
@@ -50,11 +53,11 @@ def rates_by_cause(
         .sort(["failures", "cause"], descending=[True, False])
     )
     failed = found.failures.filter(pl.col("gpus") > 0).height
-    whole = pl.DataFrame({"cause": [ALL], "failures": [failed], "share": [float(failed)]})
-    told = pl.concat([counted, whole]).with_columns(
+    total = pl.DataFrame({"cause": [ALL], "failures": [failed], "share": [float(failed)]})
+    rows = pl.concat([counted, total]).with_columns(
         share=pl.col("share") / max(1, failed), gpu_hours=pl.lit(float(gpu_hours))
     )
-    return with_rates(told, "failures", "gpu_hours", "per_gpu_hour")
+    return with_rates(rows, "failures", "gpu_hours", "per_gpu_hour")
 
 
 def rolling_rates(
@@ -64,16 +67,18 @@ def rolling_rates(
     *,
     days: int = ROLLING_DAYS,
 ) -> pl.DataFrame:
-    """Failures per 1000 node-days of jobs on GPUs (of all jobs, where none had one) in the `days`
-    up to and with each day, by cause and for ALL: `day` (a date), `cause`, `failures`,
-    `node_days`, `per_1000_node_days`. Whole days only, and the first whole stretch is the first
-    row: a rate of less time would swing more."""
+    """Return failures per 1000 node-days in the `days` up to each day, by cause and for ALL.
+
+    Of jobs on GPUs, or of all jobs if none had one. Columns: `day` (a date), `cause`, `failures`,
+    `node_days`, `per_1000_node_days`. The first row is the first complete stretch: shorter ones
+    would swing more.
+    """
     calendar = whole_days(job_node_days(tables), tables)
     ours = pl.col("gpus") > 0 if has_gpus(tables) else pl.lit(value=True)
     causes = label_failures(found, by).filter(ours).select("cause", day=pl.col("t_ns") // DAY_NS)
     failures = found.failures.filter(ours)
-    whole = failures.select(cause=pl.lit(ALL), day=pl.col("t_ns") // DAY_NS)
-    counts = pl.concat([causes, whole]).group_by("cause", "day").agg(failures=pl.len())
+    total = failures.select(cause=pl.lit(ALL), day=pl.col("t_ns") // DAY_NS)
+    counts = pl.concat([causes, total]).group_by("cause", "day").agg(failures=pl.len())
     names = pl.concat([counts.select("cause").unique(), pl.DataFrame({"cause": [ALL]})]).unique()
     return (
         calendar.join(names, how="cross")
@@ -97,9 +102,12 @@ def rolling_rates(
 def rates_of_new_checks(
     tables: Tables, found: AttributedFailures, *, days: int = ROLLING_DAYS
 ) -> pl.DataFrame:
-    """What each new check made visible: `check`, `symptom`, its `day`, and failures with that
-    symptom per 1000 node-days in the `days` before (`before`) and after (`after`), with counts.
-    Days outside of the window count for nothing; a check that was there before it is left out."""
+    """Return the failure rates before and after each new check.
+
+    `check`, `symptom`, its `day`, and failures with that symptom per 1000 node-days in the `days`
+    before (`before`) and after (`after`), with counts. Days outside of the window are ignored, and
+    so are checks from before it.
+    """
     calendar = job_node_days(tables)
     ours = pl.col("gpus") > 0 if has_gpus(tables) else pl.lit(value=True)
     causes = label_failures(found).filter(ours).select("cause", day=pl.col("t_ns") // DAY_NS)
@@ -123,8 +131,7 @@ def rates_of_new_checks(
 
 
 def swing(rates: pl.DataFrame) -> float | None:
-    """How many times the lowest rolling rate the highest is, of ALL; None where one is 0 or there
-    is none."""
+    """Return the highest over the lowest rolling rate of ALL; None if one is 0 or none exists."""
     found = rates.filter(pl.col("cause") == ALL)["per_1000_node_days"].drop_nulls()
     if not len(found) or not found.min():
         return None
@@ -135,20 +142,20 @@ def _around(
     name: str, symptom: str, first: int, days: int, calendar: pl.DataFrame, causes: pl.DataFrame
 ) -> dict[str, float | int | None]:
     inside = pl.col("day").is_between(first, first + days - 1)
-    held = float(calendar.filter(inside)["node_days"].sum())
+    node_days = float(calendar.filter(inside)["node_days"].sum())
     count = causes.filter(inside, pl.col("cause") == symptom).height
-    return {name: 1000 * count / held if held else None, f"{name}_failures": count}
+    return {name: 1000 * count / node_days if node_days else None, f"{name}_failures": count}
 
 
 LARGE_GPUS = 128  # r_f is that of jobs above
 
 
 class FailureRate(msgspec.Struct, frozen=True, kw_only=True):
-    """r_f: failures in 1000 days of a node's running, of jobs with more than `above_gpus` GPUs.
+    """r_f: failures per 1000 node-days of jobs with more than `above_gpus` GPUs.
 
     `low` to `high`: 90 %, of Gamma(failures + 1/2, node_days), for independent failures; `boot_`:
-    by drawing `clusters` anew, the ones that show more dispersion. `sure_as`: failures over
-    dispersion, where that is above 1: as many independent failures would tell as much.
+    by resampling `clusters`, those with the larger dispersion. `sure_as`: failures over the
+    dispersion above 1, the number of independent failures with the same certainty.
     """
 
     above_gpus: int
@@ -169,8 +176,10 @@ class FailureRate(msgspec.Struct, frozen=True, kw_only=True):
 def failure_rate(
     tables: Tables, found: AttributedFailures, *, above_gpus: int = LARGE_GPUS
 ) -> FailureRate:
-    """r_f = failures / sum of (nodes x runtime in days), over all attempts with more than
-    `above_gpus` GPUs. A boot that failed is none of theirs: they had not begun."""
+    """Return r_f = failures / sum of (nodes x runtime in days) over all attempts above a size.
+
+    Failed boots do not count: these attempts had not begun.
+    """
     return _rate(_count_by_size(tables, found, pl.lit(0), above_gpus), above_gpus)
 
 
@@ -178,7 +187,7 @@ def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
     ours = {name: _summed(frame.filter("large"), name) for name, frame in counted.items()}
     large = ours["runs"]
     failures, node_days = int(large["failures"].sum()), float(large["node_days"].sum())
-    clusters, told = widest_interval(
+    clusters, interval = widest_interval(
         {name: _spread(frame, "node_days") for name, frame in ours.items()}
     )
     per = 1000 / node_days if node_days else None
@@ -192,11 +201,11 @@ def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
         per_1000_node_days=per and failures * per,
         low=per and ends[0] * per,
         high=per and ends[1] * per,
-        boot_low=told.low and told.low * 1000,
-        boot_high=told.high and told.high * 1000,
+        boot_low=interval.low and interval.low * 1000,
+        boot_high=interval.high and interval.high * 1000,
         clusters=clusters,
-        dispersion=told.dispersion,
-        sure_as=failures / max(1.0, told.dispersion or 1.0),
+        dispersion=interval.dispersion,
+        sure_as=failures / max(1.0, interval.dispersion or 1.0),
     )
 
 
@@ -207,22 +216,25 @@ def mttf(
     above_gpus: int = LARGE_GPUS,
     node_gpus: int | None = None,
 ) -> pl.DataFrame:
-    """For each size, in GPUs rounded up to the next multiple of a node's: `attempts`, `failures`,
-    `hours` that they ran, and `mttf_h` = hours / failures (null where none failed).
+    """Return the MTTF by job size, in GPUs rounded up to the next multiple of a node's.
+
+    `attempts`, `failures`, `hours` that they ran, and `mttf_h` = hours / failures (null without a
+    failure).
 
     - `low_h` to `high_h`: 90 %, hours over the quantiles of Gamma(failures + 1/2, 1), as r_f's.
-      Without a failure there is no upper end, and MTTF is above `low_h` with 95 %: hours / 3.0,
-      exact.
-    - `boot_low_h`, `boot_high_h`, `dispersion`, `clusters`: as in FailureRate.
-    - `projected_h`, with the ends of r_f's own interval: 24 / (nodes x r_f), nodes = size / the
-      GPUs that r_f's jobs held of a node: what MTTF would be if failures were a matter of size
-      alone.
+    Without a failure there is no upper end, and MTTF is above `low_h` with 95 %: hours / 3.0,
+    exact.
 
-    `node_gpus`: of a node, for the sizes; by default `exposure.gpus_per_node`.
+    - `boot_low_h`, `boot_high_h`, `dispersion`, `clusters`: as in FailureRate.
+
+    - `projected_h`, with the ends of r_f's own interval: 24 / (nodes x r_f), nodes = size / the
+    GPUs per node of r_f's jobs: the MTTF if failures depended on size alone.
+
+    `node_gpus`: GPUs per node for the sizes; by default `exposure.gpus_per_node`.
     """
     size = in_whole_nodes(pl.col("gpus"), node_gpus or gpus_per_node(tables).gpus)
     counted = _count_by_size(tables, found, size, above_gpus)
-    told = {
+    intervals = {
         clusters: {
             key[0]: _spread(frame, "hours")
             for key, frame in _summed(by, "size", clusters).group_by("size", maintain_order=True)
@@ -231,7 +243,7 @@ def mttf(
     }
     sums = _summed(counted["runs"], "size").drop("node_days")
     chosen = [
-        widest_interval({name: told[name][size] for name in CLUSTERS}) for size in sums["size"]
+        widest_interval({name: intervals[name][size] for name in CLUSTERS}) for size in sums["size"]
     ]
     ends = [jeffreys(each) if each else garwood(0) for each in sums["failures"]]
     hours, failed = pl.col("hours"), pl.col("failures") > 0
@@ -257,8 +269,10 @@ def mttf(
 def _count_by_size(
     tables: Tables, found: AttributedFailures, size: pl.Expr, above_gpus: int
 ) -> dict[str, pl.DataFrame]:
-    """By size, whether it is above `above_gpus`, and cluster, for each sort of clusters: attempts,
-    failures, and what they ran."""
+    """Count attempts, failures and running time by size, for each kind of clusters.
+
+    Keys: size, whether it is above `above_gpus`, and the cluster.
+    """
     ran = found.failures.lazy().filter(pl.col("state") != "BOOT_FAIL")
     failed = ran.select(KEY).with_columns(failed=pl.lit(value=True))
     attempts = (
@@ -288,7 +302,7 @@ def _count_by_size(
 
 
 def _summed(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """Sorted, so that what is drawn by chance is drawn alike."""
+    """Return sums by group, sorted so that resampling is reproducible."""
     sums = pl.col("attempts", "failures", "hours", "node_days", "gpu_hours").sum()
     return frame.group_by(by).agg(sums).sort(by)
 

@@ -21,10 +21,10 @@ from outlast.telemetry.run_costs import mean_of
 from outlast.text_formatting import duration, plural
 
 OUTAGES = "outages"  # the basis where no job failed
-ENOUGH = 10  # failures: below, more jobs are looked at
+ENOUGH = 10  # failures: with fewer, smaller jobs are included
 WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
-FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; plans take no more
-MANY_MOST = 1000  # steps of one run that its mean stands for
+FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; limit of plans
+MANY_MOST = 1000  # weight limit of one run's mean step
 DESCRIPTIONS: dict[CostName, str] = {
     "detect": "mean time from a fault until it was noticed",
     "pause": "mean time of a recovery from live ranks, from there on",
@@ -34,12 +34,15 @@ DESCRIPTIONS: dict[CostName, str] = {
     "flush": "mean time from there until the checkpoint was complete",
     "step": "mean step of the slowest rank",
 }
-LEMONS_LEAST = 0.05  # by which lemons raise the fleet's rate where they are worth naming
+LEMONS_LEAST = 0.05  # smallest rise of the fleet's rate by lemons that is reported
 
 
 class FittedRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures by GPU-second of running. `basis`: whose. `low`, `high`: 90 % of independent ones;
-    `weight_failures`: as many of these would tell as much (failures over dispersion)."""
+    """Failures per GPU-second of running.
+
+    `basis`: the jobs or outages counted. `low`, `high`: 90 % interval of independent failures;
+    `weight_failures`: independent failures of the same certainty (failures over dispersion).
+    """
 
     basis: str
     failures: int
@@ -53,7 +56,10 @@ class FittedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure in SI units, with its 90 % interval and how many it was counted from."""
+    """Measured value in SI units, with its 90 % interval and the number of observations.
+
+    `said`: description for people.
+    """
 
     value: float
     low: float | None
@@ -63,14 +69,19 @@ class MeasuredValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CauseShare(msgspec.Struct, frozen=True):
+    """Failures of one cause, and their share of all."""
+
     cause: str
     failures: int
     share: float
 
 
 class FittedRates(msgspec.Struct, frozen=True, kw_only=True):
-    """`scenario`: fields of `outlast plan`, as it takes them. `measured`: these and what it has no
-    field for. `notes`: what could not be told, and why."""
+    """Rates and durations of a cluster.
+
+    `scenario`: fields of `outlast plan`. `measured`: these and the values without such a field.
+    `notes`: values that could not be measured, and why.
+    """
 
     since_ns: int
     until_ns: int
@@ -83,7 +94,10 @@ class FittedRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
-    """Raises LakeError where nothing ran and nothing failed in the window."""
+    """Fit rates and durations to a cluster.
+
+    Raises LakeError if no job ran on GPUs and no node had an outage in the window.
+    """
     found = attribute_failures(tables)
     notes: list[str] = []
     node_gpus = _node_gpus(tables, notes)
@@ -108,14 +122,14 @@ def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
 
 
 def _described(key: str, value: float) -> str | float:
-    """A figure as a scenario takes it."""
+    """Return a value in the form of a scenario."""
     if key == "repair":
         return f"{max(1, round(value))}s"
     return f"{value:.6f}s" if key in (*COST_NAMES, "window") else round(value, 6)
 
 
 def _durations(tables: Tables) -> dict[str, MeasuredValue]:
-    """Return what runs of `outlast run` measured of their recoveries, saves and steps."""
+    """Return the mean durations of recoveries, saves and steps that `outlast run` measured."""
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     costs = tables.costs.filter(inside).collect()
     found: dict[str, MeasuredValue] = {}
@@ -124,9 +138,9 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
         if not len(ours):
             continue
         each = zip(ours["length_ns"].to_list(), ours["many"].to_list(), strict=True)
-        told = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
+        mean = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
         found[what] = MeasuredValue(
-            value=told.mean_s, low=told.low_s, high=told.high_s, count=int(ours["many"].sum()),
+            value=mean.mean_s, low=mean.low_s, high=mean.high_s, count=int(ours["many"].sum()),
             said=DESCRIPTIONS[what],
         )  # fmt: skip
     if "pause" in found:
@@ -138,20 +152,23 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
 
 
 def _causes(tables: Tables, found: AttributedFailures, rate: FittedRate) -> list[CauseShare]:
-    """Of failures of jobs, or of what nodes went away where these are what was counted."""
+    """Return the causes of the jobs' failures, or of the outages if these were counted."""
     if rate.basis == OUTAGES:
         share = pl.col("outages") / rate.failures
-        gone = outages_by_symptom(tables).select("symptom", "outages", share=share)
-        return [CauseShare(*row) for row in gone.iter_rows()]
-    told = rates_by_cause(tables, found).filter(pl.col("cause") != ALL)
-    return [CauseShare(*row) for row in told.select("cause", "failures", "share").iter_rows()]
+        outages = outages_by_symptom(tables).select("symptom", "outages", share=share)
+        return [CauseShare(*row) for row in outages.iter_rows()]
+    rates = rates_by_cause(tables, found).filter(pl.col("cause") != ALL)
+    return [CauseShare(*row) for row in rates.select("cause", "failures", "share").iter_rows()]
 
 
 def _rate(
     tables: Tables, found: AttributedFailures, above_gpus: int, node_gpus: int, notes: list[str]
 ) -> tuple[FittedRate, int]:
-    """r_f; where hardly anything of that size failed, of all jobs on GPUs, or of outages. And the
-    size of the jobs above which it is."""
+    """Return r_f and the job size above which it was measured.
+
+    With few failures of that size, the rate of all jobs on GPUs; without job failures, that of
+    outages.
+    """
     for above in (above_gpus, 0):
         one = failure_rate(tables, found, above_gpus=above)
         survived = len(survived_failures(tables, above))
@@ -167,23 +184,23 @@ def _rate(
         if survived:
             basis += f", {survived:,} of which they survived"
         weight = one.sure_as + survived / max(1.0, one.dispersion or 1.0)
-        told = _measured(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
-        return told, above
+        rate = _measured(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
+        return rate, above
     away = outage_rate(tables)
     if away.per_1000_node_days is None or not away.outages:
         raise LakeError("no job ran on GPUs and no node went away in that time: nothing to measure")
     notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
     widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
     gpu_days = away.node_days * node_gpus
-    told = _measured(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
-    return told, above
+    rate = _measured(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
+    return rate, above
 
 
 def _measured(
     basis: str, failures: int, node_days: float, gpu_days: float, dispersion: float | None,
     weight: float,
 ) -> FittedRate:  # fmt: skip
-    """Without a failure the rate is that of half a failure: below the upper end, and not 0."""
+    """Return the rate; without a failure that of half a failure, which is below the upper end."""
     gpu_s, (low, high) = gpu_days * DAY_S, jeffreys(failures)
     return FittedRate(
         basis=basis,
@@ -199,10 +216,10 @@ def _measured(
 
 
 def _node_gpus(tables: Tables, notes: list[str]) -> int:
-    """Return `exposure.gpus_per_node`, with a note where they are only assumed."""
+    """Return `exposure.gpus_per_node`, with a note if they are only assumed."""
     found = gpus_per_node(tables)
     if found.source == "assumed":
-        notes.append(f"nobody says how many GPUs a node has: {found.gpus} are assumed")
+        notes.append(f"the number of GPUs per node is unknown: {found.gpus} are assumed")
     return found.gpus
 
 
@@ -211,13 +228,17 @@ def _repair(tables: Tables, notes: list[str]) -> dict[str, MeasuredValue]:
     if found.mean_s is None:
         notes.append("no outage ended: how long repairs take is not known")
         return {}
-    said = (
+    description = (
         f"mean time until a node is back; {found.open} that last are in it for as long as they are"
         f" known; half are back after {duration(found.median_s or 0.0)}"
     )
     return {
         "repair": MeasuredValue(
-            value=found.mean_s, low=found.low_s, high=found.high_s, count=found.ended, said=said
+            value=found.mean_s,
+            low=found.low_s,
+            high=found.high_s,
+            count=found.ended,
+            said=description,
         )
     }
 
@@ -225,37 +246,40 @@ def _repair(tables: Tables, notes: list[str]) -> dict[str, MeasuredValue]:
 def _shares(
     tables: Tables, found: AttributedFailures, above_gpus: int, notes: list[str]
 ) -> dict[str, MeasuredValue]:
-    """Of failures that ended jobs, by the outages that followed; of failures that jobs survived,
-    as they said themselves."""
+    """Return the shares of transient and of fatal failures.
+
+    Of failures that ended jobs, by the outages that followed; of survived failures, as the runs
+    reported them.
+    """
     survived = survived_failures(tables, above_gpus)
     stored = pl.col("rung") == "restart"
     transient = len(survived.filter(~stored, pl.col("took_node") == 0))
     fatal, failures = len(survived.filter(stored)), len(survived)
     if _count(tables.outages):
-        left = failure_outcomes(tables, found, above_gpus=above_gpus)
-        transient, fatal = transient + left.went_on, fatal + left.wide
-        failures += left.failures
+        outcomes = failure_outcomes(tables, found, above_gpus=above_gpus)
+        transient, fatal = transient + outcomes.went_on, fatal + outcomes.wide
+        failures += outcomes.failures
     elif not failures:
         notes.append("no outages are known: whether failures take a node cannot be told")
         return {}
     if not failures:
         notes.append("no failures of jobs: whether they take a node cannot be told")
         return {}
-    said = {
+    shares = {
         "transient": (transient, "share of failures after which no blamed node was away"),
         "fatal": (fatal, "share of failures that took half of the job's nodes or more, or that"
                   " only storage was left after"),
     }  # fmt: skip
     return {
         key: MeasuredValue(**estimate_share(count, failures)._asdict(), count=count, said=text)
-        for key, (count, text) in said.items()
+        for key, (count, text) in shares.items()
     }
 
 
 def _lemons(
     tables: Tables, found: AttributedFailures, notes: list[str]
 ) -> dict[str, MeasuredValue]:
-    """Where some are certain and raise the rate of the fleet by LEMONS_LEAST or more."""
+    """Return the share and the factor of lemons that raise the fleet's rate by LEMONS_LEAST."""
     days, by = (tables.until_ns - tables.since_ns) / DAY_NS, failure_basis(tables)
     if by == "jobs" and not len(found.failures):
         return {}
@@ -282,21 +306,23 @@ def _lemons(
 
 
 def _queue(tables: Tables, found: AttributedFailures) -> dict[str, MeasuredValue]:
-    """For `outlast plan ettr --queue`: no field of a scenario."""
+    """Return the wait after a failure, for `outlast plan ettr --queue`; no field of a scenario."""
     runs = attempts_of_runs(tables, found.failures.lazy().select("cluster", "job", "attempt"))
     after = pl.col("infra").shift(1) & (pl.col("run") == pl.col("run").shift(1))
     waits = runs.filter(after, pl.col("start_ns").is_not_null())["wait_s"]
     if not len(waits):
         return {}
     ends = [waits.quantile(at, "linear") for at in (0.05, 0.5, 0.95)]
-    said = (
+    description = (
         f"mean wait of a job after a failure until it ran again; half waited less than"
         f" {duration(ends[1] or 0.0)}; low and high are the 5 % and 95 % quantiles of waits, not of"
         " their mean"
     )
     mean = float(waits.to_numpy().mean())
     return {
-        "queue": MeasuredValue(value=mean, low=ends[0], high=ends[2], count=len(waits), said=said)
+        "queue": MeasuredValue(
+            value=mean, low=ends[0], high=ends[2], count=len(waits), said=description
+        )
     }
 
 

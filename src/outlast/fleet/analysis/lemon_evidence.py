@@ -21,7 +21,7 @@ from outlast.theory.argument_checks import check_share
 
 NODE = ["cluster", "node"]
 UNKNOWN = "not known"
-# The part that a symptom suggests, in the words of Table II.
+# The part that a symptom suggests, in the terms of Table II.
 PARTS: dict[Symptom, str] = {
     "gpu-memory": "gpu", "gpu-unavailable": "gpu", "nvlink": "gpu", "pcie": "pcie",
     "ib-link": "nic or optics", "ethlink": "nic", "main-memory": "dimm", "cpu": "cpu",
@@ -39,12 +39,12 @@ SCHEMA = {
 
 
 def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFrame) -> pl.DataFrame:
-    """Return one row for each of `nodes` (cluster, node), in their order.
+    """Return one row of evidence for each of `nodes` (cluster, node), in their order.
 
-    `symptom` and `code`: those of the most failures that are attributed to it; where none has a
-    cause, those of the most findings that can end a job (`attribution.CAUSES`), else "". `device`:
-    the one with the most findings of that code or symptom. `part`: the one that was exchanged most
-    often (`exchanged`), else the one that a ticket names, else what the symptom suggests (PARTS),
+    `symptom` and `code`: those of the most failures attributed to it; without attributed causes,
+    those of the most findings that can end a job (`failure_attribution.CAUSES`), else "". `device`:
+    the one with the most findings of that code or symptom. `part`: the most often replaced one
+    (`exchanged`), else the one that a ticket names, else the one that the symptom suggests (PARTS),
     else UNKNOWN. `why`: all of it in a sentence, with counts and the last day.
     """
     wanted = nodes.select(NODE).unique().lazy()
@@ -66,8 +66,11 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
 
 
 def suspected_parts(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table II of the lemons in `evidence`: `part`, how many `lemons`, in how many of them
-    it was `exchanged`, their `share`, and the `paper`'s."""
+    """Return Table II of the lemons in `lemon_evidence`.
+
+    `part`, the number of `lemons`, in how many of them it was `exchanged`, their `share`, and the
+    `paper`'s.
+    """
     counts = (
         rows.group_by("part")
         .agg(lemons=pl.len().cast(pl.Int64), exchanged=pl.col("exchanged").sum().cast(pl.Int64))
@@ -95,29 +98,28 @@ def _row(
     alike = findings.filter(same, pl.col("code") == code if code else pl.lit(value=True))
     device, on_device = _most(alike, "device")
     part, exchanged = _part(repairs, symptom)
-    said = [
+    facts = [
         f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
         " a cause" if many else "nothing was found at its failures",
     ]  # fmt: skip
     if not many and symptom:
-        said.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
+        facts.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
     if device:
-        said.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
+        facts.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
     if len(alike):
         last_s = int(alike["t_ns"].to_numpy().max()) // SECOND_NS
-        said.append(f"last on {dt.datetime.fromtimestamp(last_s, tz=dt.UTC):%Y-%m-%d}")
+        facts.append(f"last on {dt.datetime.fromtimestamp(last_s, tz=dt.UTC):%Y-%m-%d}")
     swaps = repairs.filter(pl.col("kind") == "swap")
     if len(swaps):
-        said.append(f"exchanged: {', '.join(sorted(set(swaps['part'].str.to_lowercase())))}")
+        facts.append(f"exchanged: {', '.join(sorted(set(swaps['part'].str.to_lowercase())))}")
     tickets = len(repairs) - len(swaps)
     if tickets:
-        said.append(plural(tickets, "ticket"))
-    return (cluster, node, symptom, code, device, part, exchanged, "; ".join(said))
+        facts.append(plural(tickets, "ticket"))
+    return (cluster, node, symptom, code, device, part, exchanged, "; ".join(facts))
 
 
 def _most(frame: pl.DataFrame, column: str) -> tuple[str, int]:
-    """Return the most frequent text of a column and how often it is there; "" where there is
-    none."""
+    """Return the most frequent text of a column and its count; "" without any."""
     counts = (
         frame.select(said=pl.col(column).cast(pl.String))
         .filter(pl.col("said") != "")
@@ -143,8 +145,11 @@ PLAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 
 
 class DrainCommands(NamedTuple):
-    """`lines` to run; nodes `beyond` what may be drained at once; names `unsafe` to put into a
-    command, of nodes or of their cluster."""
+    """Commands that drain lemons.
+
+    `lines` to run; nodes `beyond` the drain budget; names `unsafe` in a command, of nodes or of
+    their cluster.
+    """
 
     lines: list[str]
     beyond: list[str]
@@ -152,11 +157,11 @@ class DrainCommands(NamedTuple):
 
 
 def drain_commands(found: pl.DataFrame, *, share_max: float = SHARE_MAX) -> DrainCommands:
-    """Return commands for the lemons in `lemons.lemons`' ranking, the worst first.
+    """Return drain commands for the lemons in the ranking of `rank_lemons`, the worst first.
 
-    Of each cluster at most `share_max` of its nodes in the ranking, rounded down, but one where
-    there is any. A command names the node's cluster (`-M`): where it is run does not decide which
-    of two nodes with one name it drains.
+    At most `share_max` of each cluster's nodes in the ranking, rounded down, but at least one
+    unless it is 0. A command names the node's cluster (`-M`), so that it cannot drain another
+    cluster's node of the same name.
     """
     check_share("share_max", share_max)
     named = found.filter("lemon").select("cluster", "node", "failures", "expected", "times")

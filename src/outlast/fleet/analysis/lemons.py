@@ -1,7 +1,7 @@
 """Lemons: nodes that fail more often than chance explains.
 
-Kokolis et al. 2025, IV.A, set thresholds on the signals by hand. Here each node's failures are held
-against what the fleet's rate gives its exposure; the signals stand beside it as evidence.
+Kokolis et al. 2025, IV.A, set thresholds on the signals by hand. Here each node's failures are
+compared with those expected from the fleet's rate and its exposure; the signals are evidence.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FDR = 0.05
 TIMES_MIN = 4.0
 NAMED_MIN = 2
 ROUNDS_MAX = 8
-HALF = 0.5  # of a failure: where only lemons failed, the others' rate is below this, and not 0
-PRIOR_FAILURES = 2.0  # by which a kind of node is taken to fail as the fleet does
+HALF = 0.5  # failures assumed of the other nodes if only lemons failed
+PRIOR_FAILURES = 2.0  # weight of the fleet's rate in that of a kind of node
 
 
 FailureBasis = Literal["jobs", "outages"]
@@ -41,9 +41,11 @@ PAST = "|past"  # of columns, until they have their names
 
 
 class RankingScore(NamedTuple):
-    """How well a ranking found the true lemons. `precision` and `recall` of what it calls lemons;
-    `precision_at_80`: of the ranking down to where 80 % of the true ones are found. None where
-    there is nothing to divide by."""
+    """Score of a ranking against the true lemons.
+
+    `precision` and `recall` of the nodes that it calls lemons; `precision_at_80`: of the ranking
+    down to 80 % of the true ones. None for a zero denominator.
+    """
 
     called: int
     right: int
@@ -64,24 +66,23 @@ def rank_lemons(
     same_s: float = SIMULTANEOUS_S,
     by: FailureBasis = "jobs",
 ) -> pl.DataFrame:
-    """All nodes that ran jobs in the last `days`, the likeliest lemon first.
+    """Return all nodes that ran jobs in the last `days`, the likeliest lemon first.
 
-    `failures` x of a node: the weights of its events (`blame.events`) of `infra`; `expected` m: its
-    node-days of running times the rate of nodes of its `kind`, lemons left out, which is the
-    fleet's where a kind has hardly failed (Gamma with the weight of 2 failures), and that of half a
-    failure where none but lemons failed. `p` is Poisson's
-    tail P(N >= x; m), for shares of failures continued as the regularised gamma function P(x, m).
-    The same of the last `history_days`, where there are more of them (`past_`): p is then twice the
-    smaller. `q`: p as Benjamini and Hochberg (1995) adjust it: among nodes up to a q, that share
-    was called by chance.
+    `failures` x of a node: the weights of its events of `infra` (`merge_simultaneous`); `expected`
+    m: its node-days of running times the rate of nodes of its `kind` without lemons, which tends
+    to the fleet's for a kind with few failures (Gamma with the weight of 2 failures), and is that
+    of half a failure if only lemons failed. `p`: Poisson's tail P(N >= x; m), for shares of
+    failures continued as the regularised gamma function P(x, m). With a longer `history_days` the
+    same over these (`past_`): p is then twice the smaller. `q`: p as adjusted by Benjamini and
+    Hochberg (1995): the share of false calls among the nodes up to that q.
 
     A `lemon` has q of at most `fdr`, at least `times_min` as many failures as expected, and at
-    least two events that are certainly its own, one of them in the last `days`; one that had none
-    of them in the last `days` was a lemon `earlier`. Rates are computed
-    again without the lemons until none is new. Columns besides: the signals of the last `days`.
+    least two events that are certainly its own, one of them in the last `days`; without such an
+    event in the last `days` it was a lemon `earlier`. Rates are recomputed without the lemons
+    until no new one is found. Other columns: the signals of the last `days`.
 
-    `by` outages: for a cluster of which no job is known, failures are the outages that began, and
-    node-days those that a node was there and not away.
+    `by` outages: for a cluster without job records, failures are the outages that began, and
+    node-days are the nodes' up time.
     """
     check_positive("days", days)
     check_not_negative("times_min", times_min)
@@ -97,15 +98,15 @@ def rank_lemons(
     )
     blame = attribute_to_nodes(past, infra) if by == "jobs" else outages_as_failures(past)
     nodes = nodes_of(past.jobs).collect().lazy()
-    evidence, held = node_signals(now, infra, nodes), node_exposure(past, nodes).drop("alone")
+    evidence, exposure = node_signals(now, infra, nodes), node_exposure(past, nodes).drop("alone")
     if by == "outages":
         there = evidence.drop("node_days").join(
             node_days_up(now), on=NODE, how="full", coalesce=True
         )
         counts = [name for name in SIGNALS if name != "single_node_nodefailure_rate"]
-        evidence, held = there.with_columns(pl.col(counts).fill_null(0)), node_days_up(past)
+        evidence, exposure = there.with_columns(pl.col(counts).fill_null(0)), node_days_up(past)
         evidence = evidence.with_columns(pl.col("kind").fill_null(""))
-    before = held.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
+    before = exposure.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
     found = (
         evidence.join(_counts(now, blame, same_s), on=NODE, how="left")
         .join(before, on=NODE, how="left", suffix=PAST)
@@ -119,13 +120,13 @@ def rank_lemons(
 
 
 def failure_basis(tables: Tables) -> FailureBasis:
-    """Jobs where one ran; else a cluster shows its failures by outages alone."""
+    """Return "jobs" if any job ran; else a cluster shows its failures by outages alone."""
     ran = tables.jobs.select(pl.col("start_ns").is_not_null().any())
     return "jobs" if ran.collect().item() else "outages"
 
 
 def score_ranking(found: pl.DataFrame, true: Collection[str]) -> RankingScore:
-    """A ranking of `lemons` against the names of the true ones."""
+    """Score a ranking of `rank_lemons` against the names of the true lemons."""
     right = found["node"].is_in(list(true)).to_list()
     called = found["lemon"].to_list()
     both = sum(a and b for a, b in zip(right, called, strict=True))
@@ -149,7 +150,7 @@ def score_ranking(found: pl.DataFrame, true: Collection[str]) -> RankingScore:
 
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's q of each p: the least of p_(j) n/j over all j from its rank on."""
+    """Return Benjamini and Hochberg's q of each p: min of p_(j) n/j over all j from its rank on."""
     order = sorted(range(len(p)), key=p.__getitem__, reverse=True)
     q, least = [1.0] * len(p), 1.0
     for after, at in enumerate(order):
@@ -198,7 +199,7 @@ def _selected(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool
 
 
 def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
-    """Failures that the rate of each node's kind gives it, lemons left out of the rate."""
+    """Add the failures expected by the rate of each node's kind, which excludes lemons."""
     failures, days = (
         pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
         for name in ("failures", "node_days")

@@ -14,22 +14,23 @@ NODE = ["cluster", "node"]
 
 
 def attribute_to_nodes(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
-    """One row for each attempt that infrastructure ended and each node it is blamed on: KEY, t_ns,
-    nodes (of the attempt), node, `weight`, which sum to 1 for an attempt, and `named`: it was this
-    node for certain.
+    """Return one row per failed attempt and responsible node.
 
-    `infra`: cluster, job, attempt and, if it has it, `node` ("" or null: not known; several rows
-    share the blame). Else the scheduler's `failed_node` is blamed, else the only node of the
-    attempt, else all of its nodes alike. A component of a heterogeneous job shares the failed node
-    of the others. An attempt of which no node is known is left out.
+    Columns: KEY, t_ns, nodes (of the attempt), node, `weight`, which sums to 1 per attempt, and
+    `named`: only this node can be responsible.
+
+    `infra`: cluster, job, attempt and optionally `node` ("" or null if unknown; several rows share
+    the weight). Otherwise the responsible node is the scheduler's `failed_node`, else the attempt's
+    only node, else all of its nodes with equal weight. A component of a heterogeneous job shares
+    the failed node of the others. Attempts without any known node are dropped.
     """
-    columns = infra.collect_schema().names()
-    said = pl.col("node") if "node" in columns else pl.lit("")
-    named = infra.select(*KEY, said=said.fill_null("").cast(pl.String)).unique()
-    whole = named.group_by(KEY).agg(pl.col("said").filter(pl.col("said") != ""))
+    has_node = "node" in infra.collect_schema().names()
+    reported_node = pl.col("node") if has_node else pl.lit("")
+    named = infra.select(*KEY, said=reported_node.fill_null("").cast(pl.String)).unique()
+    reported_nodes = named.group_by(KEY).agg(pl.col("said").filter(pl.col("said") != ""))
     failures = (
         tables.jobs.select(*KEY, "t_ns", "nodes", "hosts", "failed_node")
-        .join(whole, on=KEY, how="inner")
+        .join(reported_nodes, on=KEY, how="inner")
         .with_columns(failed_node=_failed_node())
         .with_columns(
             said=pl.when(pl.col("said").list.len() > 0)
@@ -38,25 +39,28 @@ def attribute_to_nodes(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
             .then(pl.concat_list("failed_node"))
         )
     )
-    kept = [*KEY, "t_ns", "nodes", "node"]
-    told = (
+    columns = [*KEY, "t_ns", "nodes", "node"]
+    reported = (
         failures.filter(pl.col("said").is_not_null())
         .explode("said", empty_as_null=False)
         .rename({"said": "node"})
-        .select(kept)
+        .select(columns)
     )
-    held = explode_hosts(failures.filter(pl.col("said").is_null())).select(kept)
+    unreported = explode_hosts(failures.filter(pl.col("said").is_null())).select(columns)
     weight = 1 / pl.len().over(KEY).cast(pl.Float64)
     return (
-        pl.concat([told, held])
+        pl.concat([reported, unreported])
         .with_columns(weight=weight)
         .with_columns(named=pl.col("weight") == 1)
     )
 
 
 def _failed_node() -> pl.Expr:
-    """Return the scheduler's failed node; of a component of a heterogeneous job (12+1) that has
-    none, that of the other components: they end with it, and their own nodes are well."""
+    """Return the scheduler's failed node.
+
+    A component of a heterogeneous job (12+1) without one takes that of the other components: they
+    end with it, and their own nodes are healthy.
+    """
     leader = pl.col("job").str.extract(r"^(\d+)\+\d+$")
     named = pl.col("failed_node").filter(pl.col("failed_node") != "").first()
     together = named.over("cluster", leader, "attempt")
@@ -65,8 +69,10 @@ def _failed_node() -> pl.Expr:
 
 
 def worst_nodes(found: AttributedFailures) -> pl.LazyFrame:
-    """The attempts that infrastructure ended, as `blamed` takes them: each with the nodes on which
-    the worst was found of what can have ended it, or with none."""
+    """Return the attempts that infrastructure ended, in the form of `attribute_to_nodes`.
+
+    Each with the nodes of its worst findings that can have ended it, or with none.
+    """
     rank = pl.col("severity").replace_strict(dict(zip(CAUSES, range(len(CAUSES)), strict=True)),
                                              default=None, return_dtype=pl.Int64)  # fmt: skip
     worst = (
@@ -81,9 +87,11 @@ def worst_nodes(found: AttributedFailures) -> pl.LazyFrame:
 
 
 def merge_simultaneous(blame: pl.LazyFrame, same_s: float = SIMULTANEOUS_S) -> pl.LazyFrame:
-    """`blamed` by node, where all that is within `same_s` of the failure before on that node is one
-    event: eight jobs that share a node die of one failure. `t_ns` of the first, the highest
-    `weight`."""
+    """Merge failures of a node within `same_s` of the previous one into one event.
+
+    Eight jobs that share a node end by one failure. Keeps `t_ns` of the first and the highest
+    `weight`.
+    """
     apart = pl.col("t_ns") - pl.col("t_ns").shift(1) > round(same_s * SECOND_NS)
     new = apart | pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in NODE)
     return (

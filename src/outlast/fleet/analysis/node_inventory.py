@@ -8,17 +8,17 @@ from outlast.fleet.host_lists import HOSTS_MAX, nodes_of
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.text_formatting import plural
 
-DENSE = 0.5  # of a numbering, from which on its gaps are taken for nodes that had nothing
+DENSE = 0.5  # of a numbering, from which on its gaps count as nodes without records
 NODE = ["cluster", "node"]
 
 
 def node_inventory(tables: Tables) -> pl.DataFrame:
-    """Return `cluster`, `node`, `begin_ns` and the `days` of the window in which it was there.
+    """Return `cluster`, `node`, `begin_ns` and the `days` of the window in which it existed.
 
-    From its first NodeSeen on. A node without one that an outage, a finding, a repair or a job
-    names was there all the time. Where neither a NodeSeen nor a job tells of nodes, so were those
-    in the gaps of a dense numbering (`unnamed`). Nodes of which no record says anything are
-    missing, and rates come out too high: `notes` says so.
+    A node exists from its first NodeSeen on. Without one, a node that an outage, a finding, a
+    repair or a job names existed in the whole window; so did, without any NodeSeen or job, the
+    nodes in the gaps of a dense numbering. Nodes without any record are missing, and rates come out
+    too high (see `inventory_notes`).
     """
     return (
         pl.concat([_listed_from(tables), *_mentioned_nodes(tables), _gaps(tables)])
@@ -31,7 +31,7 @@ def node_inventory(tables: Tables) -> pl.DataFrame:
 
 
 def inventory_notes(tables: Tables) -> list[str]:
-    """Return what has to be said of a window whose records name only nodes that had something."""
+    """Return a note if the window's records only name nodes with problems."""
     if _listed(tables):
         return []
     named = pl.concat(_mentioned_nodes(tables)).select(pl.struct(NODE).n_unique()).collect().item()
@@ -43,12 +43,12 @@ def inventory_notes(tables: Tables) -> list[str]:
         how += f", and {added:,} in the gaps of their numbers"
     return [
         f"no log lists the nodes: {how} are taken for all. If there are more, rates are too high"
-        ' and lemons are missed; a list of nodes (rows = "nodes" in a mapping) mends that'
+        ' and lemons are missed; ingest a list of nodes (rows = "nodes" in a mapping)'
     ]
 
 
 def _listed(tables: Tables) -> bool:
-    """Return whether a NodeSeen or a job names nodes, not only what went wrong with them."""
+    """Return whether a NodeSeen or a job names nodes, not only problems of nodes."""
     ran = pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     return bool(
         tables.nodes.select(pl.len()).collect().item()
@@ -61,21 +61,21 @@ def _listed_from(tables: Tables) -> pl.LazyFrame:
 
 
 def _mentioned_nodes(tables: Tables) -> list[pl.LazyFrame]:
-    """Return nodes that records name and no NodeSeen does, there since the window began."""
+    """Return the nodes that records name without a NodeSeen, from the window's begin on."""
     begun = pl.lit(tables.since_ns, dtype=pl.Int64).alias("t_ns")
     ran = tables.jobs.filter(pl.col("start_ns").is_not_null(), pl.col("hosts") != "")
     lists = ran.select("cluster", "hosts").unique()
     of_jobs = lists.join(nodes_of(lists), on="hosts").select(NODE)
     kinds = (tables.outages, tables.findings, tables.repairs)
-    seen = tables.nodes.select(NODE).unique()
+    listed = tables.nodes.select(NODE).unique()
     return [
-        each.unique().join(seen, on=NODE, how="anti").with_columns(begun)
+        each.unique().join(listed, on=NODE, how="anti").with_columns(begun)
         for each in (of_jobs, *(kind.filter(pl.col("node") != "").select(NODE) for kind in kinds))
     ]
 
 
 def _gaps(tables: Tables) -> pl.LazyFrame:
-    """Return nodes in the gaps of a numbering of which DENSE or more is named, and no others."""
+    """Return the nodes in the gaps of numberings of which at least DENSE is named."""
     none = pl.LazyFrame(schema={"cluster": pl.String, "node": pl.String, "t_ns": pl.Int64})
     if _listed(tables):
         return none

@@ -21,18 +21,22 @@ SIGNALS = (
 def node_signals(
     tables: Tables, infra: pl.LazyFrame, nodes: pl.LazyFrame | None = None
 ) -> pl.LazyFrame:
-    """One row for each node that any record of the window speaks of:
+    """Return one row for each node that any record of the window names.
 
-    - `excl_jobid_count`: different jobs that asked not to get it;
+    - `excl_jobid_count`: different jobs that excluded it;
+
     - `xid_cnt`: different XIDs found on it;
-    - `tickets`: repair tickets; `out_count`: outages that began or lasted in the window;
-    - `multi_node_nodefails`, `single_node_nodefails`: attempts of several nodes, or of one, that
-      infrastructure ended (`infra`) and that are blamed on it (`blame.blamed`: shares of those of
-      which no node was named);
-    - `single_node_nodefailure_rate`: of the attempts that had this node alone, the share that
-      infrastructure ended; null where there was none;
 
-    and `kind`, and `node_days` of running (`exposure`, which takes `nodes`).
+    - `tickets`: repair tickets; `out_count`: outages that began or lasted in the window;
+
+    - `multi_node_nodefails`, `single_node_nodefails`: attempts of several nodes, or of one, that
+    infrastructure ended (`infra`), attributed to it (`attribute_to_nodes`: by weight if no node was
+    named);
+
+    - `single_node_nodefailure_rate`: of the attempts that had this node alone, the share that
+    infrastructure ended; null without any;
+
+    and `kind`, and `node_days` of running (`node_exposure`, which takes `nodes`).
     """
     window = clip_tables(tables, tables.since_ns, tables.until_ns)
     blame = attribute_to_nodes(window, infra)
@@ -71,11 +75,10 @@ def node_signals(
 
 
 def node_exposure(tables: Tables, nodes: pl.LazyFrame | None = None) -> pl.LazyFrame:
-    """By node: `node_days` that it ran jobs in the window, and `alone`, attempts that had it alone.
+    """Return by node the `node_days` of jobs in the window, and `alone`: single-node attempts.
 
-    A job that has some of a node's GPUs counts for that share of it; no node runs for longer than
-    the window. Of jobs without GPUs the time alone counts. `nodes`: `hosts.nodes_of`, where they
-    are known already.
+    A job counts for its share of a node's GPUs; no node runs for longer than the window. Of jobs
+    without GPUs the time alone counts. `nodes`: `host_lists.nodes_of`, if known already.
     """
     begun = pl.max_horizontal("start_ns", pl.lit(tables.since_ns))
     ended = pl.min_horizontal("t_ns", pl.lit(tables.until_ns))
@@ -108,8 +111,11 @@ def node_exposure(tables: Tables, nodes: pl.LazyFrame | None = None) -> pl.LazyF
 
 
 def clip_tables(tables: Tables, since_ns: int, until_ns: int) -> Tables:
-    """Of these tables what a window has: jobs that ran in it, events in it, outages that reach into
-    it, nodes and checks known before its end."""
+    """Return the records of a window.
+
+    Jobs that ran in it, events in it, outages that overlap it, nodes and checks known before its
+    end.
+    """
     at = pl.col("t_ns")
     inside = at.is_between(since_ns, until_ns, closed="left")
     lasts = pl.col("until_ns").is_null() | (pl.col("until_ns") > since_ns)
@@ -129,13 +135,14 @@ def clip_tables(tables: Tables, since_ns: int, until_ns: int) -> Tables:
 
 
 def span_days(tables: Tables) -> float:
+    """Return the length of the window in days."""
     return (tables.until_ns - tables.since_ns) / SECOND_NS / 86_400
 
 
 def _excluded(tables: Tables) -> pl.LazyFrame:
-    asked = tables.jobs.filter(pl.col("excluded") != "").select("cluster", "job", "excluded")
+    excluding = tables.jobs.filter(pl.col("excluded") != "").select("cluster", "job", "excluded")
     return (
-        explode_hosts(asked.unique(), "excluded")
+        explode_hosts(excluding.unique(), "excluded")
         .group_by(NODE)
         .agg(excl_jobid_count=pl.col("job").n_unique().cast(pl.Int64))
     )

@@ -15,10 +15,12 @@ ROLLING_DAYS = 30
 
 
 class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Outages that began in the window, in 1000 days of a node being up. `low` to `high`: 90 %, of
-    Gamma(outages + 1/2, node_days), for independent ones. Variance over mean, of outages by node
-    and by whole day (1: independent); `swing`: the highest rate of 30 days over the lowest, None
-    where there are no two such stretches or one is without any."""
+    """Outages that began in the window, per 1000 node-days up.
+
+    `low` to `high`: 90 %, of Gamma(outages + 1/2, node_days), for independent ones. Variance over
+    mean, of outages by node and by whole day (1: independent); `swing`: the highest rate of 30 days
+    over the lowest, None with fewer than two such stretches or one without any outage.
+    """
 
     outages: int
     nodes: int
@@ -33,12 +35,12 @@ class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sure_as(self) -> float:
-        """As many independent outages would tell as much."""
+        """Number of independent outages with the same certainty."""
         return self.outages / max(1.0, self.per_node_variance or 1.0, self.per_day_variance or 1.0)
 
 
 def outage_rate(tables: Tables) -> OutageRate:
-    """Outages by node-days up: those of all nodes (`present.present`), less what outages took."""
+    """Return outages per node-day up: node-days of all nodes (`node_inventory`) less downtime."""
     nodes, calendar = node_inventory(tables), outages_by_day(tables)
     days = whole_days(calendar, tables)
     begun = int(calendar["outages"].sum())
@@ -65,7 +67,8 @@ def outage_rate(tables: Tables) -> OutageRate:
 
 
 def outages_by_day(tables: Tables) -> pl.DataFrame:
-    """`outages` that began on each `day` (since 1970, UTC), `node_days` up and `down_days`."""
+    """Return the `outages` that began on each `day` (since 1970, UTC), `node_days` up and
+    `down_days`."""
     there = (
         node_inventory(tables).lazy().select("begin_ns", nodes=pl.lit(1), end_ns=tables.until_ns)
     )
@@ -94,9 +97,12 @@ def outages_by_day(tables: Tables) -> pl.DataFrame:
 
 
 def outages_by_symptom(tables: Tables) -> pl.DataFrame:
-    """Of what nodes went away, the most frequent first: `symptom`, `outages` that began in the
-    window, on how many `nodes`, `per_1000_node_days` of all nodes being up with both intervals
-    (`intervals.with_rates`), and `median_h`, hours until half of those that ended were over."""
+    """Count outages by symptom, the most frequent first.
+
+    `symptom`, `outages` that began in the window, on how many `nodes`, `per_1000_node_days` up with
+    both intervals (`confidence_intervals.with_rates`), and `median_h`, the median length in hours
+    of those that ended.
+    """
     up = float(outages_by_day(tables)["node_days"].sum())
     ended = pl.col("until_ns").is_between(pl.col("t_ns"), tables.until_ns)
     took_h = (pl.col("until_ns") - pl.col("t_ns")) / SECOND_NS / 3600
@@ -112,12 +118,12 @@ def outages_by_symptom(tables: Tables) -> pl.DataFrame:
         .with_columns(node_days=pl.lit(up))
         .collect()
     )
-    told = with_rates(found, "outages", "node_days", "per_1000_node_days")
-    return told.with_columns(pl.col(r"^per_1000.*$") * 1000)
+    rates = with_rates(found, "outages", "node_days", "per_1000_node_days")
+    return rates.with_columns(pl.col(r"^per_1000.*$") * 1000)
 
 
 def rolling_outages(calendar: pl.DataFrame, days: int = ROLLING_DAYS) -> pl.DataFrame:
-    """What `by_day` gave, over the `days` up to and with each day; whole stretches only."""
+    """Return the rates of `outages_by_day` over the `days` up to each day, complete ones only."""
     return (
         calendar.with_columns(pl.col("outages", "node_days").rolling_sum(days, min_samples=days))
         .drop_nulls("outages")
@@ -131,8 +137,10 @@ def rolling_outages(calendar: pl.DataFrame, days: int = ROLLING_DAYS) -> pl.Data
 
 
 def down_times(tables: Tables) -> pl.DataFrame:
-    """`cluster`, `node`, `begin_ns`, `end_ns` in the window of outages, without what another one of
-    the node covered already: time is away once. One that lasts, lasts until the window's end."""
+    """Return the times that nodes were down: `cluster`, `node`, `begin_ns`, `end_ns`.
+
+    Overlaps of a node's outages count once. An outage without an end lasts until the window's end.
+    """
     over = ("cluster", "node")
     until = pl.col("until_ns").fill_null(tables.until_ns).clip(upper_bound=tables.until_ns)
     covered = pl.col("end_ns").cum_max().shift(1).over(over, order_by="begin_ns")
@@ -149,8 +157,10 @@ def down_times(tables: Tables) -> pl.DataFrame:
 
 
 class RepairTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until a node is back: the mean, with outages that last taken for as long as they are
-    known to be. `low` to `high`: 90 %, of Gamma(ended + 1/2). `open`: those without an end."""
+    """Seconds until a node is back, the mean including open outages so far.
+
+    `low` to `high`: 90 %, of Gamma(ended + 1/2). `open`: outages without an end.
+    """
 
     ended: int
     open: int
@@ -161,27 +171,29 @@ class RepairTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair_time(tables: Tables) -> RepairTime:
-    """Of outages that began in the window: all their time, over those that ended (the estimate of
-    greatest likelihood where repairs are exponential and some are not over; Lawless 2003, 3.2).
-    One that ends before it begins tells nothing of how long repairs take."""
+    """Return the total time of outages that began in the window over those that ended.
+
+    This is the maximum likelihood estimate for exponential repairs with censoring (Lawless 2003,
+    3.2). Outages that end before they begin are ignored.
+    """
     forwards = pl.col("until_ns").is_null() | (pl.col("until_ns") >= pl.col("t_ns"))
     began = _outages_of_window(tables).filter(forwards).select("t_ns", "until_ns").collect()
     open_ = pl.col("until_ns").is_null() | (pl.col("until_ns") > tables.until_ns)
     took = (pl.col("until_ns").clip(upper_bound=tables.until_ns) - pl.col("t_ns")) / SECOND_NS
-    told = began.select(
+    outages_s = began.select(
         open=open_.fill_null(value=True),
         took=took.fill_null((tables.until_ns - pl.col("t_ns")) / SECOND_NS),
     )
-    done = told.filter(~pl.col("open"))["took"]
-    ended, whole = len(done), float(told["took"].sum())
+    done = outages_s.filter(~pl.col("open"))["took"]
+    ended, total_s = len(done), float(outages_s["took"].sum())
     low, high = jeffreys(ended)
     return RepairTime(
         ended=ended,
-        open=len(told) - ended,
-        mean_s=whole / ended if ended else None,
+        open=len(outages_s) - ended,
+        mean_s=total_s / ended if ended else None,
         median_s=_median(done),
-        low_s=whole / high if ended else None,
-        high_s=whole / low if ended else None,
+        low_s=total_s / high if ended else None,
+        high_s=total_s / low if ended else None,
     )
 
 
@@ -195,7 +207,7 @@ def _median(values: pl.Series) -> float | None:
 
 
 def _over_mean(counts: pl.Series) -> float | None:
-    """Sample variance over mean."""
+    """Return the sample variance over the mean."""
     values = counts.cast(pl.Float64).to_numpy()
     if len(values) < 2 or not values.sum():
         return None
@@ -210,27 +222,32 @@ def _swing(rates: pl.DataFrame) -> float | None:
 
 
 def outages_as_failures(tables: Tables) -> pl.LazyFrame:
-    """Outages as failures, each certainly its node's, in the columns of `blame.events`."""
+    """Return outages as failures of one certain node each, as `attribute_to_nodes` does."""
     return tables.outages.select(*NODE, "t_ns", weight=pl.lit(1.0), named=pl.lit(value=True))
 
 
 def node_days_up(tables: Tables) -> pl.LazyFrame:
-    """By node: `node_days` in the window that the cluster had it and it was not away."""
+    """Return by node the `node_days` in the window that it existed and was not down."""
     down = (
         down_times(tables)
         .group_by(NODE)
         .agg(down=(pl.col("end_ns") - pl.col("begin_ns")).sum() / DAY_NS)
     )
-    left = (pl.col("days") - pl.col("down").fill_null(0.0)).clip(lower_bound=0)
+    up_days = (pl.col("days") - pl.col("down").fill_null(0.0)).clip(lower_bound=0)
     return (
-        node_inventory(tables).join(down, on=NODE, how="left").lazy().select(*NODE, node_days=left)
+        node_inventory(tables)
+        .join(down, on=NODE, how="left")
+        .lazy()
+        .select(*NODE, node_days=up_days)
     )
 
 
 def part_replacements(tables: Tables) -> pl.DataFrame:
-    """For each `part` of the repairs of kind `swap`: how many (`swaps`), on how many `nodes` of
-    those that the cluster has, and `per_1000_node_days` of its nodes being there, with both
-    intervals (`intervals.with_rates`)."""
+    """Count the repairs of kind `swap` by `part`.
+
+    `swaps`, on how many `nodes`, and `per_1000_node_days` of all nodes, with both intervals
+    (`confidence_intervals.with_rates`).
+    """
     there = node_inventory(tables)
     counted = (
         tables.repairs.filter(
@@ -246,7 +263,7 @@ def part_replacements(tables: Tables) -> pl.DataFrame:
         .collect()
     )
     days = float(there["days"].sum())
-    told = with_rates(
+    rates = with_rates(
         counted.with_columns(days=pl.lit(days)), "swaps", "days", "per_1000_node_days"
     )
-    return told.with_columns(pl.col(r"^per_1000.*$") * 1000).rename({"days": "node_days"})
+    return rates.with_columns(pl.col(r"^per_1000.*$") * 1000).rename({"days": "node_days"})

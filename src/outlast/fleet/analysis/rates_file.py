@@ -1,6 +1,6 @@
 """TOML file of fitted rates, as `outlast plan --rates` reads it.
 
-docs/fleet.md has the format.
+The format is described in docs/fleet.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ Value = str | int | float
 
 
 class RatesSource(NamedTuple):
-    """Where figures are from. `digest`: of the lake's list of files."""
+    """Origin of the figures.
+
+    `digest`: of the lake's list of files.
+    """
 
     lake: str
     digest: str
 
 
 def format_rates(found: FittedRates, source: RatesSource) -> str:
-    """The whole file."""
+    """Return the whole file."""
     span = f"{format_time(found.since_ns)} to {format_time(found.until_ns)}"
     return "\n".join([
         "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
@@ -109,14 +112,16 @@ def _value(value: Value) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A basic string of TOML, which is JSON's but for one character."""
+    """Return a basic string of TOML: a JSON string with DEL escaped."""
     printed = value.encode(errors="replace").decode()  # a path may hold what no text does
     return json.dumps(printed, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lake_digest(lake: Path) -> str:
-    """Of the lake's list of files, which names each with its rows: another one is another lake.
-    Raises LakeError."""
+    """Return the digest of the lake's list of files, which identifies its content.
+
+    Raises LakeError.
+    """
     try:
         return xxhash.xxh3_128_hexdigest((lake / MANIFEST).read_bytes())
     except OSError as error:

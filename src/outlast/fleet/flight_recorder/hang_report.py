@@ -32,14 +32,17 @@ from outlast.fleet.flight_recorder.stall import Stall, format_ranks
 
 
 class OrderedStalls(NamedTuple):
-    """`found`: roots first, each kind by time. `circle`: everybody waits for somebody who waits."""
+    """Stalls ordered by cause.
+
+    `found`: roots first, each kind by time. `circle`: every stall waits for another one.
+    """
 
     found: list[Stall]
     circle: bool
 
 
 def order_stalls(found: Sequence[Stall]) -> OrderedStalls:
-    """The root first."""
+    """Order stalls: those that wait for no other stall first."""
     waits = {
         at: {
             other
@@ -50,7 +53,7 @@ def order_stalls(found: Sequence[Stall]) -> OrderedStalls:
     }
     roots = [at for at, behind in waits.items() if not behind]
     circle = bool(found) and not roots
-    if circle:  # those who only lead to it are not of it
+    if circle:  # stalls that only wait for the circle are not part of it
         roots = [at for at in waits if at in _reached(at, waits)]
     first = sorted(roots, key=lambda at: _when(found[at]))
     rest = sorted(set(waits) - set(roots), key=lambda at: _when(found[at]))
@@ -58,24 +61,24 @@ def order_stalls(found: Sequence[Stall]) -> OrderedStalls:
 
 
 def _behind(stuck: Stall, other: Stall) -> bool:
-    """Whether the ranks that `stuck` is about may only be held up by `other`."""
+    """Return whether the ranks of `stuck` may only be delayed by `other`."""
     step_was_left = other.group == OWN_CALLED != stuck.group
     return not step_was_left and bool(set(stuck.ranks) & set(other.waiting))
 
 
 def _when(stuck: Stall) -> tuple[bool, int]:
-    """What only perhaps stands still comes last, and what nobody knows the time of."""
+    """Return a sort key: uncertain stalls last, then by time, unknown times last."""
     return stuck.confidence == "unsure", stuck.since_ns if stuck.since_ns is not None else 1 << 63
 
 
 def _reached(start: int, waits: dict[int, set[int]]) -> set[int]:
-    seen: set[int] = set()
+    reached: set[int] = set()
     open_ = [start]
     while open_:
-        new = waits[open_.pop()] - seen
-        seen |= new
+        new = waits[open_.pop()] - reached
+        reached |= new
         open_ += new
-    return seen
+    return reached
 
 
 SURE = {
@@ -88,32 +91,35 @@ SURE = {
 def describe_verdict(
     found: Sequence[Stall], *, circle: bool, last: str, near: Sequence[RankFinding]
 ) -> str:
-    """One paragraph. `last`: what the culprit did last."""
+    """Return the verdict as one paragraph. `last`: the culprit's last operation, as a sentence."""
     if not found:
         return (
             "Nothing stands still in these dumps: whatever their ranks entered, all of them"
             " entered, the same on all, and nothing shows that it did not end."
         )
     root = found[0]
-    said = [sentence(root.said)]
+    sentences = [sentence(root.said)]
     if circle:
         others = "; ".join(one.said for one in found[1:4])
-        said.append(f"It is a circle, in which nobody is first: {others}.")
+        sentences.append(f"It is a circle, in which nobody is first: {others}.")
     if root.since_ns:
         since = datetime.fromtimestamp(root.since_ns / 1e9, tz=UTC)
         at = f", at {root.where}" if root.where else ""
-        said.append(f"The first of them entered it at {since:%Y-%m-%d %H:%M:%S.%f} UTC{at}.")
+        sentences.append(f"The first of them entered it at {since:%Y-%m-%d %H:%M:%S.%f} UTC{at}.")
     if last:
-        said.append(last)
+        sentences.append(last)
     if near:
-        said.append(describe_health(near[0]))
+        sentences.append(describe_health(near[0]))
     elif root.confidence != "sure":
-        said.append(sentence(SURE[root.confidence]))
-    return " ".join(said)
+        sentences.append(sentence(SURE[root.confidence]))
+    return " ".join(sentences)
 
 
 def describe_health(near: RankFinding) -> str:
-    """The node of rank 2, node17, had XID 79 (gpu-unavailable) 4.0 seconds before."""
+    """Return a sentence about a finding on a rank's node.
+
+    For example: The node of rank 2, node17, had XID 79 (gpu-unavailable) 4.0 seconds before.
+    """
     what = near.code or near.check
     detail = f"{near.symptom}, {near.device}" if near.device else near.symptom
     side = "before" if near.before_s >= 0 else "after"
@@ -124,6 +130,7 @@ def describe_health(near: RankFinding) -> str:
 
 
 def sentence(text: str) -> str:
+    """Return a text with a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -133,7 +140,7 @@ def _span(near: RankFinding) -> str:
 
 
 class LastSeen(Struct, frozen=True, kw_only=True):
-    """The last thing that a rank recorded, in any group."""
+    """Last operation that a rank recorded, in any group."""
 
     op: str
     seq: int
@@ -143,7 +150,10 @@ class LastSeen(Struct, frozen=True, kw_only=True):
 
 
 class HangReport(Struct, frozen=True, kw_only=True):
-    """What `--json` prints. `stuck`: the root first. `ranks`: those to look at, of the root."""
+    """Report that `--json` prints.
+
+    `stuck`: the root first. `ranks`: the suspect ranks of the root.
+    """
 
     version: int = 1
     verdict: str
@@ -157,7 +167,7 @@ class HangReport(Struct, frozen=True, kw_only=True):
     world: int
     read: tuple[int, ...]
     missing: tuple[int, ...]  # no dump that can be read
-    wrapped: tuple[int, ...]  # the start of its records has been written over
+    wrapped: tuple[int, ...]  # the ring buffer has overwritten its first records
     unread: tuple[UnusedDump, ...]
     notes: tuple[str, ...]
 
@@ -169,8 +179,11 @@ def analyse_dumps(
     hosts: Mapping[int, str] | None = None,
     findings: Callable[[int], NearbyFindings] | None = None,
 ) -> HangReport:
-    """`world`: how many ranks the job had, where the caller knows. `hosts`: of ranks, before what
-    names of files say. `findings`: what nodes said around a Unix time in nanoseconds."""
+    """Analyse the dumps of a hang.
+
+    `world`: number of ranks, if known. `hosts`: of ranks, overriding those of file names.
+    `findings`: health findings around a Unix time in nanoseconds.
+    """
     dumps = read.dumps
     notes: list[str] = []
     if read.second:
@@ -184,18 +197,18 @@ def analyse_dumps(
     root = at.found[0] if at.found else None
     ranks = root.ranks if root else ()
     where = {**read.hosts, **(hosts or {})}
-    last = {rank: seen for rank in ranks if (seen := _last(dumps.get(rank))) is not None}
-    said = _health_findings(root, where, findings, notes) if root and findings else []
+    last = {rank: entry for rank in ranks if (entry := _last(dumps.get(rank))) is not None}
+    near = _health_findings(root, where, findings, notes) if root and findings else []
     _note(all_groups, notes)
     return HangReport(
-        verdict=describe_verdict(at.found, circle=at.circle, last=_did(root, last), near=said),
+        verdict=describe_verdict(at.found, circle=at.circle, last=_did(root, last), near=near),
         confidence=root.confidence if root else "",
         circle=at.circle,
         ranks=ranks,
         hosts={rank: where[rank] for rank in sorted({*dumps, *ranks}) if rank in where},
         stuck=tuple(at.found),
         last=last,
-        health=tuple(said),
+        health=tuple(near),
         world=size,
         read=tuple(sorted(dumps)),
         missing=tuple(rank for rank in range(size) if rank not in dumps),
@@ -210,17 +223,17 @@ def _find_stalls(group: RecordedGroup) -> list[Stall]:
     return [*([found] if found else []), *stalled_operations.find_pair_stalls(group)]
 
 
-def _world(read: DumpCollection, told: int | None, notes: list[str]) -> int:
+def _world(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
     named_ranks = [*read.dumps, *(one.rank for one in read.unread if one.rank is not None)]
     least = max(max(named_ranks) + 1, minimum_world_size(read.dumps) or 0)
-    if told is None and minimum_world_size(read.dumps) is None:
+    if stated is None and minimum_world_size(read.dumps) is None:
         notes.append(
             f"the dumps do not say how many ranks there were: {least} by their names (--world says"
             " it)"
         )
-    if told is not None and told < least:
-        notes.append(f"--world {told} is fewer than the dumps have: {least}")
-    return max(told or 0, least)
+    if stated is not None and stated < least:
+        notes.append(f"--world {stated} is fewer than the dumps have: {least}")
+    return max(stated or 0, least)
 
 
 def _last(dump: RecorderDump | None) -> LastSeen | None:
@@ -241,15 +254,17 @@ def _group_of(entry: RecorderEntry) -> str:
 
 
 def _did(root: Stall | None, last: Mapping[int, LastSeen]) -> str:
-    """What the first of the culprits did last."""
+    """Return a sentence about the last operation of the first suspect rank, or ""."""
     if root is None or root.kind not in ("absent", "undecided") or not last:
         return ""
-    rank, seen = next(iter(last.items()))
+    rank, entry = next(iter(last.items()))
     before = ""
-    if root.since_ns and root.since_ns >= seen.t_ns:
-        before = f", {(root.since_ns - seen.t_ns) / 1e9:.3f} s before"
-    at = f", at {seen.where}" if seen.where else ""
-    return f"The last that rank {rank} entered is {seen.op} {seen.seq} of {seen.group}{before}{at}."
+    if root.since_ns and root.since_ns >= entry.t_ns:
+        before = f", {(root.since_ns - entry.t_ns) / 1e9:.3f} s before"
+    at = f", at {entry.where}" if entry.where else ""
+    return (
+        f"The last that rank {rank} entered is {entry.op} {entry.seq} of {entry.group}{before}{at}."
+    )
 
 
 def _health_findings(

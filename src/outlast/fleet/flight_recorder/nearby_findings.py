@@ -23,15 +23,17 @@ _LINE_MAX = 1 << 20
 
 
 class NearbyFindings(NamedTuple):
-    """Findings around a time, and what is to be told of their source."""
+    """Findings around a time, and notes on their source."""
 
     findings: pl.DataFrame
     notes: tuple[str, ...] = ()
 
 
 class RankFinding(Struct, frozen=True, kw_only=True):
-    """A finding on the node of ranks. `before_s`: seconds before the others began to wait;
-    negative: after that."""
+    """Finding on the node of ranks.
+
+    `before_s`: seconds before the first rank began to wait; negative: after it.
+    """
 
     ranks: tuple[int, ...]
     node: str
@@ -45,16 +47,16 @@ class RankFinding(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True):
-    """What of a report of `outlast check --json` is read here."""
+    """Part of a report of `outlast check --json`."""
 
     findings: tuple[Finding, ...]
 
 
 def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindings:
-    """Return the findings around `t_ns` of one cluster (`clusters.resolve`).
+    """Return the findings around `t_ns` of one cluster (`resolve_cluster`).
 
-    Raises LakeError for what is no lake or cannot be read, UsageError where it is not clear which
-    cluster's nodes are meant."""
+    Raises LakeError for an invalid lake, UsageError if the cluster is ambiguous.
+    """
     opened = Lake.open(lake)
     one = lake_selection.resolve_cluster(opened, cluster)
     notes: list[str] = []
@@ -78,8 +80,10 @@ def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindin
 
 
 def from_lines(path: Path, t_ns: int) -> NearbyFindings:
-    """As from_lake, of a file with a finding as JSON a line, or a report of `outlast check --json`.
-    Raises UsageError where it cannot be opened, CorruptionError where no line is either."""
+    """Return the findings around `t_ns` in a file of JSON lines or `outlast check --json` reports.
+
+    Raises UsageError if it cannot be opened, CorruptionError if no line is valid.
+    """
     try:
         with path.open("rb") as file:
             found, bad = _lines(iter(lambda: file.readline(_LINE_MAX), b""))
@@ -111,7 +115,7 @@ def _lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
 
 
 def findings_around(findings: pl.LazyFrame, t_ns: int) -> pl.LazyFrame:
-    """Those of the window that say that something was wrong."""
+    """Return the findings of the window that are not healthy."""
     return findings.filter(
         pl.col("t_ns").is_between(t_ns - BEFORE_S * 10**9, t_ns + AFTER_S * 10**9),
         pl.col("severity") != "healthy",
@@ -121,9 +125,10 @@ def findings_around(findings: pl.LazyFrame, t_ns: int) -> pl.LazyFrame:
 def findings_of_ranks(
     findings: pl.DataFrame, ranks: Sequence[int], hosts: Mapping[int, str], t_ns: int
 ) -> list[RankFinding]:
-    """What was said of these ranks' nodes, worst first, then what came closest to `t_ns`.
+    """Return the findings on the ranks' nodes, worst first, then by distance from `t_ns`.
 
-    A host is a node by its whole name, or by the first part of it (node17 is node17.site.org)."""
+    A host matches a node by its full name or by its first part (node17 is node17.site.org).
+    """
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
         if host := hosts.get(rank):

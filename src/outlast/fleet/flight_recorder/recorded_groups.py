@@ -11,38 +11,47 @@ from outlast.fleet.flight_recorder.recorded_operations import RankTrack, track_r
 from outlast.fleet.flight_recorder.recorder_dumps import GroupConfig, RecorderDump, RecorderEntry
 
 DEFAULT = "default_pg"
-OWN = "control"  # of `outlast run`: in it all ranks vote when each is through with its step
+OWN = "control"  # of `outlast run`: all ranks vote in it at the end of each step
 OWN_CALLED = f"group {OWN} (of Outlast)"
 _RANKS_MAX = 1 << 20
 _LIST = msgspec.json.Decoder(tuple[int, ...])
 
 
 class RecordedGroup(NamedTuple):
-    """One group, on one backend. `members`: in the group's own order. `known`: a dump says who they
-    are; if not, they are those who used it."""
+    """A process group on one backend.
+
+    `members`: in the group's order. `known`: a dump lists them; otherwise they are the ranks that
+    used it.
+    """
 
     name: str
     desc: str
     backend: str
     members: tuple[int, ...]
     known: bool
-    tracks: dict[int, RankTrack]  # of the members that left a dump
+    tracks: dict[int, RankTrack]  # of the members with a dump
 
     @property
     def called(self) -> str:
+        """Name of the group for messages."""
         if self.name.startswith("group "):  # as `outlast run` calls those of the script
             return self.name
-        said = [one for one in (self.name, self.desc) if one and one != "undefined"]
-        if said == [OWN]:
+        names = [one for one in (self.name, self.desc) if one and one != "undefined"]
+        if names == [OWN]:
             return OWN_CALLED
         return (
-            f"group {said[0]} ({said[1]})" if len(said) == 2 else f"group {''.join(said)}".strip()
+            f"group {names[0]} ({names[1]})"
+            if len(names) == 2
+            else f"group {''.join(names)}".strip()
         )
 
 
 def group_label(entry: RecorderEntry) -> tuple[str, str]:
-    """Its group's name and description. One without a name is told from others by its number,
-    which is alike on all ranks as long as they make their groups in one order."""
+    """Return the name and description of an entry's group.
+
+    One without a name gets its number, which is equal on all ranks that create their groups in the
+    same order.
+    """
     name, desc = entry.process_group
     return (name, desc) if name or desc else (f"without a name, number {entry.pg_id}", "")
 
@@ -51,7 +60,7 @@ _Key = tuple[str, str, str, tuple[int, ...]]
 
 
 def minimum_world_size(dumps: Mapping[int, RecorderDump]) -> int | None:
-    """How many ranks the job has at least, by the groups' members; None where no dump has any."""
+    """Return the least number of ranks, by the groups' members; None if no dump lists any."""
     highest = (
         max(ranks)
         for dump in dumps.values()
@@ -62,20 +71,22 @@ def minimum_world_size(dumps: Mapping[int, RecorderDump]) -> int | None:
 
 
 def collect_groups(dumps: Mapping[int, RecorderDump], world: int) -> list[RecordedGroup]:
-    """All groups that any rank has a record of. Groups of one name with other members are other
-    groups."""
+    """Return all recorded groups.
+
+    Groups of equal names with different members are different groups.
+    """
     used: dict[_Key, dict[int, list[RecorderEntry]]] = {}
     members = {rank: _configured(dump) for rank, dump in dumps.items()}
-    told: dict[str, set[tuple[int, ...]]] = {}
+    listed: dict[str, set[tuple[int, ...]]] = {}
     for configured in members.values():
         for name, ranks in configured.items():
-            told.setdefault(name, set()).add(ranks)
+            listed.setdefault(name, set()).add(ranks)
     for rank, dump in dumps.items():
         mine: dict[tuple[str, str, str], list[RecorderEntry]] = {}
         for entry in dump.entries:
             mine.setdefault((*group_label(entry), entry.backend), []).append(entry)
         for (name, desc, backend), entries in mine.items():
-            others = (ranks for ranks in told.get(name, ()) if rank in ranks)
+            others = (ranks for ranks in listed.get(name, ()) if rank in ranks)
             ranks = members[rank].get(name) or next(others, ())
             used.setdefault((name, desc, backend, ranks), {})[rank] = entries
     return [_group(key, found, dumps, world) for key, found in used.items()]
@@ -106,14 +117,16 @@ def _group(
 
 
 def _configured(dump: RecorderDump) -> dict[str, tuple[int, ...]]:
-    """Members by name. gloo's groups are all called "", so that one takes the others' place, and
-    says nothing."""
+    """Return the members by group name.
+
+    gloo's groups are all named "", so that one overwrites the others and is ignored.
+    """
     found = {name: _ranks(config) for name, config in dump.pg_config.items() if name}
     return {name: ranks for name, ranks in found.items() if ranks}
 
 
 def _ranks(config: GroupConfig) -> tuple[int, ...]:
-    """Its members; nobody where the text is no list of ranks, as gloo's empty one."""
+    """Return a group's members; none if the text is no list of ranks, as gloo's empty one."""
     try:
         ranks = config.ranks if isinstance(config.ranks, tuple) else _LIST.decode(config.ranks)
     except (msgspec.DecodeError, UnicodeError):

@@ -1,9 +1,8 @@
 """Operations of one rank in one group: collectives by number, sends and receives by peer.
 
-A state is only as good as who wrote it. NCCL's watchdog follows each operation on its stream until
-it is `completed`; that it has `started` it knows only where TORCH_NCCL_ENABLE_TIMING is set. gloo
-writes `scheduled` for ever and says, by `retired`, that the operation has ended somehow: well, or
-with an error.
+The reliability of a state depends on the backend. NCCL's watchdog follows each operation on its
+stream until it is `completed`; it records `started` only with TORCH_NCCL_ENABLE_TIMING. gloo always
+records `scheduled`; `retired` tells that the operation has ended, successfully or with an error.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from outlast.fleet.flight_recorder.recorder_dumps import RecorderDump, RecorderE
 Progress = Literal[
     "queued",  # entered; its stream has not come to it (NCCL)
     "running",  # its kernel waits for the others, or for the network (NCCL)
-    "inside",  # entered and not left; no more is known
-    "ended",  # well or with an error, nobody says (gloo)
+    "inside",  # entered and not completed; no more is known
+    "ended",  # successfully or with an error, unknown which (gloo)
     "left",  # completed
 ]
 UNDER_WAY: tuple[Progress, ...] = ("queued", "running", "inside")
@@ -30,13 +29,16 @@ _FOLLOWED: dict[str, Progress] = {
 _UNFOLLOWED = {"gloo", "mpi", "ucc"}
 _ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
 BATCHED = " + "
-_MEANT_MAX = 4096  # sorts of operations that are remembered
+_SIGNATURES_MAX = 4096  # cached
 _SHOWN = 200  # characters of a name
 _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
 
 class RecordedOp(NamedTuple):
-    """One operation as one rank entered it. `sizes`: elements going in and coming out."""
+    """Operation as one rank entered it.
+
+    `sizes`: elements going in and coming out.
+    """
 
     seq: int
     kind: str  # all_reduce, or all_gather + all_gather of a batch
@@ -51,9 +53,11 @@ class RecordedOp(NamedTuple):
 
 
 class RankTrack(NamedTuple):
-    """One rank in one group. `last`: the number of the last collective that it entered, 0 for none,
-    None where its record may be lost. `left_to`: up to there it is certainly through, since one
-    stream runs its operations in order; -1 for nothing. `whole`: no record has been written over.
+    """Operations of one rank in one group.
+
+    `last`: number of the last collective that it entered, 0 for none, None if its record may be
+    lost. `left_to`: up to there it has certainly completed, since one stream runs its operations in
+    order; -1 for none. `whole`: no record has been overwritten.
     """
 
     rank: int
@@ -65,14 +69,15 @@ class RankTrack(NamedTuple):
 
 
 def is_complete(dump: RecorderDump) -> bool:
+    """Return whether no record of the ring buffer has been overwritten."""
     return not dump.entries or dump.entries[0].record_id == 0
 
 
 def track_rank(rank: int, dump: RecorderDump, entries: Sequence[RecorderEntry]) -> RankTrack:
-    """What a rank did in the group that these entries of it belong to.
+    """Return the operations of a rank in the group of these entries.
 
-    Where numbers begin again, or another backend has them, the group was made anew under its name:
-    its last life counts.
+    If numbers restart, or another backend has them, the group was recreated under its name: only
+    its last instance counts.
     """
     ops: dict[int, list[RecorderEntry]] = {}
     pairs: dict[int, list[RecorderEntry]] = {}
@@ -100,27 +105,30 @@ def track_rank(rank: int, dump: RecorderDump, entries: Sequence[RecorderEntry]) 
 
 
 def element_counts(sizes: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    """Elements of each tensor: its shape does not matter to the others."""
+    """Return the number of elements of each tensor; shapes need not match between ranks."""
     return tuple(math.prod(size) for size in sizes)
 
 
-class _Meant(NamedTuple):
-    """What a rank wants of the others."""
+class _Signature(NamedTuple):
+    """Kind, sizes and dtypes of an operation, which other ranks must match."""
 
     kind: str
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
     dtypes: tuple[str, ...]
 
 
-@lru_cache(maxsize=_MEANT_MAX)
-def _meant(
+@lru_cache(maxsize=_SIGNATURES_MAX)
+def _signature(
     names: tuple[str, ...],
     given: tuple[Sizes, ...],
     taken: tuple[Sizes, ...],
     dtypes: tuple[tuple[str, ...], ...],
-) -> _Meant:
-    """Of a batch's parts. A job has few sorts of them, and a thousand ranks have millions."""
-    return _Meant(
+) -> _Signature:
+    """Return the signature of a batch's parts.
+
+    Cached: a job has few different ones in millions of records.
+    """
+    return _Signature(
         kind=BATCHED.join(kind_of(name) for name in names[:8]),
         sizes=(
             element_counts(size for sizes in given for size in sizes),
@@ -131,11 +139,14 @@ def _meant(
 
 
 def _op(seq: int, entries: list[RecorderEntry], *, timed: bool) -> RecordedOp:
-    """Entries under one number are one batch; the one that says so has its state."""
+    """Return the operation of the entries under one number, which are one batch.
+
+    The entry that ends the batch has its state.
+    """
     parts = entries
     if len(entries) > 1:
         parts = [entry for entry in entries if entry.kind not in _ENDS] or entries
-    meant = _meant(
+    signature = _signature(
         tuple([part.profiling_name for part in parts]),
         tuple([part.input_sizes for part in parts]),
         tuple([part.output_sizes for part in parts]),
@@ -143,9 +154,9 @@ def _op(seq: int, entries: list[RecorderEntry], *, timed: bool) -> RecordedOp:
     )
     return RecordedOp(
         seq=seq,
-        kind=meant.kind,
-        sizes=meant.sizes,
-        dtypes=meant.dtypes,
+        kind=signature.kind,
+        sizes=signature.sizes,
+        dtypes=signature.dtypes,
         progress=_progress(entries[-1], timed=timed),
         t_ns=entries[0].time_created_ns,
         at=entries[-1].record_id,
@@ -184,7 +195,10 @@ def _progress(entry: RecorderEntry, *, timed: bool) -> Progress:
 
 
 def frame_of(entry: RecorderEntry) -> str:
-    """The script's own line: the innermost frame that is not torch's. Only pickles have any."""
+    """Return the script's innermost frame outside of torch; "" without frames.
+
+    Only pickles have frames.
+    """
     for frame in entry.frames:
         if "/torch/" not in frame.filename and "/outlast/" not in frame.filename:
             file = frame.filename[-_SHOWN:].rpartition("/")[2]

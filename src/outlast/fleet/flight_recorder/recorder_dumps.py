@@ -1,8 +1,8 @@
 """Flight-recorder dumps: their files, ranks and hosts, and their decoding as plain values.
 
-A pickle is never loaded: its opcodes are interpreted one by one (`outlast.checkpoint.interop`), no
-name in it is known, so that nothing can be called, and what it would come to when written out is
-counted before it is used: a few bytes that refer to each other can stand for billions of values.
+A pickle is never loaded: its opcodes are interpreted one by one (`outlast.checkpoint.interop`) and
+no global name is resolved, so that nothing can be called. The expanded size is counted before use:
+a few bytes that refer to each other can stand for billions of values.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ALIKE = (
 )  # fmt: skip
 
 WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# Bounded, because a pickle can say one value a million times, and each is worked on.
+# Bounded: a pickle can repeat one value a million times.
 Sizes = tuple[Annotated[tuple[WholeNumber, ...], Meta(max_length=64)], ...]
 Name = Annotated[str, Meta(max_length=256)]
 
 
 class StackFrame(Struct, frozen=True, gc=False):
-    """A line of the script's stack when a collective was entered. Only pickles have them."""
+    """Frame of the script's stack when a collective was entered. Only pickles have them."""
 
     name: str = ""
     filename: str = ""
@@ -69,22 +69,25 @@ class RecorderEntry(Struct, frozen=True, gc=False):
 
     @property
     def backend(self) -> str:
-        """nccl, gloo; a group with both counts in each."""
+        """Backend, nccl or gloo; a group with both numbers the operations of each."""
         return self.profiling_name.partition(":")[0]
 
     @property
     def kind(self) -> str:
-        """all_reduce, coalesced, send 0->1."""
+        """Kind of the operation: all_reduce, coalesced, send 0->1."""
         return kind_of(self.profiling_name)
 
 
 def kind_of(profiling_name: str) -> str:
-    """Of nccl:all_reduce, all_reduce."""
+    """Return all_reduce for nccl:all_reduce."""
     return profiling_name.partition(":")[2] or profiling_name
 
 
 class GroupConfig(Struct, frozen=True):
-    """What a dump says of a process group. `ranks`: "[0, 1]"; empty from gloo of torch 2.13."""
+    """A process group in a dump.
+
+    `ranks`: "[0, 1]"; empty from gloo of torch 2.13.
+    """
 
     name: str = ""
     desc: str = ""
@@ -92,9 +95,11 @@ class GroupConfig(Struct, frozen=True):
 
 
 class RecorderDump(Struct, frozen=True):
-    """One rank's dump. Entries are sorted by `record_id`, which counts from 0 since the process
-    began to record: a buffer whose first is another has been written round. torch's JSON leaves
-    them out where there are none."""
+    """One rank's dump.
+
+    Entries are sorted by `record_id`, which counts from 0 since recording began: a buffer that
+    begins with another one has wrapped around. torch's JSON omits an empty list.
+    """
 
     version: str
     entries: tuple[RecorderEntry, ...] = ()
@@ -102,11 +107,10 @@ class RecorderDump(Struct, frozen=True):
 
 
 def decode_dump(data: bytes, where: str, alike: dict[Any, Any] | None = None) -> RecorderDump:
-    """A dump from the bytes of a file; `where` is for messages. `alike`: values that dumps decoded
-    before have, and that this one shares with them.
+    """Decode a dump; `where` is for messages.
 
-    Raises CodecError for what is no dump, or asks for more than plain values, and CorruptionError
-    for one that is cut off or damaged.
+    `alike`: values of earlier dumps that this one shares. Raises CodecError for other data or for
+    more than plain values, and CorruptionError for a truncated or damaged dump.
     """
     if not data.strip():
         raise CorruptionError(f"{where}: the file is empty")
@@ -128,8 +132,10 @@ def decode_dump(data: bytes, where: str, alike: dict[Any, Any] | None = None) ->
 
 
 def _share(entries: Iterable[RecorderEntry], alike: dict[Any, Any]) -> None:
-    """What entries have alike is there once: a job has a hundred sorts of collectives, and millions
-    of records of them. They are nobody else's yet, so that they may be changed."""
+    """Replace equal values by one object: a job has few different ones in millions of records.
+
+    The entries are not yet visible elsewhere, so they may be changed.
+    """
     for entry in entries:
         for name in _ALIKE:
             value = getattr(entry, name)
@@ -148,14 +154,14 @@ def _decoded(data: bytes, where: str) -> RecorderDump:
 
 
 def _written_out(value: Any, known: dict[int, int], depth: int) -> int:
-    """How many values it would be with nothing shared. What is `known` is not counted again."""
+    """Return the number of values with nothing shared. `known`: counts by object id."""
     if not isinstance(value, dict | list | tuple | set | frozenset):
         return 1
     if depth > DEPTH_MAX:
         return VALUES_MAX + 1
     if id(value) in known:
         return known[id(value)]
-    known[id(value)] = VALUES_MAX + 1  # what refers to itself never ends
+    known[id(value)] = VALUES_MAX + 1  # a reference to itself never ends
     inner = [*value, *value.values()] if isinstance(value, dict) else value
     count = 1 + sum(_written_out(one, known, depth + 1) for one in inner)
     known[id(value)] = count
@@ -170,13 +176,18 @@ _STARTS = (b"{", b"\x80")
 
 
 class NamedDump(NamedTuple):
+    """File of a dump, with the rank and host in its name."""
+
     path: Path
     rank: int | None
     host: str
 
 
 class UnusedDump(NamedTuple):
-    """A file that is not used, and why. `rank`: whose it would have been."""
+    """File that is not used, and the reason.
+
+    `rank`: the rank in its name.
+    """
 
     path: str
     rank: int | None
@@ -184,8 +195,10 @@ class UnusedDump(NamedTuple):
 
 
 class DumpCollection(NamedTuple):
-    """All dumps by rank, and what else was found. `second`: ranks with several dumps, of which the
-    one that goes furthest is taken."""
+    """Dumps by rank, and the files not used.
+
+    `second`: ranks with several dumps, of which the longest is used.
+    """
 
     dumps: dict[int, RecorderDump]
     hosts: dict[int, str]
@@ -195,8 +208,10 @@ class DumpCollection(NamedTuple):
 
 
 def identify_dump(path: Path) -> NamedDump:
-    """Rank and host as the name says them: `rank3`, `nccl_trace_rank_3`, `rank_3@node17.json`; or
-    the number at the end of the name. Without a host in the name there is none."""
+    """Return the rank and host in a file name; the host is "" if it has none.
+
+    `rank3`, `nccl_trace_rank_3`, `rank_3@node17.json`, or the number at the end of the name.
+    """
     stem = path.name
     while (suffix := Path(stem).suffix.lower()) in _SUFFIXES:
         stem = stem[: -len(suffix)]
@@ -209,11 +224,11 @@ def identify_dump(path: Path) -> NamedDump:
 def read_dumps(
     paths: Sequence[Path], tell: Callable[[int, int], None] = lambda *_: None
 ) -> DumpCollection:
-    """All dumps in these directories (and the directories in them, which then name the hosts) and
-    files. `tell` hears how many are read, and of how many.
+    """Read all dumps in these files and directories.
 
-    Raises UsageError where there is nothing to read, StorageError where a directory cannot be
-    listed, and CorruptionError where nothing of what is there is a dump.
+    Subdirectories are read as well and name the hosts. `tell` is called with the number of dumps
+    read and their total. Raises UsageError without any file, StorageError if a directory cannot be
+    listed, and CorruptionError if no file is a dump.
     """
     found = [one for path in paths for one in _found(path)]
     if not found:
@@ -255,7 +270,7 @@ def _found(path: Path) -> Iterator[NamedDump]:
 
 
 def _only(run_dir: Path) -> Path:
-    """The traces of a run in which something hung once. Raises UsageError for another one."""
+    """Return the only traces directory of a run. Raises UsageError for none or several."""
     room = run_dir / "traces"
     times = [entry.name for entry in _listed(room)] if room.is_dir() else []
     if len(times) == 1:
@@ -315,14 +330,14 @@ def _bytes(path: Path) -> bytes:
 
 
 def _reach(dump: RecorderDump) -> tuple[int, bool]:
-    """How far it goes; of two that go as far, the one with stacks says more."""
+    """Return a sort key: the last record, then whether it has stacks."""
     if not dump.entries:
         return -1, False
     return dump.entries[-1].record_id, bool(dump.entries[-1].frames)
 
 
 def read_hosts(path: Path) -> Mapping[int, str]:
-    """A file of `RANK HOST` lines. Raises UsageError, with the line that is none."""
+    """Read a file of `RANK HOST` lines. Raises UsageError, which names an invalid line."""
     found: dict[int, str] = {}
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

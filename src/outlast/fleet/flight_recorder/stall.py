@@ -9,17 +9,20 @@ from msgspec import Struct
 
 StallKind = Literal[
     "absent",  # some ranks entered it, others did not
-    "mismatch",  # all entered, not all the same thing
-    "unfinished",  # all entered the same, and it did not end
+    "mismatch",  # all entered, with different operations
+    "unfinished",  # all entered the same, and it did not complete
     "no-dump",  # whoever has a dump entered; a rank without one may not have
-    "undecided",  # what would tell has been written over
+    "undecided",  # the decisive records have been overwritten
 ]
 Confidence = Literal["sure", "likely", "unsure"]
 _SHOWN = 16
 
 
 class Stall(Struct, frozen=True, kw_only=True):
-    """One operation of one group that did not go on. `waiting`: ranks inside of it."""
+    """Operation of a group that did not complete.
+
+    `waiting`: ranks inside of it. `said`: description.
+    """
 
     kind: StallKind
     group: str
@@ -28,14 +31,14 @@ class Stall(Struct, frozen=True, kw_only=True):
     seq: int
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
-    since_ns: int | None  # the first of those who wait entered it then; None: its record is gone
+    since_ns: int | None  # time that the first waiting rank entered it; None: not recorded
     confidence: Confidence
     said: str
     where: str = ""  # the script's line at which the others wait
 
 
 def format_ranges(ranks: Iterable[int]) -> str:
-    """0-3, 7, 9-11; the first sixteen runs of them."""
+    """Return 0-3, 7, 9-11: at most sixteen ranges."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -43,12 +46,12 @@ def format_ranges(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank, rank])
     shown = [f"{a}-{b}" if b > a else f"{a}" for a, b in runs[:_SHOWN]]
-    if left := runs[_SHOWN:]:
-        shown.append(f"and {sum(b - a + 1 for a, b in left)} more")
+    if rest := runs[_SHOWN:]:
+        shown.append(f"and {sum(b - a + 1 for a, b in rest)} more")
     return ", ".join(shown)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """rank 2, ranks 0-3."""
+    """Return `rank 2` or `ranks 0-3`."""
     known = sorted(ranks)
     return f"rank{'s' if len(known) != 1 else ''} {format_ranges(known)}"

@@ -1,9 +1,9 @@
 """Stalled collectives, mismatched collectives, and sends without receives, by group.
 
-A group's collectives are numbered alike on all its ranks. The culprit is the first number at which
-they part: with `last(r)` the last number that rank r entered, the first one above `min(last)` was
-not entered by somebody, if anybody did; up to there all entered, and the first that differs or was
-not left counts.
+All ranks number a group's collectives alike. The stalled one is the first at which they diverge:
+with `last(r)` the last number that rank r entered, the first one above `min(last)`, if it exists,
+was not entered by all ranks; up to there all entered, and the first that differs or was not
+completed counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outlast.fleet.flight_recorder.recorded_groups import RecordedGroup
 from outlast.fleet.flight_recorder.recorded_operations import BATCHED, UNDER_WAY, RecordedOp
 from outlast.fleet.flight_recorder.stall import Confidence, Stall, StallKind, format_ranks
 
-# What must be equal on all ranks: elements going in, coming out. Others are judged by kind only.
+# Equal on all ranks: elements going in, coming out. Others are compared by kind only.
 _BOTH = {
     "all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "_broadcast_oop", "reduce",
     "_reduce_oop", "_all_gather_base", "_allgather_base", "all_gather_single",
@@ -30,17 +30,21 @@ _ROOTED = {"scatter", "gather", "barrier", "all_reduce_barrier"}
 
 
 class CollectiveMismatch(NamedTuple):
-    """`what`: kind, size or dtype. `ranks`: the fewest who say it; all of them where none are."""
+    """Difference between ranks, with its description.
+
+    `what`: kind, size or dtype. `ranks`: the minority; all of them in a tie.
+    """
 
     what: str
     ranks: tuple[int, ...]
-    said: str
+    description: str
 
 
 def find_mismatch(ops: Mapping[int, RecordedOp], *, everybody: bool) -> CollectiveMismatch | None:
-    """The first way in which these ranks' operations of one number cannot go together.
+    """Return the first mismatch of these ranks' operations of one number.
 
-    `everybody`: all members are among them, which an exchange needs to be judged."""
+    `everybody`: all members are among them, which the check of an exchange needs.
+    """
     for what, of in (("kind", _kind), ("size", _size), ("dtype", _dtype)):
         values = {rank: of(op) for rank, op in ops.items()}
         if len(set(values.values())) > 1:
@@ -50,8 +54,8 @@ def find_mismatch(ops: Mapping[int, RecordedOp], *, everybody: bool) -> Collecti
         given = sum(sum(op.sizes[0]) for op in exchanged)
         taken = sum(sum(op.sizes[1]) for op in exchanged)
         if given != taken:
-            said = f"together they give {given:,} elements and take {taken:,}"
-            return CollectiveMismatch("size", tuple(ops), said)
+            detail = f"together they give {given:,} elements and take {taken:,}"
+            return CollectiveMismatch("size", tuple(ops), detail)
     return None
 
 
@@ -79,14 +83,14 @@ def _apart(
 ) -> CollectiveMismatch:
     counts = Counter(values.values())
     (usual, most), (_, second) = counts.most_common(2)
-    if most == second:  # as many say the one as the other
+    if most == second:  # a tie
         few = tuple(values)
-        said = "; ".join(
+        detail = "; ".join(
             f"{format_ranks([rank for rank, one in values.items() if one == value])}: "
             + say(ops[next(rank for rank, one in values.items() if one == value)])
             for value in list(counts)[:4]
         )
-        return CollectiveMismatch(what, few, said)
+        return CollectiveMismatch(what, few, detail)
     few = tuple(rank for rank, value in values.items() if value != usual)
     others = next(op for rank, op in ops.items() if values[rank] == usual)
     return CollectiveMismatch(what, few, f"{say(ops[few[0]])} instead of {say(others)}")
@@ -107,7 +111,7 @@ _words: dict[str, Callable[[RecordedOp], str]] = {
 
 
 class _Site(NamedTuple):
-    """One number of one group: what those with a record of it entered."""
+    """One numbered collective of a group, and the ranks' records of it."""
 
     group: RecordedGroup
     seq: int
@@ -128,30 +132,30 @@ class _Site(NamedTuple):
         ranks: Sequence[int],
         waiting: Sequence[int],
         confidence: Confidence,
-        said: str,
+        detail: str,
     ) -> Stall:
         waits = [self.ops[rank] for rank in waiting if rank in self.ops]
         return Stall(
             kind=kind, group=self.group.called, members=self.group.members, op=self.kind,
             seq=self.seq, ranks=tuple(sorted(ranks)), waiting=tuple(sorted(waiting)),
             since_ns=min((op.t_ns for op in waits), default=None), confidence=confidence,
-            said=said, where=next((op.where for op in waits if op.where), ""),
+            said=detail, where=next((op.where for op in waits if op.where), ""),
         )  # fmt: skip
 
 
 def find_collective_stall(group: RecordedGroup) -> Stall | None:
-    """What holds this group's collectives up, if anything does."""
+    """Return the stall of this group's collectives, if there is one."""
     lasts = {rank: track.last for rank, track in group.tracks.items() if track.last is not None}
     met = min(lasts.values(), default=0)
     highest = max(lasts.values(), default=0)
     seqs = {seq for track in group.tracks.values() for seq in track.ops}
-    blind = len(lasts) < len(group.members)  # then it is not known that all entered
+    blind = len(lasts) < len(group.members)  # then it is unknown whether all entered
     left_to = min((track.left_to for track in group.tracks.values()), default=-1)
     for seq in sorted(seq for seq in seqs if left_to < seq <= met):
         if found := _mismatch_or_hang(_site(group, seq), blind=blind):
             return found
     if met < highest:
-        # Not met + 1: records begin anew when torch is told to reset them, and numbers go on.
+        # Not met + 1: after a reset of the recorder the numbers continue.
         return _absent(_site(group, min(seq for seq in seqs if seq > met)), lasts)
     return _silent(_site(group, met), lasts) if blind and highest else None
 
@@ -162,23 +166,26 @@ def _site(group: RecordedGroup, seq: int) -> _Site:
 
 
 def _through(group: RecordedGroup, rank: int, seq: int) -> bool:
-    """Whether a rank is through it: it is known to be, or it has ended and the rank went on."""
+    """Return whether a rank completed it: known so, or ended with later ones entered."""
     track = group.tracks[rank]
     went_on = track.ops[seq].progress == "ended" and (track.last or 0) > seq
     return went_on or track.left_to >= seq
 
 
 def _mismatch_or_hang(site: _Site, *, blind: bool) -> Stall | None:
-    """A collective that everybody entered who can be judged, if it differs or did not end."""
+    """Return the stall of a collective that all judged ranks entered, if there is one."""
     group, ops = site.group, site.ops
     inside = [rank for rank in ops if not _through(group, rank, site.seq)]
     if not inside:
         return None
     if apart := find_mismatch(ops, everybody=len(ops) == len(group.members)):
         who = f"{format_ranks(apart.ranks)} entered " if len(apart.ranks) < len(ops) else ""
-        said = f"in {site.called} the ranks do not mean the same {apart.what}: {who}{apart.said}"
+        detail = (
+            f"in {site.called} the ranks do not mean the same {apart.what}:"
+            f" {who}{apart.description}"
+        )
         sure = len(apart.ranks) < len(ops)
-        return site.stuck("mismatch", apart.ranks, inside, "sure" if sure else "likely", said)
+        return site.stuck("mismatch", apart.ranks, inside, "sure" if sure else "likely", detail)
     inside = [rank for rank in inside if ops[rank].progress in UNDER_WAY]
     return None if blind or not inside else _unfinished(site, inside)
 
@@ -186,31 +193,31 @@ def _mismatch_or_hang(site: _Site, *, blind: bool) -> Stall | None:
 def _unfinished(site: _Site, inside: list[int]) -> Stall:
     queued = [rank for rank in inside if site.ops[rank].progress == "queued"]
     running = [rank for rank in inside if site.ops[rank].progress == "running"]
-    left = [rank for rank in site.ops if rank not in inside]
+    done = [rank for rank in site.ops if rank not in inside]
     entered = f"all ranks entered {site.called}"
     if queued and running:
-        said = (
+        detail = (
             f"{entered}; the GPUs of {format_ranks(queued)} have not come to it (something"
             " before it on"
             f" their stream does not end), and {format_ranks(running)} wait in it"
         )
-        return site.stuck("unfinished", queued, running, "likely", said)
-    if left:
-        said = f"{entered}; {format_ranks(left)} left it, {format_ranks(inside)} did not"
-        return site.stuck("unfinished", inside, inside, "likely", said)
+        return site.stuck("unfinished", queued, running, "likely", detail)
+    if done:
+        detail = f"{entered}; {format_ranks(done)} left it, {format_ranks(inside)} did not"
+        return site.stuck("unfinished", inside, inside, "likely", detail)
     if queued:
-        said = f"{entered}, and no GPU has come to it: something before it does not end"
-        return site.stuck("unfinished", (), queued, "unsure", said)
-    said = f"{entered}, the same on all of them, and nobody left it: the network between them, or"
+        detail = f"{entered}, and no GPU has come to it: something before it does not end"
+        return site.stuck("unfinished", (), queued, "unsure", detail)
+    detail = f"{entered}, the same on all of them, and nobody left it: the network between them, or"
     if not site.group.known:
-        said += " a member that has never used the group, which its dump does not tell"
-        return site.stuck("unfinished", (), inside, "unsure", said)
-    said += " a kernel that does not end"
-    return site.stuck("unfinished", (), inside, "likely", said)
+        detail += " a member that has never used the group, which its dump does not tell"
+        return site.stuck("unfinished", (), inside, "unsure", detail)
+    detail += " a kernel that does not end"
+    return site.stuck("unfinished", (), inside, "likely", detail)
 
 
 def _absent(site: _Site, lasts: Mapping[int, int]) -> Stall:
-    """Some entered this one, or a later one; others did not."""
+    """Return the stall of a collective that some ranks entered and others did not."""
     group = site.group
     absent = [rank for rank, last in lasts.items() if last < site.seq]
     entered = [rank for rank, last in lasts.items() if last >= site.seq]
@@ -219,36 +226,36 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stall:
     never = f"never entered {site.called}"
     if not any(lasts[rank] for rank in absent):
         never = f"entered nothing of {group.called}, and so not {site.kind} {site.seq}"
-    said = f"{format_ranks(absent)} {never}, which {format_ranks(entered)} entered"
+    detail = f"{format_ranks(absent)} {never}, which {format_ranks(entered)} entered"
     if all(group.tracks[rank].left_to >= site.seq for rank in entered):
-        said += " and left: these dumps may be of different moments"
+        detail += " and left: these dumps may be of different moments"
         confidence = "unsure"
     if others:
-        said += f"; of {format_ranks(others)} it is not known"
-    return site.stuck("absent", absent, entered, confidence, said)
+        detail += f"; of {format_ranks(others)} it is not known"
+    return site.stuck("absent", absent, entered, confidence, detail)
 
 
 def _silent(site: _Site, lasts: Mapping[int, int]) -> Stall | None:
-    """Nobody is behind of those who can be judged; others cannot be."""
+    """Return the stall of the last collective if ranks without records may not have entered it."""
     group, ops = site.group, site.ops
     inside = [rank for rank in ops if group.tracks[rank].left_to < site.seq]
     if not inside:
         return None
     unknown = [rank for rank in group.members if rank not in lasts]
     without = [rank for rank in unknown if rank not in group.tracks]
-    said = f"the last that {format_ranks(lasts)} entered is {site.called}"
+    detail = f"the last that {format_ranks(lasts)} entered is {site.called}"
     if without:
-        said += (
+        detail += (
             f"; {format_ranks(without)} left no dump that can be read, and may not have entered it"
         )
         waits = any(ops[rank].progress in UNDER_WAY for rank in inside)
-        return site.stuck("no-dump", without, inside, "likely" if waits else "unsure", said)
-    said += f"; the records of {format_ranks(unknown)} in that group have been written over"
-    return site.stuck("undecided", unknown, inside, "unsure", said)
+        return site.stuck("no-dump", without, inside, "likely" if waits else "unsure", detail)
+    detail += f"; the records of {format_ranks(unknown)} in that group have been written over"
+    return site.stuck("undecided", unknown, inside, "unsure", detail)
 
 
 def find_pair_stalls(group: RecordedGroup) -> list[Stall]:
-    """One finding for each pair of ranks that waits, oldest first."""
+    """Return one stall for each waiting pair of ranks, oldest first."""
     found = [
         stuck
         for source, target in _pairs(group)
@@ -258,7 +265,7 @@ def find_pair_stalls(group: RecordedGroup) -> list[Stall]:
 
 
 def _pairs(group: RecordedGroup) -> list[tuple[int, int]]:
-    """As the group counts its ranks, and only those it has."""
+    """Return the pairs of sends and receives, in group ranks."""
     size = len(group.members)
     return sorted(
         {
@@ -274,10 +281,12 @@ def _between(group: RecordedGroup, source: int, target: int) -> Stall | None:
     sender, receiver = group.members[source], group.members[target]
     sends = list(_of(group, sender, "send", source, target))
     receives = list(_of(group, receiver, "recv", source, target))
-    whole = all(group.tracks[rank].whole for rank in (sender, receiver) if rank in group.tracks)
+    complete = all(group.tracks[rank].whole for rank in (sender, receiver) if rank in group.tracks)
     waiting_sends = [op for op in sends if op.progress in UNDER_WAY]
     waiting_receives = [op for op in receives if op.progress in UNDER_WAY]
-    counted = (len(sends), len(receives)) if whole else (len(waiting_sends), len(waiting_receives))
+    counted = (
+        (len(sends), len(receives)) if complete else (len(waiting_sends), len(waiting_receives))
+    )
     if not waiting_sends and not waiting_receives:
         return None
     if counted[0] > counted[1]:
@@ -285,12 +294,12 @@ def _between(group: RecordedGroup, source: int, target: int) -> Stall | None:
     if counted[1] > counted[0]:
         return _alone(group, waiting_receives or receives[-1:], receiver, sender, "recv")
     first = min(waiting_sends + waiting_receives, key=lambda op: op.t_ns)
-    said = (
+    detail = (
         f"rank {sender} sends to rank {receiver} in {group.called}, both have entered it, and it"
         " does not end: the network between them, or sizes that differ"
     )
     ranks = (sender, receiver)
-    return _pair_stall(group, first, "unfinished", (), ranks, said)
+    return _pair_stall(group, first, "unfinished", (), ranks, detail)
 
 
 def _of(
@@ -304,12 +313,12 @@ def _of(
 
 def _alone(group: RecordedGroup, ops: list[RecordedOp], here: int, there: int, kind: str) -> Stall:
     verb, other = ("sends to", "receive") if kind == "send" else ("waits to receive from", "send")
-    said = f"rank {here} {verb} rank {there} in {group.called}, and "
+    detail = f"rank {here} {verb} rank {there} in {group.called}, and "
     if there not in group.tracks:
-        said += f"{format_ranks([there])} left no dump that can be read"
-        return _pair_stall(group, ops[0], "no-dump", (there,), (here,), said)
-    said += f"rank {there} has not entered that {other}"
-    return _pair_stall(group, ops[0], "absent", (there,), (here,), said)
+        detail += f"{format_ranks([there])} left no dump that can be read"
+        return _pair_stall(group, ops[0], "no-dump", (there,), (here,), detail)
+    detail += f"rank {there} has not entered that {other}"
+    return _pair_stall(group, ops[0], "absent", (there,), (here,), detail)
 
 
 def _pair_stall(
@@ -318,10 +327,10 @@ def _pair_stall(
     kind: StallKind,
     ranks: tuple[int, ...],
     waiting: tuple[int, ...],
-    said: str,
+    detail: str,
 ) -> Stall:
     return Stall(
         kind=kind,
         group=group.called, members=group.members, op=op.kind, seq=op.seq, ranks=ranks,
-        waiting=waiting, since_ns=op.t_ns, confidence="likely", said=said, where=op.where,
+        waiting=waiting, since_ns=op.t_ns, confidence="likely", said=detail, where=op.where,
     )  # fmt: skip

@@ -2,14 +2,14 @@
 
 rows = "events"                # or jobs, outages, repairs, nodes, checks
 
-items = "data.jobs"            # where in a JSON object its rows are; else "items", as of kubectl
+items = "data.jobs"            # path of the rows in a JSON object; default "items", as of kubectl
 
 delimiter = ","                # of CSV
-quotes = true                  # of CSV; false: a " is a character as any other
+quotes = true                  # of CSV; false: a " is an ordinary character
 
 [columns]                      # ours = theirs; in JSON also a path (json_paths.py)
 time = "timestamp"
-until = ["fixed", "closed"]    # the first of them that says something
+until = ["fixed", "closed"]    # the first that is not empty
 node = "host"
 symptom = "kind"
 
@@ -20,8 +20,8 @@ severity = "warn"
 [times]
 zone = "Europe/Paris"
 format = "%d/%m/%Y %H:%M:%S"   # else ISO 8601, or a number since 1970
-epoch = "2020-03-01"           # else: numbers count from then (seconds, or as `format` says)
-earliest = "1993-01-01"        # times before it are none; 2000 where nothing is said
+epoch = "2020-03-01"           # origin of numbers (seconds, or in the unit of `format`)
+earliest = "1993-01-01"        # earlier times are invalid; default 2000
 
 [values.symptom]               # theirs = ours; /a pattern/; * for all others
 "ECC" = "gpu-memory"
@@ -51,7 +51,7 @@ from outlast.log_records import Record
 Rows = Literal["events", "jobs", "outages", "repairs", "nodes", "checks"]
 Duration = Literal["s", "ms", "min", "h"]
 DURATIONS: dict[Duration, int] = {"ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-# What each row has to say, in a column or as a constant.
+# Required fields, as a column or as a constant.
 _NEEDED: dict[Rows, tuple[str, ...]] = {
     "events": ("time", "node", "check", "symptom", "severity"),
     "jobs": ("job", "state"),
@@ -63,8 +63,11 @@ _NEEDED: dict[Rows, tuple[str, ...]] = {
 
 
 class TimeColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`zone`: of times without one; None: as the command line says, else UTC. `epoch`: when the
-    count of times that are numbers begins; None: 1970. `earliest`: what lies before is no time."""
+    """Format of times.
+
+    `zone`: of times without one; None takes that of the command line, else UTC. `epoch`: origin of
+    numeric times; None: 1970. `earliest`: earlier times are invalid.
+    """
 
     zone: str | None = None
     format: str | None = None
@@ -74,7 +77,7 @@ class TimeColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ColumnMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a mapping file says."""
+    """Content of a mapping file."""
 
     rows: Rows
     columns: dict[str, str | list[str]]
@@ -86,9 +89,9 @@ class ColumnMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: dict[str, dict[str, str]] = {}
 
     def sources(self, name: str) -> list[str]:
-        """Return the columns that say what we call `name`, the first that says something counts."""
-        said = self.columns.get(name, [])
-        return [said] if isinstance(said, str) else said
+        """Return the columns of our field `name`, of which the first that is not empty counts."""
+        columns = self.columns.get(name, [])
+        return [columns] if isinstance(columns, str) else columns
 
     @property
     def names(self) -> list[str]:
@@ -97,16 +100,17 @@ class ColumnMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> Name:
-        """Of the table that it fills."""
+        """Name of the table that it fills."""
         return "findings" if self.rows == "events" else self.rows
 
     @property
     def kind(self) -> type[Record]:
+        """Record type of the table."""
         return KIND_OF[self.name]
 
 
 def field_names(kind: type[Record]) -> dict[str, str]:
-    """What a mapping calls each field of a record, but those that are counted here."""
+    """Return the mapping's name of each field of a record, without computed fields."""
     jobs = "submit_ns" in kind.__struct_fields__
     named = {
         {"t_ns": "end" if jobs else "time"}.get(field, field.removesuffix("_ns")): field
@@ -117,22 +121,25 @@ def field_names(kind: type[Record]) -> dict[str, str]:
 
 
 def field_choices(kind: type[Record]) -> dict[str, tuple[str, ...]]:
-    """The fields that have one of some words, and those words."""
+    """Return the fields with a fixed set of words, and those words."""
     hints = get_type_hints(kind)
     return {field: get_args(hint) for field, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def load_mapping(path: Path) -> ColumnMapping:
-    """Raises UsageError for what a mapping cannot say, with what was meant where that is clear."""
+    """Load and validate a mapping.
+
+    Raises UsageError for invalid content, with a close match if there is one.
+    """
     refuse_special_file(path)
-    said = toml_files.read(path, "mapping", "nothing was read")
+    content = toml_files.read(path, "mapping", "nothing was read")
     try:
-        _refuse_typos(path, "key", said, ColumnMapping.__struct_fields__)
-        _refuse_typos(path, "value of rows", [str(said.get("rows", "events"))], _NEEDED)
-        times = said.get("times")
+        _refuse_typos(path, "key", content, ColumnMapping.__struct_fields__)
+        _refuse_typos(path, "value of rows", [str(content.get("rows", "events"))], _NEEDED)
+        times = content.get("times")
         if isinstance(times, dict):
             _refuse_typos(path, "key in [times]", times, TimeColumns.__struct_fields__)
-        mapping = msgspec.convert(said, ColumnMapping)
+        mapping = msgspec.convert(content, ColumnMapping)
     except msgspec.ValidationError as error:
         raise UsageError(f"mapping {path}: {error}") from error
     _check(path, mapping)
@@ -154,8 +161,8 @@ def _check(path: Path, mapping: ColumnMapping) -> None:
             _refuse_typos(path, f"{field} in [constants]", [str(constant)], words[field])
     if twice := sorted(mapping.columns.keys() & mapping.constants.keys()):
         raise UsageError(f"mapping {path}: {twice[0]} is in [columns] and in [constants]")
-    said = mapping.columns.keys() | mapping.constants.keys()
-    if missing := [one for one in _NEEDED[mapping.rows] if one not in said]:
+    given = mapping.columns.keys() | mapping.constants.keys()
+    if missing := [one for one in _NEEDED[mapping.rows] if one not in given]:
         raise UsageError(
             f"mapping {path}: rows = {mapping.rows!r} needs {', '.join(missing)}, in [columns] or"
             " in [constants]"
@@ -215,19 +222,21 @@ def _pattern(path: Path, theirs: str) -> None:
 
 
 def pattern_of(theirs: str) -> str | None:
-    """What stands between the strokes of /.../; None: it is no pattern."""
+    """Return the pattern between the slashes of /.../; None for plain text."""
     return theirs[1:-1] if len(theirs) > 2 and theirs[0] == theirs[-1] == "/" else None
 
 
 def full_match(pattern: str) -> str:
-    """A pattern of all of a text, in whatever case, for polars: matched in time that grows with the
-    text alone, whatever the pattern."""
+    """Return a case-insensitive pattern of a whole text for polars.
+
+    polars matches in time linear in the text, for any pattern.
+    """
     return f"(?i)^(?:{pattern})$"
 
 
-def _refuse_typos(path: Path, what: str, said: Iterable[str], known: Iterable[str]) -> None:
+def _refuse_typos(path: Path, what: str, names: Iterable[str], known: Iterable[str]) -> None:
     listed = list(known)
-    for one in said:
+    for one in names:
         if one not in listed:
             close = difflib.get_close_matches(one, listed, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(listed)}"

@@ -43,7 +43,7 @@ _RUN_EVENTS = "events"  # the directory in a run's directory that makes it one
 
 
 class LogOptions(NamedTuple):
-    """How logs are to be read; what is None or empty was not said."""
+    """Options of reading logs; None or "" if not given."""
 
     format: Format | None = None
     mapping: Path | None = None
@@ -53,22 +53,24 @@ class LogOptions(NamedTuple):
     nodes: int | None = None
     gpus_per_node: int | None = None
     epoch: str = ""
-    at: str = ""  # when the logs were taken; else as old as their files
+    at: str = ""  # when the logs were taken; default: the files' modification times
     boot: str = ""  # when the node was booted
-    delimiter: str = ""  # of accounting; else as its header shows
+    delimiter: str = ""  # of accounting; default: from its header
     columns: str = ""  # of accounting without a header
-    policy: Path | None = None  # of XIDs; else the shipped one
+    policy: Path | None = None  # of XIDs; default: the shipped one
 
     def node_of(self, path: Path) -> str:
-        """The node that was said; in it {name} is the log's, without its ending, and {folder} that
-        of its directory."""
+        """Return the given node name.
+
+        {name} in it is replaced by the log's name without suffix, {folder} by its directory's name.
+        """
         name = path.name.removesuffix(".gz")
         stem = name.rpartition(".")[0] or name
         return self.node.replace("{name}", stem).replace("{folder}", path.absolute().parent.name)
 
     @property
     def zone_info(self) -> ZoneInfo:
-        """UTC where none is said. Raises UsageError."""
+        """The given time zone, or UTC. Raises UsageError for an unknown one."""
         try:
             return ZoneInfo(self.zone or "UTC")
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -77,9 +79,11 @@ class LogOptions(NamedTuple):
             raise UsageError(f"--zone {self.zone}: there is no such time zone; {hint}") from error
 
 
-def detect_format(path: Path, asked: LogOptions) -> Format:
-    """As asked, else by content. Raises UsageError for a path that is not there or is a directory
-    that is no run's, SourceError for content that nothing here reads."""
+def detect_format(path: Path, options: LogOptions) -> Format:
+    """Return the given format, else the one detected by content.
+
+    Raises UsageError for a missing path or a directory of no run, SourceError for unknown content.
+    """
     if not path.exists():
         why = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
         raise UsageError(f"{path} {why}; nothing was read")
@@ -89,16 +93,16 @@ def detect_format(path: Path, asked: LogOptions) -> Format:
         if not (path / _RUN_EVENTS).is_dir():
             raise UsageError(f"{path} is a directory, but not of a run; name the logs in it")
         found: Format = "run"
-        if asked.format not in (None, found):
-            raise UsageError(f"{path} is a directory, and cannot be read as {asked.format}")
+        if options.format not in (None, found):
+            raise UsageError(f"{path} is a directory, and cannot be read as {options.format}")
         return found
     head = _head(path)
-    if asked.format is not None:
-        return asked.format
-    if asked.columns:  # only accounting without a header has to be told them
+    if options.format is not None:
+        return options.format
+    if options.columns:  # only accounting without a header needs them
         return "sacct"
-    beside = _mapping_of(path, asked)
-    if asked.mapping is None:
+    beside = _mapping_of(path, options)
+    if options.mapping is None:
         for format_, fits in _FITS.items():
             # Other schedulers' exports have a list of jobs as well.
             if fits(head) and not (format_ == "sacct-json" and beside):
@@ -108,15 +112,18 @@ def detect_format(path: Path, asked: LogOptions) -> Format:
     if why := explain_unreadable(str(path), head.encode()):
         raise why
     raise SourceError(
-        f"{path} is nothing that is known: it begins with {head[:60]!r}; nothing was read. Say what"
-        f" it is with --as ({', '.join(FORMATS)}), or which column is what with --mapping, or in"
+        f"{path} has an unknown format: it begins with {head[:60]!r}; nothing was read. Name"
+        f" the format with --as ({', '.join(FORMATS)}), or its columns with --mapping or in"
         f" {path.stem}.toml beside it"
     )
 
 
-def open_log(path: Path, format_: Format, asked: LogOptions) -> LogReading:
-    """Its reader, which has not read yet. Raises UsageError for what is needed and was not said."""
-    return _READERS[format_](path, asked)
+def open_log(path: Path, format_: Format, options: LogOptions) -> LogReading:
+    """Return the log's reader, which has not read yet.
+
+    Raises UsageError for a missing option.
+    """
+    return _READERS[format_](path, options)
 
 
 def _head(path: Path) -> str:
@@ -131,31 +138,31 @@ def _head(path: Path) -> str:
     return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
 
 
-def _faults(path: Path, asked: LogOptions) -> LogReading:
-    if not asked.epoch:
+def _faults(path: Path, options: LogOptions) -> LogReading:
+    if not options.epoch:
         raise UsageError(
             f"{path} counts days from a day 0 that it does not name: say it, as in"
             " --epoch 2024-03-30"
         )
     for flag, many, most in (
-        ("--nodes", asked.nodes, HOSTS_MAX), ("--gpus-per-node", asked.gpus_per_node, 1024)
+        ("--nodes", options.nodes, HOSTS_MAX), ("--gpus-per-node", options.gpus_per_node, 1024)
     ):  # fmt: skip
         if many is not None and not 1 <= many <= most:
             raise UsageError(f"{flag} {many}: from 1 to {most:,}")
     return outage_logs.read_fault_trace(
         path,
         outage_logs.TracedCluster(
-            epoch_ns=_moment("--epoch", asked.epoch, asked), name=asked.cluster, nodes=asked.nodes,
-            gpus_per_node=asked.gpus_per_node or 0,
+            epoch_ns=_moment("--epoch", options.epoch, options), name=options.cluster,
+            nodes=options.nodes, gpus_per_node=options.gpus_per_node or 0,
         ),
     )  # fmt: skip
 
 
-def _moment(flag: str, text: str, asked: LogOptions) -> int:
-    """Unix nanoseconds. Raises UsageError."""
+def _moment(flag: str, text: str, options: LogOptions) -> int:
+    """Parse a date or time into Unix nanoseconds. Raises UsageError."""
     try:
         when = dt.datetime.fromisoformat(text)
-        known = when if when.tzinfo else when.replace(tzinfo=asked.zone_info)
+        known = when if when.tzinfo else when.replace(tzinfo=options.zone_info)
         found_s = round(known.timestamp())
         if not EARLIEST_S <= found_s < LATEST_S:
             raise ValueError("not between 2000 and 2100")
@@ -167,10 +174,10 @@ def _moment(flag: str, text: str, asked: LogOptions) -> int:
     return found_s * 10**9
 
 
-def _mapping_of(path: Path, asked: LogOptions) -> Path | None:
-    """The one that was said, or that lies beside a log under its name."""
-    if asked.mapping:
-        return asked.mapping
+def _mapping_of(path: Path, options: LogOptions) -> Path | None:
+    """Return the given mapping, or the one beside the log under its name."""
+    if options.mapping:
+        return options.mapping
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     for beside in (path.with_suffix(".toml"), plain.with_suffix(".toml")):
         if beside.is_file() and beside != path:
@@ -178,36 +185,38 @@ def _mapping_of(path: Path, asked: LogOptions) -> Path | None:
     return None
 
 
-def _mapped(path: Path, asked: LogOptions) -> LogReading:
-    file = _mapping_of(path, asked)
+def _mapped(path: Path, options: LogOptions) -> LogReading:
+    file = _mapping_of(path, options)
     if file is None:
         raise UsageError(
-            f"{path}: which column is what? A file for --mapping says it, as docs/fleet.md shows"
+            f"{path}: unknown columns; pass a mapping with --mapping FILE (see docs/fleet.md)"
         )
-    said = column_mapping.load_mapping(file)
-    if asked.format in ("events", "jobs") and (said.rows == "jobs") != (asked.format == "jobs"):
-        raise UsageError(f"--as {asked.format}: {file} says rows = {said.rows!r}")
-    return mapped_logs.read_mapped(path, said, _mapped_context(path, asked))
+    mapping = column_mapping.load_mapping(file)
+    if options.format in ("events", "jobs") and (mapping.rows == "jobs") != (
+        options.format == "jobs"
+    ):
+        raise UsageError(f"--as {options.format}: {file} says rows = {mapping.rows!r}")
+    return mapped_logs.read_mapped(path, mapping, _mapped_context(path, options))
 
 
-def _mapped_context(path: Path, asked: LogOptions) -> mapped_logs.MappedLogContext:
-    zone = asked.zone_info.key if asked.zone else ""
-    taken_ns = _moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns
-    return mapped_logs.MappedLogContext(zone, asked.cluster, taken_ns)
+def _mapped_context(path: Path, options: LogOptions) -> mapped_logs.MappedLogContext:
+    zone = options.zone_info.key if options.zone else ""
+    taken_ns = _moment("--at", options.at, options) if options.at else path.stat().st_mtime_ns
+    return mapped_logs.MappedLogContext(zone, options.cluster, taken_ns)
 
 
-def _sacct(path: Path, asked: LogOptions) -> LogReading:
+def _sacct(path: Path, settings: LogOptions) -> LogReading:
     try:
-        escaped = asked.delimiter.encode("latin-1", "backslashreplace")
+        escaped = settings.delimiter.encode("latin-1", "backslashreplace")
         delimiter = escaped.decode("unicode_escape")
         delimiter.encode()
     except UnicodeError as error:
-        raise UsageError(f"--delimiter {asked.delimiter}: {error}; nothing was read") from error
+        raise UsageError(f"--delimiter {settings.delimiter}: {error}; nothing was read") from error
     options = sacct.SacctOptions(
-        zone=asked.zone_info.key, zone_said=bool(asked.zone), cluster=asked.cluster,
+        zone=settings.zone_info.key, zone_said=bool(settings.zone), cluster=settings.cluster,
         delimiter=delimiter,
-        columns=tuple(filter(None, asked.columns.split(","))),
-        taken_ns=_moment("--at", asked.at, asked) if asked.at else None,
+        columns=tuple(filter(None, settings.columns.split(","))),
+        taken_ns=_moment("--at", settings.at, settings) if settings.at else None,
     )  # fmt: skip
     return sacct.read_sacct(path, options)
 
@@ -216,15 +225,15 @@ def _is_sacct_json(head: str) -> bool:
     return head.startswith("{") and bool(re.search(r'"jobs"\s*:\s*\[', head))
 
 
-def _hardware_context(path: Path, asked: LogOptions) -> hardware_logs.HardwareLogContext:
+def _hardware_context(path: Path, options: LogOptions) -> hardware_logs.HardwareLogContext:
     return hardware_logs.HardwareLogContext(
-        cluster=asked.cluster,
-        node=asked.node_of(path),
-        zone=asked.zone_info,
-        taken_ns=_moment("--at", asked.at, asked) if asked.at else path.stat().st_mtime_ns,
-        boot_ns=_moment("--boot", asked.boot, asked) if asked.boot else None,
-        policy=xid_policy.load_policy(asked.policy) if asked.policy else None,
-        zone_said=bool(asked.zone),
+        cluster=options.cluster,
+        node=options.node_of(path),
+        zone=options.zone_info,
+        taken_ns=_moment("--at", options.at, options) if options.at else path.stat().st_mtime_ns,
+        boot_ns=_moment("--boot", options.boot, options) if options.boot else None,
+        policy=xid_policy.load_policy(options.policy) if options.policy else None,
+        zone_said=bool(options.zone),
     )
 
 
@@ -246,25 +255,27 @@ _FITS: dict[Format, Callable[[str], bool]] = {
 }
 _READERS: dict[Format, Callable[[Path, LogOptions], LogReading]] = {
     "faults": _faults,
-    "kernel": lambda path, asked: hardware_logs.read_kernel_log(
-        path, _hardware_context(path, asked)
+    "kernel": lambda path, options: hardware_logs.read_kernel_log(
+        path, _hardware_context(path, options)
     ),
-    "ipmi": lambda path, asked: hardware_logs.read_event_log(path, _hardware_context(path, asked)),
-    "dcgm": lambda path, asked: hardware_logs.read_dcgm(path, _hardware_context(path, asked)),
-    "nvidia-smi": lambda path, asked: hardware_logs.read_nvidia_smi(
-        path, _hardware_context(path, asked)
+    "ipmi": lambda path, options: hardware_logs.read_event_log(
+        path, _hardware_context(path, options)
     ),
-    "check": lambda path, asked: hardware_logs.read_check_reports(path, asked.cluster),
-    "slurm-events": lambda path, asked: outage_logs.read_slurm_events(
-        path, _mapped_context(path, asked)
+    "dcgm": lambda path, options: hardware_logs.read_dcgm(path, _hardware_context(path, options)),
+    "nvidia-smi": lambda path, options: hardware_logs.read_nvidia_smi(
+        path, _hardware_context(path, options)
+    ),
+    "check": lambda path, options: hardware_logs.read_check_reports(path, options.cluster),
+    "slurm-events": lambda path, options: outage_logs.read_slurm_events(
+        path, _mapped_context(path, options)
     ),
     "events": _mapped,
     "jobs": _mapped,
     "sacct": _sacct,
     "sacct-json": _sacct,
-    "run": lambda path, asked: launched_runs.read_run(path, asked.cluster),
+    "run": lambda path, options: launched_runs.read_run(path, options.cluster),
 }
-# Which format each option is for; the others take it for a mistake.
+# Formats that each option applies to; it is refused for others.
 _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
     "mapping": ("--mapping", frozenset({"events", "jobs"})),
     "nodes": ("--nodes", frozenset({"faults"})),
@@ -279,10 +290,10 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
 }
 
 
-def refuse_unused_options(formats: Collection[Format], asked: LogOptions) -> None:
-    """Raises UsageError for what none of these logs can have."""
+def refuse_unused_options(formats: Collection[Format], options: LogOptions) -> None:
+    """Refuse options that apply to none of these logs. Raises UsageError."""
     for key, (flag, fitting) in _ONLY.items():
-        if getattr(asked, key) and not fitting & set(formats):
+        if getattr(options, key) and not fitting & set(formats):
             raise UsageError(
                 f"{flag} goes with {' or '.join(sorted(fitting))}, not with"
                 f" {' or '.join(sorted(formats))}; nothing was read"

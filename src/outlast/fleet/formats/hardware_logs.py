@@ -32,24 +32,27 @@ from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
 from outlast.fleet.record_tables import table
 from outlast.log_records import Finding
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, log_envelopes, nvidia_smi
-from outlast.node_logs.log_readings import Reading as Said
+from outlast.node_logs.log_readings import Reading
 from outlast.node_logs.log_timestamps import NO_BOOT
 from outlast.node_logs.xid_policy import XidPolicy
 
-BYTES_MAX = 256 << 20  # of an answer that is read whole
-_HINTS = {NO_BOOT: f"{NO_BOOT}: say it with --boot"}
+BYTES_MAX = 256 << 20  # of an answer that is read at once
+_HINTS = {NO_BOOT: f"{NO_BOOT}: pass it with --boot"}
 NO_SHAPE = (
     "none of its first lines has the shape of a kernel's log, a journal or syslog, and no line says"
     " anything of trouble: is it such a log?"
 )
 NO_CLOCK = "a time before 2000: the machine's clock was not set"
-UNKNOWN_NODE = "it does not say which node it is of: say it with --node"
+UNKNOWN_NODE = "it does not say which node it is of: name it with --node"
 _PART = 50_000
 _HEAD_LINES = 50
 
 
 class HardwareLogContext(NamedTuple):
-    """What such a log does not say of itself. `taken_ns`: when it was taken."""
+    """Context that such a log does not contain.
+
+    `taken_ns`: when it was taken.
+    """
 
     cluster: str
     node: str
@@ -57,61 +60,63 @@ class HardwareLogContext(NamedTuple):
     taken_ns: int
     boot_ns: int | None = None
     policy: XidPolicy | None = None  # of XIDs; None: the shipped one
-    zone_said: bool = True  # else it is only assumed, which is then noted
+    zone_said: bool = True  # False: it is assumed, and a note tells so
 
 
-def read_kernel_log(path: Path, told: HardwareLogContext) -> LogReading:
-    """dmesg, a journal or a syslog, or the fabric manager's log, line by line."""
+def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
+    """Read dmesg, a journal, a syslog or the fabric manager's log, line by line."""
     twice: Counter[str] = Counter()
     return _log_lines(
         path,
         "kernel",
         lambda lines: kernel_log.findings(
             lines,
-            cluster=told.cluster,
-            node=told.node,
-            boot_ns=told.boot_ns,
-            read_ns=told.taken_ns,
-            zone=told.zone,
-            policy=told.policy,
+            cluster=context.cluster,
+            node=context.node,
+            boot_ns=context.boot_ns,
+            read_ns=context.taken_ns,
+            zone=context.zone,
+            policy=context.policy,
             on_twice=lambda: twice.update([TWICE]),
         ),
-        naive=None if told.zone_said else log_envelopes.lacks_zone,
+        naive=None if context.zone_said else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,
         odd=twice,
     )
 
 
-def read_event_log(path: Path, told: HardwareLogContext) -> LogReading:
-    """`ipmitool sel list`, line by line."""
+def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
+    """Read `ipmitool sel list`, line by line."""
     return _log_lines(path, "ipmi", lambda lines: ipmi_events.findings(
-        lines, cluster=told.cluster, node=told.node, zone=told.zone
-    ), naive=None if told.zone_said else ipmi_events.lacks_zone)  # fmt: skip
+        lines, cluster=context.cluster, node=context.node, zone=context.zone
+    ), naive=None if context.zone_said else ipmi_events.lacks_zone)  # fmt: skip
 
 
-def read_dcgm(path: Path, told: HardwareLogContext) -> LogReading:
-    """`dcgmi diag -j`, one answer."""
+def read_dcgm(path: Path, context: HardwareLogContext) -> LogReading:
+    """Read the answer of one `dcgmi diag -j`."""
     return _whole_text(path, "dcgm", lambda text: dcgm.findings(
-        text, cluster=told.cluster, node=told.node, t_ns=told.taken_ns
+        text, cluster=context.cluster, node=context.node, t_ns=context.taken_ns
     ))  # fmt: skip
 
 
-def read_nvidia_smi(path: Path, told: HardwareLogContext) -> LogReading:
-    """`nvidia-smi`, as CSV or XML, one answer."""
+def read_nvidia_smi(path: Path, context: HardwareLogContext) -> LogReading:
+    """Read the answer of one `nvidia-smi`, as CSV or XML."""
     return _whole_text(path, "nvidia-smi", lambda text: nvidia_smi.findings(
-        text, cluster=told.cluster, node=told.node, t_ns=told.taken_ns, zone=told.zone
+        text, cluster=context.cluster, node=context.node, t_ns=context.taken_ns, zone=context.zone
     ))  # fmt: skip
 
 
 def _log_lines(
-    path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Said]], *,
+    path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Reading]], *,
     naive: Callable[[str], bool] | None = None, known: Callable[[str], bool] | None = None,
     odd: Counter[str] | None = None,
 ) -> LogReading:  # fmt: skip
-    """Every line is a row; one that says nothing of trouble is left out. `naive`: whether a line
-    has a time without a zone, where nobody said one; noted if one of the first has. `known`:
-    whether a line has the shape of such a log; noted if none of the first has and none tells of
-    trouble. `odd`: findings that are kept in spite of something, counted while lines are read."""
+    """Read a log of which every line is a row; ordinary lines are skipped.
+
+    `naive`: whether a line has a time without a zone; noted if one of the first lines has. `known`:
+    whether a line has the format of such a log; noted if none of the first has and there is no
+    finding. `odd`: findings that are kept despite an anomaly, counted while lines are read.
+    """
 
     def parts(totals: ReadTotals) -> Iterator[RecordBatch]:
         def counted() -> Iterator[str]:
@@ -129,28 +134,28 @@ def _log_lines(
 
         unsaid: list[int] = []
         shaped: list[int] = []
-        said = read(counted())
-        told_of, done = 0, False
+        readings = read(counted())
+        reported, done = 0, False
         while not done:
-            some = list(islice(said, _PART))
+            some = list(islice(readings, _PART))
             done = len(some) < _PART
-            told_of += len(some)
+            reported += len(some)
             if done:
-                totals.skipped["ordinary lines"] += totals.rows - told_of
-                totals.notes += [ZONE_ASSUMED] if unsaid and told_of else []
-                totals.notes += [NO_SHAPE] if known and not shaped and not told_of else []
+                totals.skipped["ordinary lines"] += totals.rows - reported
+                totals.notes += [ZONE_ASSUMED] if unsaid and reported else []
+                totals.notes += [NO_SHAPE] if known and not shaped and not reported else []
                 totals.odd += odd or Counter()
             yield _log_part(path, some)
 
     return LogReading(str(path), format_, parts)
 
 
-def _whole_text(path: Path, format_: str, read: Callable[[str], Iterator[Said]]) -> LogReading:
-    """Every finding is a row; an answer without any is one that is left out."""
+def _whole_text(path: Path, format_: str, read: Callable[[str], Iterator[Reading]]) -> LogReading:
+    """Read a text of which every finding is a row; one without any is skipped."""
 
     def parts(totals: ReadTotals) -> Iterator[RecordBatch]:
-        said = read_bounded(path, BYTES_MAX, f"that is too much for {format_}")
-        some = list(read(said.decode(errors="replace")))
+        text = read_bounded(path, BYTES_MAX, f"that is too much for {format_}")
+        some = list(read(text.decode(errors="replace")))
         totals.rows += max(1, len(some))
         if not some:
             totals.skipped["answer in which nothing is wrong"] += 1
@@ -159,10 +164,10 @@ def _whole_text(path: Path, format_: str, read: Callable[[str], Iterator[Said]])
     return LogReading(str(path), format_, parts)
 
 
-def _log_part(path: Path, said: Iterable[Said]) -> RecordBatch:
+def _log_part(path: Path, readings: Iterable[Reading]) -> RecordBatch:
     findings: list[Finding] = []
     rejects: list[Reject] = []
-    for one in said:
+    for one in readings:
         if not isinstance(one, Finding):
             why = _HINTS.get(one.reason, one.reason)
             rejects.append(make_reject(str(path), one.line, why, one.text))
@@ -182,26 +187,31 @@ NEWER = "a report of a version that is not known"
 NO_FINDING = "a finding that is none"
 NO_TIME = "no time between 2000 and 2100"
 NO_NODE = "a finding that names no node"
-# What a finding that is held says after its first time, so that it would seem another each time.
+# Suffix of a held finding, which differs at each check.
 _KNOWN = re.compile(r" \(-?\d+ s ago; said until quiet for \d+ s\)$")
 
 
 class CheckReport(msgspec.Struct, frozen=True):
+    """Report of `outlast check --json`, with undecoded findings."""
+
     version: int
     findings: list[msgspec.Raw]
     not_applicable: list[msgspec.Raw] = []
 
 
 def is_check_report(head: str) -> bool:
-    """Whether a text begins as such a report does."""
+    """Return whether a text begins like such a report."""
     return head.startswith("{") and all(
         f'"{key}"' in head[:10_000] for key in ("version", "profile", "took_s", "findings")
     )
 
 
 def read_check_reports(path: Path, cluster: str = "") -> LogReading:
-    """A report a line, or a single one over several lines, also packed. Each finding is a row, and
-    so is what a node has not. Those of `healthy` are no records: they would be nearly all."""
+    """Read reports, one a line or a single one over several lines, also gzipped.
+
+    Each finding, and each check of an absent device, is a row. Healthy findings are skipped: they
+    would be nearly all records.
+    """
     return LogReading(str(path), "check", lambda totals: _parts(path, cluster, totals))
 
 
@@ -217,7 +227,7 @@ def _parts(path: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Each report and its line."""
+    """Yield each report and its line."""
     try:
         with open_unpacked(path) as packed:
             head = packed.read(LINE_CHARS_MAX)
@@ -226,7 +236,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
             return
         with open_text(path) as file:
             yield from (
-                (line, said) for line, said in enumerate(bounded_lines(file), 1) if said.strip()
+                (line, text) for line, text in enumerate(bounded_lines(file), 1) if text.strip()
             )
     except (OSError, EOFError) as error:
         raise unreadable_error(path, error) from error

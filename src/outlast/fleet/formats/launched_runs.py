@@ -47,7 +47,7 @@ CHECK = "outlast run"
 _STATES: dict[str, JobState] = {
     "done": "COMPLETED", "user_error": "FAILED", "gave_up": "FAILED", "interrupted": "CANCELLED",
 }  # fmt: skip
-# What a fault's own words say; the first that fits. Else a fault tells of no part of a node.
+# Symptoms by the text of a fault; the first match counts.
 _WORDS: tuple[tuple[str, Symptom], ...] = (
     (r"out of memory|oom", "oom"),
     (r"ecc error|uncorrectable", "gpu-memory"),
@@ -59,8 +59,11 @@ _KINDS: dict[str, Symptom] = {"hung": "nccl-timeout", "storage": "filesystem"}
 
 
 def read_run(run_dir: Path, cluster: str = "") -> LogReading:
-    """A rank is counted as a GPU. A run that goes on is RUNNING as of its last event; one whose
-    launcher died without a word has FAILED there, or NODE_FAIL where it lost its host."""
+    """Read a run directory; each rank counts as a GPU.
+
+    A run that is still running is RUNNING as of its last event. One whose launcher died silently is
+    FAILED there, or NODE_FAIL if it lost its host.
+    """
     return LogReading(str(run_dir), "run", lambda totals: _parts(run_dir, cluster, totals))
 
 
@@ -113,7 +116,7 @@ def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEn
 def _interruptions(
     events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
 ) -> Iterator[Interruption]:
-    """The incidents that the run survived."""
+    """Yield the incidents that the run survived."""
     for incident in run_costs(events).survived:
         attempt = _attempt(terms, incident.t_ns)
         hosts_of = _hosts(terms[attempt].events)
@@ -129,8 +132,7 @@ def _interruptions(
 def _costs(
     events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
 ) -> Iterator[Cost]:
-    """Return what the run measured, dated by its start: from there on it is known. Steps by their
-    mean alone, for there are many of them."""
+    """Yield the run's measured durations, dated by its start; steps by their mean alone."""
     for what, seconds in run_costs(events).seconds.items():
         groups = [seconds] if what == "step" and seconds else [[one] for one in seconds]
         for group in groups:
@@ -142,7 +144,7 @@ def _costs(
 
 
 def _attempt(terms: Sequence[LauncherTerm], t_ns: int) -> int:
-    """The number of the term that was under way."""
+    """Return the number of the term that was under way."""
     began = [number for number, term in enumerate(terms) if term.started.t_ns <= t_ns]
     return began[-1] if began else 0
 
@@ -156,7 +158,10 @@ def _state(ended: RunEnded | None, cause: Fault | None) -> JobState:
 
 
 def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
-    """A fault that was noticed and then took its worker is one; what node checks found is, too."""
+    """Return the faults and the findings of node checks.
+
+    A fault that was noticed before its worker was lost is one finding.
+    """
     known: set[tuple[str, str, int]] = set()
     where = _hosts(term.events)
     found: list[Finding] = []
@@ -200,7 +205,7 @@ def _symptom(fault: Fault) -> Symptom:
 
 
 def _hosts(events: Sequence[AnyEvent]) -> dict[str, str]:
-    """Of each worker that says one."""
+    """Return the host of each worker that reports one."""
     return {
         event.worker: event.host
         for event in events

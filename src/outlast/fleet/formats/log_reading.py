@@ -1,12 +1,12 @@
 """Bounded reading of untrusted log files: batches of records, rejects, totals.
 
-Every reader (accounting as text or JSON, a mapped table, kernel lines) gives a `Reading`. A log may
-be larger than memory, so nothing is read before somebody asks for the next part:
+Every reader (accounting as text or JSON, a mapped table, kernel lines) returns a `LogReading`. A
+log may be larger than memory, so it is read lazily, part by part:
 
-    reading = sacct.read(path, options)
+    reading = sacct.read_sacct(path, options)
     for part in reading:
-        ...                       # part.tables: rows to keep; part.rejects: rows to set aside
-    reading.totals.check()        # now that the parts are used up
+        ...                       # part.tables: records; part.rejects: unreadable rows
+    reading.totals.check()        # after the last part
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEXT_CHARS_MAX = 1000  # of a reject: enough to recognise the row, in bounded sp
 
 
 class Reject(msgspec.Struct, frozen=True):
-    """A row that could not be read."""
+    """Row that could not be read."""
 
     source: str
     line: int  # from 1 on; in JSON the place in the list, from 1 on; 0: the file as a whole
@@ -42,17 +42,21 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class RecordBatch(NamedTuple):
-    """Some of the records of a log, with exactly the columns of their kinds, and some of its
-    rejects. `attempt` of a job is counted within the part alone: who puts parts together counts
-    anew."""
+    """Some records of a log, with exactly the columns of their kinds, and some of its rejects.
+
+    `attempt` of a job is counted within the batch alone; merging batches renumbers it.
+    """
 
     tables: dict[Name, pl.DataFrame]
     rejects: list[Reject]
 
 
 class ReadTotals(msgspec.Struct):
-    """What became of the rows of a log. One row is one record of the source, over how many lines
-    it may ever go: it is in `records`, in `skipped` or in `rejects`, and in one of them only."""
+    """Counts of a log's rows.
+
+    A row is one record of the source, over any number of lines; it is counted in exactly one of
+    `records`, `skipped` and `rejects`.
+    """
 
     rows: int = 0
     records: Counter[Name] = msgspec.field(default_factory=Counter)
@@ -64,14 +68,17 @@ class ReadTotals(msgspec.Struct):
     quoted: list[str] = msgspec.field(default_factory=list)  # notes with words of the log's own
 
     def check(self) -> None:
-        """Nothing vanished. Raises AssertionError: a fault of the reader, never of the log."""
+        """Check that every row is accounted for.
+
+        Raises AssertionError, which is a fault of the reader, never of the log.
+        """
         placed = self.records.total() + self.skipped.total() + self.rejects.total()
         rows = self.rows + self.more
         assert rows == placed, f"{rows} rows were read, but {placed} are accounted for"
 
 
 class LogReading:
-    """One log, read once from its beginning. `totals` is whole when the parts are used up."""
+    """One log, read once from its beginning. `totals` is complete after the last part."""
 
     def __init__(
         self,
@@ -79,7 +86,7 @@ class LogReading:
         format: str,  # noqa: A002
         parts: Callable[[ReadTotals], Iterable[RecordBatch]],
     ) -> None:
-        """`parts` counts rows, what it skips, and oddities; the rest is counted here."""
+        """Wrap a reader; `parts` counts rows, skipped ones and anomalies."""
         self.source = source
         self.format = format
         self.totals = ReadTotals()
@@ -89,7 +96,7 @@ class LogReading:
         return self
 
     def __next__(self) -> RecordBatch:
-        """Raises SourceError, also in the middle of a log."""
+        """Return the next batch. Raises SourceError, also in the middle of a log."""
         part = next(self._parts)
         for name, table in part.tables.items():
             assert table.schema == schema(KIND_OF[name]), f"{name} has other columns"
@@ -97,9 +104,11 @@ class LogReading:
         self.totals.rejects.update(one.reason for one in part.rejects)
         return part
 
-    def whole(self) -> RecordBatch:
-        """All that is left at once, attempts counted: for logs that fit into memory. Raises
-        SourceError if no row of the log could be read."""
+    def read_all(self) -> RecordBatch:
+        """Return the remaining records at once, for logs that fit into memory.
+
+        Attempts are numbered. Raises SourceError if no row of the log could be read.
+        """
         tables: dict[Name, list[pl.DataFrame]] = {}
         rejects: list[Reject] = []
         for part in self:
@@ -114,14 +123,16 @@ class LogReading:
                 f" {self.format}; {rows} of them: {reason} (line {rejects[0].line}:"
                 f" {rejects[0].text[:100]!r})"
             )
-        whole: dict[Name, pl.DataFrame] = {name: pl.concat(found) for name, found in tables.items()}
-        if "jobs" in whole:
-            whole["jobs"] = number_attempts(whole["jobs"])
-        return RecordBatch(whole, rejects)
+        joined: dict[Name, pl.DataFrame] = {
+            name: pl.concat(found) for name, found in tables.items()
+        }
+        if "jobs" in joined:
+            joined["jobs"] = number_attempts(joined["jobs"])
+        return RecordBatch(joined, rejects)
 
 
 def number_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
-    """With `attempt` counted by start among the records of each job that are in this table."""
+    """Number `attempt` by start among each job's records in this table."""
     key = jobs["job"].hash()
     if key.n_unique() == jobs.height:  # as in most parts: nobody was requeued
         return jobs.with_columns(attempt=pl.lit(0, pl.Int64))
@@ -134,7 +145,7 @@ def number_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
 
 
 def make_reject(source: str, line: int, reason: str, text: str) -> Reject:
-    """With its text cut to what is kept."""
+    """Return a reject with its text cut to TEXT_CHARS_MAX."""
     return Reject(source, line, reason, text[:TEXT_CHARS_MAX])
 
 
@@ -143,7 +154,7 @@ UNPACKED_RATIO = 200  # accounting is packed 10 to 40 times; a bomb 1000 times
 UNPACKED_BYTES = 128 << 20  # what any file may unpack to
 HEAD_BYTES, NULS_LEAST = 4096, 4  # one byte of so many is zero in no log in UTF-8
 LINE_CHARS_MAX = 4 << 20
-_OTHERS = {  # what a file begins with that nothing here reads
+_OTHERS = {  # magic numbers of files that are not supported
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
     b"BZh": "is compressed with bzip2: unpack it first",
     b"\xfd7zXZ": "is compressed with xz: unpack it first",
@@ -155,7 +166,10 @@ _OTHERS = {  # what a file begins with that nothing here reads
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raises UsageError for what is no file: a pipe would be waited for, a device never ends."""
+    """Refuse pipes, devices and directories: a pipe blocks, a device never ends.
+
+    Raises UsageError, SourceError if the file cannot be examined.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -170,8 +184,11 @@ def refuse_special_file(path: Path) -> None:
 
 
 def open_unpacked(path: Path) -> BinaryIO:
-    """Its bytes, gzip undone. Raises OSError; reading does so for what is damaged, and SourceError
-    for what unpacks to far more than logs do."""
+    """Open a file, transparently gunzipped.
+
+    Raises OSError; reading raises it for damaged data, and SourceError for an implausible
+    compression ratio.
+    """
     file = path.open("rb")
     if file.peek(2)[:2] != GZIP:
         return file
@@ -180,7 +197,7 @@ def open_unpacked(path: Path) -> BinaryIO:
 
 
 def refuse_foreign_format(path: Path, head: bytes) -> None:
-    """Raises SourceError for a file that begins as what has to be unpacked or converted first."""
+    """Refuse a file that must be unpacked or converted first. Raises SourceError."""
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             raise SourceError(f"{path} {what}; nothing was read")
@@ -191,13 +208,18 @@ def refuse_foreign_format(path: Path, head: bytes) -> None:
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Its characters, gzip undone; what is no UTF-8 is replaced. Raises as `unpacked` does."""
+    """Open a file as text, transparently gunzipped; invalid UTF-8 is replaced.
+
+    Raises as `open_unpacked` does.
+    """
     return TextIOWrapper(open_unpacked(path), "utf-8-sig", "replace", newline)
 
 
 def read_bounded(path: Path, bytes_max: int, hint: str) -> bytes:
-    """All its bytes, gzip undone. Raises SourceError for what has more than `bytes_max`, with a
-    `hint` of what to do then, and for what cannot be read."""
+    """Read all bytes of a file, gunzipped.
+
+    Raises SourceError, with `hint`, for more than `bytes_max`, and if it cannot be read.
+    """
     try:
         with open_unpacked(path) as file:
             data = file.read(bytes_max + 1)
@@ -209,12 +231,13 @@ def read_bounded(path: Path, bytes_max: int, hint: str) -> bytes:
 
 
 def unreadable_error(path: Path, error: Exception) -> SourceError:
-    said = error.strerror if isinstance(error, OSError) else None
-    return SourceError(f"{path} cannot be read to its end: {said or error}; nothing was changed")
+    """Return the SourceError for a file that could not be read to its end."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return SourceError(f"{path} cannot be read to its end: {reason or error}; nothing was changed")
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
-    """Of a text; what a line has beyond LINE_CHARS_MAX is left out."""
+    """Yield the lines of a text, cut to LINE_CHARS_MAX."""
     while line := file.readline(LINE_CHARS_MAX):
         rest = line
         while len(rest) == LINE_CHARS_MAX and not rest.endswith("\n"):
@@ -223,7 +246,7 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Bounded by what was packed."""
+    """Gzip file with a limit on its unpacked size."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")

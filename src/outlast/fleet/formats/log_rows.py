@@ -18,8 +18,8 @@ from outlast.fleet.formats.log_reading import TEXT_CHARS_MAX
 
 STEPS_MAX = 32
 NOT_TRUE = "a condition that is not True"
-"""Stands for the time at which a condition of Kubernetes became False, where a path names its type
-alone: `Admitted` is False from when a workload was evicted, and so no time of a start."""
+"""Marks the time at which a condition of Kubernetes became False, if a path names its type alone:
+`Admitted` becomes False when a workload is evicted, which is no start time."""
 _CHANGES = (["lastTransitionTime"], ["lastUpdateTime"])
 _STEP = re.compile(
     r"""(?:^|\.)"(?P<quoted>[^"]*)" | \[(?P<inside>[^\[\]]*)\] | (?:^|\.)(?P<plain>[^.\[\]"]+)""",
@@ -29,8 +29,11 @@ _AND = re.compile(r"\s*(?:,|&&)\s*(?=[@.\w/-]+\s*=)")
 
 
 class JsonPathStep(NamedTuple):
-    """`key` of an object. `place`: in a list. `where`: keys and values of a list's elements, all
-    of them where there is none."""
+    """Step of a path into JSON.
+
+    `key` of an object. `place`: index in a list. `where`: keys and values that elements of a list
+    must have; empty: all elements.
+    """
 
     key: str = ""
     place: int | None = None
@@ -38,7 +41,7 @@ class JsonPathStep(NamedTuple):
 
 
 def parse_json_path(path: str) -> tuple[JsonPathStep, ...]:
-    """Return the steps of a path. Raises UsageError for one that is none."""
+    """Return the steps of a path. Raises UsageError for an invalid one."""
     steps: list[JsonPathStep] = []
     at = 0
     while at < len(path):
@@ -54,7 +57,7 @@ def parse_json_path(path: str) -> tuple[JsonPathStep, ...]:
 
 
 def find_json_value(value: Any, path: str, steps: tuple[JsonPathStep, ...]) -> Any:
-    """Return what an object has under a path, as a list where several; None where nothing."""
+    """Return the value at a path, a list if there are several; None without any."""
     if isinstance(value, dict) and path in value:
         return value[path]
     return _find(value, steps)
@@ -73,7 +76,7 @@ def _step(match: re.Match[str]) -> JsonPathStep:
     pairs = [one.strip("()@. ").partition("=") for one in _AND.split(inside)]
     if pairs[0][1]:
         return JsonPathStep(
-            where=tuple((key.strip(" ="), said.strip("= '\"")) for key, _, said in pairs)
+            where=tuple((key.strip(" ="), value.strip("= '\"")) for key, _, value in pairs)
         )
     return JsonPathStep(key=inside.strip("'\""))
 
@@ -102,7 +105,7 @@ def _find(value: Any, steps: tuple[JsonPathStep, ...]) -> Any:
 
 
 def _find_dotted(value: dict[str, Any], steps: tuple[JsonPathStep, ...]) -> Any:
-    """Return what stands under a key that has dots in it, the longest first."""
+    """Return the value of a key that contains dots, the longest first."""
     for many in range(len(steps), 1, -1):
         if all(step.key for step in steps[:many]):
             key = ".".join(step.key for step in steps[:many])
@@ -114,14 +117,13 @@ def _find_dotted(value: dict[str, Any], steps: tuple[JsonPathStep, ...]) -> Any:
 def _fits(one: Any, where: tuple[tuple[str, str], ...]) -> bool:
     if not where:
         return True
-    return isinstance(one, dict) and all(str(one.get(key)) == said for key, said in where)
+    return isinstance(one, dict) and all(str(one.get(key)) == value for key, value in where)
 
 
 def _is_unclear(
     chosen: list[Any], where: tuple[tuple[str, str], ...], rest: tuple[JsonPathStep, ...]
 ) -> bool:
-    """Return whether a path asks when a condition changed, names its type alone, and it is not
-    True."""
+    """Return whether a path takes the change time of a condition that is not True, by its type."""
     if [key for key, _ in where] != ["type"] or [step.key for step in rest] not in _CHANGES:
         return False
     return any(str(one.get("status", "True")) != "True" for one in chosen)
@@ -129,18 +131,20 @@ def _is_unclear(
 
 ROWS_AT_ONCE = 50_000
 CHARS_AT_ONCE = 64 << 20
-LIST_BYTES_MAX = 1 << 30  # of a JSON list, which is read whole
+LIST_BYTES_MAX = 1 << 30  # of a JSON list, which is read at once
 FIELD_CHARS_MAX = 1 << 20
 HEAD_CHARS = 1 << 16
 UNCLOSED = (
     "a quote that is not closed, and whole rows behind it: quotes = false in a mapping reads them"
 )
-DELIMITERS = (";", "|", "\t")  # that others than commas are mostly
+DELIMITERS = (";", "|", "\t")  # suggested if a comma does not separate columns
 
 
 class LogRows(NamedTuple):
-    """Some rows: the columns that a mapping names, and where and what each row was. `torn`: what
-    is no row, with its line and the reason."""
+    """Some rows: the columns that a mapping names, and each row's line and text.
+
+    `torn`: lines that are no row, with the reason and the text.
+    """
 
     columns: dict[str, list[str]]
     lines: list[int]
@@ -149,8 +153,11 @@ class LogRows(NamedTuple):
 
 
 def read_rows(path: Path, mapping: ColumnMapping, notes: list[str]) -> Iterator[LogRows]:
-    """Raises SourceError for a file that cannot be read, or whose header has not the columns. What
-    no object has is among the `notes`, as objects may leave out what is empty."""
+    """Yield the rows of a file.
+
+    Raises SourceError if it cannot be read or lacks the columns. A column that no JSON object has
+    is only noted, since objects may omit empty values.
+    """
     try:
         with log_reading.open_text(path) as file:
             start = file.read(HEAD_CHARS).lstrip()[:1]
@@ -202,7 +209,7 @@ def _csv(path: Path, file: TextIO, mapping: ColumnMapping) -> Iterator[LogRows]:
 
 
 class _Lines:
-    """Lines of CSV, and how many were read since `begin`: in all, and with `width` fields."""
+    """Lines of CSV, counted since `begin`: all, and those with `width` fields."""
 
     def __init__(self, lines: Iterator[str], delimiter: str) -> None:
         self._lines, self.delimiter = lines, delimiter
@@ -218,18 +225,19 @@ class _Lines:
         return line
 
     def begin(self) -> None:
+        """Start counting the lines of a row."""
         self.many = self.whole = 0
 
     @property
     def are_rows(self) -> bool:
-        """Return whether one row was read of several lines each of which could be a row."""
+        """True if several lines, each of the width of a row, were read as one row."""
         return self.many > 1 and self.many == self.whole and self.width > 1
 
 
 def _some(
     reader: Any, read: _Lines, good: list[tuple[int, list[str]]], torn: list[tuple[int, str, str]]
 ) -> bool:
-    """The next rows; whether they are the last."""
+    """Read the next rows; return whether they are the last."""
     chars, width, delimiter = 0, read.width, read.delimiter
     while len(good) + len(torn) < ROWS_AT_ONCE and chars < CHARS_AT_ONCE:
         read.begin()
@@ -248,8 +256,8 @@ def _some(
         elif len(row) == width:
             good.append((reader.line_num, row))
         elif row:
-            said = "more" if len(row) > width else "fewer"
-            torn.append((reader.line_num, f"{said} fields than the header", delimiter.join(row)))
+            amount = "more" if len(row) > width else "fewer"
+            torn.append((reader.line_num, f"{amount} fields than the header", delimiter.join(row)))
     return False
 
 
@@ -260,7 +268,7 @@ def _objects(
     list_path = parse_json_path(mapping.items)
     decoder = msgspec.json.Decoder(dict[str, Any])
     source = iter(numbered)
-    seen: set[str] = set()
+    present: set[str] = set()
     while some := list(islice(source, ROWS_AT_ONCE)):
         found = LogRows({name: [] for name in paths}, [], [], [])
         for line, raw in some:
@@ -279,28 +287,27 @@ def _objects(
                     )
                     continue
                 found.lines.append(line + nth)
-                said = text.strip() if row is one else _to_text(row)
-                found.texts.append(said[:TEXT_CHARS_MAX])
+                row_text = text.strip() if row is one else _to_text(row)
+                found.texts.append(row_text[:TEXT_CHARS_MAX])
                 for name, steps in paths.items():
                     value = find_json_value(row, name, steps)
                     if value is not None:
-                        seen.add(name)
+                        present.add(name)
                     found.columns[name].append(_to_text(value))
         yield found
     notes += [
-        f"no row has {name!r}, which the mapping names" for name in sorted(paths.keys() - seen)
+        f"no row has {name!r}, which the mapping names" for name in sorted(paths.keys() - present)
     ]
 
 
 def _rows_of(one: dict[str, Any], path: str, steps: tuple[JsonPathStep, ...]) -> list[Any]:
-    """Return the rows of an object: those of its list, as in what `kubectl get -o json` writes, or
-    itself."""
+    """Return the rows of an object: those of its list, as of `kubectl get -o json`, or itself."""
     found = find_json_value(one, path, steps)
     return found if isinstance(found, list) else [one]
 
 
 def _documents(path: Path, file: TextIO) -> Iterable[tuple[int, str | msgspec.Raw]]:
-    """Return an object a line, or the one object that the whole file is."""
+    """Return one object per line, or the single object of the whole file."""
     first = file.readline(log_reading.LINE_CHARS_MAX)
     file.seek(0)
     try:
@@ -312,7 +319,7 @@ def _documents(path: Path, file: TextIO) -> Iterable[tuple[int, str | msgspec.Ra
         try:
             return [(1, msgspec.json.decode(data, type=msgspec.Raw))]
         except (msgspec.DecodeError, RecursionError):
-            pass  # neither: its lines tell what is wrong with each
+            pass  # neither: each line is rejected with its reason
     return enumerate(log_reading.bounded_lines(file), 1)
 
 

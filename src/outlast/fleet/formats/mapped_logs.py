@@ -34,7 +34,7 @@ from outlast.fleet.host_lists import to_slurm_list
 from outlast.fleet.record_tables import DAY_NS, schema
 from outlast.fleet.store import lake
 
-# How other schedulers call what Slurm calls so.
+# Other schedulers' names of Slurm's states.
 STATES = {
     "SUCCEEDED": "COMPLETED", "SUCCESS": "COMPLETED", "DONE": "COMPLETED", "COMPLETE": "COMPLETED",
     "FINISHED": "COMPLETED", "EXIT": "FAILED", "ERROR": "FAILED", "EVICTED": "PREEMPTED",
@@ -42,7 +42,7 @@ STATES = {
     "ACTIVE": "RUNNING", "RUN": "RUNNING", "NODELOST": "NODE_FAIL", "NODESHUTDOWN": "NODE_FAIL",
     "DEADLINEEXCEEDED": "TIMEOUT", "BACKOFFLIMITEXCEEDED": "FAILED", "PREEMPTING": "PREEMPTED",
 }  # fmt: skip
-# What stands for a time that there is none of: words, and the zeros of Slurm, Go and Unix.
+# Values for a missing time: words, and the zeros of Slurm, Go and Unix.
 NEVER = (
     *host_lists.NOBODY, "0", "0.0", "null", "NULL", "none", "unknown", "NaT", "nan", "NaN", "-",
     "0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T00:00:00", "1970-01-01 00:00:00",
@@ -51,12 +51,12 @@ QUEUED = ("PENDING", "PEND", "QUEUED", "WAITING", "SUSPENDED_BY_QUEUE", "SUBMITT
 QUEUED_REASON = "job that held nothing yet"
 RAN = ("COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 OPEN = ("RUNNING", "SUSPENDED")
-COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # more than anybody has
+COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # beyond any cluster
 LONGEST_NS = 100 * 366 * DAY_NS
 ENDS_FIRST = "outages that end before they begin: they took no time"
 SEVERAL_NODES = "several nodes in one row: give each of them a row of its own"
 UNCLEAR = (
-    f"time of {NOT_TRUE}: say which is meant, as in [type=Ready,status=False] or"
+    f"time of {NOT_TRUE}: name the status, as in [type=Ready,status=False] or"
     " [type=Ready,status=True]"
 )
 WORDS_SHOWN = 8
@@ -72,7 +72,10 @@ BACKWARDS = "jobs that end before they start: their time counts as none"
 
 
 class MappedLogContext(NamedTuple):
-    """What neither the log nor its mapping says. `taken_ns`: up to when what still runs has run."""
+    """Context that neither the log nor its mapping contains.
+
+    `taken_ns`: end so far of jobs that still run.
+    """
 
     zone: str
     cluster: str
@@ -81,7 +84,10 @@ class MappedLogContext(NamedTuple):
 
 
 def read_mapped(path: Path, mapping: ColumnMapping, given: MappedLogContext) -> LogReading:
-    """Raises SourceError for a file that is neither CSV nor JSON, or has not the columns."""
+    """Read a CSV or JSON log by its mapping.
+
+    Raises SourceError for any other file, or one without the columns.
+    """
     source = str(path)
 
     def parts(totals: ReadTotals) -> Iterator[RecordBatch]:
@@ -115,7 +121,7 @@ def read_mapped(path: Path, mapping: ColumnMapping, given: MappedLogContext) -> 
 
 
 def _garbled(frame: pl.DataFrame) -> pl.Series:
-    """Return which rows have bytes that are no UTF-8 in a column that the mapping names."""
+    """Return which rows have invalid UTF-8 in a column that the mapping names."""
     some = (
         pl.any_horizontal(pl.all().str.contains("\ufffd")) if frame.width else pl.lit(value=False)
     )
@@ -123,16 +129,18 @@ def _garbled(frame: pl.DataFrame) -> pl.Series:
 
 
 def _queued(mapping: ColumnMapping) -> pl.Expr:
-    """Return which rows are jobs that wait, and held nothing yet. A word that the mapping
-    translates is none of a job that waits."""
+    """Return which rows are jobs that never held nodes.
+
+    A state that the mapping translates does not count as queued.
+    """
     states, starts = mapping.sources("state"), mapping.sources("start")
     table = {theirs.upper() for theirs in mapping.values.get("state", {})}
     words = [word for word in QUEUED if word not in table]
     if not states or "*" in table:
         return pl.lit(value=False)
-    said = pl.any_horizontal(pl.col(one) != "" for one in states)
+    has_state = pl.any_horizontal(pl.col(one) != "" for one in states)
     return pl.all_horizontal(
-        said,
+        has_state,
         *(pl.col(one).str.to_uppercase().is_in([*words, ""]) for one in states),
         *(pl.col(one).is_in(NEVER) for one in starts),
     )
@@ -141,7 +149,7 @@ def _queued(mapping: ColumnMapping) -> pl.Expr:
 def _without_rows(
     some: LogRows, frame: pl.DataFrame, without: pl.Expr, what: str, totals: ReadTotals
 ) -> tuple[LogRows, pl.DataFrame]:
-    """Return rows without some, which are counted as skipped."""
+    """Drop rows and count them as skipped."""
     if not frame.height:
         return some, frame
     out = frame.select(without.alias("out")).get_column("out")
@@ -191,12 +199,12 @@ def _part(
         backwards = records.filter(~bad, pl.col("until_ns") < pl.col("t_ns")).height
         if backwards:
             totals.odd[ENDS_FIRST] += backwards
-    kept = records.filter(~bad).cast(schema(mapping.kind))  # type: ignore[arg-type]
-    return RecordBatch({mapping.name: kept}, rejects)
+    accepted = records.filter(~bad).cast(schema(mapping.kind))  # type: ignore[arg-type]
+    return RecordBatch({mapping.name: accepted}, rejects)
 
 
 class _Work:
-    """Some rows, column by column, and what was wrong with each of them first."""
+    """Some rows, converted column by column, and the first error of each."""
 
     def __init__(
         self, frame: pl.DataFrame, mapping: ColumnMapping, given: MappedLogContext
@@ -212,14 +220,14 @@ class _Work:
         default_ns = min(EARLIEST_S * 10**9, self._epoch_ns or LATEST_S * 10**9)
         self._earliest_ns = default_ns if earliest_ns is None else earliest_ns
         self._wrong: list[tuple[str, pl.Series]] = []
-        self.strange: dict[str, list[str]] = {}  # some words of each field that nothing translates
-        self.odd: list[tuple[str, pl.Series]] = []  # what is kept in spite of it, where it is kept
-        self.sized = self.unsized = 0  # jobs that are kept and say how many GPUs, and that do not
+        self.strange: dict[str, list[str]] = {}  # words of each field without a translation
+        self.odd: list[tuple[str, pl.Series]] = []  # anomalies and their rows
+        self.sized = self.unsized = 0  # accepted jobs with and without a number of GPUs
         self.twice = 0
         self.naive = 0
 
     def column(self, name: str) -> pl.Series:
-        """What a mapping calls so, as the record has it."""
+        """Return a field's values, converted for the record."""
         field = field_names(self._mapping.kind)[name]
         texts = self.texts(name)
         if field == "duration":
@@ -239,7 +247,7 @@ class _Work:
         return texts
 
     def whole_jobs(self, found: dict[str, pl.Series]) -> dict[str, pl.Series]:
-        """An end from a start and a duration, or from now for what still runs."""
+        """Complete jobs: an end from a start and a duration, or the time taken if still running."""
         going_on = found["state"].is_in(OPEN)
         span, end = found.pop("duration"), found["t_ns"]
         begin = found["start_ns"].zip_with(found["start_ns"].is_not_null(), end - span)
@@ -269,14 +277,14 @@ class _Work:
         return {**found, "t_ns": end, "nodes": nodes}
 
     def reasons(self) -> pl.Series:
-        """Null for rows that are well."""
+        """Return each row's reject reason; null for a valid row."""
         none = pl.Series([None], dtype=pl.String).new_from_index(0, self.frame.height)
         for reason, where in reversed(self._wrong):
             none = none.set(where.fill_null(value=False), reason)
         return none
 
     def mark_odd(self, what: str, where: pl.Series) -> None:
-        """Remember rows that are odd; only those that are kept are counted."""
+        """Remember anomalous rows; only those that become records are counted."""
         if where.any():
             self.odd.append((what, where))
 
@@ -285,9 +293,10 @@ class _Work:
             self._wrong.append((reason, where))
 
     def texts(self, name: str) -> pl.Series:
+        """Return the raw texts of a field: the first column that is not empty, or the constant."""
         columns = self._mapping.sources(name)
         if columns:
-            told = (
+            first_given = (
                 pl.coalesce(
                     pl.when(~pl.col(one).is_in(host_lists.NOBODY)).then(pl.col(one))
                     for one in columns[:-1]
@@ -295,7 +304,9 @@ class _Work:
                 if columns[1:]
                 else pl.lit(None, pl.String)
             )
-            return self.frame.select(told.fill_null(pl.col(columns[-1])).alias(name)).to_series()
+            return self.frame.select(
+                first_given.fill_null(pl.col(columns[-1])).alias(name)
+            ).to_series()
         default = self._given.cluster if name == "cluster" else ""
         constant = self._mapping.constants.get(name, default)
         return pl.Series(name, [str(constant)]).new_from_index(0, self.frame.height)
@@ -344,7 +355,7 @@ class _Work:
         return lists.fill_null("")
 
     def _word(self, field: str, texts: pl.Series) -> pl.Series:
-        """Every distinct text is translated once."""
+        """Translate every distinct text once."""
         table = self._mapping.values.get(field, {})
         distinct = texts.unique()
         known = _translated(distinct, table, field, self._words[field])
@@ -359,7 +370,7 @@ class _Work:
 def _translated(
     texts: pl.Series, table: dict[str, str], field: str, words: Iterable[str]
 ) -> list[str | None]:
-    """By the table's own words, its patterns in their order, our words, or for all others."""
+    """Translate by the table's words, its patterns in order, our words, or its default."""
     by_pattern: dict[str, str] = {}
     for theirs, word in table.items():
         pattern = pattern_of(theirs)

@@ -34,7 +34,7 @@ BYTES_MAX = 1 << 30
 CHECK = "fault trace"
 _DAYS_MAX = 36_525
 
-# The first that fits class and description says the symptom.
+# Symptoms by class and description; the first match counts.
 _SYMPTOMS: tuple[tuple[str, Symptom], ...] = (
     (r"out of memory|\boom\b", "oom"),
     (r"pci|riser", "pcie"),
@@ -53,16 +53,18 @@ _SYMPTOMS: tuple[tuple[str, Symptom], ...] = (
     (r"kubelet|service|daemon|slurmd", "services"),
     (r"clock|ntp", "clock"),
 )
-# What somebody found while no job ran, or planned: nobody lost a job by it.
+# Planned work or tests without a job: no job was lost.
 _PLANNED = re.compile(r"stress test|troubleshooting|\bchange\b|\btest\b|maintenance", re.IGNORECASE)
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class FaultKind(msgspec.Struct, frozen=True):
+    """Type of a fault in a trace."""
+
     level: str = msgspec.field(name="Level", default="")
     klass: str = msgspec.field(name="Class", default="")
-    said: str = msgspec.field(name="Desc", default="")
+    description: str = msgspec.field(name="Desc", default="")
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -73,8 +75,10 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class TracedCluster(NamedTuple):
-    """What such a trace does not say of the cluster. `nodes`: how many it has, those that never
-    failed included; None: those in the trace."""
+    """Context of the cluster that such a trace does not contain.
+
+    `nodes`: number of nodes including those that never failed; None: those in the trace.
+    """
 
     epoch_ns: int  # day 0
     name: str = ""
@@ -88,8 +92,8 @@ class _Open(NamedTuple):
 
 
 def symptom_of(kind: FaultKind) -> Symptom:
-    """By words in its class and description; `other` where none is known."""
-    text = f"{kind.klass}: {kind.said}".lower()
+    """Return the symptom by words in class and description; `other` by default."""
+    text = f"{kind.klass}: {kind.description}".lower()
     for words, symptom in _SYMPTOMS:
         if re.search(words, text):
             return symptom
@@ -97,10 +101,12 @@ def symptom_of(kind: FaultKind) -> Symptom:
 
 
 def read_fault_trace(path: Path, cluster: TracedCluster) -> LogReading:
-    """A fault is a Finding at its start, and an Outage to its end: the first end of a node and type
-    ends the first start that is open. A start without an end is an outage that lasts. Each node is
-    a NodeSeen from day 0 on, those that never failed under names of our own. Raises UsageError
-    where the trace has more nodes than the cluster."""
+    """Read a fault trace: each fault is a Finding at its start and an Outage to its end.
+
+    The first end of a node and type closes the oldest open start; a start without an end is an
+    outage that lasts. Each node is a NodeSeen from day 0 on; nodes that never failed get generated
+    names. Raises UsageError if the trace has more nodes than the cluster.
+    """
     return LogReading(str(path), "faults", lambda totals: _parts(path, cluster, totals))
 
 
@@ -123,14 +129,14 @@ def _parts(path: Path, cluster: TracedCluster, totals: ReadTotals) -> Iterator[R
             totals.more += 1
         else:
             rejects.append(make_reject(source, line, "an end without a start", text))
-    for (node, kind), left in waiting.items():
-        for one in left:
+    for (node, kind), open_faults in waiting.items():
+        for one in open_faults:
             records += _fault(cluster, node, kind, one.t_ns, None)
             totals.odd["faults without an end: their outages last"] += 1
             totals.more += 1
-    seen = _nodes_seen(path, cluster, list(nodes))
-    totals.more += len(seen)
-    of = {kind: [one for one in (*records, *seen) if type(one) is kind] for kind in NAMES}
+    listed = _nodes_seen(path, cluster, list(nodes))
+    totals.more += len(listed)
+    of = {kind: [one for one in (*records, *listed) if type(one) is kind] for kind in NAMES}
     yield RecordBatch(
         {NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects
     )
@@ -139,7 +145,7 @@ def _parts(path: Path, cluster: TracedCluster, totals: ReadTotals) -> Iterator[R
 def _by_time(
     path: Path, cluster: TracedCluster, totals: ReadTotals, rejects: list[Reject]
 ) -> list[tuple[int, int, _Event, str]]:
-    """Place in the list, time, and event; those at the same time in the order of the file."""
+    """Return the events by time, each with its place in the list; ties in file order."""
     found: list[tuple[int, int, _Event, str]] = []
     for line, raw in enumerate(_list(path), 1):
         totals.rows += 1
@@ -167,17 +173,17 @@ def _list(path: Path) -> list[msgspec.Raw]:
 def _fault(
     cluster: TracedCluster, node: str, kind: FaultKind, from_ns: int, until_ns: int | None
 ) -> tuple[Record, Record]:
-    said = ": ".join(filter(None, (kind.level, kind.klass, kind.said)))
+    detail = ": ".join(filter(None, (kind.level, kind.klass, kind.description)))
     symptom = symptom_of(kind)
     severity: Severity = "drain" if _PLANNED.search(kind.klass) else "now"
     return (
         Finding(
             t_ns=from_ns, cluster=cluster.name, node=node, check=CHECK, symptom=symptom,
-            severity=severity, code="", device="", detail=said,
+            severity=severity, code="", device="", detail=detail,
         ),
         Outage(
             t_ns=from_ns, cluster=cluster.name, node=node, until_ns=until_ns, symptom=symptom,
-            detail=said,
+            detail=detail,
         ),
     )  # fmt: skip
 
@@ -205,7 +211,7 @@ OF_CLUSTER = "event of the whole cluster"
 
 
 def is_slurm_events(head: str) -> bool:
-    """Return whether a text begins with the header of such a list."""
+    """Return whether a text begins with the header of `sacctmgr show event`."""
     return set(NEEDED) <= {*_header(head)}
 
 

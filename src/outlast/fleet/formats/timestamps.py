@@ -6,19 +6,22 @@ from typing import NamedTuple
 
 import polars as pl
 
-EARLIEST_S = 946_684_800  # 2000-01-01: before it no cluster of today
+EARLIEST_S = 946_684_800  # 2000-01-01: older than any current cluster
 LATEST_S = 4_102_444_800  # 2100-01-01
 NUMBER = r"^\d{1,19}(\.\d*)?$"
-_OFFSET = r"([T\s]\d\d:\d\d.*?)\s?(Z|UTC|[+-]\d\d(?::?\d\d)?)$"  # behind a time, not a date
+_OFFSET = r"([T\s]\d\d:\d\d.*?)\s?(Z|UTC|[+-]\d\d(?::?\d\d)?)$"  # after a time, not a date
 _NEVER = pl.lit(None, pl.Datetime("us"))
 _SHAPES = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
-# How many digits behind a second's point one unit has.
+# Decimal digits of a second in one unit.
 UNITS = {"unix": 9, "unix-ms": 6, "unix-us": 3, "unix-ns": 0}
 
 
 class ParsedTimestamps(NamedTuple):
-    """`ns`: null where a text is empty or no time. `wrong`: no time, though not empty. `twice`: the
-    zone's clocks showed it twice, and the first was taken. `naive`: without an offset."""
+    """Times of a column.
+
+    `ns`: null for an empty or invalid text. `wrong`: invalid, not empty. `twice`: number of
+    ambiguous times, of which the first was taken. `naive`: number without an offset.
+    """
 
     ns: pl.Series
     wrong: pl.Series
@@ -36,10 +39,10 @@ def parse_timestamps(
 ) -> ParsedTimestamps:
     """Read times from texts.
 
-    `format_`: as strftime's, or one of UNITS; None: a date and a time in ISO 8601, or a number
-    since 1970, in the unit that puts it between 2000 and 2100. `zone`: of times without an offset.
-    With `epoch_ns` numbers count from then, in seconds unless `format_` names another unit. What is
-    before `earliest_ns` is no time.
+    `format_`: of strftime, or one of UNITS; None: ISO 8601, or a number since 1970 in the unit
+    that puts it between 2000 and 2100. `zone`: of times without an offset. With `epoch_ns` numbers
+    count from then, in seconds unless `format_` names another unit. Times before `earliest_ns` are
+    invalid.
     """
     frame = pl.DataFrame({"text": texts.str.strip_chars()})
     if epoch_ns is not None:
@@ -67,12 +70,12 @@ def parse_timestamps(
 
 
 def _number(text: pl.Expr, digits: int) -> pl.Expr:
-    """Without what a float would lose."""
-    whole = text.str.extract(r"^(\d{1,19})", 1).cast(pl.Int64, strict=False)
+    """Parse a decimal number exactly."""
+    integer = text.str.extract(r"^(\d{1,19})", 1).cast(pl.Int64, strict=False)
     behind = text.str.extract(r"\.(\d+)$", 1).fill_null("").str.pad_end(9, "0").str.slice(0, digits)
     fraction = behind.cast(pl.Int64, strict=False).fill_null(0)
-    fits = whole <= (2**63 - 10**9) // 10**digits
-    return pl.when(text.str.contains(NUMBER) & fits).then(whole * 10**digits + fraction)
+    fits = integer <= (2**63 - 10**9) // 10**digits
+    return pl.when(text.str.contains(NUMBER) & fits).then(integer * 10**digits + fraction)
 
 
 def _guessed(frame: pl.DataFrame) -> pl.DataFrame:
@@ -95,7 +98,7 @@ def _guessed(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _offset_ns(offset: pl.Expr) -> pl.Expr:
-    """Of +01:00, -0730, +05, Z."""
+    """Return the nanoseconds of +01:00, -0730, +05 or Z."""
     hours = offset.str.extract(r"^[+-](\d\d)", 1).cast(pl.Int64).fill_null(0)
     minutes = offset.str.extract(r"^[+-]\d\d:?(\d\d)$", 1).cast(pl.Int64).fill_null(0)
     sign = pl.when(offset.str.starts_with("-")).then(-1).otherwise(1)
@@ -114,7 +117,7 @@ def _formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
 
 
 def _placed(ns: pl.Series, local: pl.Series, zone: str) -> tuple[pl.Series, int]:
-    """With local times put where the zone has them; none where its clocks left one out."""
+    """Return local times in the zone, null for skipped ones, and the number of ambiguous ones."""
     first, last = (
         local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").dt.timestamp("us")
         * 1000

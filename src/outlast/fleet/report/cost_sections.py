@@ -20,14 +20,14 @@ GPU_HOUR = 3600.0
 
 
 class TrainingRuns(NamedTuple):
-    """Job runs of the highest QOS, if there is any: `ettr.by_size`."""
+    """ETTR by size (`ettr_by_size`) of job runs of the highest QOS, if there is any."""
 
     qos: str | None
     sizes: pl.DataFrame
 
 
 def training_runs(facts: ReportFacts) -> TrainingRuns:
-    """Those that held GPUs."""
+    """Return the ETTR of job runs on GPUs."""
     top = measured_ettr.top_qos(facts.tables)
     found = measured_ettr.measured_ettr(
         facts.tables, facts.infra, qos=None if top is None else [top]
@@ -38,7 +38,7 @@ def training_runs(facts: ReportFacts) -> TrainingRuns:
 
 
 def ettr_section(of: TrainingRuns) -> DrawnSection:
-    """Figure 9 of the paper."""
+    """Return the section of ETTR by size (figure 9 of the paper)."""
     top, found = of
     columns = [
         ReportColumn("bucket", "GPUs, up to", "count"),
@@ -51,7 +51,7 @@ def ettr_section(of: TrainingRuns) -> DrawnSection:
         ReportColumn("exact", "exact", "share"),
         ReportColumn("hidden", "attempts missing", "share"),
     ]
-    said = (
+    description = (
         "The share of a job run's time, waits included, that was training, for runs of a day and"
         " more" + (f" in the highest QOS ({top})" if top else "") + ". A checkpoint every"
         f" {measured_ettr.INTERVAL_S / 60:g} minutes and {measured_ettr.INIT_S / 60:g} for a"
@@ -60,33 +60,39 @@ def ettr_section(of: TrainingRuns) -> DrawnSection:
         " what the failure rate lets expect."
     )
     notes = [] if len(found) else ["no job run held GPUs for a day"]
-    measured = make_section("ettr", "How much of it was training", said, columns, found, notes)
+    measured = make_section(
+        "ettr", "How much of it was training", description, columns, found, notes
+    )
     return DrawnSection(measured, partial(report_figures.draw_ettr, found) if len(found) else None)
 
 
 def counterfactual_section(
     facts: ReportFacts, of: TrainingRuns, ranking: pl.DataFrame
 ) -> DrawnSection:
-    """What other settings, or no bad nodes, would give."""
-    left = measured_ettr.rate_share_without_lemons(ranking) if ranking["lemon"].any() else None
-    found = measured_ettr.counterfactual_ettr(of.sizes, facts.node_rate_per_s, without_lemons=left)
+    """Return the section of ETTR under other settings and without lemons."""
+    remaining = measured_ettr.rate_share_without_lemons(ranking) if ranking["lemon"].any() else None
+    found = measured_ettr.counterfactual_ettr(
+        of.sizes, facts.node_rate_per_s, without_lemons=remaining
+    )
     wide = (
         found.pivot("change", index="bucket", values="ettr", maintain_order=True)
         if len(found) else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
     )  # fmt: skip
     columns = [ReportColumn("bucket", "GPUs, up to", "count")]
     columns += [ReportColumn(name, name, "share") for name in wide.columns[1:]]
-    said = "ETTR in the long run, exactly, with one of its causes halved and all else as it is."
-    if left is not None:
-        said += (
-            f" Without the lemons, nodes fail {left:.3g} times as often, all jobs taken together:"
-            " large ones are taken to lie on lemons as often as others do."
+    description = (
+        "ETTR in the long run, exactly, with one of its causes halved and all else as it is."
+    )
+    if remaining is not None:
+        description += (
+            f" Without the lemons, nodes fail {remaining:.3g} times as often, all jobs taken"
+            " together: large ones are taken to lie on lemons as often as others do."
         )
-    return DrawnSection(make_section("whatif", "What less would give", said, columns, wide))
+    return DrawnSection(make_section("whatif", "What less would give", description, columns, wide))
 
 
 def goodput_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 8 of the paper."""
+    """Return the section of lost goodput (figure 8 of the paper)."""
     each = goodput_loss.lost_goodput(facts.tables, facts.infra, preempted=facts.preempted)
     summed = goodput_loss.total_loss(facts.tables, each)
     found = goodput_loss.loss_by_size(each).with_columns(
@@ -100,7 +106,7 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("second_gpu_s", "GPU hours lost by these", "GPU hours"),
         ReportColumn("share", "share", "share"),
     ]  # fmt: skip
-    said = (
+    description = (
         "Work that failures undid: half a checkpoint interval"
         f" ({goodput_loss.INTERVAL_S / 120:g} minutes), or the attempt if it was shorter, times its"
         " GPUs. First order: of what infrastructure ended. Second order: of jobs that were"
@@ -108,19 +114,19 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
     )
     notes = []
     if summed.second_share is not None:
-        whole = summed.first_gpu_s + summed.second_gpu_s
+        lost = summed.first_gpu_s + summed.second_gpu_s
         notes = [
-            f"{whole / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
+            f"{lost / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
             f" {100 * summed.second_share:.3g} % of them second order"
         ]
-    told = make_section("goodput", "What failures cost", said, columns, found, notes)
+    section = make_section("goodput", "What failures cost", description, columns, found, notes)
     return DrawnSection(
-        told, partial(report_figures.draw_goodput, found) if found["share"].sum() else None
+        section, partial(report_figures.draw_goodput, found) if found["share"].sum() else None
     )
 
 
 def crash_loops_section(facts: ReportFacts) -> DrawnSection:
-    """Crash loops."""
+    """Return the section of crash loops."""
     found = crash_loops.find_crash_loops(
         facts.tables, facts.infra, preempted=facts.preempted
     ).with_columns(
@@ -139,8 +145,8 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("preempted", "preempted others", "count"),
         ReportColumn("preempted_gpu_s", "GPU hours lost by these", "GPU hours"),
     ]
-    said = (
+    description = (
         f"Jobs that failed and began again at least {crash_loops.TIMES} times within"
         f" {crash_loops.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
     )
-    return DrawnSection(make_section("loops", "Crash loops", said, columns, found))
+    return DrawnSection(make_section("loops", "Crash loops", description, columns, found))

@@ -26,7 +26,7 @@ from outlast.text_formatting import plural
 
 
 def outage_causes_section(facts: ReportFacts) -> DrawnSection:
-    """Why nodes went away."""
+    """Return the section of outages by symptom."""
     found = outages.outages_by_symptom(facts.tables)
     columns = [
         ReportColumn("symptom", "symptom"), ReportColumn("outages", "outages", "count"),
@@ -36,15 +36,15 @@ def outage_causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days_high", "to", "rate"),
         ReportColumn("median_h", "half are back after, h", "hours"),
     ]  # fmt: skip
-    said = (
+    text = (
         "Of what nodes went away, as no job is known: outages that began, in 1000 days of a node"
         " being up. Intervals are those of independent outages (Gamma)."
     )
-    return DrawnSection(make_section("causes", "What failures are of", said, columns, found))
+    return DrawnSection(make_section("causes", "What failures are of", text, columns, found))
 
 
 def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
-    """The rate of outages over the `days` up to each day."""
+    """Return the section of outage rates over the `days` up to each day."""
     calendar = whole_days(outages.outages_by_day(facts.tables), facts.tables)
     found = outages.rolling_outages(calendar, days).select(
         "day",
@@ -54,20 +54,22 @@ def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
         cause=pl.lit(failure_rates.ALL),
     )
     swing = failure_rates.swing(found)
-    said = (
+    text = (
         f"Outages in 1000 days of a node being up, over the {days} days up to each day, as no job"
         " is known."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     new = pl.DataFrame(schema={"check": pl.String, "day": pl.Date})
-    told = make_section("rolling", "How rates change", said, [], new.clear(), notes, series=found)
+    section = make_section(
+        "rolling", "How rates change", text, [], new.clear(), notes, series=found
+    )
     drawn = found.drop_nulls("per_1000_node_days")
     return DrawnSection(
-        told, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
     )
 
 
-FEW = 10  # failures: with fewer, a rate is a guess
+FEW = 10  # failures: with fewer, a rate is unreliable
 PER = "in a million GPU hours"
 _DOMAINS = {
     row.symptom: ", ".join(one for one in DOMAINS if one in row.domains) for row in TABLE.values()
@@ -76,7 +78,7 @@ _WHO = {"": "more than one at once"}
 
 
 def final_states_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 3 of the paper."""
+    """Return the section of final states (figure 3 of the paper)."""
     found = job_runs.jobs_by_state(facts.tables, facts.found).with_columns(
         of=pl.when("hw").then(pl.lit("infrastructure")).otherwise(pl.lit("other"))
     )
@@ -90,18 +92,18 @@ def final_states_section(facts: ReportFacts) -> DrawnSection:
     ]
     backwards = int(found["backwards"].sum())
     notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
-    said = (
+    text = (
         "Attempts by the state that the scheduler gave them. Infrastructure ended those in"
         " NODE_FAIL or BOOT_FAIL, and others on whose nodes a check that takes the job away fired"
         f" within {failure_attribution.BEFORE_S / 60:g} minutes before the end or"
         f" {failure_attribution.AFTER_S / 60:g} after it."
     )
-    told = make_section("states", "How jobs end", said, columns, found, notes)
-    return DrawnSection(told, partial(report_figures.draw_states, found) if len(found) else None)
+    section = make_section("states", "How jobs end", text, columns, found, notes)
+    return DrawnSection(section, partial(report_figures.draw_states, found) if len(found) else None)
 
 
 def causes_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 4 of the paper, and who can have caused each (Table I)."""
+    """Return the section of causes (figure 4 of the paper) and their domains (Table I)."""
     if facts.by == "outages":
         return outage_causes_section(facts)
     found = failure_rates.rates_by_cause(facts.tables, facts.found).with_columns(
@@ -117,7 +119,7 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("domains", "can be caused by"),
     ]
     found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
-    said = (
+    text = (
         "What was found on the nodes of attempts that infrastructure ended. One with several causes"
         " counts for each of them, and in the shares by parts. Intervals are those of independent"
         " failures (Gamma). Users, system software and hardware can cause what Table I of the paper"
@@ -127,29 +129,30 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
     notes = [f"for {plural(alone, 'failure')} nothing was found on the nodes"] if alone else []
     notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
-    told = make_section("causes", "What failures are of", said, columns, found, notes)
+    section = make_section("causes", "What failures are of", text, columns, found, notes)
     return DrawnSection(
-        told, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
     )
 
 
 def _diagnosis(failures: pl.DataFrame) -> list[str]:
-    """Who is left that can have caused all that was found of a failure."""
-    told = failures.filter(pl.col("symptoms").list.len() > 0)
-    if not len(told):
+    """Return a note on the domains that can have caused all findings of a failure."""
+    diagnosed = failures.filter(pl.col("symptoms").list.len() > 0)
+    if not len(diagnosed):
         return []
-    left = told.group_by("domains").agg(n=pl.len()).sort("n", "domains", descending=[True, False])
-    said = [
+    counts = (
+        diagnosed.group_by("domains").agg(n=pl.len()).sort("n", "domains", descending=[True, False])
+    )
+    parts = [
         f"{count:,} of {_WHO.get(domains, domains.replace('+', ' or '))}"
-        for domains, count in left.iter_rows()
+        for domains, count in counts.iter_rows()
     ]
-    many = plural(len(told), "failure")
-    return [f"what was found leaves, of {many}, as cause: {', '.join(said)}"]
+    many = plural(len(diagnosed), "failure")
+    return [f"what was found leaves, of {many}, as cause: {', '.join(parts)}"]
 
 
 def _strangers(facts: ReportFacts) -> list[str]:
-    """Where most failures have no cause: whether findings and jobs speak of the same nodes at all.
-    Accounting may say n1 where a kernel says n1.example.org."""
+    """Return a note if most failures lack a cause since node or cluster names do not match."""
     failures = facts.found.failures
     with_cause = failures.filter(pl.col("symptoms").list.len() > 0).height
     if with_cause and 2 * with_cause >= len(failures):
@@ -160,9 +163,9 @@ def _strangers(facts: ReportFacts) -> list[str]:
     if not len(found) or not len(ran):
         return []
     many = plural(len(found), "node")
-    said, known = found["node"].min(), ran["node"].min()
+    name, known = found["node"].min(), ran["node"].min()
     if not len(found.join(ran, on="node", how="semi")):
-        return [f"none of {many} with findings ran a job: are {said} and {known} written alike?"]
+        return [f"none of {many} with findings ran a job: are {name} and {known} written alike?"]
     theirs, ours = (set(each["cluster"]) for each in (found, ran))
     if "" not in theirs | ours and not theirs & ours:
         return [
@@ -173,7 +176,7 @@ def _strangers(facts: ReportFacts) -> list[str]:
 
 
 def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
-    """Causes that come in pairs."""
+    """Return the section of causes that occur in pairs."""
     found = failure_attribution.cooccurring_causes(facts.found).sort("together", descending=True)
     columns = [
         ReportColumn("cause", "cause"),
@@ -182,12 +185,12 @@ def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("failures", "of failures", "count"),
         ReportColumn("share", "share", "share"),
     ]
-    said = "Symptoms that were found for the same failure: two names, perhaps one fault."
-    return DrawnSection(make_section("together", "What is found together", said, columns, found))
+    text = "Symptoms that were found for the same failure: two names, perhaps one fault."
+    return DrawnSection(make_section("together", "What is found together", text, columns, found))
 
 
 def rate_history_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 5 of the paper."""
+    """Return the section of failure rates over time (figure 5 of the paper)."""
     whole_days = (facts.tables.until_ns - facts.tables.since_ns) // DAY_NS
     days = int(min(failure_rates.ROLLING_DAYS, max(1, whole_days // 4)))
     if facts.by == "outages":
@@ -202,21 +205,21 @@ def rate_history_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("after", "after", "rate"),
     ]
     swing = failure_rates.swing(found)
-    said = (
+    text = (
         "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
         f" {days} days up to each day. A new check makes failures visible that were there before:"
         " the table has what it finds, before and after it came."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
-    told = make_section("rolling", "How rates change", said, columns, new, notes, series=found)
+    section = make_section("rolling", "How rates change", text, columns, new, notes, series=found)
     drawn = found.drop_nulls("per_1000_node_days")
     return DrawnSection(
-        told, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
     )
 
 
 def job_sizes_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 6 of the paper."""
+    """Return the section of job sizes (figure 6 of the paper)."""
     found = job_runs.jobs_by_size(facts.tables)
     columns = [
         ReportColumn("gpus", "GPUs, up to", "count"), ReportColumn("jobs", "attempts", "count"),
@@ -225,13 +228,13 @@ def job_sizes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("gpu_hours_share", "of GPU hours", "share"),
         ReportColumn("gpu_hours_from", "of that so large or larger", "share"),
     ]  # fmt: skip
-    said = "Attempts that started, by GPUs rounded up to a power of two."
-    told = make_section("sizes", "How large jobs are", said, columns, found)
-    return DrawnSection(told, partial(report_figures.draw_sizes, found) if len(found) else None)
+    text = "Attempts that started, by GPUs rounded up to a power of two."
+    section = make_section("sizes", "How large jobs are", text, columns, found)
+    return DrawnSection(section, partial(report_figures.draw_sizes, found) if len(found) else None)
 
 
 def mttf_section(facts: ReportFacts) -> DrawnSection:
-    """Figure 7 of the paper."""
+    """Return the section of MTTF by size (figure 7 of the paper)."""
     found = failure_rates.mttf(facts.tables, facts.found)
     columns = [
         ReportColumn("gpus", "GPUs, up to", "count"),
@@ -247,7 +250,7 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("projected_h", "1/N says, h", "hours"),
     ]
     rate = facts.rate
-    said = (
+    text = (
         "Running time over failures by infrastructure, by size in whole nodes. Two 90 % intervals:"
         " of independent failures (Gamma, failures + 1/2), and by drawing days or job runs anew,"
         " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
@@ -259,10 +262,10 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
             f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
             " to project from"
         )
-    told = make_section("mttf", "How long jobs run", said, columns, found, notes)
+    section = make_section("mttf", "How long jobs run", text, columns, found, notes)
     drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
     return DrawnSection(
-        told, partial(report_figures.draw_mttf, found, rate) if len(drawn) else None
+        section, partial(report_figures.draw_mttf, found, rate) if len(drawn) else None
     )
 
 
@@ -276,7 +279,7 @@ def _of_large(rate: failure_rates.FailureRate) -> str:
 
 
 def survived_failures_section(facts: ReportFacts) -> DrawnSection:
-    """Failures after which the job went on, which no figure that rests on accounting counts."""
+    """Return the section of survived failures, which accounting does not record."""
     found = survived_by_cause(facts.tables)
     columns = [
         ReportColumn("cause", "cause"),
@@ -286,16 +289,16 @@ def survived_failures_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("lost_nodes", "took the node", "count"),
         ReportColumn("pause_s", "pause, s", "times"),
     ]
-    said = (
+    text = (
         "Failures that runs of `outlast run` survived. The attempt went on, so that accounting does"
         " not show them. The pause lasts until every rank has committed the interrupted step."
     )
     notes = uncounted_failures_notes(facts)
-    return DrawnSection(make_section("survived", "What jobs survived", said, columns, found, notes))
+    return DrawnSection(make_section("survived", "What jobs survived", text, columns, found, notes))
 
 
 def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
-    """Return a note where figures that rest on ended attempts leave survived failures out."""
+    """Return a note if survived failures are missing from figures of ended attempts."""
     many = int(survived_by_cause(facts.tables)["failures"].sum())
     if not many:
         return []
@@ -306,7 +309,7 @@ def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
 
 
 def outages_section(facts: ReportFacts) -> DrawnSection:
-    """Nodes that no job could have, and parts that were exchanged."""
+    """Return the section of outages and replaced parts."""
     out, back = outages.outage_rate(facts.tables), outages.repair_time(facts.tables)
     swapped = outages.part_replacements(facts.tables)
     notes = []
@@ -331,9 +334,9 @@ def outages_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
     ]  # fmt: skip
-    said = "Times in which no job could have a node, and parts that were exchanged."
+    text = "Times in which no job could have a node, and parts that were exchanged."
     return DrawnSection(
-        make_section("repairs", "Nodes away, parts exchanged", said, columns, swapped, notes)
+        make_section("repairs", "Nodes away, parts exchanged", text, columns, swapped, notes)
     )
 
 
@@ -355,7 +358,7 @@ SCHEMA = {
 
 
 def error_codes_section(facts: ReportFacts) -> DrawnSection:
-    """A row for each code, the ones of the most failures first, by the shipped policy."""
+    """Return the section of error codes and remedies, the most frequent first."""
     ended = (
         facts.found.causes.filter(pl.col("code") != "", pl.col("severity").is_in(CAUSES))
         .join(facts.found.failures.select(KEY), on=KEY, how="semi")
@@ -378,17 +381,17 @@ def error_codes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("takes", "would take the node"),
         ReportColumn("leaves", "would leave it"),
     ]
-    said = (
+    text = (
         "Codes that NVIDIA's driver logged on the nodes of attempts that infrastructure ended, and"
         " what mends them. Where published policies disagree on whether the node should go, the"
         f" last columns say whose says what (policy {shipped_policy().version})."
     )
     found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return DrawnSection(make_section("codes", "What XIDs ask for", said, columns, found))
+    return DrawnSection(make_section("codes", "What XIDs ask for", text, columns, found))
 
 
 def _disagreements(code: str, entry: PolicyEntry) -> tuple[str, str]:
-    """Who would take the node out of service for it and who would not, where they disagree."""
+    """Return the sources that would drain the node and those that would not, if they differ."""
     kind, _, number = code.partition(" ")
     other = shipped_policy().disagreements(int(number)) if kind == "XID" and entry.says else None
     return (", ".join(other.takes), ", ".join(other.leaves)) if other else ("", "")

@@ -1,4 +1,4 @@
-"""The fleet report: every analysis of a lake's window, in the order of their importance."""
+"""The fleet report: every analysis of a lake's window, the most important first."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.report import cost_sections, failure_sections, lemon_sections
 from outlast.fleet.report.headlines import Headline, headlines
 from outlast.fleet.report.report_sections import DrawnSection, ReportFacts, ReportSection
-from outlast.fleet.store.lake import LakeSource
-from outlast.fleet.store.lake import format_time as said_at
+from outlast.fleet.store.lake import LakeSource, format_time
 from outlast.text_formatting import plural
 
 SHORT_DAYS = 7
@@ -39,8 +38,11 @@ ORDER = (
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in Unix nanoseconds; `records`: how many of each kind lie in the window. `notes`: how
-    little it is built on, and what the logs hide."""
+    """Report as JSON.
+
+    Times in Unix nanoseconds; `records`: number of each kind in the window. `notes`: limits of the
+    data, and information that the logs lack.
+    """
 
     version: str
     source: str
@@ -54,10 +56,10 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnReport(NamedTuple):
-    """A report with what draws its pictures, by section."""
+    """Report with the drawing functions of its sections."""
 
     report: FleetReport
-    told: list[DrawnSection]
+    sections: list[DrawnSection]
 
 
 def build_report(
@@ -67,35 +69,37 @@ def build_report(
     cluster: str = "",
     notes: list[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-    on_told: Callable[[DrawnSection], object] = lambda _: None,
+    on_section: Callable[[DrawnSection], object] = lambda _: None,
 ) -> DrawnReport:
-    """`source`: what to call where `tables` are from; `notes`: what is known of it besides.
-    `on_told` is given each section as soon as it is there. All records are read into memory once.
+    """Build the report.
+
+    `source`: name of the origin of `tables`; `notes`: known limits of the data. `on_section` is
+    called with each section as soon as it is ready. All records are read into memory once.
     """
     tables = _in_memory(tables)
     facts = _facts(tables)
-    told: list[DrawnSection] = []
+    drawn: list[DrawnSection] = []
     for one in _sections(facts):
-        told.append(one)
-        on_told(one)
-        on_progress(len(told), len(ORDER))
-    told.sort(key=lambda one: ORDER.index(one.section.key))
+        drawn.append(one)
+        on_section(one)
+        on_progress(len(drawn), len(ORDER))
+    drawn.sort(key=lambda one: ORDER.index(one.section.key))
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
         for name, frame in in_window._asdict().items() if isinstance(frame, pl.LazyFrame)
     }  # fmt: skip
-    whole = FleetReport(
+    report = FleetReport(
         version=__version__, source=source, cluster=cluster, since_ns=tables.since_ns,
         until_ns=tables.until_ns,
-        records=records, headlines=headlines(facts, told), sections=[one.section for one in told],
+        records=records, headlines=headlines(facts, drawn), sections=[one.section for one in drawn],
         notes=[*_sparse_data_notes(facts, records), *(notes or [])],
     )  # fmt: skip
-    return DrawnReport(whole, told)
+    return DrawnReport(report, drawn)
 
 
 def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
-    """What takes longest comes last, so that the others are drawn meanwhile."""
+    """Yield the sections, the slowest last, so that the others are drawn meanwhile."""
     yield cost_sections.goodput_section(facts)
     runs = cost_sections.training_runs(facts)
     yield cost_sections.ettr_section(runs)
@@ -138,32 +142,35 @@ def _facts(tables: Tables) -> ReportFacts:
 
 
 def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]:
-    tables, said = facts.tables, []
+    tables, notes = facts.tables, []
     days = (tables.until_ns - tables.since_ns) / DAY_NS
     if not records["jobs"]:
-        said.append("no job is in this window: what is said of jobs is empty, not well")
+        notes.append("no job is in this window: what is said of jobs is empty, not well")
     if days < SHORT_DAYS:
-        said.append(f"{days:.1f} days: too short for rates that change from week to week")
+        notes.append(f"{days:.1f} days: too short for rates that change from week to week")
     if records["jobs"] and facts.rate.failures < failure_sections.FEW:
-        said.append(
+        notes.append(
             f"r_f rests on {plural(facts.rate.failures, 'failure')}: its interval says how little"
             " that is"
         )
-    said += failure_sections.uncounted_failures_notes(facts)
-    said += exposure.dominant_attempts(tables)
+    notes += failure_sections.uncounted_failures_notes(facts)
+    notes += exposure.dominant_attempts(tables)
     if records["outages"] or records["repairs"]:
-        said += node_inventory.inventory_notes(tables)
+        notes += node_inventory.inventory_notes(tables)
     if records["jobs"] and not records["findings"]:
-        said.append(
+        notes.append(
             "no health findings are in this window: only NODE_FAIL is known to be"
             " infrastructure's, and causes are not known at all"
         )
-    return said + _uncovered(tables)
+    return notes + _uncovered(tables)
 
 
 def _uncovered(tables: Tables) -> list[str]:
-    """Return a note where findings begin long after the window or end long before it: failures of
-    that time that only a check tells of are not seen, and rates are too low."""
+    """Return a note if findings cover only a part of the window.
+
+    Failures outside of that part are attributed by findings alone are missed, and rates are too
+    low.
+    """
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     times = tables.findings.filter(inside).select("t_ns").collect()["t_ns"]
     ran = tables.jobs.select(pl.col("start_ns").is_not_null().any()).collect().item()
@@ -175,13 +182,13 @@ def _uncovered(tables: Tables) -> list[str]:
     if first - tables.since_ns <= long_ns and tables.until_ns - last <= long_ns:
         return []
     return [
-        f"health findings are known from {said_at(first)} to {said_at(last)} only: failures"
+        f"health findings are known from {format_time(first)} to {format_time(last)} only: failures"
         " outside of that time are fewer than there were, unless nothing was found then"
     ]
 
 
 def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
-    """Notes, records that were kept although they are odd, and how many rows could not be read."""
+    """Return the logs' notes, the anomalous records kept, and the number of rejected rows."""
     noted: dict[str, list[str]] = defaultdict(list)
     odd: dict[str, int] = defaultdict(int)
     for one in sources:
@@ -189,12 +196,12 @@ def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
             noted[note].append(one.name)
         for what, rows in one.odd.items():
             odd[what] += rows
-    said = [f"{_logs(names)}: {note}" for note, names in noted.items()]
-    said += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
+    lines = [f"{_logs(names)}: {note}" for note, names in noted.items()]
+    lines += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
     rejected = sum(sum(one.rejects.values()) for one in sources)
     if rejected:
-        said.append(f"{rejected:,} rows could not be read: rejects/ of the lake has them")
-    return said
+        lines.append(f"{rejected:,} rows could not be read: rejects/ of the lake has them")
+    return lines
 
 
 def _logs(names: list[str]) -> str:

@@ -13,13 +13,16 @@ from outlast.fleet.report.report_sections import DrawnSection, ReportFacts
 from outlast.text_formatting import plural
 
 Rows = list[dict[str, Any]]
-LEMON = "lemon"  # as `nodes.bad_nodes` calls them
+LEMON = "lemon"  # value of the column `called`
 NAMES = 3  # of lemons
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure as a text, what it is, and what it rests on; the same as a number (`value`, with its
-    interval where it has one), shares as a part of 1. `key`: which of the figures it is."""
+    """Headline figure as text, its description and its basis.
+
+    `value`: the same as a number, with its interval if it has one; shares as a part of 1. `key`:
+    identity of the figure.
+    """
 
     key: str
     figure: str
@@ -30,8 +33,9 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-def headlines(facts: ReportFacts, told: list[DrawnSection]) -> list[Headline]:
-    rows = {one.section.key: one.section.rows for one in told}
+def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline]:
+    """Return the headline figures of a report's sections."""
+    rows = {one.section.key: one.section.rows for one in sections}
     return [
         *_rate(facts.rate), *_outages(facts), *_ended(rows["states"]), *_ettr(rows["ettr"]),
         *_lost(rows["goodput"]), *_lemons(rows["lemons"], facts),
@@ -47,15 +51,15 @@ def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
         figure = f"below {1000 * garwood(0)[1] / rate.node_days:.2f}"
         rests_on = f"with 95 %, after {rate.node_days:,.0f} node-days; "
     rests_on += f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
-    said = "failures in 1000 node-days (r_f)"
+    description = "failures in 1000 node-days (r_f)"
     yield Headline(
-        key="r_f", figure=figure, said=said, rests_on=rests_on, value=rate.per_1000_node_days,
-        low=rate.low, high=rate.high,
+        key="r_f", figure=figure, said=description, rests_on=rests_on,
+        value=rate.per_1000_node_days, low=rate.low, high=rate.high,
     )  # fmt: skip
 
 
 def _outages(facts: ReportFacts) -> Iterator[Headline]:
-    """Where no job shows failures."""
+    """Yield the rate of outages if no job shows failures."""
     if facts.by == "jobs":
         return
     rate = outages.outage_rate(facts.tables)
@@ -120,10 +124,10 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     rests_on = "the attempts that they ended held no GPUs"
     if first + second:
         rests_on = f"{100 * second / (first + second):.3g} % of it by preemptions that they caused"
-    said = "GPU hours of work lost to failures"
+    description = "GPU hours of work lost to failures"
     lost = first + second
     figure = f"{lost:,.0f}" if lost >= 10 or not lost else f"{lost:.2g}"
-    yield Headline(key="lost", figure=figure, said=said, rests_on=rests_on, value=lost)
+    yield Headline(key="lost", figure=figure, said=description, rests_on=rests_on, value=lost)
 
 
 def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
@@ -131,8 +135,8 @@ def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
     if found:
         rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
-    said = "nodes that fail more often than chance explains"
+    description = "nodes that fail more often than chance explains"
     many = len(found)
     yield Headline(
-        key="lemons", figure=f"{many:,}", said=said, rests_on=rests_on, value=float(many)
+        key="lemons", figure=f"{many:,}", said=description, rests_on=rests_on, value=float(many)
     )

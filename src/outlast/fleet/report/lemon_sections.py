@@ -24,7 +24,10 @@ SUSPECTS = 50
 
 
 def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnSection]:
-    """Section IV.A of the paper, its Table II and its figure 11. `ranking`: of `lemons.lemons`."""
+    """Yield the sections of lemons (IV.A of the paper, Table II and figure 11).
+
+    `ranking`: of `rank_lemons`.
+    """
     bad = pl.col("lemon") | pl.col("earlier")
     suspects = ranking.filter(bad | (pl.col("failures") > 0)).head(SUSPECTS)
     why = lemon_evidence(facts.tables, facts.found, suspects)
@@ -57,7 +60,7 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
     if facts.by == "outages":
         ran, how, up = "that were there", "it is that they went away so often", "they were up"
     days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
-    said = (
+    description = (
         f"Nodes {ran} in the last {min(days, lemons.DAYS):.3g} days, by how unlikely {how} by"
         f" chance, given how long {up} and the rate of their kind, in these days or in all"
         f" {days:.3g} of the window. A lemon is one that this does not explain, with"
@@ -68,29 +71,31 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
     notes = [f"{plural(many, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
     if earlier:
         notes.append(f"{plural(earlier, 'node')} failed so before, and not in these days")
-    told = make_section("lemons", "Bad nodes", said, columns, found, notes)
-    return DrawnSection(told, partial(report_figures.draw_lemons, ranking) if len(found) else None)
+    section = make_section("lemons", "Bad nodes", description, columns, found, notes)
+    return DrawnSection(
+        section, partial(report_figures.draw_lemons, ranking) if len(found) else None
+    )
 
 
 def _parts(bad: pl.DataFrame) -> DrawnSection:
-    """Table II."""
+    """Return the section of suspected parts (Table II)."""
     found = suspected_parts(bad)
     columns = [
         ReportColumn("part", "part"), ReportColumn("lemons", "bad nodes", "count"),
         ReportColumn("share", "share", "share"), ReportColumn("exchanged", "exchanged in", "count"),
         ReportColumn("paper", "RSC-1 and RSC-2", "share"),
     ]  # fmt: skip
-    said = (
+    description = (
         "The part that is the likely cause of each bad node: what was exchanged, else what a"
         " ticket names, else what the symptom of most of its failures suggests. Beside it Table II"
         " of the paper."
     )
-    told = make_section("parts", "What is wrong with bad nodes", said, columns, found)
-    return DrawnSection(told, partial(report_figures.draw_parts, found) if len(found) else None)
+    section = make_section("parts", "What is wrong with bad nodes", description, columns, found)
+    return DrawnSection(section, partial(report_figures.draw_parts, found) if len(found) else None)
 
 
 def _signals(ranking: pl.DataFrame) -> DrawnSection:
-    """Figure 11."""
+    """Return the section of the lemon signals (figure 11)."""
     rows, steps = [], []
     for name in SIGNALS:
         values = ranking.select(pl.col(name).cast(pl.Float64).fill_null(0.0), "lemon")
@@ -123,13 +128,15 @@ def _signals(ranking: pl.DataFrame) -> DrawnSection:
         (one.key for one in columns),
         (pl.String, pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.Float64), strict=True,
     ))  # fmt: skip
-    said = (
+    description = (
         "The paper's seven signals of a lemon, over all nodes, in the same days as the ranking: a"
         " signal that most lemons and few other nodes have tells them apart."
     )
     drawn = pl.concat(steps) if steps else None
     found = pl.DataFrame(rows, schema=schema, orient="row")
-    told = make_section("signals", "What tells them apart", said, columns, found, series=drawn)
+    section = make_section(
+        "signals", "What tells them apart", description, columns, found, series=drawn
+    )
     return DrawnSection(
-        told, None if drawn is None else partial(report_figures.draw_signals, drawn)
+        section, None if drawn is None else partial(report_figures.draw_signals, drawn)
     )

@@ -26,28 +26,28 @@ BLUE, LIGHT, ORANGE, RED, GREEN, GREY = (
 STATES = (BLUE, LIGHT, "#b3d4e8", GREEN, "#cccccc", GREY, "#f0e442", "#cc79a7", "#4d4d4d")
 LINES = ("-", "--", "-.", ":")
 LINE_COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", LIGHT)
-CAUSES_MAX = 5  # with a line of their own
+CAUSES_MAX = 5  # drawn as separate lines
 
 
 def draw_states(found: pl.DataFrame, figure: Figure) -> None:
-    """Two bars: of attempts and of GPU time, what infrastructure ended on the right."""
+    """Draw attempts and GPU time by state, with those ended by infrastructure on the right."""
     axes = figure.subplots()
     ordered = found.sort(["hw", "gpu_hours_share"], descending=[False, True])
     for row, column in enumerate(("gpu_hours_share", "jobs_share")):
-        left, shades = 0.0, cycle(STATES)
+        offset, shades = 0.0, cycle(STATES)
         for state, hw, width in ordered.select("state", "hw", column).iter_rows():
             colour = RED if hw else next(shades)
             label = "ended by infrastructure" if hw else state.lower().replace("_", " ")
             axes.barh(
-                row, width, left=left, color=colour, edgecolor="white", linewidth=0.5,
+                row, width, left=offset, color=colour, edgecolor="white", linewidth=0.5,
                 label=None if row else label,
             )  # fmt: skip
             if width > 0.06:
                 text = f"{state.lower().replace('_', ' ')}\n{width:.0%}"
                 ink = "white" if colour in (BLUE, RED, GREEN) else "black"
-                at = left + width / 2
+                at = offset + width / 2
                 axes.text(at, row, text, ha="center", va="center", fontsize=6, color=ink)
-            left += width
+            offset += width
     axes.set_yticks([0, 1], ["GPU time", "attempts"])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -57,7 +57,7 @@ def draw_states(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_causes(found: pl.DataFrame, figure: Figure) -> None:
-    """Rates by cause with their intervals, the most frequent on top."""
+    """Draw rates by cause with their intervals, the most frequent on top."""
     axes = figure.subplots()
     shown = found.filter(pl.col("cause") != ALL).sort("per_gpu_hour")
     names, rates = shown["cause"].to_list(), shown["per_gpu_hour"].to_list()
@@ -70,7 +70,7 @@ def draw_causes(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_rate_history(found: pl.DataFrame, new: pl.DataFrame, figure: Figure) -> None:
-    """All failures, the most frequent causes, and where new checks came."""
+    """Draw all failures, the most frequent causes, and the days of new checks."""
     from matplotlib.dates import ConciseDateFormatter
 
     axes = figure.subplots()
@@ -98,7 +98,7 @@ def draw_rate_history(found: pl.DataFrame, new: pl.DataFrame, figure: Figure) ->
 
 
 def draw_sizes(found: pl.DataFrame, figure: Figure) -> None:
-    """Shares of attempts and of GPU time, beside each other."""
+    """Draw the shares of attempts and of GPU time by size."""
     axes = figure.subplots()
     places = list(range(len(found)))
     _pair(axes, places, found, ("jobs_share", "gpu_hours_share"), ("attempts", "GPU time"))
@@ -109,10 +109,10 @@ def draw_sizes(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
-    """Each size with its interval, and what the rate of large jobs lets expect."""
+    """Draw the MTTF of each size with its interval, and the projection from large jobs."""
     axes = figure.subplots()
-    seen = found.filter(pl.col("failures") > 0, pl.col("gpus") > 0)
-    for gpus, hours, low, high in seen.select("gpus", "mttf_h", "low_h", "high_h").iter_rows():
+    observed = found.filter(pl.col("failures") > 0, pl.col("gpus") > 0)
+    for gpus, hours, low, high in observed.select("gpus", "mttf_h", "low_h", "high_h").iter_rows():
         axes.plot([gpus, gpus], [low, high], color=BLUE, linewidth=1)
         axes.plot(gpus, hours, "o", color=BLUE, markersize=3.5)
     none = found.filter(pl.col("failures") == 0, pl.col("low_h").is_not_null(), pl.col("gpus") > 0)
@@ -138,7 +138,7 @@ def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
 
 
 def draw_ettr(found: pl.DataFrame, figure: Figure) -> None:
-    """Measured with its interval, expected as lines."""
+    """Draw the measured ETTR with its interval, and the expected ones as lines."""
     axes = figure.subplots()
     at = found["bucket"].to_list()
     for gpus, mean, low, high in found.select("bucket", "ettr", "low", "high").iter_rows():
@@ -158,7 +158,7 @@ def draw_ettr(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
-    """GPU hours by size, second order on top of first."""
+    """Draw the lost GPU hours by size, second order on top of first."""
     axes = figure.subplots()
     places = list(range(len(found)))
     first, second = found["first_gpu_s"].to_list(), found["second_gpu_s"].to_list()
@@ -175,7 +175,7 @@ def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_lemons(found: pl.DataFrame, figure: Figure) -> None:
-    """How many nodes had so many failures, beside what chance would give."""
+    """Draw the number of nodes by failures, beside the one expected by chance."""
     axes = figure.subplots()
     counts = found.with_columns(pl.col("failures").round().cast(pl.Int64))
     most = max(2, int(counts["failures"].max() or 0))  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def draw_lemons(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_parts(found: pl.DataFrame, figure: Figure) -> None:
-    """Shares of lemons by part, beside the paper's."""
+    """Draw the shares of lemons by part, beside the paper's."""
     axes = figure.subplots()
     places = list(range(len(found)))
     shown = found.with_columns(pl.col("paper").fill_null(0.0))
@@ -213,7 +213,7 @@ def draw_parts(found: pl.DataFrame, figure: Figure) -> None:
 
 
 def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
-    """The share of nodes up to each value of a signal, and where the lemons are."""
+    """Draw the share of nodes up to each value of a signal, and the lemons' values."""
     axes = figure.subplots()
     names = steps["signal"].unique(maintain_order=True).to_list()
     for at, name in enumerate(names):

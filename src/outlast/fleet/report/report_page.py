@@ -11,7 +11,7 @@ from outlast.fleet.report.fleet_report import DrawnReport, FleetReport
 from outlast.fleet.report.report_sections import DrawnSection, ReportColumn, ReportSection
 from outlast.text_formatting import plural
 
-SHOWN = 15  # rows; the others behind a line that opens
+SHOWN = 15  # rows; the others are collapsed
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 0 auto;
   max-width: 62rem; padding: 1.5rem; }
@@ -34,9 +34,9 @@ svg { max-width: 100%; height: auto; } summary { cursor: pointer; color: #0072b2
 """
 
 
-def render_page(whole: DrawnReport, figures: dict[str, str]) -> str:
-    """`figures`: an SVG element for each section that has one, by its key."""
-    report = whole.report
+def render_page(drawn: DrawnReport, figures: dict[str, str]) -> str:
+    """Return the page. `figures`: an SVG element for each section that has one, by its key."""
+    report = drawn.report
     heads = "".join(
         f"<li><b>{escape(one.figure)}</b>{escape(one.said)}<small>{escape(one.rests_on)}</small>"
         "</li>"
@@ -44,12 +44,12 @@ def render_page(whole: DrawnReport, figures: dict[str, str]) -> str:
     )
     links = "".join(
         f'<a href="#{escape(one.section.key)}">{escape(one.section.title)}</a>'
-        for one in whole.told
+        for one in drawn.sections
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # Nothing that a log says can load or run anything, should an escape ever be forgotten.
+        # Second line of defence: no text of a log can load or run anything.
         '<meta http-equiv="Content-Security-Policy"'
         " content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>Fleet report: {escape(report.source)}</title><style>{STYLE}</style></head><body>"
@@ -57,7 +57,7 @@ def render_page(whole: DrawnReport, figures: dict[str, str]) -> str:
         f'<ul class="heads">{heads}</ul>'
         + "".join(f'<p class="note">{escape(one)}</p>' for one in report.notes)
         + f"<nav>{links}</nav><main>"
-        + "".join(_section(one, figures.get(one.section.key, "")) for one in whole.told)
+        + "".join(_section(one, figures.get(one.section.key, "")) for one in drawn.sections)
         + f'</main><footer class="dim"><p>outlast {escape(report.version)}. Definitions:'
         " docs/fleet.md; after Kokolis et al. 2025, arXiv 2410.21680.</p></footer></body></html>\n"
     )
@@ -76,8 +76,8 @@ def _when(t_ns: int) -> str:
     return f"{dt.datetime.fromtimestamp(t_ns / 1e9, tz=dt.UTC):%Y-%m-%d %H:%M}"
 
 
-def _section(told: DrawnSection, figure: str) -> str:
-    one = told.section
+def _section(drawn_section: DrawnSection, figure: str) -> str:
+    one = drawn_section.section
     drawn = f"<figure>{figure}</figure>" if figure else ""
     notes = "".join(f'<p class="note">{escape(text)}</p>' for text in one.notes)
     return (
@@ -113,7 +113,7 @@ def _right(column: ReportColumn) -> str:
 
 
 def format_cell(value: Any, column: ReportColumn) -> str:
-    """A value as people read it in this column; "" for one that is not known."""
+    """Return a value as text for this column; "" for None."""
     if value is None:
         return ""
     if isinstance(value, float) and not math.isfinite(value):

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 Unit = Literal["", "count", "share", "hours", "days", "GPU hours", "times", "day", "p", "rate"]
 SERIES_MAX = 20_000
-ROWS_MAX = 1000  # of a table in a report; there is a note where there are more
+ROWS_MAX = 1000  # of a table in a report; more are noted
 
 
 class ReportColumn(msgspec.Struct, frozen=True):
-    """`key`: in the rows; `said`: above the column, for people."""
+    """Column of a table.
+
+    `key`: in the rows; `said`: heading.
+    """
 
     key: str
     said: str
@@ -30,8 +33,11 @@ class ReportColumn(msgspec.Struct, frozen=True):
 
 
 class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
-    """One table: `said` is what it says and how it is counted; its rows have the keys of its
-    columns. `notes`: what is to be kept in mind with these data."""
+    """One table of a report.
+
+    `said`: its meaning and how it is counted; rows have the keys of `columns`. `notes`: caveats of
+    these data.
+    """
 
     key: str
     title: str
@@ -39,12 +45,15 @@ class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[ReportColumn]
     rows: list[dict[str, Any]]
     notes: list[str]
-    series: list[dict[str, Any]] = []  # what a picture shows beyond the rows
+    series: list[dict[str, Any]] = []  # data of the figure beyond the rows
 
 
 class ReportFacts(NamedTuple):
-    """What several sections need, worked out once. `infra`: KEY and node of attempts that
-    infrastructure ended; `preempted`: for jobs that began again after that, or in a crash loop."""
+    """Results that several sections need, computed once.
+
+    `infra`: KEY and node of attempts that infrastructure ended; `preempted`: for jobs that
+    restarted after that, or in a crash loop.
+    """
 
     tables: Tables
     found: AttributedFailures
@@ -54,16 +63,17 @@ class ReportFacts(NamedTuple):
 
     @property
     def by(self) -> lemons.FailureBasis:
-        """What shows failures: jobs, or where none ran, outages."""
+        """The basis of failures: jobs, or outages if no job ran."""
         return lemons.failure_basis(self.tables)
 
     @property
     def node_rate_per_s(self) -> float:
+        """Failures per node-second of large jobs (r_f); 0 if unknown."""
         return (self.rate.per_1000_node_days or 0.0) / 1000 / 86_400
 
 
 class DrawnSection(NamedTuple):
-    """A section, and what draws it: None where there is nothing to be seen."""
+    """Section and its drawing function; None without anything to draw."""
 
     section: ReportSection
     draw: Callable[[Figure], None] | None = None
@@ -72,18 +82,24 @@ class DrawnSection(NamedTuple):
 def make_section(
     key: str,
     title: str,
-    said: str,
+    description: str,
     columns: list[ReportColumn],
     frame: pl.DataFrame,
     notes: list[str] | None = None,
     series: pl.DataFrame | None = None,
 ) -> ReportSection:
-    """Of the `columns` of a frame, its first ROWS_MAX rows."""
-    told = list(notes or [])
+    """Return a section of the `columns` of a frame, with its first ROWS_MAX rows."""
+    all_notes = list(notes or [])
     if len(frame) > ROWS_MAX:
-        told.append(f"{len(frame):,} rows: the first {ROWS_MAX:,} are here")
+        all_notes.append(f"{len(frame):,} rows: the first {ROWS_MAX:,} are here")
     rows = frame.select([one.key for one in columns]).head(ROWS_MAX).to_dicts()
     drawn = [] if series is None else series.head(SERIES_MAX).to_dicts()
     return ReportSection(
-        key=key, title=title, said=said, columns=columns, rows=rows, notes=told, series=drawn
+        key=key,
+        title=title,
+        said=description,
+        columns=columns,
+        rows=rows,
+        notes=all_notes,
+        series=drawn,
     )

@@ -12,11 +12,11 @@ from outlast.fleet.record_tables import DAY_NS
 from outlast.fleet.store.lake_selection import LONGEST_DAYS
 
 JOB_COLUMNS = ("cluster", "hosts", "nodes", "gpus", "start_ns", "t_ns")
-SLACK_NS = 60 * 10**9  # by which jobs on a node may seem to overlap: cleaning up, and rounding
+SLACK_NS = 60 * 10**9  # tolerated overlap of jobs on a node: cleaning up, and rounding
 
 
 class DoubleBooking(NamedTuple):
-    """At `t_ns` the jobs on a node had more GPUs than any job had of any node of its cluster."""
+    """Node whose jobs had more GPUs at `t_ns` than any job had of a node of its cluster."""
 
     cluster: str
     node: str
@@ -26,40 +26,45 @@ class DoubleBooking(NamedTuple):
 
 
 class DoubleBookingDetector:
-    """Days of jobs, shown from the last to the first: what ended later may have held a node on an
-    earlier day. Keeps jobs that ran at one midnight, up to LONGEST_DAYS each."""
+    """Detector over days of jobs, given from the last to the first.
+
+    A job that ended later may have held a node on an earlier day. Keeps the jobs that ran at one
+    midnight, up to LONGEST_DAYS each.
+    """
 
     def __init__(self) -> None:
         self._later: pl.DataFrame | None = None
         self._found: dict[tuple[str, str], DoubleBooking] = {}
 
     def see(self, jobs: pl.DataFrame, since_ns: int) -> None:
-        """Jobs that ended on the day that begins at `since_ns`."""
-        held = jobs.select(JOB_COLUMNS)
+        """Add the jobs that ended on the day that begins at `since_ns`."""
+        current = jobs.select(JOB_COLUMNS)
         if self._later is not None:
-            held = pl.concat([held, self._later])
-        for one in find_double_bookings(held):
+            current = pl.concat([current, self._later])
+        for one in find_double_bookings(current):
             known = self._found.get((one.cluster, one.node))
             if known is None or one.t_ns < known.t_ns:
                 self._found[one.cluster, one.node] = one
         begun = pl.col("start_ns")
         still = (begun < since_ns) & (begun > pl.col("t_ns") - LONGEST_DAYS * DAY_NS)
-        self._later = held.filter(still)
+        self._later = current.filter(still)
 
     def reaches(self, until_ns: int) -> bool:
-        """Whether a job that was shown ran before that."""
+        """Return whether an added job ran before that time."""
         return self._later is not None and bool((self._later["start_ns"] < until_ns).any())
 
     def found(self) -> list[DoubleBooking]:
-        """Each node that had too much at once, with the first time."""
+        """Return each double-booked node, with its first time."""
         return sorted(self._found.values(), key=lambda one: (one.t_ns, one.node))
 
 
 def find_double_bookings(jobs: pl.DataFrame) -> list[DoubleBooking]:
-    """Each node of these jobs that had too much at once, with the first time. What a node can have
-    is taken for the most that a job had of one; jobs with unequal shares of their nodes are passed
-    over, and so are lists that name no hosts."""
-    held = jobs.lazy().filter(
+    """Return each double-booked node of these jobs, with its first time.
+
+    A node's capacity is the most GPUs that a job had of a node. Jobs with unequal shares of their
+    nodes are ignored, and so are invalid host lists.
+    """
+    running = jobs.lazy().filter(
         pl.col("start_ns").is_not_null(),
         pl.col("start_ns") + SLACK_NS < pl.col("t_ns"),
         pl.col("gpus") > 0,
@@ -68,11 +73,11 @@ def find_double_bookings(jobs: pl.DataFrame) -> list[DoubleBooking]:
     )
     try:
         each = host_lists.explode_hosts(
-            held.with_columns(each=pl.col("gpus") // pl.col("nodes"))
+            running.with_columns(each=pl.col("gpus") // pl.col("nodes"))
         ).select("cluster", "node", "each", "start_ns", until=pl.col("t_ns") - SLACK_NS)
         begun = each.select("cluster", "node", "each", t_ns="start_ns", change="each")
         ended = each.select("cluster", "node", "each", t_ns="until", change=-pl.col("each"))
-        # What ends makes room for what begins at the same moment.
+        # An end comes before a start at the same time.
         steps = pl.concat([begun, ended]).sort("t_ns", "change")
         where = ("cluster", "node")
         most = pl.col("each").max().over("cluster")

@@ -1,4 +1,4 @@
-"""Ingestion of logs into a lake: recognised, read in parts, committed whole or not at all."""
+"""Ingestion of logs into a lake: detected, read in parts, committed atomically."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from outlast.fleet.store.pseudonyms import Pseudonyms
 
 AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
 EXAMPLES_MAX = 3  # of rejects, for each reason
-REJECTS_MAX = 200_000  # of a log of which hardly a row is read; then it is something else
+REJECTS_MAX = 200_000  # of a log with almost no valid rows: its format is another one
 _BLOCK_BYTES = 1 << 22
 
 
 class IngestedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one log. `before`: its content is in the lake already, so nothing was done."""
+    """Result of one log.
+
+    `before`: its content was in the lake already, so it was not read.
+    """
 
     source: LakeSource
     before: bool = False
@@ -42,7 +45,7 @@ class IngestedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a reading; `rows`, `since_ns` and `until_ns` are of the lake as it is now."""
+    """Result of an ingestion; `rows`, `since_ns` and `until_ns` are of the lake afterwards."""
 
     lake: str
     read: tuple[IngestedLog, ...]
@@ -63,18 +66,20 @@ class _Log(NamedTuple):
 def ingest(
     lake: Path,
     paths: Sequence[Path],
-    asked: LogOptions,
+    options: LogOptions,
     names: Pseudonyms | None = None,
     on_progress: Callable[[str, int], None] = lambda _source, _rows: None,
 ) -> IngestSummary:
-    """Read logs into a lake. `names` replaces those of people, hosts and clusters. `on_progress` is
-    told which log is being read, and how many of its rows were.
+    """Read logs into a lake.
 
-    Raises UsageError, SourceError (a log that is nothing known, or of which nothing can be read),
-    LakeError and StorageError; the lake is then as it was.
+    `names` replaces those of people, hosts and clusters. `on_progress` is called with the log's
+    name and the number of rows read. Raises UsageError, SourceError (a log of unknown format or
+    without a valid row), LakeError and StorageError; the lake is then unchanged.
     """
-    logs = [_log(path, asked, names) for path in paths]  # what cannot be read is refused at once
-    refuse_unused_options({log.format for log in logs}, asked)
+    logs = [
+        _log(path, options, names) for path in paths
+    ]  # unreadable logs are refused before any is read
+    refuse_unused_options({log.format for log in logs}, options)
     with open_writer(lake) as writer:
         _refuse_other_names(writer, names)
         known = {source.digest: source for source in writer.manifest.sources}
@@ -83,7 +88,7 @@ def ingest(
             if log.digest in known:
                 found.append(IngestedLog(source=known[log.digest], before=True))
                 continue
-            found.append(_read(writer, log, asked, names, on_progress))
+            found.append(_read(writer, log, options, names, on_progress))
             known[log.digest] = found[-1].source
         new = [one.source for one in found if not one.before]
         anonymous = names.mark if names else ""
@@ -112,9 +117,9 @@ def _twice(found: list[DoubleBooking]) -> tuple[str, ...]:
     )
 
 
-def _log(path: Path, asked: LogOptions, names: Pseudonyms | None) -> _Log:
-    format_ = detect_format(path, asked)
-    open_log(path, format_, asked)  # what it needs and was not said is an error now, not in an hour
+def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
+    format_ = detect_format(path, options)
+    open_log(path, format_, options)  # a missing option is an error now, not in an hour
     files = sorted(path.rglob("*.seg")) if path.is_dir() else [path]
     digest, size = xxhash.xxh3_128(), 0
     try:
@@ -127,15 +132,19 @@ def _log(path: Path, asked: LogOptions, names: Pseudonyms | None) -> _Log:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
     # Two nodes can have the same log.
-    said = f"{digest.hexdigest()} {asked.cluster} {asked.node_of(path)}"
-    known = names.replaced("digest", said) if names else xxhash.xxh3_128_hexdigest(said.encode())
+    identity = f"{digest.hexdigest()} {options.cluster} {options.node_of(path)}"
+    known = (
+        names.replaced("digest", identity)
+        if names
+        else xxhash.xxh3_128_hexdigest(identity.encode())
+    )
     return _Log(path, format_, known, size)
 
 
 def _read(
     writer: LakeWriter,
     log: _Log,
-    asked: LogOptions,
+    options: LogOptions,
     names: Pseudonyms | None,
     on_progress: Callable[[str, int], None],
 ) -> IngestedLog:
@@ -144,17 +153,17 @@ def _read(
     read_ns = time.time_ns()
     window = _Window(read_ns)
     examples: dict[str, list[Reject]] = {}
-    reading = open_log(log.path, log.format, asked)
+    reading = open_log(log.path, log.format, options)
     for part in _parts(log, reading):
         for one in part.rejects:
             some = examples.setdefault(one.reason, [])
             if len(some) < EXAMPLES_MAX:
                 some.append(one)
-        kept = names.part(part, name) if names else part
-        for kind, records in kept.tables.items():
+        stored = names.part(part, name) if names else part
+        for kind, records in stored.tables.items():
             window.see(records)
             writer.add(kind, records)
-        writer.reject(identity, kept.rejects)
+        writer.reject(identity, stored.rejects)
         _refuse_noise(log, reading)
         on_progress(name, reading.totals.rows)
     _refuse_unreadable(log, reading, examples)
@@ -174,7 +183,7 @@ def _read(
 
 
 def _parts(log: _Log, reading: LogReading) -> Iterator[RecordBatch]:
-    """Raises SourceError for a number that is too large for any record."""
+    """Yield the batches. Raises SourceError for a number too large for a record."""
     try:
         yield from reading
     except (pl.exceptions.PolarsError, OverflowError) as error:
@@ -185,7 +194,7 @@ def _parts(log: _Log, reading: LogReading) -> Iterator[RecordBatch]:
 
 
 class _Window:
-    """From when until when the records of a log are, and how many of them cannot be."""
+    """Time span of a log's records, and the number of records in the future."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -206,7 +215,7 @@ class _Window:
 
 
 def _refuse_noise(log: _Log, reading: LogReading) -> None:
-    """A log that is something else would fill the disk with its rejects."""
+    """Refuse a log with almost no valid rows: its rejects would fill the disk."""
     totals = reading.totals
     bad = totals.rejects.total()
     good = totals.records.total() + totals.skipped.total()

@@ -1,7 +1,7 @@
 """The lake: records of a cluster on disk, by kind and day (docs/fleet.md).
 
-`lake.json` names every file that belongs to the lake, and is renamed into place when all of them
-are there: what it does not name is a leftover, and nobody reads it.
+`lake.json` names every file of the lake and is renamed into place after all of them are written.
+Other files are leftovers and are ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outlast.errors import LakeError
 from outlast.fleet.record_tables import KIND_OF, Name, Tables, schema
 
 VERSION = 1
-PARQUET = b"PAR1"  # a file begins and ends so
+PARQUET = b"PAR1"  # first and last bytes of a file
 MANIFEST = "lake.json"
-UNFINISHED = ("RUNNING", "SUSPENDED")  # a later reading says how these ended
+UNFINISHED = ("RUNNING", "SUSPENDED")  # their end is in a later log
 
 Day = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -29,8 +29,10 @@ Identity = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
 
 
 class LakePart(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of one kind and day: one file. `last_ns` is the latest moment that one of them
-    speaks of, the end of an outage included."""
+    """File with the records of one kind and day.
+
+    `last_ns`: latest time in a record, including the ends of outages.
+    """
 
     kind: Name
     day: Day
@@ -42,12 +44,16 @@ class LakePart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
+        """Path of the file in the lake."""
         return f"{self.kind}/day={self.day}/{self.id}.parquet"
 
 
 class LakeSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One log that was read. Each of its rows is a record, or one of `skipped` or `rejects`; a row
-    that is several records (a fault is an outage and a finding) is in `records` as often."""
+    """A log that was read.
+
+    Each of its rows is a record, or one of `skipped` or `rejects`; a row of several records (a
+    fault is an outage and a finding) counts for each in `records`.
+    """
 
     id: Identity
     name: str
@@ -57,25 +63,25 @@ class LakeSource(msgspec.Struct, frozen=True, kw_only=True):
     read_ns: int
     rows: int
     records: dict[Name, int]
-    skipped: dict[str, int]  # rows that are no records by their nature, by what they are
+    skipped: dict[str, int]  # rows that hold no record, by kind
     rejects: dict[str, int]  # rows that could not be read, by reason: rejects/ID.jsonl has them
     since_ns: int | None  # of its records; None: it has none
     until_ns: int | None
-    odd: dict[str, int] = {}  # records that were kept in spite of this
+    odd: dict[str, int] = {}  # records kept despite this anomaly
     notes: tuple[str, ...] = ()
 
 
 class LakeManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a lake."""
+    """Content of a lake."""
 
     version: int = VERSION
-    anonymous: str = ""  # which key replaced the names; "": they are as they were
+    anonymous: str = ""  # mark of the key of the pseudonyms; "": original names
     sources: tuple[LakeSource, ...] = ()
     parts: tuple[LakePart, ...] = ()
 
 
 class Lake:
-    """A lake as it was when it was opened."""
+    """A lake, as of the time it was opened."""
 
     def __init__(self, path: Path, manifest: LakeManifest) -> None:
         self.path = path
@@ -83,7 +89,7 @@ class Lake:
 
     @classmethod
     def open(cls, path: Path) -> Lake:
-        """Raises LakeError for what is no lake, holds no records, or cannot be read."""
+        """Open a lake. Raises LakeError if it is none, is empty, or cannot be read."""
         manifest = read_manifest(path)
         if manifest is None:
             raise LakeError(
@@ -105,20 +111,20 @@ class Lake:
 
     @property
     def since_ns(self) -> int:
-        """The first moment that a record speaks of."""
+        """First time in a record."""
         return min(part.first_ns for part in self.manifest.parts)
 
     @property
     def until_ns(self) -> int:
-        """Just after the last moment that a record speaks of."""
+        """Just after the last time in a record."""
         return max(part.last_ns for part in self.manifest.parts) + 1
 
     def tables(self, since_ns: int | None = None, until_ns: int | None = None) -> Tables:
-        """Records from `since_ns` up to, not including, `until_ns`; by default all.
+        """Return the records from `since_ns` up to, not including, `until_ns`; by default all.
 
-        Jobs, findings and repairs are those whose `t_ns` lies in the window, outages those that
-        reach into it, nodes and checks those that were there before its end. Only days that can
-        have one are read. Raises LakeError for a window that is empty or outside of the lake.
+        Jobs, findings and repairs with `t_ns` in the window, outages that overlap it, nodes and
+        checks known before its end. Only days that can have such records are read. Raises LakeError
+        for a window that is empty or outside of the lake.
         """
         since = self.since_ns if since_ns is None else since_ns
         until = self.until_ns if until_ns is None else until_ns
@@ -155,13 +161,13 @@ class Lake:
 
 
 def renumber_attempts(jobs: pl.LazyFrame) -> pl.LazyFrame:
-    """With `attempt` counted anew: a source that tells of one attempt alone calls it the first."""
+    """Renumber `attempt`: a source with a single attempt numbers it as the first."""
     job = pl.struct("cluster", "job", began=pl.coalesce("start_ns", "submit_ns", "t_ns"))
     return jobs.with_columns(attempt=job.map_batches(_attempt_numbers, return_dtype=pl.Int64))
 
 
 def _attempt_numbers(jobs: pl.Series) -> pl.Series:
-    """Few jobs have several attempts, and only those are sorted."""
+    """Number attempts by start. Only jobs with several attempts are sorted."""
     key = pl.struct("cluster", "job").hash()
     every = jobs.struct.unnest().select(key.alias("key"), "began").with_row_index("at")
     several = every.filter(pl.col("key").is_duplicated()).sort("key", "began", "at")
@@ -172,7 +178,7 @@ def _attempt_numbers(jobs: pl.Series) -> pl.Series:
 
 
 def scan(path: Path, parts: Iterable[LakePart], kind: Name) -> pl.LazyFrame:
-    """The records of some parts of one kind."""
+    """Return the records of some parts of one kind."""
     files = [path / part.file for part in parts]
     wanted = schema(KIND_OF[kind])
     if not files:
@@ -181,7 +187,7 @@ def scan(path: Path, parts: Iterable[LakePart], kind: Name) -> pl.LazyFrame:
 
 
 def read_manifest(path: Path) -> LakeManifest | None:
-    """None where there is none. Raises LakeError."""
+    """Return the manifest; None if there is none. Raises LakeError."""
     file = path / MANIFEST
     try:
         data = file.read_bytes()
@@ -202,23 +208,23 @@ def read_manifest(path: Path) -> LakeManifest | None:
 
 
 def format_time(t_ns: int) -> str:
-    """A moment, to the second, in UTC."""
+    """Return a time as text, to the second, in UTC."""
     when = dt.datetime.fromtimestamp(t_ns // 10**9, tz=dt.UTC)
     return when.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def day_of(day: int) -> str:
-    """The name of a day, counted from 1970."""
+    """Return the name of a day, counted from 1970."""
     return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()
 
 
 def day_number(name: str) -> int:
-    """A day's number, of its name."""
+    """Return a day's number from 1970 on by its name."""
     return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
 
 
 def _wrong(file: Path) -> str:
-    """What keeps a file from being Parquet that was written to its end; "" where nothing does."""
+    """Return the defect of a Parquet file; "" if it is complete."""
     try:
         with file.open("rb") as data:
             begin = data.read(len(PARQUET))

@@ -28,20 +28,20 @@ def cluster_names(lake: Lake) -> dict[str, set[str]]:
     }
 
 
-def resolve_cluster(lake: Lake, asked: str | None) -> str:
-    """Return the cluster to analyse: the one asked for, else the only one of the lake.
+def resolve_cluster(lake: Lake, cluster: str | None) -> str:
+    """Return the cluster to analyse: the given one, else the only one of the lake.
 
-    "" stands for records whose source names no cluster. Raises UsageError where the lake holds
-    several clusters and none was asked for, and for a cluster that the lake does not hold.
+    "" stands for records whose source names no cluster. Raises UsageError if the lake holds several
+    clusters and none is given, and for a cluster that the lake does not hold.
     """
     of = cluster_names(lake)
     named = sorted(set[str]().union(*of.values()) - {""})
     several = len(named) > 1 or ("" in of["jobs"] and len(of["jobs"]) > 1)
     known = [*named, ""] if any("" in each for each in of.values()) else named
-    if asked is not None:
-        if asked not in known:
-            raise UsageError(f"--cluster {asked}: {lake.path} has {_listed(known)}")
-        return asked
+    if cluster is not None:
+        if cluster not in known:
+            raise UsageError(f"--cluster {cluster}: {lake.path} has {_listed(known)}")
+        return cluster
     if several:
         raise UsageError(
             f"{lake.path} holds several clusters, which are not computed together: say --cluster"
@@ -53,16 +53,16 @@ def resolve_cluster(lake: Lake, asked: str | None) -> str:
 def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -> Tables:
     """Return the records of one cluster of a lake.
 
-    Records without a cluster belong to it where it is the only one that the lake names, except
-    jobs where some jobs have the name: the same jobs may have been read with it and without.
-    Others are left out, and `notes` gets how many.
+    Records without a cluster belong to it if it is the only one that the lake names, except jobs if
+    some jobs have the name: the same jobs may have been ingested twice. Others are dropped, and
+    `notes` gets their number.
     """
     of = cluster_names(lake)
     named = set[str]().union(*of.values()) - {""}
     only = named <= {cluster}
     one = pl.lit(cluster)
     chosen: dict[str, pl.LazyFrame] = {}
-    left: dict[str, int] = {}
+    ignored: dict[str, int] = {}
     for kind in NAMES.values():
         frame: pl.LazyFrame = getattr(tables, kind)
         filled = only and "" in of[kind] and (kind != "jobs" or of[kind] == {""})
@@ -72,11 +72,11 @@ def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -
             continue
         chosen[kind] = frame if of[kind] <= {cluster} else frame.filter(pl.col("cluster") == one)
         if cluster and "" in of[kind]:
-            left[kind] = int(frame.select((pl.col("cluster") == "").sum()).collect().item())
-    said = [plural(many, kind[:-1]) for kind, many in left.items() if many]
-    if said:
+            ignored[kind] = int(frame.select((pl.col("cluster") == "").sum()).collect().item())
+    counts = [plural(many, kind[:-1]) for kind, many in ignored.items() if many]
+    if counts:
         notes.append(
-            f"{' and '.join(said)} of no named cluster left out: read their logs again with"
+            f"{' and '.join(counts)} of no named cluster left out: read their logs again with"
             f" --cluster, into a new lake, or look at them with --cluster ''"
         )
     return tables._replace(**chosen)
@@ -89,30 +89,31 @@ def _listed(known: list[str]) -> str:
 
 
 BY_NODE: tuple[Name, ...] = ("nodes", "outages", "findings", "repairs", "interruptions")
-"""Kinds of records that name a node each."""
+"""Kinds of records that name one node."""
 
 
 def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
     """Return tables of one cluster in which a node has the name that its jobs have.
 
-    `n1.example.org` becomes `n1` where jobs (else the list of nodes, else outages) name `n1` and
-    only one longer name begins so; `n1` becomes `n1.example.org` where only one of their names
-    begins so. A name that could be two nodes stays as it is; `notes` gets both.
+    `n1.example.org` becomes `n1` if jobs (else the list of nodes, else outages) name `n1` and only
+    one longer name begins so; `n1` becomes `n1.example.org` if only one of their names begins so.
+    An ambiguous name is unchanged. `notes` gets both.
     """
-    said = {kind: _names(getattr(tables, kind)) for kind in BY_NODE}
+    names_of = {kind: _names(getattr(tables, kind)) for kind in BY_NODE}
     lists = tables.jobs.select("hosts").filter(pl.col("hosts") != "").unique()
     dot = pl.col("hosts").str.contains(".", literal=True).any()
     if not lists.select(dot).collect().item() and not any(
-        "." in name for names in said.values() for name in names
+        "." in name for names in names_of.values() for name in names
     ):
         return tables
     ours = set(nodes_of(lists).select(pl.col("node").unique()).collect()["node"])
-    ours = ours or said["nodes"] or said["outages"]
-    table, unclear = _translation(ours, set[str]().union(*said.values()) - ours)
+    ours = ours or names_of["nodes"] or names_of["outages"]
+    table, unclear = _translation(ours, set[str]().union(*names_of.values()) - ours)
     if unclear:
         notes.append(
-            f"{plural(len(unclear), 'name')} of nodes could be several ({min(unclear)}): what"
-            " they name is told of no job; write names alike, or read each site into its own lake"
+            f"{plural(len(unclear), 'name')} of nodes could be several ({min(unclear)}): their"
+            " records are attributed to no job; write names alike, or read each site into its own"
+            " lake"
         )
     if not table:
         return tables
@@ -127,7 +128,7 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
         **{
             kind: getattr(tables, kind).with_columns(node=alike)
             for kind in BY_NODE
-            if said[kind] & table.keys()
+            if names_of[kind] & table.keys()
         }
     )
 
@@ -164,10 +165,10 @@ def _names(frame: pl.LazyFrame) -> set[str]:
     return set(frame.select(pl.col("node").unique()).collect()["node"]) - {""}
 
 
-LONGEST_DAYS = 30  # after all that is known: a job that ends later has a wrong date
-GAP_DAYS = 60  # without a job, beyond which a few jobs are taken for ones with a wrong date
+LONGEST_DAYS = 30  # after all other records: a job that ends later has a wrong date
+GAP_DAYS = 60  # without a job, beyond which a few jobs are assumed to have a wrong date
 FEW_SHARE = 0.001
-NEAR_NS = 3600 * 10**9  # so long around a window is what tells of a failure at either end of it
+NEAR_NS = 3600 * 10**9  # margin for findings of failures at the ends of a window
 
 
 def load_window(
@@ -178,10 +179,10 @@ def load_window(
     cluster: str | None = None,
     notes: list[str] | None = None,
 ) -> Tables:
-    """Records from `since` up to, not including, `until` (dates or times, UTC where they say no
-    zone); by default the time that jobs are known of, or where there are none, other events.
+    """Return the records from `since` up to, not including, `until`.
 
-    Raises UsageError, LakeError, and is `between` otherwise.
+    Dates or times, UTC without a zone; by default the period with jobs, or without any, with other
+    events. Raises UsageError and LakeError. Otherwise as `load_period`.
     """
     first, last = known_period(lake, cluster, notes)
     since_ns = first if since is None else parse_flag_time("--since", since)
@@ -200,15 +201,15 @@ def load_period(
     cluster: str | None = None,
     notes: list[str] | None = None,
 ) -> Tables:
-    """What happened in that time and what tells of it.
+    """Return the events of a period, and the findings related to them.
 
-    Jobs that began before the window's end and ended after it are there as well: time in which
-    nothing failed counts (`exposure.attempts`), but for those that end over LONGEST_DAYS after all
-    that is known. So is what was found within an hour around the window, which tells of failures at
-    its ends. They are of one `cluster` (`clusters.resolve`); `notes` gets what was left out or
-    joined. Raises LakeError, UsageError.
+    Jobs that began in the period and ended later are included, since time without a failure counts
+    (`exposure.attempts`), unless they end over LONGEST_DAYS after all other records. So are
+    findings within an hour around the period, which relate to failures at its ends. They are of one
+    `cluster` (`resolve_cluster`); `notes` gets the records that were dropped or merged. Raises
+    LakeError, UsageError.
     """
-    said = [] if notes is None else notes
+    all_notes = [] if notes is None else notes
     one = resolve_cluster(lake, cluster)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
     near = lake.tables(since_ns - NEAR_NS, until_ns + NEAR_NS)
@@ -216,12 +217,12 @@ def load_period(
     longer = lake.tables(since_ns, max(until_ns, last_ns) + LONGEST_DAYS * DAY_NS).jobs
     began = (pl.col("t_ns") < until_ns) | (pl.col("start_ns") < until_ns)
     chosen = near._replace(jobs=longer.filter(began), since_ns=since_ns, until_ns=until_ns)
-    alone = select_cluster(chosen, lake, one, said)
-    return exposure.without_contradicted(unify_node_names(alone, said), said)
+    alone = select_cluster(chosen, lake, one, all_notes)
+    return exposure.without_contradicted(unify_node_names(alone, all_notes), all_notes)
 
 
 def parse_flag_time(flag: str, text: str) -> int:
-    """Nanoseconds since 1970. Raises UsageError, which names the flag."""
+    """Return nanoseconds since 1970. Raises UsageError, which names the flag."""
     try:
         when = dt.datetime.fromisoformat(text)
         at = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
@@ -236,13 +237,12 @@ def parse_flag_time(flag: str, text: str) -> int:
 def known_period(
     lake: Lake, cluster: str | None = None, notes: list[str] | None = None
 ) -> tuple[int, int]:
-    """Return from when until when things are known of a cluster (`clusters.resolve`) of the lake.
+    """Return the period of a cluster's records in the lake (`resolve_cluster`).
 
-    Of jobs, from the first end of one on, as that a node was bought earlier says nothing of when
-    jobs are known; of runs of `outlast run` alone, from the first start on. Where there are none,
-    of other events, all the time that the logs speak of which have them. Not longer than until the
-    last reading: of what is still to come nothing is known.
-    A few jobs far away from all others (a wrong year) do not move an end: `notes` gets them.
+    Of jobs, from the first end on, since an earlier NodeSeen does not show that jobs were recorded;
+    with runs of `outlast run` alone, from the first start on. Without jobs, the period of the logs
+    with other events. At most until the last ingestion. A few jobs far from all others (a wrong
+    year) do not move an end: `notes` gets them.
     """
     one = resolve_cluster(lake, cluster)
     first, last = _mentioned_days(lake, one, [] if notes is None else notes)
@@ -254,9 +254,9 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
     jobs = [part for part in lake.manifest.parts if part.kind == "jobs"]
     others = any(one not in ("", cluster) for one in cluster_names(lake)["jobs"])
     if jobs and not others:
-        kept = _main_stretch(jobs, notes)
-        first = min(one.first_ns for one in kept)
-        return min(first, *_runs_begun(lake, first)), max(one.last_ns for one in kept) + 1
+        main = _main_stretch(jobs, notes)
+        first = min(one.first_ns for one in main)
+        return min(first, *_runs_begun(lake, first)), max(one.last_ns for one in main) + 1
     for kinds in (("jobs",), ("outages", "findings", "repairs")) if others else ():
         spans = [
             getattr(lake.tables(), kind).filter(pl.col("cluster") == cluster)
@@ -276,8 +276,10 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
 
 
 def _runs_begun(lake: Lake, until_ns: int) -> list[int]:
-    """Return from when the runs of `outlast run` are known, where there are no other jobs: a run
-    is known from its start, which its costs are dated by."""
+    """Return the begins of `outlast run` runs, if there are no other jobs.
+
+    A run is known from its start, which dates its costs.
+    """
     sources = [source for source in lake.manifest.sources if source.records.get("jobs")]
     if any(source.format != "run" for source in sources):
         return [until_ns]
@@ -286,8 +288,11 @@ def _runs_begun(lake: Lake, until_ns: int) -> list[int]:
 
 
 def _main_stretch(jobs: list[LakePart], notes: list[str]) -> list[LakePart]:
-    """Return the days of jobs without those at either end that hold at most FEW_SHARE of the jobs
-    and lie more than GAP_DAYS away from all others."""
+    """Return the days of jobs without outliers.
+
+    Outliers are days at either end with at most FEW_SHARE of the jobs, more than GAP_DAYS from all
+    others.
+    """
     days = sorted(jobs, key=lambda part: part.day)
     most = FEW_SHARE * sum(part.rows for part in days)
     first, last, rows = 0, len(days), 0

@@ -44,13 +44,15 @@ REJECTS = "rejects"
 WAIT_S = 5.0
 _POLL_S = 0.1
 _SYNCS = 16
-_ROWS_HELD = 125_000  # of one kind, before they go to disk
+_BUFFERED_ROWS_MAX = 125_000  # of one kind, before they go to disk
 _OURS = re.compile(r"[0-9a-f]{16}\.(parquet|jsonl)")
 
 
 class AddedRecords(NamedTuple):
-    """What came of the records of one kind. `again`: the lake had them. `replaced`: records of the
-    lake that told less of the same thing."""
+    """Counts of the added records of one kind.
+
+    `again`: already in the lake. `replaced`: less complete records of the lake that were replaced.
+    """
 
     records: int
     again: int
@@ -58,13 +60,13 @@ class AddedRecords(NamedTuple):
 
 
 class LakeWriter:
-    """One reading into a lake; see `writing`."""
+    """One ingestion into a lake; see `open_writer`."""
 
     def __init__(self, path: Path, manifest: LakeManifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._held: dict[Name, list[pl.DataFrame]] = {}
-        self._rows_held: dict[Name, int] = {}
+        self._buffered: dict[Name, list[pl.DataFrame]] = {}
+        self._buffered_rows: dict[Name, int] = {}
         self._staged: dict[Name, dict[int, list[Path]]] = {kind: {} for kind in KIND_OF}
         self._files = 0
         self._unsynced: set[Path] = set()
@@ -73,26 +75,27 @@ class LakeWriter:
         ] = []  # among jobs of the days that were merged, and before
 
     def add(self, kind: Name, records: pl.DataFrame) -> None:
-        """Records with the columns of their kind. Raises StorageError."""
-        self._held.setdefault(kind, []).append(records)
-        self._rows_held[kind] = self._rows_held.get(kind, 0) + records.height
-        if self._rows_held[kind] >= _ROWS_HELD:
+        """Add records with the columns of their kind. Raises StorageError."""
+        self._buffered.setdefault(kind, []).append(records)
+        self._buffered_rows[kind] = self._buffered_rows.get(kind, 0) + records.height
+        if self._buffered_rows[kind] >= _BUFFERED_ROWS_MAX:
             with _io(self.path):
                 self._stage(kind)
 
     def reject(self, identity: str, rows: list[Reject]) -> None:
-        """Rows of the source with this identity, one JSON object a line. Raises StorageError."""
+        """Add rejects of the source with this identity, one JSON object a line. Raises
+        StorageError."""
         if rows:
             with _io(self.path), self._rejects(identity).open("ab") as out:
                 out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
 
     def commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
-        """All that was added is in the lake, or nothing. Raises StorageError."""
+        """Commit all added records atomically. Raises StorageError."""
         with _io(self.path):
             return self._commit(sources, anonymous)
 
     def _commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
-        for kind in list(self._held):
+        for kind in list(self._buffered):
             self._stage(kind)
         parts, added = list(self.manifest.parts), {}
         for kind in KIND_OF:
@@ -111,8 +114,8 @@ class LakeWriter:
         return added
 
     def _stage(self, kind: Name) -> None:
-        frame = pl.concat(self._held.pop(kind))
-        self._rows_held[kind] = 0
+        frame = pl.concat(self._buffered.pop(kind))
+        self._buffered_rows[kind] = 0
         by_day = frame.with_columns(_day=pl.col("t_ns") // DAY_NS).partition_by(
             "_day", as_dict=True, include_key=False
         )
@@ -123,7 +126,7 @@ class LakeWriter:
             self._staged[kind].setdefault(int(str(day)), []).append(file)
 
     def _merged(self, kind: Name, parts: list[LakePart]) -> tuple[list[LakePart], AddedRecords]:
-        """The parts with those of `kind` as they will be, their files in place."""
+        """Return the merged parts of all kinds, with the files of `kind` in place."""
         staged = {day_of(day): files for day, files in self._staged[kind].items()}
         old = {part.day: part for part in parts if part.kind == kind}
         stale = partition_merge.find_stale(self.path, kind, list(old.values()), staged)
@@ -185,11 +188,14 @@ class LakeWriter:
 
 @contextmanager
 def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
-    """The only writer of a lake, which is made where nothing is. What is not committed is gone at
-    the end. Raises UsageError for a directory that is something else, LakeError where another
-    writer stays for longer than `wait_s` or the lake cannot be read, StorageError."""
-    made = not path.exists()
-    if not made and not path.is_dir():
+    """Open the exclusive writer of a lake, which is created if missing.
+
+    Uncommitted records are dropped at the end. Raises UsageError for another kind of directory,
+    LakeError if another writer holds the lock for longer than `wait_s` or the lake cannot be read,
+    StorageError.
+    """
+    is_new = not path.exists()
+    if not is_new and not path.is_dir():
         raise UsageError(
             f"{path} is a file, and a lake is a directory: `outlast fleet ingest LAKE LOG...`;"
             " nothing was written"
@@ -208,13 +214,13 @@ def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
             yield LakeWriter(path, manifest)
         finally:
             shutil.rmtree(path / READING, ignore_errors=True)
-            _leave(path, made=made)
+            _leave(path, is_new=is_new)
     finally:
         os.close(lock)
 
 
 def remove_leftovers(path: Path, manifest: LakeManifest) -> None:
-    """Remove what an earlier writer has left, and what was replaced."""
+    """Remove the files of an interrupted writer, and replaced files."""
     shutil.rmtree(path / READING, ignore_errors=True)
     named = {part.file for part in manifest.parts}
     named |= {f"{REJECTS}/{source.id}.jsonl" for source in manifest.sources}
@@ -226,8 +232,8 @@ def remove_leftovers(path: Path, manifest: LakeManifest) -> None:
                     file.parent.rmdir()
 
 
-def _leave(path: Path, *, made: bool) -> None:
-    """A directory in which nothing was committed is as it was afterwards."""
+def _leave(path: Path, *, is_new: bool) -> None:
+    """Restore a directory in which nothing was committed."""
     if not (path / MANIFEST).exists():
         remove_leftovers(path, LakeManifest())
         for kind in (*KIND_OF, REJECTS):
@@ -235,7 +241,7 @@ def _leave(path: Path, *, made: bool) -> None:
                 (path / kind).rmdir()
         with suppress(OSError):
             (path / LOCK).unlink(missing_ok=True)
-            if made:
+            if is_new:
                 path.rmdir()
 
 
@@ -251,7 +257,7 @@ def _refuse_strange(path: Path) -> None:
 
 
 def _refuse_links(path: Path) -> None:
-    """What is written and removed must be in the lake. Raises LakeError."""
+    """Refuse symbolic links: all writes must stay in the lake. Raises LakeError."""
     folders = (REJECTS, *KIND_OF, *(f"{kind}/day=*" for kind in KIND_OF))
     for folder in (each for pattern in folders for each in path.glob(pattern)):
         if folder.is_symlink():
@@ -262,7 +268,7 @@ def _refuse_links(path: Path) -> None:
 
 
 def _locked(path: Path, wait_s: float) -> int:
-    """The lock's file, held: a waiting writer's must still be the one under this name."""
+    """Return the locked file; it must still be the one at this path. Raises LakeError."""
     deadline = time.monotonic() + wait_s
     while True:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

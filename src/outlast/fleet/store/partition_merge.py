@@ -16,14 +16,18 @@ _OUTAGE = ("cluster", "node", "t_ns", "symptom", "detail")
 
 
 class StaleRecords(NamedTuple):
-    """Records of jobs that were not finished when they were read, of which more is known now: by
-    the key of the attempt and `t_ns`; and the days of the lake that have some."""
+    """Records of unfinished jobs for which better ones exist now.
+
+    By the key of the attempt and `t_ns`; and the days of the lake that have some.
+    """
 
     rows: pl.DataFrame
     days: tuple[str, ...]
 
 
 class MergeCounts(NamedTuple):
+    """Number of staged records, of those already known, and of replaced ones."""
+
     records: int
     again: int
     replaced: int
@@ -32,8 +36,11 @@ class MergeCounts(NamedTuple):
 def find_stale(
     path: Path, kind: Name, parts: list[LakePart], staged: dict[str, list[Path]]
 ) -> StaleRecords:
-    """An attempt is a cluster's job that began (or, if it never did, was asked for) at one time.
-    A finished record is better than an unfinished one, and of those the latest is best."""
+    """Return the records of unfinished attempts that other records supersede.
+
+    An attempt is a cluster's job that began (or, if it never did, was submitted) at one time. A
+    finished record supersedes an unfinished one, and of those the latest wins.
+    """
     none = pl.DataFrame(schema={"cluster": pl.String, "job": pl.String, "_began": pl.Int64,
                                 "_held": pl.Boolean, "t_ns": pl.Int64})  # fmt: skip
     if kind != "jobs":
@@ -63,33 +70,33 @@ def find_stale(
 
 
 def merge_partition(
-    path: Path, kind: Name, had: LakePart | None, staged: Iterable[Path], gone: StaleRecords
+    path: Path, kind: Name, had: LakePart | None, staged: Iterable[Path], stale: StaleRecords
 ) -> tuple[pl.DataFrame, MergeCounts]:
-    """A day's records, by time, and what came of those that were `staged`."""
+    """Return a day's records, by time, and the counts of the `staged` ones."""
     old = scan(path, [had] if had else [], kind).collect()
     new = _read(kind, staged).collect()
     both = pl.concat([old.with_columns(_new=False), new.with_columns(_new=True)])
-    kept = both
+    merged = both
     if kind == "jobs":
-        kept = _without(both, gone.rows)
-        replaced = old.height - kept.filter(~pl.col("_new")).height
-        keyed = _attempts(kept.lazy()).collect()
-        kept = keyed.unique([*_ATTEMPT], keep="last", maintain_order=True)
-        kept = kept.drop("_began", "_held")
+        merged = _without(both, stale.rows)
+        replaced = old.height - merged.filter(~pl.col("_new")).height
+        keyed = _attempts(merged.lazy()).collect()
+        merged = keyed.unique([*_ATTEMPT], keep="last", maintain_order=True)
+        merged = merged.drop("_began", "_held")
     elif kind == "outages":
-        # An outage that has ended is known better than one that lasts.
+        # An ended outage supersedes an open one.
         order = both.sort(pl.col("until_ns").is_null(), maintain_order=True)
-        kept = order.unique(_OUTAGE, keep="first", maintain_order=True)
-        replaced = _opened(old) - _opened(kept.filter(~pl.col("_new")))
+        merged = order.unique(_OUTAGE, keep="first", maintain_order=True)
+        replaced = _opened(old) - _opened(merged.filter(~pl.col("_new")))
     else:
-        kept = both.unique(list(schema(KIND_OF[kind])), keep="first", maintain_order=True)
+        merged = both.unique(list(schema(KIND_OF[kind])), keep="first", maintain_order=True)
         replaced = 0
-    counted = MergeCounts(new.height, both.height - kept.height - replaced, replaced)
-    return kept.drop("_new").sort("t_ns", maintain_order=True), counted
+    counted = MergeCounts(new.height, both.height - merged.height - replaced, replaced)
+    return merged.drop("_new").sort("t_ns", maintain_order=True), counted
 
 
 def describe_part(kind: Name, day: str, identity: str, rows: pl.DataFrame) -> LakePart:
-    """What lake.json says of a file."""
+    """Return the manifest entry of a file."""
     last = rows["t_ns"].max()
     unfinished = 0
     if kind == "jobs":
@@ -104,21 +111,21 @@ def describe_part(kind: Name, day: str, identity: str, rows: pl.DataFrame) -> La
 
 
 def _attempts(jobs: pl.LazyFrame) -> pl.LazyFrame:
-    """With the key of an attempt."""
+    """Add the key of an attempt."""
     return jobs.with_columns(
         _began=pl.coalesce("start_ns", "submit_ns", "t_ns"), _held=pl.col("start_ns").is_not_null()
     )
 
 
-def _without(jobs: pl.DataFrame, gone: pl.DataFrame) -> pl.DataFrame:
-    if not gone.height:
+def _without(jobs: pl.DataFrame, stale: pl.DataFrame) -> pl.DataFrame:
+    if not stale.height:
         return jobs
-    marked = gone.with_columns(_gone=True)
+    marked = stale.with_columns(_gone=True)
     found = _attempts(jobs.lazy()).join(
         marked.lazy(), on=[*_ATTEMPT, "t_ns"], how="left", nulls_equal=True, maintain_order="left"
     )
-    kept = found.filter(pl.col("_gone").is_null() | ~pl.col("state").is_in(UNFINISHED))
-    return kept.drop("_began", "_held", "_gone").collect()
+    current = found.filter(pl.col("_gone").is_null() | ~pl.col("state").is_in(UNFINISHED))
+    return current.drop("_began", "_held", "_gone").collect()
 
 
 def _opened(outages: pl.DataFrame) -> int:
@@ -126,7 +133,7 @@ def _opened(outages: pl.DataFrame) -> int:
 
 
 def _days(path: Path, running: list[LakePart], dead: pl.DataFrame) -> tuple[str, ...]:
-    """Of the parts that have records which go."""
+    """Return the days of the parts that have stale records."""
     return tuple(
         part.day
         for part in running

@@ -1,7 +1,7 @@
 """Pseudonyms for people, hosts and clusters in records.
 
-The same name becomes the same word wherever and whenever the same key is used, and without the key
-nobody can tell which name it was, not even by trying names.
+With the same key a name always has the same pseudonym. Without the key it cannot be recovered, not
+even by trying names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEVICE = re.compile(
     r"(?:[/:]\d{1,3})?",
     re.IGNORECASE,
 )
-# What becomes of each column that can name somebody: which kind of name it is.
+# The kind of name in each column that can identify somebody.
 _COLUMNS: dict[Name, dict[str, str]] = {
     "jobs": {
         "cluster": "cluster", "job": "job", "name": "name", "user": "user", "account": "account",
@@ -51,22 +51,21 @@ _COLUMNS: dict[Name, dict[str, str]] = {
 
 
 class Pseudonyms:
-    """Replaces names by words that the key makes of them."""
+    """Keyed pseudonyms of names."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self.mark = self.replaced("key", "")  # which key it was, and nothing else of it
+        self.mark = self.replaced("key", "")  # identifies the key without revealing it
 
     def replaced(self, kind: str, name: str) -> str:
-        """A word for a name; names of other kinds have other words."""
+        """Return the pseudonym of a name, which depends on its kind."""
         digest = hashlib.blake2b(
             f"{kind}\0{name}".encode(errors="surrogatepass"), key=self._key, digest_size=_WORD_BYTES
         )
         return f"{kind}-{digest.hexdigest()}"
 
     def part(self, part: RecordBatch, source: str) -> RecordBatch:
-        """Its records with other names and without free text; of its rejects only where they were
-        and why."""
+        """Return records with pseudonyms, without free text; of rejects only place and reason."""
         tables: dict[Name, pl.DataFrame] = {
             kind: self.table(kind, records) for kind, records in part.tables.items()
         }
@@ -74,13 +73,13 @@ class Pseudonyms:
         return RecordBatch(tables, rejects)
 
     def table(self, kind: Name, records: pl.DataFrame) -> pl.DataFrame:
-        """Records of one kind with other names and without free text."""
+        """Return records of one kind with pseudonyms and without free text."""
         return records.with_columns(
             _each(records[column], self._how(what)) for column, what in _COLUMNS[kind].items()
         )
 
     def reasons(self, rejects: Mapping[str, int]) -> dict[str, int]:
-        """Why rows were rejected, without what those rows said."""
+        """Return the reasons of rejects without quoted content."""
         found: Counter[str] = Counter()
         for reason, rows in rejects.items():
             found[_unquoted(reason)] += rows
@@ -103,14 +102,14 @@ class Pseudonyms:
         return text if plain.fullmatch(text) else self.replaced(kind, text)
 
     def _host(self, name: str) -> str:
-        """A word for a host, and one for its domain behind it: n1.example.org stays one of n1."""
+        """Return the pseudonyms of a host and of its domain; n1.example.org keeps that of n1."""
         first, dot, rest = name.partition(".")
         if not dot or not first or first.isdecimal():
             return self.replaced("host", name)
         return f"{self.replaced('host', first)}.{self.replaced('domain', rest)}"
 
     def _hosts(self, text: str) -> str:
-        """A host list of as many hosts; what is no host list is one host."""
+        """Return a host list of as many pseudonyms; an invalid list is one host."""
         try:
             found = host_lists.expand(text)
         except UsageError:
@@ -119,8 +118,10 @@ class Pseudonyms:
 
 
 def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:
-    """By the key in this file, which is made where there is none. Raises UsageError for a file that
-    is no key or lies in the lake, StorageError."""
+    """Return the pseudonyms of the key in this file, which is created if missing.
+
+    Raises UsageError for an invalid key or a file in the lake, StorageError.
+    """
     if key_file.resolve().is_relative_to(lake.resolve()):
         raise UsageError(
             f"{key_file} lies in the lake: whoever gets that could tell the names again; keep the"
@@ -153,7 +154,7 @@ def _make(key_file: Path) -> None:
 
 
 def _each(column: pl.Series, how: Callable[[str], str]) -> pl.Series:
-    """Every distinct text replaced once; an empty one says nothing, and stays."""
+    """Replace every distinct text once; an empty one stays."""
     distinct = [text for text in column.unique().to_list() if text]
     if not distinct:
         return column

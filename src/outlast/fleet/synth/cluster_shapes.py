@@ -1,9 +1,9 @@
 """Shapes of synthetic clusters: sizes, shares, and failure rates by node, cause and time.
 
-The paper is Kokolis et al. 2025 (arXiv 2410.21680), sections II and III. What it shows in a figure
-only (how jobs of each size share the GPU time, how often each cause strikes) is read off roughly;
-its sums hold: more than 66 % (RSC-2: 52 %) of the GPU time in jobs of 256 GPUs and more, more than
-90 % of the jobs and less than 10 % of the GPU time in those of a server and less.
+The paper is Kokolis et al. 2025 (arXiv 2410.21680), sections II and III. Values that it only shows
+in figures (GPU time by job size, frequency of each cause) are read off roughly; its sums hold: more
+than 66 % (RSC-2: 52 %) of the GPU time in jobs of 256 GPUs and more, more than 90 % of the jobs and
+less than 10 % of the GPU time in those of a server and less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPUS = 8  # in a node
 
 
 class JobSize(NamedTuple):
-    """Jobs of `gpus`: their share of the jobs, of the GPU time, and how many have QOS high."""
+    """Jobs of `gpus`: their share of the jobs, of the GPU time, and the share with QOS high."""
 
     gpus: int
     jobs: float
@@ -34,8 +34,11 @@ class JobSize(NamedTuple):
 
 
 class FailureCause(NamedTuple):
-    """Why hardware fails. `share` of the failures; "" as check: nothing sees it (the node is just
-    gone). `codes` are XIDs, one of which is shown."""
+    """Cause of hardware failures.
+
+    `share` of the failures; `check`: the check that detects it, "" for none (the node just
+    vanishes). `codes` are XIDs, one of which is logged.
+    """
 
     symptom: Symptom
     check: str
@@ -44,7 +47,7 @@ class FailureCause(NamedTuple):
 
 
 class RateEpisode(NamedTuple):
-    """`symptom` strikes `factor` times as often in a part of the window, said as shares of it."""
+    """Period, in shares of the window, in which `symptom` occurs `factor` times as often."""
 
     symptom: Symptom
     since: float
@@ -53,7 +56,7 @@ class RateEpisode(NamedTuple):
 
 
 class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster to be made; rates are per node-day of running jobs."""
+    """Parameters of a synthetic cluster; rates are per node-day of running jobs."""
 
     name: str
     nodes: Annotated[int, msgspec.Meta(ge=4, le=100_000)]
@@ -64,7 +67,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[FailureCause, ...]
     lemon_share: Share = 0.012
     lemon_factors: tuple[float, float] = (30.0, 60.0)  # times r_f
-    node_fail_share: Share = 0.5  # of the failures that a check sees; the others end as FAILED
+    node_fail_share: Share = 0.5  # of the detected failures; the others end as FAILED
     preempt_share: Share = 0.11  # of its nodes that a job of QOS high takes from lower ones
     protected_s: Positive = 7200.0  # a job is preempted after that
     work_sigma: Positive = 1.6  # of the logarithm of a job's length
@@ -75,16 +78,18 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     failed: Share = 0.272
     timeout: Share = 0.0068
     oom: Share = 0.0011
-    requeued: Share = 0.0228  # of the jobs that ask to begin anew, once
-    resubmit_share: Share = 0.03  # of those that end as FAILED, which begin under another number
+    requeued: Share = 0.0228  # of the jobs that request a requeue, once
+    resubmit_share: Share = (
+        0.03  # of those that end as FAILED, which are resubmitted under another number
+    )
     loop_share: Share = 0.01  # of the hardware failures of QOS high that a crash loop follows
     loop_length: Positive = 12.0  # attempts, the mean
     pcie_xid_share: Share = 0.43  # of PCIe errors that come with XID 79
     pcie_ipmi_share: Share = 0.21  # of them with XID 79 and an IPMI critical interrupt
     ib_gpu_share: Share = 0.02  # of InfiniBand failures that come with a GPU failure
-    drains_per_day: float = 1e-3  # findings that take a node away when its job has ended
+    drains_per_day: float = 1e-3  # findings that drain a node after its job
     warnings_per_day: float = 5e-3
-    excluding: Share = 0.005  # of the jobs that ask not to get some nodes
+    excluding: Share = 0.005  # of the jobs that exclude some nodes
     new_checks: tuple[tuple[Symptom, float], ...] = (("services", 0.33),)  # from then on
     episodes: tuple[RateEpisode, ...] = ()
 
@@ -151,8 +156,8 @@ RSC2 = ClusterShape(
         JobSize(1024, 0.001, 0.17, 1.0),
     ),
 )
-# As figure 5 has it: a driver's regression that is mended, a check of mounts that shows what was
-# there before, and links that fail for some weeks. (There, links of a handful of nodes.)
+# As in figure 5: a driver's regression that is fixed, a new check of mounts that detects an old
+# problem, and links that fail for some weeks. (In the paper, links of a handful of nodes.)
 EVENTFUL = msgspec.structs.replace(
     RSC1, name="rsc1-eventful", new_checks=(("filesystem", 0.35),),
     episodes=(RateEpisode("gpu-driver", 0.0, 0.15, 8.0), RateEpisode("ib-link", 0.75, 0.85, 6.0)),
@@ -161,20 +166,22 @@ SHAPES = {shape.name: shape for shape in (RSC1, RSC2, EVENTFUL)}
 
 
 def resize_shape(shape: ClusterShape, nodes: int) -> ClusterShape:
-    """The same cluster with other `nodes`: jobs a day in proportion, none larger than a quarter of
-    it (a half, of a cluster below 256 nodes)."""
+    """Return the same cluster with other `nodes`, and jobs a day in proportion.
+
+    No job is larger than a quarter of it (a half, below 256 nodes).
+    """
     most = GPUS * max(1, nodes // (4 if nodes >= 256 else 2))
-    kept = [size for size in shape.sizes if size.gpus <= most]
-    jobs, gpu_time = sum(size.jobs for size in kept), sum(size.gpu_time for size in kept)
+    fitting = [size for size in shape.sizes if size.gpus <= most]
+    jobs, gpu_time = sum(size.jobs for size in fitting), sum(size.gpu_time for size in fitting)
     sizes = tuple(
-        size._replace(jobs=size.jobs / jobs, gpu_time=size.gpu_time / gpu_time) for size in kept
+        size._replace(jobs=size.jobs / jobs, gpu_time=size.gpu_time / gpu_time) for size in fitting
     )
     per_node = shape.jobs_a_day / shape.nodes
     return msgspec.structs.replace(shape, nodes=nodes, jobs_a_day=per_node * nodes, sizes=sizes)
 
 
 def check_shape(shape: ClusterShape) -> ClusterShape:
-    """The same. Raises UsageError for a value that cannot be."""
+    """Return the shape. Raises UsageError for an invalid value."""
     try:
         return msgspec.convert(msgspec.structs.asdict(shape), ClusterShape)
     except msgspec.ValidationError as error:
@@ -182,14 +189,14 @@ def check_shape(shape: ClusterShape) -> ClusterShape:
 
 
 DAY_S = 86400.0
-AWAY_DAYS = 0.38  # the mean time that a node is away after a failure (outages.py)
+AWAY_DAYS = 0.38  # mean time of an outage after a failure (synthetic_jobs.draw_absence)
 
 
 class FailureProcess:
-    """Nodes fail at `rates` (per second of running jobs), times what the day has.
+    """Poisson process of node failures at `rates` per second of running jobs, with episodes.
 
-    `rates[node]` is the same all the time; causes ebb and flow in episodes, whose factors average
-    to 1 over the window, days of which are numbered from its begin; before it day 0 goes on.
+    `rates[node]` is constant; causes vary in episodes, whose factors average to 1 over the window.
+    Days are numbered from its begin; before it day 0 continues.
     """
 
     def __init__(self, shape: ClusterShape, days: float, lemons: dict[int, float]) -> None:
@@ -204,29 +211,31 @@ class FailureProcess:
         self._ages = [0.0, *accumulate(DAY_S * speed for speed in speeds)]
 
     def age(self, t_s: float) -> float:
-        """Seconds at the mean pace that have passed at `t_s`: what exposure is counted in."""
+        """Return the seconds at the mean pace until `t_s`, the unit of exposure."""
         if self._plain:
             return t_s
         day = min(max(int(t_s // DAY_S), 0), len(self._speeds) - 1)
         return self._ages[day] + (t_s - day * DAY_S) * self._speeds[day]
 
     def when(self, age: float) -> float:
-        """The time at which it is `age`."""
+        """Return the time at which the age is `age`."""
         if self._plain:
             return age
         day = min(max(bisect_right(self._ages, age) - 1, 0), len(self._speeds) - 1)
         return day * DAY_S + (age - self._ages[day]) / self._speeds[day]
 
     def cause(self, t_s: float, rng: random.Random) -> int:
-        """Which of the shape's causes strikes at `t_s`."""
+        """Draw the index of the shape's cause of a failure at `t_s`."""
         day = min(max(int(t_s // DAY_S), 0), len(self._weights) - 1)
         weights = self._weights[day]
         return rng.choices(range(len(weights)), weights)[0]
 
 
 def choose_lemons(shape: ClusterShape, rng: np.random.Generator) -> dict[int, float]:
-    """Which nodes are lemons, and how many times the fleet's rate they fail. So many that they do
-    not fail more often than all nodes should together."""
+    """Draw the lemons, with the factor of each over the fleet's rate.
+
+    At most so many that they do not fail more often than all nodes should together.
+    """
     low, high = shape.lemon_factors
     many = min(round(shape.lemon_share * shape.nodes), int(0.95 * shape.nodes / high))
     chosen = np.sort(rng.choice(shape.nodes, many, replace=False)).tolist()
@@ -234,7 +243,8 @@ def choose_lemons(shape: ClusterShape, rng: np.random.Generator) -> dict[int, fl
 
 
 def _rates(shape: ClusterShape, lemons: dict[int, float]) -> np.ndarray:
-    """Such that nodes at work fail at r_f in the mean, lemons being away more than others."""
+    """Return rates at which running nodes fail at r_f in the mean, since lemons are down more
+    often."""
     present = {node: 1 / (1 + factor * shape.r_f * AWAY_DAYS) for node, factor in lemons.items()}
     at_work = shape.nodes - len(lemons) + sum(present.values())
     taken = sum(factor * present[node] for node, factor in lemons.items())
@@ -246,7 +256,7 @@ def _rates(shape: ClusterShape, lemons: dict[int, float]) -> np.ndarray:
 
 
 def _factors(shape: ClusterShape, days: int) -> np.ndarray:
-    """By day and cause; the mean over the days is 1 for each cause."""
+    """Return the factors by day and cause; the mean over the days is 1 for each cause."""
     edges = np.arange(days + 1) / days
     factors = np.ones((days, len(shape.causes)))
     for column, cause in enumerate(shape.causes):

@@ -11,13 +11,16 @@ from outlast.fleet.synth.synthetic_jobs import CODE, QOS, SchedulerResult
 from outlast.fleet.synth.synthetic_tables import is_detected, job_number
 from outlast.log_records import JOB_STATES
 
-LONG_S = 86400.0  # job runs that held nodes for less are not told of
+LONG_S = 86400.0  # shorter job runs are omitted
 
 
 class TrueJobRun(msgspec.Struct, frozen=True):
-    """A job over its attempts, under whatever numbers. `wall_s`: since it could first start, as far
-    as the table knows; `productive_s`: scheduled time that was kept, which is what was saved before
-    each interruption and, in the last attempt, all after its start."""
+    """A job over its attempts, under all its numbers.
+
+    `wall_s`: since it could first start, as far as the table shows; `productive_s`: scheduled time
+    without lost work: the time saved before each interruption and, in the last attempt, all after
+    its start.
+    """
 
     jobs: tuple[str, ...]
     gpus: int
@@ -30,8 +33,10 @@ class TrueJobRun(msgspec.Struct, frozen=True):
 
 
 class TrueCrashLoop(msgspec.Struct, frozen=True):
-    """A job that crashed again and again after a hardware failure, `attempts` times, and how many
-    attempts of others these preempted."""
+    """Job that crashed repeatedly after a hardware failure.
+
+    `attempts` times, and the number of attempts of others that these preempted.
+    """
 
     job: str
     gpus: int
@@ -39,62 +44,66 @@ class TrueCrashLoop(msgspec.Struct, frozen=True):
     preempted: int
 
 
-def true_job_runs(shape: ClusterShape, made: Attempts) -> list[TrueJobRun]:
-    """Those of whole nodes that held them for a day or longer, in all."""
-    (whole,) = np.nonzero(made.large >= 0)
-    order = whole[np.lexsort((made.start_s[whole], made.run[whole]))]
+def true_job_runs(shape: ClusterShape, attempts: Attempts) -> list[TrueJobRun]:
+    """Return the runs of whole nodes that held them for a day or longer, in all."""
+    (whole_nodes,) = np.nonzero(attempts.large >= 0)
+    order = whole_nodes[np.lexsort((attempts.start_s[whole_nodes], attempts.run[whole_nodes]))]
     if not len(order):
         return []
-    run = made.run[order]
+    run = attempts.run[order]
     firsts = np.flatnonzero(np.r_[True, run[1:] != run[:-1]])
     lasts = np.r_[firsts[1:], len(order)] - 1
-    held_s = made.end_s[order] - made.start_s[order]
+    held_s = attempts.end_s[order] - attempts.start_s[order]
     useful_s = np.maximum(0.0, held_s - shape.restart_s)
     kept_s = useful_s // shape.checkpoint_s * shape.checkpoint_s
     kept_s[lasts] = useful_s[lasts]
     scheduled = np.add.reduceat(held_s, firsts)
     productive = np.add.reduceat(kept_s, firsts)
-    wall = made.end_s[order[lasts]] - made.eligible_s[order[firsts]]
+    wall = attempts.end_s[order[lasts]] - attempts.eligible_s[order[firsts]]
     found = []
     for at in np.flatnonzero(scheduled >= LONG_S).tolist():
         rows = order[firsts[at] : lasts[at] + 1]
-        jobs = tuple(map(job_number, np.unique(made.job[rows]).tolist()))
+        jobs = tuple(map(job_number, np.unique(attempts.job[rows]).tolist()))
         one = TrueJobRun(
-            jobs, int(made.gpus[rows[0]]), QOS[made.qos[rows[0]]], len(rows), float(wall[at]),
-            float(scheduled[at]), float(productive[at]), float(productive[at] / wall[at]),
+            jobs, int(attempts.gpus[rows[0]]), QOS[attempts.qos[rows[0]]], len(rows),
+            float(wall[at]), float(scheduled[at]), float(productive[at]),
+            float(productive[at] / wall[at]),
         )  # fmt: skip
         found.append(one)
     return found
 
 
-def true_crash_loops(made: Attempts, ran: SchedulerResult) -> list[TrueCrashLoop]:
-    """Those that crashed in the window, as far as they did there."""
+def true_crash_loops(attempts: Attempts, ran: SchedulerResult) -> list[TrueCrashLoop]:
+    """Return the crash loops, as far as they lie in the window."""
     found = []
-    runs_of = np.array([*(job.run for job in ran.jobs), -1])[made.large]
+    runs_of = np.array([*(job.run for job in ran.jobs), -1])[attempts.large]
     for number, failure in ran.looping:
         run = ran.jobs[number].run
         crashed = (
             (runs_of == run)
-            & (made.start_s >= ran.failures[failure].t_s)
-            & (made.state == CODE["FAILED"])
-            & (made.failure < 0)
-            & (made.end_s - made.start_s <= 3600)
+            & (attempts.start_s >= ran.failures[failure].t_s)
+            & (attempts.state == CODE["FAILED"])
+            & (attempts.failure < 0)
+            & (attempts.end_s - attempts.start_s <= 3600)
         )
         (rows,) = np.nonzero(crashed)
         if len(rows):
-            preempted = int(np.isin(made.by, rows).sum())
-            job = job_number(int(made.job[rows[0]]))
-            found.append(TrueCrashLoop(job, int(made.gpus[rows[0]]), len(rows), preempted))
+            preempted = int(np.isin(attempts.by, rows).sum())
+            job = job_number(int(attempts.job[rows[0]]))
+            found.append(TrueCrashLoop(job, int(attempts.gpus[rows[0]]), len(rows), preempted))
     return found
 
 
 LARGE_GPUS = 128  # r_f is of jobs above this
-LOST_S = 1800.0  # of work, if all save hourly
+LOST_S = 1800.0  # of work per failure, with hourly checkpoints
 
 
 class TrueFailure(msgspec.Struct, frozen=True):
-    """Hardware ended this attempt. `seen`: a check has a finding of it; `counted`: the paper's
-    definition finds it (it is, or its state is NODE_FAIL)."""
+    """Attempt that hardware ended.
+
+    `seen`: a check has a finding of it; `counted`: the paper's definition includes it (`seen`, or
+    its state is NODE_FAIL).
+    """
 
     job: str
     attempt: int
@@ -108,7 +117,7 @@ class TrueFailure(msgspec.Struct, frozen=True):
 
 
 class TrueCascade(msgspec.Struct, frozen=True):
-    """An attempt was preempted by one that a hardware failure had made begin anew."""
+    """Attempt that was preempted by one that restarted after a hardware failure."""
 
     job: str
     attempt: int
@@ -117,10 +126,11 @@ class TrueCascade(msgspec.Struct, frozen=True):
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are per node-day of running jobs unless they say otherwise. `r_f` is what was expected
-    of the exposure that there was, in jobs above 128 GPUs: the failures that were counted there are
-    Poisson around `r_f` times `node_days`. `r_f_counted`: without the failures that nobody can
-    see."""
+    """Ground truth; rates are per node-day of running jobs unless noted.
+
+    `r_f`: expectation for the actual exposure of jobs above 128 GPUs: the failures counted there
+    are Poisson around `r_f` times `node_days`. `r_f_counted`: without the undetectable failures.
+    """
 
     shape: str
     seed: int
@@ -156,23 +166,23 @@ def ground_truth(
     shape: ClusterShape,
     seed: int,
     days: float,
-    made: Attempts,
+    attempts: Attempts,
     ran: SchedulerResult,
     pace: FailureProcess,
     lemons: dict[int, float],
     named: list[str],
     since_ns: int,
 ) -> GroundTruth:
-    """Of the attempts that the table has."""
-    struck = np.flatnonzero(made.failure >= 0)
-    failed = [_failed(shape, days, made, ran, named, since_ns, int(row)) for row in struck]
-    large = made.gpus > LARGE_GPUS
-    expected, node_days = _exposure(made, ran, pace)
+    """Return the ground truth of the attempts in the table."""
+    struck = np.flatnonzero(attempts.failure >= 0)
+    failed = [_failed(shape, days, attempts, ran, named, since_ns, int(row)) for row in struck]
+    large = attempts.gpus > LARGE_GPUS
+    expected, node_days = _exposure(attempts, ran, pace)
     hidden = _hidden_share(shape)
-    lost = made.gpus * np.minimum(made.end_s - made.start_s, LOST_S) / 3600
-    second = _second(made)
+    lost = attempts.gpus * np.minimum(attempts.end_s - attempts.start_s, LOST_S) / 3600
+    second = _second(attempts)
     first_hours, second_hours = float(lost[struck].sum()), float(lost[second].sum())
-    long = true_job_runs(shape, made)
+    long = true_job_runs(shape, attempts)
     high = [one.ettr for one in long if one.qos == "high"]
     counted = sum(one.counted and one.gpus > LARGE_GPUS for one in failed)
     all_days = float(node_days.sum() + _shared_days(ran))
@@ -195,11 +205,12 @@ def ground_truth(
         second_order_share=second_hours / max(1e-9, first_hours + second_hours),
         checkpoint_s=shape.checkpoint_s, restart_s=shape.restart_s,
         ettr=sum(high) / len(high) if high else None, failed=failed, runs=long,
-        loops=true_crash_loops(made, ran),
+        loops=true_crash_loops(attempts, ran),
         cascades=[
             TrueCascade(
-                job_number(int(made.job[row])), int(made.attempt[row]),
-                job_number(int(made.job[made.by[row]])), int(made.attempt[made.by[row]]),
+                job_number(int(attempts.job[row])), int(attempts.attempt[row]),
+                job_number(int(attempts.job[attempts.by[row]])),
+                int(attempts.attempt[attempts.by[row]]),
             )
             for row in second
         ],
@@ -209,47 +220,49 @@ def ground_truth(
 def _failed(
     shape: ClusterShape,
     days: float,
-    made: Attempts,
+    attempts: Attempts,
     ran: SchedulerResult,
     named: list[str],
     since_ns: int,
     row: int,
 ) -> TrueFailure:
-    failure = ran.failures[made.failure[row]]
+    failure = ran.failures[attempts.failure[row]]
     visible = is_detected(shape, days, failure.cause, failure.t_s)
-    state = JOB_STATES[made.state[row]]
+    state = JOB_STATES[attempts.state[row]]
     return TrueFailure(
-        job_number(int(made.job[row])), int(made.attempt[row]),
-        since_ns + round(made.end_s[row]) * 10**9, named[failure.node],
-        shape.causes[failure.cause].symptom, state, int(made.gpus[row]), visible,
+        job_number(int(attempts.job[row])), int(attempts.attempt[row]),
+        since_ns + round(attempts.end_s[row]) * 10**9, named[failure.node],
+        shape.causes[failure.cause].symptom, state, int(attempts.gpus[row]), visible,
         visible or state == "NODE_FAIL",
     )  # fmt: skip
 
 
 def _exposure(
-    made: Attempts, ran: SchedulerResult, pace: FailureProcess
+    attempts: Attempts, ran: SchedulerResult, pace: FailureProcess
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Failures that were to be expected, and node-days, by attempt of whole nodes (0 for others):
-    the sum of its nodes' rates times the seconds at the mean pace that it ran."""
-    # Exposure before the window is of those that lived to see it: none of it counts.
-    starts_s = np.maximum(made.start_s, 0.0)
-    sums = np.r_[0.0, np.cumsum(pace.rates[ran.held])]
-    whole = made.large >= 0
-    rates = np.where(whole, sums[made.first + made.nodes] - sums[made.first], 0.0)
-    times = np.concatenate((starts_s, made.end_s))
+    """Return expected failures and node-days, by attempt of whole nodes (0 for others).
+
+    Expected failures: the sum of the nodes' rates times the attempt's seconds at the mean pace.
+    """
+    # Exposure before the window is biased towards survivors, so it does not count.
+    starts_s = np.maximum(attempts.start_s, 0.0)
+    sums = np.r_[0.0, np.cumsum(pace.rates[ran.held_nodes])]
+    whole_nodes = attempts.large >= 0
+    rates = np.where(whole_nodes, sums[attempts.first + attempts.nodes] - sums[attempts.first], 0.0)
+    times = np.concatenate((starts_s, attempts.end_s))
     ages = np.array([pace.age(t_s) for t_s in times.tolist()]).reshape(2, -1)
-    node_days = np.where(whole, made.nodes * (made.end_s - starts_s) / DAY_S, 0.0)
+    node_days = np.where(whole_nodes, attempts.nodes * (attempts.end_s - starts_s) / DAY_S, 0.0)
     return rates * (ages[1] - ages[0]), node_days
 
 
 def _shared_days(ran: SchedulerResult) -> float:
-    """Node-days of nodes that small jobs shared, in the window."""
+    """Return the node-days in the window of nodes that small jobs shared."""
     rows = ran.rows[(ran.rows[:, 8] > 0) & (ran.rows[:, 4] > 0)]
     return float((rows[:, 4] - np.maximum(rows[:, 3], 0)).sum() / DAY_S)
 
 
 def _hidden_share(shape: ClusterShape) -> float:
-    """Of the failures, those that end as FAILED before there is a check that sees them."""
+    """Return the share of failures that end as FAILED before a check detects them."""
     since = dict(shape.new_checks)
     return sum(
         cause.share * since.get(cause.symptom, 0.0) * (1 - shape.node_fail_share)
@@ -258,12 +271,12 @@ def _hidden_share(shape: ClusterShape) -> float:
     )
 
 
-def _second(made: Attempts) -> np.ndarray:
-    """Rows that were preempted by an attempt whose run hardware had ended just before."""
-    order = np.lexsort((made.start_s, made.run))
+def _second(attempts: Attempts) -> np.ndarray:
+    """Return the rows preempted by an attempt that restarted after a hardware failure."""
+    order = np.lexsort((attempts.start_s, attempts.run))
     before = np.full(len(order), -1)
-    same = made.run[order][1:] == made.run[order][:-1]
+    same = attempts.run[order][1:] == attempts.run[order][:-1]
     before[order[1:][same]] = order[:-1][same]
-    anew = (before >= 0) & (made.failure[before] >= 0)
-    (preempted,) = np.nonzero((made.by >= 0) & (made.state == CODE["PREEMPTED"]))
-    return preempted[anew[made.by[preempted]]]
+    anew = (before >= 0) & (attempts.failure[before] >= 0)
+    (preempted,) = np.nonzero((attempts.by >= 0) & (attempts.state == CODE["PREEMPTED"]))
+    return preempted[anew[attempts.by[preempted]]]

@@ -1,8 +1,8 @@
 """Event-driven scheduler: whole nodes, three QOS, preemption, failures, repairs.
 
-Who waits longest of QOS high goes first and may take nodes from jobs of lower QOS that ran for two
-hours; the others start, large before small, as soon as enough nodes are idle and nobody of QOS
-high waits. Whose node fails, and who is preempted, begins anew under the same number.
+The job of QOS high that waited longest starts first and may preempt jobs of lower QOS that ran for
+two hours; the others start, large before small, as soon as enough nodes are idle and no job of QOS
+high waits. A job whose node fails, and a preempted job, is requeued under the same number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RUNNING, _REQUEUED, _COMPLETED = CODE["RUNNING"], CODE["REQUEUED"], CODE["COMPL
 
 
 class Scheduler:
-    """Runs `jobs` (by submit time) from `since_s` to `until_s`; nodes from 0 on."""
+    """Scheduler of `jobs`, which are sorted by submit time; nodes are numbered from 0 on."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Scheduler:
         order = list(range(shape.nodes))
         self._rng.shuffle(order)
         self._idle: deque[int] = deque(order)
-        self._leaving: dict[int, int] = {}  # nodes that go when their job has ended, and why
+        self._leaving: dict[int, int] = {}  # nodes that go down after their job, by cause
         self._away: set[int] = set()
         self._events: list[tuple[float, int, int, object]] = []
         self._sequence = 0
@@ -65,11 +65,11 @@ class Scheduler:
         self._high: deque[SyntheticJob] = deque()
         self._others: dict[int, deque[SyntheticJob]] = {}
         self._waiting = 0
-        self._old: list[ScheduledAttempt] = []  # may be preempted
+        self._old: list[ScheduledAttempt] = []  # can be preempted
         self._old_nodes = 0
         self._running: dict[int, ScheduledAttempt] = {}
         self._rows = array("d")
-        self._held = array("i")
+        self._held_nodes = array("i")
         self._failures: list[NodeFailure] = []
         self._absences: list[NodeAbsence] = []
         self._looping: list[tuple[int, int]] = []
@@ -78,8 +78,10 @@ class Scheduler:
         self, since_s: float, until_s: float, drains: list[tuple[float, int, int]],
         tell: Callable[[float], None] = lambda _: None,
     ) -> SchedulerResult:  # fmt: skip
-        """`drains`: at that time a check wants that node away, by that cause. `tell` hears the
-        share that is done."""
+        """Run from `since_s` to `until_s`.
+
+        `drains`: time, node and cause of each drain. `tell` is called with the share that is done.
+        """
         for t_s, node, cause in drains:
             self._push(t_s, _DRAIN, (node, cause))
         for lanes, many in shared_nodes(self._shape):
@@ -103,12 +105,12 @@ class Scheduler:
                     tell((t_s - since_s) / (until_s - since_s))
             self._handle(t_s, kind, thing)
         for attempt in self._running.values():
-            if attempt.start_s < until_s:  # else its nodes were only just being cleared
+            if attempt.start_s < until_s:  # else it had not started yet
                 attempt.end_s, attempt.state = until_s, _RUNNING
                 self._write(attempt, -1)
         rows = np.frombuffer(self._rows, float).reshape(-1, 11)
         return SchedulerResult(
-            self._jobs, rows, np.frombuffer(self._held, np.int32), self._failures,
+            self._jobs, rows, np.frombuffer(self._held_nodes, np.int32), self._failures,
             self._absences, self._looping,
         )  # fmt: skip
 
@@ -151,14 +153,14 @@ class Scheduler:
             (queue.appendleft if job.lanes else queue.append)(job)
 
     def _share(self, t_s: float, lanes: int) -> None:
-        """Asks for a node to be shared by jobs of `lanes` GPUs."""
+        """Request a node to be shared by jobs of `lanes` GPUs."""
         life_s = 4 * 3600 + self._rng.expovariate(1 / (20 * 3600))
         job = SyntheticJob(-1, t_s, 1, life_s, LOW, _COMPLETED)
         job.lanes = lanes
         self._wait(job)
 
     def _fill(self, t_s: float) -> None:
-        """Starts whom it can."""
+        """Start all jobs that can start."""
         while self._high:
             if not self._place(self._high[0], t_s):
                 return
@@ -171,7 +173,7 @@ class Scheduler:
                 self._start(job, t_s, self._take(size, job.excluded))
 
     def _take(self, many: int, excluded: frozenset[int]) -> list[int]:
-        """Of the idle nodes, of which there are enough."""
+        """Take idle nodes, of which there are enough."""
         idle = self._idle
         if not excluded:
             return [idle.popleft() for _ in range(many)]
@@ -184,7 +186,7 @@ class Scheduler:
         return taken
 
     def _place(self, job: SyntheticJob, t_s: float) -> bool:
-        """Starts a job of QOS high, on idle nodes and on those of others."""
+        """Start a job of QOS high on idle and preempted nodes; return whether it could start."""
         idle = max(0, len(self._idle) - len(job.excluded))  # at least so many
         lower = self._old_nodes - len(self._leaving) - len(job.excluded)  # at least so many
         if job.size - idle > max(0, lower):
@@ -196,7 +198,7 @@ class Scheduler:
         serial = self._serial
         while len(nodes) < wanted:
             pair = self._rng.choice(self._old), self._rng.choice(self._old)
-            victim = min(pair, key=lambda one: len(one.nodes))  # the small give way first
+            victim = min(pair, key=lambda one: len(one.nodes))  # small jobs are preempted first
             for node in self._preempt(victim, t_s, serial):
                 fits = len(nodes) < wanted and node not in job.excluded
                 (nodes if fits else self._idle).append(node)
@@ -205,7 +207,7 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: ScheduledAttempt, t_s: float, by: int) -> list[int]:
-        """The nodes that it had, but for those that leave."""
+        """Preempt an attempt; return its nodes without those that go down."""
         victim.by, victim.end_s, victim.state, victim.failing = by, t_s, _PREEMPTED, False
         nodes = [node for node in victim.nodes if node not in self._leaving]
         self._close(victim, -1)
@@ -247,7 +249,7 @@ class Scheduler:
             self._push(t_s + shape.protected_s, _OLD, attempt)
 
     def _end(self, attempt: ScheduledAttempt, t_s: float) -> None:
-        """It has come to its own end, or a node failed."""
+        """End an attempt, by itself or by a node failure."""
         job, failure = attempt.job, -1
         if attempt.failing:
             failure = len(self._failures)
@@ -276,14 +278,14 @@ class Scheduler:
     def _fail(self, attempt: ScheduledAttempt, t_s: float) -> None:
         node = self._culprit(attempt.nodes)
         cause = self._pace.cause(t_s, self._rng)
-        seen = self._shape.causes[cause].check
-        down = not seen or self._rng.random() < self._shape.node_fail_share
+        check = self._shape.causes[cause].check
+        down = not check or self._rng.random() < self._shape.node_fail_share
         attempt.state = _NODE_FAIL if down else _FAILED
         self._failures.append(NodeFailure(t_s, node, cause, attempt.serial, attempt.state))
         self._leaving[node] = cause
 
     def _culprit(self, nodes: list[int]) -> int:
-        """One of the nodes, by their rates."""
+        """Draw one of the nodes, by their rates."""
         plain = self._plain_rate * len(nodes)
         bad = [node for node in nodes if node in self._extra]
         drawn = self._rng.random() * (plain + sum(self._extra[node] for node in bad))
@@ -297,8 +299,10 @@ class Scheduler:
         return bad[-1]
 
     def _again(self, attempt: ScheduledAttempt, t_s: float, without: int | None = None) -> None:
-        """Requeues its job, which goes on from its last checkpoint; or, where that says `without`
-        which node, its user submits it again under another number."""
+        """Requeue the attempt's job from its last checkpoint.
+
+        With `without`, its user resubmits it under another number and excludes that node.
+        """
         job, shape = attempt.job, self._shape
         if job.lanes:
             self._share(t_s, job.lanes)
@@ -331,9 +335,10 @@ class Scheduler:
         job = attempt.job
         self._rows.extend((
             attempt.serial, job.number, attempt.submit_s, attempt.start_s, attempt.end_s,
-            attempt.state, failure, attempt.by, job.lanes, len(self._held), len(attempt.nodes),
+            attempt.state, failure, attempt.by, job.lanes, len(self._held_nodes),
+            len(attempt.nodes),
         ))  # fmt: skip
-        self._held.extend(attempt.nodes)
+        self._held_nodes.extend(attempt.nodes)
 
     def _drain(self, t_s: float, node: int, cause: int) -> None:
         if node in self._away or node in self._leaving:
@@ -352,10 +357,10 @@ class Scheduler:
 
 
 def shared_nodes(shape: ClusterShape) -> list[tuple[int, int]]:
-    """For jobs of so many GPUs, how many nodes are shared at a time."""
-    held = {
+    """Return the number of shared nodes for each size of small jobs, in GPUs."""
+    nodes_by_gpus = {
         size.gpus: size.gpu_time * shape.utilization * shape.nodes / 0.75
         for size in shape.sizes
         if size.gpus < GPUS
     }
-    return [(gpus, max(1, round(nodes))) for gpus, nodes in held.items()]
+    return [(gpus, max(1, round(nodes))) for gpus, nodes in nodes_by_gpus.items()]

@@ -10,8 +10,8 @@ from outlast.fleet.synth.cluster_shapes import GPUS, ClusterShape
 from outlast.fleet.synth.scheduler import REQUEUE_S
 from outlast.fleet.synth.synthetic_jobs import CODE, LOW, SchedulerResult, mean_s, outcomes, works_s
 
-_CUT = 1.3  # jobs ask for so much more than they get before their node's turn ends
-_FULL = 0.85  # of a lane's time is used
+_CUT = 1.3  # factor on the mean length, for jobs cut by the end of their shared node
+_FULL = 0.85  # used share of a lane's time
 _DEEP = 64  # jobs in a lane at most
 _CHUNK = 20_000  # lanes at a time
 _WAIT_S = 300.0  # in the queue, the mean
@@ -20,7 +20,10 @@ _NODE_FAIL, _COMPLETED = CODE["NODE_FAIL"], CODE["COMPLETED"]
 
 
 class SmallJobs(NamedTuple):
-    """Attempts of small jobs; `job` counts them from 0 on, `row` is the shared node's in Ran."""
+    """Attempts of small jobs.
+
+    `job` counts from 0 on, `row` is the shared node's in `SchedulerResult`.
+    """
 
     job: np.ndarray
     submit_s: np.ndarray
@@ -33,7 +36,7 @@ class SmallJobs(NamedTuple):
 
 
 def small_jobs(shape: ClusterShape, ran: SchedulerResult, rng: np.random.Generator) -> SmallJobs:
-    """All of them, by width, then by lane."""
+    """Return all attempts of small jobs, by width, then by lane."""
     none = np.zeros(0)
     parts = [SmallJobs(none.astype(int), none, none, none, none.astype(int), none.astype(int),
                    none.astype(bool), none.astype(int))]  # fmt: skip
@@ -65,7 +68,7 @@ def _filled(
     mean: float,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, ...]:
-    """Start, end, state, row, whether it was struck: of the jobs in these lanes."""
+    """Return start, end, state, row, and whether it was struck, of the jobs in these lanes."""
     rows = ran.rows[lanes]
     many = len(lanes) * _DEEP
     works = works_s(shape, mean, many, rng).reshape(-1, _DEEP)
@@ -79,20 +82,20 @@ def _filled(
     node_end, node_state = rows[:, 4:5], rows[:, 5:6]
     late = starts > node_end - shape.protected_s
     cut = ends >= node_end
-    kept = starts < node_end
-    kept &= ~(cut & late & (node_state == _PREEMPTED))
-    struck = kept & cut & (node_state != _COMPLETED)
+    valid = starts < node_end
+    valid &= ~(cut & late & (node_state == _PREEMPTED))
+    struck = valid & cut & (node_state != _COMPLETED)
     states = np.where(struck, node_state.astype(int), states)
     rows_of = np.broadcast_to(lanes[:, None], starts.shape)
     ends = np.minimum(ends, node_end)
-    return starts[kept], ends[kept], states[kept], rows_of[kept], struck[kept]
+    return starts[valid], ends[valid], states[valid], rows_of[valid], struck[valid]
 
 
 def _numbered(
     start_s: np.ndarray, end_s: np.ndarray, state: np.ndarray, row: np.ndarray,
     struck: np.ndarray, gpus: int, rng: np.random.Generator,
 ) -> SmallJobs:  # fmt: skip
-    """Attempts of one width, begun ones linked to those that they begin anew."""
+    """Return attempts of one width, with restarts linked to the attempts that they continue."""
     order = np.argsort(start_s, kind="stable")
     start_s, end_s, state, row, struck = (
         each[order] for each in (start_s, end_s, state, row, struck)
@@ -118,31 +121,31 @@ def _numbered(
 
 
 class Attempts(NamedTuple):
-    """By start time. Seconds count from the window's begin."""
+    """Attempts by start time. Seconds count from the window's begin."""
 
     job: np.ndarray  # from 0 on, by the first submit time
-    attempt: np.ndarray  # from 0 on, of those that are told
+    attempt: np.ndarray  # from 0 on, among those in the table
     restarts: np.ndarray  # as the scheduler counts them, from the job's first on
     submit_s: np.ndarray
     eligible_s: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
     state: np.ndarray  # code of JOB_STATES
-    failure: np.ndarray  # in Ran.failures, that ended it; -1
+    failure: np.ndarray  # index in SchedulerResult.failures; -1
     by: np.ndarray  # the attempt (a row here) that preempted it; -1
     gpus: np.ndarray
     nodes: np.ndarray
-    first: np.ndarray  # of its nodes, in Ran.held
+    first: np.ndarray  # of its nodes, in SchedulerResult.held_nodes
     qos: np.ndarray
-    large: np.ndarray  # number of its Job in Ran.jobs; -1: a small one
-    run: np.ndarray  # the first job of its run: of what goes on under several numbers
+    large: np.ndarray  # number of its job in SchedulerResult.jobs; -1: a small one
+    run: np.ndarray  # the first job of its run, which may continue under other numbers
 
 
 def attempts(ran: SchedulerResult, small: SmallJobs) -> Attempts:
-    """All that began, warm-up included."""
+    """Return all attempts, warm-up included."""
     rows = ran.rows
-    whole = rows[rows[:, 8] == 0]
-    numbers = whole[:, 1].astype(int)
+    whole_nodes = rows[rows[:, 8] == 0]
+    numbers = whole_nodes[:, 1].astype(int)
     serial = rows[:, 0].astype(int)
     under = rows[small.row]  # the shared nodes' rows
     struck = small.struck
@@ -151,15 +154,15 @@ def attempts(ran: SchedulerResult, small: SmallJobs) -> Attempts:
     failed = struck & (small.state != CODE["PREEMPTED"]) & (small.state != CODE["RUNNING"])
     pairs = (
         (numbers, small.job + len(ran.jobs)),
-        (whole[:, 2], small.submit_s),
-        (whole[:, 3], small.start_s),
-        (whole[:, 4], small.end_s),
-        (whole[:, 5], small.state),
-        (whole[:, 6], np.where(failed, under[:, 6], -1)),
-        (whole[:, 7], np.where(struck & (small.state == CODE["PREEMPTED"]), under[:, 7], -1)),
-        (whole[:, 10] * GPUS, small.gpus),
-        (whole[:, 10], zeros + 1),
-        (whole[:, 9], under[:, 9]),
+        (whole_nodes[:, 2], small.submit_s),
+        (whole_nodes[:, 3], small.start_s),
+        (whole_nodes[:, 4], small.end_s),
+        (whole_nodes[:, 5], small.state),
+        (whole_nodes[:, 6], np.where(failed, under[:, 6], -1)),
+        (whole_nodes[:, 7], np.where(struck & (small.state == CODE["PREEMPTED"]), under[:, 7], -1)),
+        (whole_nodes[:, 10] * GPUS, small.gpus),
+        (whole_nodes[:, 10], zeros + 1),
+        (whole_nodes[:, 9], under[:, 9]),
         (qos_of[numbers], zeros + LOW),
         (numbers, zeros - 1),
     )
@@ -172,7 +175,7 @@ def attempts(ran: SchedulerResult, small: SmallJobs) -> Attempts:
     job = _by_submit(job, submit_s)
     eligible_s = np.where(attempt > 0, submit_s + REQUEUE_S, submit_s)
     at = np.full(int(serial.max(initial=-1)) + 2, -1)
-    merged_serial = np.concatenate((whole[:, 0].astype(int), zeros - 1))[order]
+    merged_serial = np.concatenate((whole_nodes[:, 0].astype(int), zeros - 1))[order]
     large_rows = np.flatnonzero(merged_serial >= 0)
     at[merged_serial[large_rows]] = large_rows
     return Attempts(
@@ -183,11 +186,11 @@ def attempts(ran: SchedulerResult, small: SmallJobs) -> Attempts:
 
 
 def clip_attempts(found: Attempts, ran: SchedulerResult, since_s: float) -> Attempts:
-    """Those that ended after that, counted anew."""
-    kept = np.flatnonzero(found.end_s > since_s)
+    """Return the attempts that ended after `since_s`, renumbered."""
+    rows = np.flatnonzero(found.end_s > since_s)
     at = np.full(len(found.job) + 1, -1)
-    at[kept] = np.arange(len(kept))
-    less = Attempts(*(column[kept] for column in found))
+    at[rows] = np.arange(len(rows))
+    less = Attempts(*(column[rows] for column in found))
     numbers = np.unique(less.job, return_inverse=True)[1]
     run = _runs(numbers, less.large, ran)
     return less._replace(job=numbers, attempt=_attempt_numbers(numbers), by=at[less.by], run=run)
@@ -202,7 +205,7 @@ def _runs(job: np.ndarray, large: np.ndarray, ran: SchedulerResult) -> np.ndarra
 
 
 def _attempt_numbers(job: np.ndarray) -> np.ndarray:
-    """Which of its job's attempts each is; they are by start time."""
+    """Return each attempt's number within its job; rows are sorted by start time."""
     order = np.argsort(job, kind="stable")
     sorted_jobs = job[order]
     firsts = np.flatnonzero(np.r_[True, sorted_jobs[1:] != sorted_jobs[:-1]])
@@ -213,7 +216,7 @@ def _attempt_numbers(job: np.ndarray) -> np.ndarray:
 
 
 def _by_submit(job: np.ndarray, submit_s: np.ndarray) -> np.ndarray:
-    """Numbers from 0 on, by when each was submitted first."""
+    """Renumber jobs from 0 on, by their first submit time."""
     unique, inverse = np.unique(job, return_inverse=True)
     first_s = np.full(len(unique), np.inf)
     np.minimum.at(first_s, inverse, submit_s)

@@ -1,22 +1,22 @@
 """Synthetic clusters with known truth (Kokolis et al. 2025, II and III).
 
-Modelled, so that records and truth come from one story:
+Modelled, so that records and truth are consistent:
 
 - Jobs by size, length (log-normal, at most 7 days) and hour of the day; the shares of jobs, GPU
   time and end states of the paper; three QOS, of which high preempts the others after two hours.
 - A scheduler: whole nodes event by event (`schedule`), jobs smaller than a node in lanes of nodes
-  that are set aside for them (`shared`). Who is preempted, asks for it or loses a node begins anew
-  under the same number, from its last hourly checkpoint; some users submit again instead.
+  that are set aside for them (`shared`). A job that is preempted, requests it or loses a node is
+  requeued under the same number from its last hourly checkpoint; some users resubmit instead.
 - Hardware failures, Poisson in the time that a node runs jobs, at its own rate: lemons 30 to 60
   times the fleet's. With each comes its cause, whether the job ends as NODE_FAIL or FAILED, what
-  checks say within minutes (or nothing), and an absence: a reboot, a ticket, an exchanged part.
-- Checks that come in the middle of the window, findings that take a node away after its job,
-  warnings that mean nothing, users who exclude nodes, large jobs that go on crashing after a
-  failure. Episodes, in which a cause strikes more often, for shapes that have them.
+  checks find within minutes (if anything), and an outage: a reboot, a ticket, a replaced part.
+- Checks added in the middle of the window, findings that drain a node after its job, irrelevant
+  warnings, users who exclude nodes, large jobs that keep crashing after a failure. Episodes, in
+  which a cause occurs more often, for shapes that have them.
 
 Not modelled: queues by project and fair share, time limits that users set, backfill, topology,
 arrays, heterogeneous jobs and jobs that never start; failures of idle nodes, of racks and switches
-(nodes fail independently), slow nodes, lemons that are mended, clocks that disagree.
+(nodes fail independently), slow nodes, repaired lemons, clock skew.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from outlast.log_records import Cost, Interruption
 
 __all__ = ["RSC1", "RSC2", "SHAPES", "ClusterShape", "GroundTruth", "make_cluster", "resize_shape"]
 SINCE_NS = 1_717_200_000 * 10**9  # 2024-06-01 in UTC
-WARM_UP_S = 2 * 86400.0  # before the window, of which only what ends in it is told
+WARM_UP_S = 2 * 86400.0  # before the window; only attempts that end in it are in the tables
 DAYS_MAX, NODES_MIN, NODES_MAX = 3660, 4, 100_000
 
 
@@ -61,11 +61,10 @@ def make_cluster(
     shape: str | ClusterShape, days: float, seed: int = 0, nodes: int | None = None,
     tell: Callable[[float], None] = lambda _: None,
 ) -> tuple[Tables, GroundTruth]:  # fmt: skip
-    """A cluster's records over `days`, and what is true of it. The same arguments give the same.
-    `nodes`: another size, with jobs in proportion. `tell` hears the share of the schedule that is
-    done.
+    """Return a cluster's records over `days`, and their ground truth.
 
-    Raises UsageError for a shape that is not known or a size that cannot be.
+    Deterministic. `nodes`: another size, with jobs in proportion. `tell` is called with the share
+    of the schedule that is done. Raises UsageError for an unknown shape or an invalid size.
     """
     shape = _shape(shape, days, seed, nodes)
     streams = [np.random.default_rng([seed, part]) for part in range(6)]
@@ -75,22 +74,22 @@ def make_cluster(
     jobs = whole_node_jobs(shape, since_s, until_s, bad, streams[1])
     drained = draw_drains(shape, days, since_s, bad, streams[2])
     ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained, tell)
-    made = clip_attempts(attempts(ran, small_jobs(shape, ran, streams[3])), ran, 0.0)
+    clipped = clip_attempts(attempts(ran, small_jobs(shape, ran, streams[3])), ran, 0.0)
     named = node_names(shape.name, shape.nodes)
     until_ns = SINCE_NS + int(until_s) * 10**9
     found = make_findings(shape, days, ran, drained, streams[4])
     rest = make_node_tables(shape, days, ran, found, named, SINCE_NS, streams[4])
-    table = make_jobs_table(shape, made, ran, named, SINCE_NS, until_ns, streams[5])
+    table = make_jobs_table(shape, clipped, ran, named, SINCE_NS, until_ns, streams[5])
     tables = Tables(
         table.lazy(), *(frame.lazy() for frame in rest),
         interruptions=pl.LazyFrame(schema=schema(Interruption)),
         costs=pl.LazyFrame(schema=schema(Cost)), since_ns=SINCE_NS, until_ns=until_ns,
     )  # fmt: skip
-    return tables, ground_truth(shape, seed, days, made, ran, pace, bad, named, SINCE_NS)
+    return tables, ground_truth(shape, seed, days, clipped, ran, pace, bad, named, SINCE_NS)
 
 
 def _shape(shape: str | ClusterShape, days: float, seed: int, nodes: int | None) -> ClusterShape:
-    """The shape that is meant, of the size that is. Raises UsageError."""
+    """Return the shape in the given size. Raises UsageError."""
     if isinstance(shape, str):
         if shape not in SHAPES:
             raise UsageError(f"shape {shape} is not known; there are {', '.join(SHAPES)}")

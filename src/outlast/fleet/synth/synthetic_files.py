@@ -22,12 +22,12 @@ HEADER = (
     "FailedNode", "Priority", "Restarts", "SubmitLine",
 )  # fmt: skip
 _ROWS = 100_000  # at a time
-_STEPS = 200  # one job in so many shows its steps
+_STEPS = 200  # one job in so many has rows of its steps
 _FIRST_UID = 5000
 
 
 def write_sacct(jobs: pl.DataFrame, to: IO[bytes], tell: Callable[[float], None]) -> None:
-    """All attempts, by job. Raises OSError."""
+    """Write all attempts as `sacct --parsable2`, by job. Raises OSError."""
     ordered = jobs.sort(pl.col("job").cast(pl.Int64), "attempt")
     for first in range(0, max(1, len(ordered)), _ROWS):
         some = ordered[first : first + _ROWS]
@@ -64,7 +64,7 @@ def _texts(jobs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_steps(texts: pl.DataFrame) -> pl.DataFrame:
-    """Some jobs are followed by their steps, which are no jobs."""
+    """Add rows of steps to some jobs."""
     numbered = texts.with_row_index("row")
     shown = numbered.filter(pl.col("row") % _STEPS == 0)
     steps = [
@@ -81,7 +81,7 @@ def _time(column: str) -> pl.Expr:
     return pl.from_epoch(pl.col(column), "ns").dt.strftime("%Y-%m-%dT%H:%M:%S")
 
 
-KINDS = {row.title: row.symptom for row in TABLE.values()}  # what this site's checks say
+KINDS = {row.title: row.symptom for row in TABLE.values()}  # this site's names of symptoms
 STATUS = {"CRITICAL": "now", "DRAIN": "drain", "WARNING": "warn"}
 _THEIRS = {ours: theirs for theirs, ours in KINDS.items()}
 
@@ -89,10 +89,10 @@ _THEIRS = {ours: theirs for theirs, ours in KINDS.items()}
 def write_files(
     tables: Tables, truth: GroundTruth, target: Path, tell: Callable[[float], None] = lambda _: None
 ) -> list[str]:
-    """The names of the files in `target`, which is there whole or not at all. `tell` hears the
-    share that is written.
+    """Write the files of a cluster atomically; return their names in `target`.
 
-    Raises UsageError where something is there already, StorageError where it cannot be written.
+    `tell` is called with the share that is written. Raises UsageError if `target` exists,
+    StorageError if it cannot be written.
     """
     refuse_existing(target)
     if not target.parent.is_dir():
@@ -112,7 +112,7 @@ def write_files(
         why = error.strerror or error
         raise StorageError(f"{target} could not be written: {why}; nothing was kept") from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # it is gone where all went well
+        shutil.rmtree(draft, ignore_errors=True)  # already renamed on success
     return written
 
 
@@ -154,9 +154,9 @@ def _iso(column: str) -> pl.Expr:
 def _mapping(
     path: Path, rows: str, columns: Mapping[str, str], values: Mapping[str, Mapping[str, str]]
 ) -> None:
-    said: dict[str, Any] = {"columns": columns}
-    said |= {f"values.{column}": table for column, table in values.items()}
+    sections: dict[str, Any] = {"columns": columns}
+    sections |= {f"values.{column}": table for column, table in values.items()}
     lines = [f'rows = "{rows}"']
-    for name, table in said.items():
+    for name, table in sections.items():
         lines += ["", f"[{name}]", *(f'"{key}" = "{value}"' for key, value in table.items())]
     path.write_text("\n".join(lines) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""Synthetic jobs, and what the scheduler makes of them: attempts, failures, absences of nodes."""
+"""Synthetic jobs, and the scheduler's results: attempts, failures, outages of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORTEST_S = 10.0
 
 
 class SyntheticJob:
-    """One job of whole nodes, or (`lanes` GPUs wide) a node that is shared by smaller ones."""
+    """Job of whole nodes, or (`lanes` GPUs wide) a node shared by smaller jobs."""
 
     __slots__ = ("attempts", "excluded", "lanes", "left_s", "loops", "number", "outcome", "qos",
                  "requeues", "run", "size", "submit_s")  # fmt: skip
@@ -33,25 +33,28 @@ class SyntheticJob:
         self.left_s = left_s  # of work
         self.qos = qos
         self.outcome = outcome  # a code of JOB_STATES
-        self.requeues = 0  # so often it asks to begin anew
-        self.loops = 0  # so many attempts crash soon after they began
+        self.requeues = 0  # remaining requests for a requeue
+        self.loops = 0  # remaining attempts that crash soon after their start
         self.lanes = 0
         self.attempts = 0
         self.excluded: frozenset[int] = frozenset()
 
 
 def mean_s(shape: ClusterShape, size: JobSize) -> float:
-    """How long jobs of a size work, in the mean."""
+    """Return the mean working time of jobs of a size."""
     gpu_s_a_day = GPUS * shape.nodes * shape.utilization * 86400.0
     return gpu_s_a_day * size.gpu_time / (shape.jobs_a_day * size.jobs * size.gpus)
 
 
 def works_s(shape: ClusterShape, mean: float, many: int, rng: np.random.Generator) -> np.ndarray:
-    """Log-normal with that mean, none above the limit of the cluster (the mean is kept)."""
+    """Draw log-normal working times with a given mean, clipped to the cluster's limit.
+
+    The scale is adjusted so that clipping keeps the mean.
+    """
     sigma = shape.work_sigma
     normal = np.random.default_rng(0).standard_normal(20_000)
     scale = mean * np.exp(-(sigma**2) / 2)
-    for _ in range(20):  # until what the limit cuts off is made good
+    for _ in range(20):  # until the clipped mean matches
         cut = np.clip(scale * np.exp(sigma * normal), SHORTEST_S, shape.limit_s).mean()
         scale *= mean / cut
     drawn = scale * np.exp(sigma * rng.standard_normal(many))
@@ -59,7 +62,7 @@ def works_s(shape: ClusterShape, mean: float, many: int, rng: np.random.Generato
 
 
 def arrivals_s(many: int, since_s: float, until_s: float, rng: np.random.Generator) -> np.ndarray:
-    """Sorted times, more of them in working hours."""
+    """Draw sorted submit times, more of them in working hours."""
     days = rng.integers(int(since_s // 86400), max(1, int(np.ceil(until_s / 86400))), many)
     hours = rng.choice(24, many, p=_BY_HOUR / _BY_HOUR.sum())
     drawn = np.floor(days * 86400.0 + hours * 3600.0 + rng.uniform(0, 3600.0, many))
@@ -67,7 +70,7 @@ def arrivals_s(many: int, since_s: float, until_s: float, rng: np.random.Generat
 
 
 def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.ndarray:
-    """How last attempts end, as codes of JOB_STATES."""
+    """Draw the states of last attempts, as codes of JOB_STATES."""
     chances: dict[JobState, float] = {
         "COMPLETED": shape.completed, "FAILED": shape.failed, "TIMEOUT": shape.timeout,
         "OUT_OF_MEMORY": shape.oom,
@@ -82,8 +85,7 @@ def whole_node_jobs(
     shape: ClusterShape, since_s: float, until_s: float, lemons: dict[int, float],
     rng: np.random.Generator,
 ) -> list[SyntheticJob]:  # fmt: skip
-    """Of all sizes from a node on, by submit time, numbered from 0. Who excludes nodes knows of
-    lemons, or thinks so."""
+    """Draw the jobs of a node and more, by submit time, numbered from 0."""
     parts: list[np.ndarray] = []
     for size in shape.sizes:
         if size.gpus < GPUS:
@@ -116,23 +118,25 @@ def whole_node_jobs(
 def _excluded(
     shape: ClusterShape, lemons: dict[int, float], rng: np.random.Generator
 ) -> frozenset[int]:
-    """One to three nodes: as often as not a lemon, else any."""
+    """Draw one to three nodes to exclude: lemons or, with equal probability, any."""
     known = list(lemons) if lemons and rng.random() < 0.5 else range(shape.nodes)
     many = min(int(rng.integers(1, 4)), len(known))
     return frozenset(int(node) for node in rng.choice(known, many, replace=False))
 
 
-# Table II of the paper: what the lemons had, as shares.
+# Table II of the paper: parts of the lemons, as shares.
 PARTS = {
     "optics": 0.026, "cpu": 0.026, "psu": 0.051, "nic": 0.077, "eud": 0.103, "pcie": 0.154,
     "dimm": 0.205, "gpu": 0.282, "bios": 0.077,
 }  # fmt: skip
-_REBOOTED, _TICKET = 0.6, 0.9  # shares up to these; for the rest a part is exchanged
+_REBOOTED, _TICKET = 0.6, 0.9  # cumulative shares; for the rest a part is replaced
 
 
 class NodeAbsence(NamedTuple):
-    """A node is away. `part`: "" if it was only rebooted, "?" if somebody looked and exchanged
-    nothing."""
+    """Outage of a node.
+
+    `part`: "" for a reboot, "?" for an inspection without a replacement.
+    """
 
     node: int
     since_s: float
@@ -142,8 +146,10 @@ class NodeAbsence(NamedTuple):
 
 
 def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> NodeAbsence:
-    """20 to 60 minutes for a reboot, half a day with a ticket, two days where a part is
-    exchanged: 0.38 days in the mean."""
+    """Draw an outage, 0.38 days in the mean.
+
+    20 to 60 minutes for a reboot, half a day with a ticket, two days for a replaced part.
+    """
     drawn = rng.random()
     if drawn < _REBOOTED:
         away_s, part = rng.uniform(1200, 3600), ""
@@ -156,7 +162,7 @@ def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> N
 
 
 class ScheduledAttempt:
-    """One time that a job holds nodes."""
+    """One allocation of nodes to a job."""
 
     __slots__ = ("by", "end_s", "failing", "job", "nodes", "over", "place", "serial", "start_s",
                  "state", "submit_s")  # fmt: skip
@@ -176,7 +182,7 @@ class ScheduledAttempt:
 
 
 class NodeFailure(NamedTuple):
-    """A node failed under an attempt, by the shape's cause of that number."""
+    """Failure of a node under an attempt; `cause` is an index of the shape's causes."""
 
     t_s: float
     node: int
@@ -186,13 +192,16 @@ class NodeFailure(NamedTuple):
 
 
 class SchedulerResult(NamedTuple):
-    """What the scheduler did. `rows`: serial, job, submit, start, end, state, failure (-1: none),
-    preempted by (serial; -1: nobody), lanes, its first in `held` and how many nodes. `looping`:
-    jobs that crash again and again, by number, and after which failure."""
+    """Result of the scheduler.
+
+    `rows`: serial, job, submit, start, end, state, failure (-1: none), preempted by (serial; -1:
+    none), lanes, its first index in `held_nodes` and number of nodes. `looping`: jobs in a crash
+    loop, by number, and the failure before it.
+    """
 
     jobs: list[SyntheticJob]
     rows: np.ndarray
-    held: np.ndarray
+    held_nodes: np.ndarray
     failures: list[NodeFailure]
     absences: list[NodeAbsence]
     looping: list[tuple[int, int]]

@@ -27,29 +27,32 @@ NODES_A_RACK, RACKS_A_POD = 2, 10
 
 
 def node_names(cluster: str, nodes: int) -> list[str]:
-    """Of all nodes: rsc1-0001 is the first."""
+    """Return the names of all nodes: rsc1-0001 is the first."""
     digits = max(4, len(str(nodes)))
     return [f"{cluster}-{node + 1:0{digits}}" for node in range(nodes)]
 
 
 def rack_and_pod(node: int) -> tuple[str, str]:
-    """Its rack and its pod: as in the paper, two nodes in a rack and ten racks in a pod."""
+    """Return a node's rack and pod: two nodes a rack and ten racks a pod, as in the paper."""
     rack = node // NODES_A_RACK
     return f"rack{rack + 1:04}", f"pod{rack // RACKS_A_POD + 1:03}"
 
 
 def host_lists(
-    named: list[str], held: np.ndarray, first: np.ndarray, many: np.ndarray
+    named: list[str], node_ids: np.ndarray, first: np.ndarray, many: np.ndarray
 ) -> pl.Series:
-    """For each attempt, whose nodes are `many` of `held` from `first` on: rsc1-[0001-0004,0007]."""
-    single = pl.Series(named).gather(held[np.minimum(first, len(held) - 1)])
+    """Return each attempt's host list, as rsc1-[0001-0004,0007].
+
+    Its nodes are `many` of `node_ids` from `first` on.
+    """
+    single = pl.Series(named).gather(node_ids[np.minimum(first, len(node_ids) - 1)])
     (several,) = np.nonzero(many > 1)
     if not len(several):
         return single
     counts = many[several]
     attempt = np.repeat(np.arange(len(several)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    nodes = held[np.repeat(first[several], counts) + within].astype(np.int64)
+    nodes = node_ids[np.repeat(first[several], counts) + within].astype(np.int64)
     order = np.lexsort((nodes, attempt))
     nodes, attempt = nodes[order], attempt[order]
     begins = np.r_[True, (attempt[1:] != attempt[:-1]) | (nodes[1:] != nodes[:-1] + 1)]
@@ -67,8 +70,8 @@ def host_lists(
     lists = ranges.group_by("attempt", maintain_order=True).agg(
         text.str.join(",").alias("text")
     )  # fmt: skip
-    whole = (f"{prefix}-[" + lists["text"] + "]").alias("hosts")
-    return single.scatter(several, whole)
+    lists_of_several = (f"{prefix}-[" + lists["text"] + "]").alias("hosts")
+    return single.scatter(several, lists_of_several)
 
 
 _WARNINGS: tuple[tuple[Symptom, str], ...] = (
@@ -95,7 +98,7 @@ class SyntheticFinding(NamedTuple):
 
 
 def is_detected(shape: ClusterShape, days: float, cause: int, t_s: float) -> bool:
-    """Whether there was a check at that time that sees such a failure."""
+    """Return whether a check at that time detects failures of this cause."""
     symptom, check, *_ = shape.causes[cause]
     since = dict(shape.new_checks).get(symptom, -1.0)
     return bool(check) and t_s >= since * days * 86400.0
@@ -108,7 +111,7 @@ def draw_drains(
     lemons: dict[int, float],
     rng: np.random.Generator,
 ) -> list[tuple[float, int, int]]:
-    """Findings that want a node away when its job has ended: time, node, cause."""
+    """Draw findings that drain a node after its job: time, node, cause."""
     span_days = days - since_s / 86400
     rates = np.full(shape.nodes, shape.drains_per_day * span_days)
     rates[list(lemons)] *= 5  # lemons do not only fail
@@ -123,7 +126,7 @@ def make_findings(
     shape: ClusterShape, days: float, ran: SchedulerResult, drained: list[tuple[float, int, int]],
     rng: np.random.Generator,
 ) -> list[SyntheticFinding]:  # fmt: skip
-    """All findings of the window, by time."""
+    """Return all findings of the window, by time."""
     found: list[SyntheticFinding] = []
     for failure in ran.failures:
         if is_detected(shape, days, failure.cause, failure.t_s):
@@ -169,7 +172,7 @@ def _make_finding(
 
 
 class NodeTables(NamedTuple):
-    """The tables besides the jobs'."""
+    """The tables besides that of jobs."""
 
     findings: pl.DataFrame
     outages: pl.DataFrame
@@ -187,7 +190,7 @@ def make_node_tables(
     since_ns: int,
     rng: np.random.Generator,
 ) -> NodeTables:
-    """As tables of records."""
+    """Return the tables of findings, outages, repairs, nodes and checks."""
     end_s = days * 86400.0
 
     def ns(t_s: float) -> int:
@@ -199,19 +202,19 @@ def make_node_tables(
         for one in found
     ]  # fmt: skip
     outages, repairs = [], []
-    for gone in ran.absences:
-        if gone.until_s <= 0 or gone.since_s >= end_s:
+    for absence in ran.absences:
+        if absence.until_s <= 0 or absence.since_s >= end_s:
             continue
-        symptom = shape.causes[gone.cause].symptom
-        until_ns = ns(gone.until_s) if gone.until_s < end_s else None
-        detail = "rebooted" if not gone.part else "in repair"
-        node = named[gone.node]
-        outages.append((ns(gone.since_s), shape.name, node, until_ns, symptom, detail))
-        asked_s = gone.since_s + round(rng.uniform(60, 1800))
-        if gone.part and 0 <= asked_s < end_s:
-            repairs.append((ns(asked_s), shape.name, node, "ticket", "", symptom))
-        if gone.part not in ("", "?") and until_ns is not None:
-            repairs.append((until_ns, shape.name, node, "swap", gone.part, "exchanged"))
+        symptom = shape.causes[absence.cause].symptom
+        until_ns = ns(absence.until_s) if absence.until_s < end_s else None
+        detail = "rebooted" if not absence.part else "in repair"
+        node = named[absence.node]
+        outages.append((ns(absence.since_s), shape.name, node, until_ns, symptom, detail))
+        ticket_s = absence.since_s + round(rng.uniform(60, 1800))
+        if absence.part and 0 <= ticket_s < end_s:
+            repairs.append((ns(ticket_s), shape.name, node, "ticket", "", symptom))
+        if absence.part not in ("", "?") and until_ns is not None:
+            repairs.append((until_ns, shape.name, node, "swap", absence.part, "exchanged"))
     nodes = [
         (since_ns, shape.name, name, "dgx-a100", GPUS, *rack_and_pod(at))
         for at, name in enumerate(named)
@@ -231,11 +234,11 @@ def _table(kind: type[Record], rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     types = schema(kind)
     names = ["t_ns", *(name for name in types if name != "t_ns")]
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    made = {
+    series = {
         name: pl.Series(name, column, types[name])
         for name, column in zip(names, columns, strict=True)
     }
-    return pl.DataFrame(made).select(types.names()).sort("t_ns", maintain_order=True)
+    return pl.DataFrame(series).select(types.names()).sort("t_ns", maintain_order=True)
 
 
 FIRST_JOB = 1_000_001
@@ -245,41 +248,41 @@ _WORDS = ("train", "eval", "sweep", "finetune", "ablate", "debug", "pretrain", "
 
 
 def job_number(job: int) -> str:
-    """As the scheduler shows it."""
+    """Return a job's number as the scheduler shows it."""
     return str(FIRST_JOB + job)
 
 
 def make_jobs_table(
     shape: ClusterShape,
-    made: Attempts,
+    attempts: Attempts,
     ran: SchedulerResult,
     named: list[str],
     since_ns: int,
     until_ns: int,
     rng: np.random.Generator,
 ) -> pl.DataFrame:
-    """By end time."""
-    many = len(made.job)
-    jobs = int(made.job.max(initial=-1)) + 1
+    """Return the table of jobs, by end time."""
+    many = len(attempts.job)
+    jobs = int(attempts.job.max(initial=-1)) + 1
     user = np.minimum(rng.zipf(1.5, jobs), _USERS) - 1  # a few have most of the jobs
     word = rng.integers(len(_WORDS), size=jobs)
     trial = rng.integers(1000, size=jobs)
     odd = np.where(rng.random(jobs) < 0.001, "|lr=0.1", "")
 
     def of(column: np.ndarray) -> np.ndarray:
-        return column[made.run]  # what goes on under another number keeps its name and its user
+        return column[attempts.run]  # what goes on under another number keeps its name and its user
 
     def texts(options: list[str] | tuple[str, ...], at: np.ndarray) -> pl.Series:
         return pl.Series(options, dtype=pl.String).gather(at)
 
     failed_node = np.full(many, len(named))
-    struck = (made.failure >= 0) & (made.state == CODE["NODE_FAIL"])
+    struck = (attempts.failure >= 0) & (attempts.state == CODE["NODE_FAIL"])
     culprits = np.array([failure.node for failure in ran.failures] or [0])
-    failed_node[struck] = culprits[made.failure[struck]]
+    failed_node[struck] = culprits[attempts.failure[struck]]
     states = np.zeros((2, len(JOB_STATES)), int)  # exit code and signal
     states[0, CODE["FAILED"]], states[1, CODE["CANCELLED"]] = 1, 15
     states[1, CODE["PREEMPTED"]], states[0, CODE["OUT_OF_MEMORY"]] = 15, 137
-    qos = texts(QOS, made.qos)
+    qos = texts(QOS, attempts.qos)
     excluded = {job.number: job.excluded for job in ran.jobs if job.excluded}
     exclusions = {
         number: ",".join(named[node] for node in sorted(nodes))
@@ -289,21 +292,23 @@ def make_jobs_table(
     at = np.zeros(len(ran.jobs) + 1, int)
     at[list(exclusions)] = np.arange(1, len(lists))
     frame = pl.DataFrame({
-        "t_ns": _ns(made.end_s, since_ns), "cluster": pl.repeat(shape.name, many, eager=True),
-        "job": pl.Series(made.job + FIRST_JOB).cast(pl.String), "attempt": made.attempt,
+        "t_ns": _ns(attempts.end_s, since_ns), "cluster": pl.repeat(shape.name, many, eager=True),
+        "job": pl.Series(attempts.job + FIRST_JOB).cast(pl.String), "attempt": attempts.attempt,
         "name": texts(_WORDS, of(word)) + "-" + pl.Series(of(trial)).cast(pl.String)
         + texts(("", "|lr=0.1"), (of(odd) != "").astype(int)),
         "user": texts([f"user{n:03}" for n in range(_USERS)], of(user)),
         "account": texts([f"team{n:02}" for n in range(_ACCOUNTS)], of(user % _ACCOUNTS)),
         "partition": pl.repeat("learn", many, eager=True), "qos": qos,
-        "state": texts(JOB_STATES, made.state), "exit_code": states[0, made.state],
-        "signal": states[1, made.state], "submit_ns": _ns(made.submit_s, since_ns),
-        "eligible_ns": _ns(made.eligible_s, since_ns), "start_ns": _ns(made.start_s, since_ns),
-        "nodes": made.nodes, "gpus": made.gpus,
-        "hosts": host_lists(named, ran.held, made.first, made.nodes),
-        "excluded": texts(lists, at[made.large]),
+        "state": texts(JOB_STATES, attempts.state), "exit_code": states[0, attempts.state],
+        "signal": states[1, attempts.state], "submit_ns": _ns(attempts.submit_s, since_ns),
+        "eligible_ns": _ns(attempts.eligible_s, since_ns),
+        "start_ns": _ns(attempts.start_s, since_ns),
+        "nodes": attempts.nodes, "gpus": attempts.gpus,
+        "hosts": host_lists(named, ran.held_nodes, attempts.first, attempts.nodes),
+        "excluded": texts(lists, at[attempts.large]),
         "failed_node": texts([*named, ""], failed_node),
-        "priority": np.array(_PRIORITY)[made.qos] + of(trial) % 100, "restarts": made.restarts,
+        "priority": np.array(_PRIORITY)[attempts.qos] + of(trial) % 100,
+        "restarts": attempts.restarts,
     })  # fmt: skip
     frame = frame.with_columns(pl.col("t_ns").clip(upper_bound=until_ns))
     types = schema(JobEnded)

@@ -19,8 +19,11 @@ from outlast.health.checks.probe_tools import ToolError, read_text, run_tool
 
 
 class ClockSample(Sample, frozen=True):
-    """`available`: the best first, as the kernel lists them. `synchronized`: by the kernel's own
-    word; `off_s`: how far off, by the time service where it says so, else by the kernel."""
+    """State of the clock.
+
+    `available`: clock sources, the kernel's preferred first. `synchronized`: as the kernel reports
+    it. `off_s`: offset reported by the time service, else by the kernel.
+    """
 
     source: str
     available: tuple[str, ...]
@@ -31,14 +34,15 @@ class ClockSample(Sample, frozen=True):
 
 
 def judge(sample: ClockSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge the clock source, the synchronisation and the offset."""
     wanted = about.settings.clock
     found = [*_source(sample, wanted.source)]
     if sample.synchronized is None:
         found.append(Observation("unknown", "whether it is synchronized is not known"))
     elif not sample.synchronized and wanted.synchronized is not False:
-        said = f"not synchronized, by the word of {sample.told_by}"
+        detail = f"{sample.told_by} reports the clock as unsynchronized"
         known = wanted.synchronized is True
-        detail = said if known else f"{said}: how far off it is cannot be told"
+        detail += "" if known else ": its offset is unknown"
         found.append(Observation("drain" if known else "unknown", detail))
     elif sample.off_s is not None and abs(sample.off_s) > wanted.skew_s:
         text = f"{sample.off_s:+.3f} s off by {sample.told_by}, at most {wanted.skew_s:g} s"
@@ -74,6 +78,8 @@ LONGS_AFTER = 64
 
 
 class ClockOffset(NamedTuple):
+    """Synchronisation state and offset, and its source `by`; None: not reported."""
+
     synchronized: bool | None
     off_s: float | None
     error_s: float | None
@@ -81,17 +87,20 @@ class ClockOffset(NamedTuple):
 
 
 def take(root: Path = Path("/")) -> ClockSample:
+    """Read the clock source from sysfs, and the offset from chrony or else adjtimex(2)."""
     place = root / PLACE
-    told = _chrony() or _kernel()
+    offset = _chrony() or _kernel()
     return ClockSample(
         source=read_text(place / "current_clocksource") or "",
         available=tuple((read_text(place / "available_clocksource") or "").split()),
-        synchronized=told.synchronized, off_s=told.off_s, error_s=told.error_s, told_by=told.by,
+
+        synchronized=offset.synchronized, off_s=offset.off_s, error_s=offset.error_s,
+        told_by=offset.by,
     )  # fmt: skip
 
 
 def _chrony() -> ClockOffset | None:
-    """None where it is not installed, or its daemon does not run: then the kernel is asked."""
+    """Return the offset by chrony; None if it is not installed or its daemon does not run."""
     try:
         return of_chrony(run_tool(["chronyc", "-c", "-n", "tracking"]))
     except (AbsentError, ToolError):
@@ -99,8 +108,10 @@ def _chrony() -> ClockOffset | None:
 
 
 def of_chrony(line: str) -> ClockOffset | None:
-    """Fields of `chronyc -c tracking`: ..., 4: how far the clock is off, 10, 11: root delay and
-    dispersion, 13: the leap status."""
+    """Parse `chronyc -c tracking`; None if it is malformed.
+
+    Fields: 4 offset, 10 and 11 root delay and dispersion, 13 leap status.
+    """
     fields = line.strip().split(",")
     try:
         error_s = float(fields[10]) / 2 + float(fields[11])

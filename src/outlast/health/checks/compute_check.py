@@ -29,7 +29,10 @@ DEADLINE_S = 120.0
 
 
 class ComputeDevice(Sample, frozen=True):
-    """`wrong`: of `products` those that were not the exact one."""
+    """Result of one device.
+
+    `wrong`: number of the `products` that were not exact.
+    """
 
     name: str
     products: int
@@ -38,10 +41,13 @@ class ComputeDevice(Sample, frozen=True):
 
 
 class ComputeSample(Sample, frozen=True):
+    """Results of all devices that torch can use."""
+
     devices: tuple[ComputeDevice, ...]
 
 
 def judge(sample: ComputeSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge the products' exactness, and the speed if a minimum is configured."""
     least = about.settings.compute.tflops_min
     for one in sample.devices:
         symptom = "cpu" if one.name == "cpu" else "gpu-memory"
@@ -75,8 +81,11 @@ LARGEST = 8  # of an entry: 8 x 8 x 8192 is far below the 2^24 that float32 coun
 
 
 def take(device: str, expected: bool) -> ComputeSample:
-    """`device`: auto, cpu or cuda. Where torch is not installed: raises ToolError if the settings
-    expect something of it, else AbsentError."""
+    """Run the products in a process of their own.
+
+    `device`: auto, cpu or cuda. If torch is not installed, raises ToolError if the settings
+    configure this check, else AbsentError.
+    """
     if find_spec("torch") is None:
         raise (ToolError if expected else AbsentError)("torch is not installed")
     alone = [python_executable(), "-m", "outlast.health.checks.compute_check", device]
@@ -84,7 +93,7 @@ def take(device: str, expected: bool) -> ComputeSample:
 
 
 def compute_products(device: str) -> ComputeSample:
-    """In this process."""
+    """Compute the products on each device, in this process."""
     torch = import_module("torch")
     has_cuda = device != "cpu" and torch.cuda.is_available()
     if not has_cuda and (device == "cuda" or (device == "auto" and on_bus())):
@@ -114,8 +123,10 @@ def _compute_on(torch: Any, place: str) -> ComputeDevice:
 
 
 def product_is_right(torch: Any, a: Any, b: Any, c: Any, random: Any) -> bool:
-    """Freivalds: c x = a (b x) for a random x, in whole numbers on the CPU. A wrong entry is missed
-    only where x is 0 there: once in 2^31."""
+    """Return whether c = a b, by Freivalds' algorithm: c x = a (b x) for a random x.
+
+    Computed in integers on the CPU. A wrong entry is missed only if x is 0 there: once in 2^31.
+    """
     x = torch.randint(-(2**30), 2**30, (b.shape[1],), generator=random, dtype=torch.int64)
     a, b, c = (each.to("cpu", torch.float64) for each in (a, b, c))
     if not bool(torch.equal(c, c.round())):  # NaN and infinity are not equal to themselves either

@@ -32,7 +32,10 @@ SPARE_PERCENT = 10
 
 
 class Drive(Sample, frozen=True):
-    """`state`: the kernel's word for the device; "" where its driver has none."""
+    """A whole drive.
+
+    `state`: the kernel's device state; "" if its driver reports none.
+    """
 
     name: str
     model: str = ""
@@ -41,11 +44,13 @@ class Drive(Sample, frozen=True):
 
 
 class DrivesSample(Sample, frozen=True):
+    """Whole drives of the node."""
+
     drives: tuple[Drive, ...]
 
 
 class SmartSample(Sample, frozen=True):
-    """What smartctl says of one drive; None where it does not."""
+    """S.M.A.R.T. values of one drive by smartctl; None: not reported."""
 
     name: str
     passed: bool | None = None
@@ -60,6 +65,7 @@ class SmartSample(Sample, frozen=True):
 
 
 def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge the number of drives and their device states."""
     wanted = about.settings.disks
     found = []
     if wanted.count is not None and len(sample.drives) < wanted.count:
@@ -79,6 +85,7 @@ def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
 
 
 def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge a drive's S.M.A.R.T. values."""
     at = sample.name
     found = []
     if sample.passed is False:
@@ -132,8 +139,11 @@ REALLOCATED, PENDING = 5, 197
 
 
 def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
-    """Raises AbsentError where there is no drive at all, as on a node that boots from a network,
-    unless the settings have them `counted`; FileNotFoundError without sysfs, which shows them."""
+    """List the whole drives from sysfs.
+
+    Raises AbsentError if there is no drive, as on a diskless node, unless the settings expect some
+    (`counted`); FileNotFoundError without sysfs.
+    """
     place = root / BLOCK
     if not place.is_dir():
         raise FileNotFoundError(f"/{BLOCK} is not there: which drives there are cannot be told")
@@ -162,20 +172,24 @@ def _drives(root: Path) -> list[str]:
 
 
 def smart_probes(settings: CheckSettings, root: Path = Path("/")) -> Iterable[Probe[SmartSample]]:
+    """Yield one probe per drive; one that reports absence if the settings disable smartctl."""
     if not settings.disks.smart:
-        yield Probe("", _not_asked)
+        yield Probe("", _not_configured)
         return
     for name in _drives(root):
         yield Probe(name, partial(read_smart, name), SMART_S)
 
 
-def _not_asked() -> SmartSample:
+def _not_configured() -> SmartSample:
     raise AbsentError("the settings do not ask for it (disks.smart)")
 
 
 def read_smart(name: str) -> SmartSample:
-    """Raises ToolError where smartctl is not there or could not open the drive: the settings ask
-    for it, so that is not known."""
+    """Query one drive with smartctl.
+
+    Raises ToolError if smartctl is missing or could not open the drive: the settings require it, so
+    the result is unknown.
+    """
     try:
         answer = run_tool(["smartctl", "-j", "-H", "-A", f"/dev/{name}"], codes=None)
     except AbsentError as error:
@@ -184,19 +198,19 @@ def read_smart(name: str) -> SmartSample:
 
 
 def parse_smart(name: str, answer: str) -> SmartSample:
-    """Raises ToolError where it is no answer."""
+    """Parse the JSON output of smartctl. Raises ToolError if it is no valid answer."""
     try:
         found = msgspec.json.decode(answer)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"smartctl's answer is no JSON: {error}") from error
-    told = _Nested(found)
-    status = int(told.number("smartctl", "exit_status") or 0)
-    messages = told.at("smartctl", "messages")
+    report = _Nested(found)
+    status = int(report.number("smartctl", "exit_status") or 0)
+    messages = report.at("smartctl", "messages")
     words = [str(each.get("string")) for each in messages or [] if isinstance(each, dict)]
     if status & (COMMAND_LINE_BAD | NOT_OPENED):
         raise ToolError("; ".join(words) or f"smartctl ended with {status}")
-    passed = told.at("smart_status", "passed")
-    rows = told.at("ata_smart_attributes", "table")
+    passed = report.at("smart_status", "passed")
+    rows = report.at("ata_smart_attributes", "table")
     raw = {
         row.get("id"): (row.get("raw") or {}).get("value")
         for row in rows or []
@@ -205,18 +219,18 @@ def parse_smart(name: str, answer: str) -> SmartSample:
     log = "nvme_smart_health_information_log"
     return SmartSample(
         name=name, passed=passed if isinstance(passed, bool) else None,
-        critical_warning=told.count(log, "critical_warning"),
-        percentage_used=told.number(log, "percentage_used"),
-        available_spare=told.number(log, "available_spare"),
-        media_errors=told.count(log, "media_errors"),
-        temperature_c=told.number("temperature", "current"),
+        critical_warning=report.count(log, "critical_warning"),
+        percentage_used=report.number(log, "percentage_used"),
+        available_spare=report.number(log, "available_spare"),
+        media_errors=report.count(log, "media_errors"),
+        temperature_c=report.number("temperature", "current"),
         reallocated=_count(raw.get(REALLOCATED)), pending=_count(raw.get(PENDING)),
         said="; ".join(words)[:300],
     )  # fmt: skip
 
 
 class _Nested:
-    """JSON of a tool, of whatever shape it is."""
+    """JSON of a tool, of any shape."""
 
     def __init__(self, found: Any) -> None:
         self.found = found

@@ -28,12 +28,15 @@ SLOWED: dict[int, tuple[str, Severity]] = {
     0x40: ("the hardware slows it down: it is hot", "drain"),
     0x80: ("the hardware slows it down: too little power", "drain"),
 }
-"""Bits of what holds the clocks back. Of them 0x08 is also set where a more exact one is."""
+"""NVML's bits of clock throttle reasons. 0x08 is also set with a more specific one."""
 FABRIC_READY = (0, 3)  # not supported, completed
 
 
 class NvLink(Sample, frozen=True):
-    """`errors`: None each where the driver does not count them for this generation."""
+    """One NVLink.
+
+    `errors`: None if the driver does not count them for this generation.
+    """
 
     number: int
     active: bool
@@ -41,8 +44,10 @@ class NvLink(Sample, frozen=True):
 
 
 class Gpu(Sample, frozen=True):
-    """None: this GPU has no such thing. `unread`: what the driver should have said and did not,
-    with its reason. `lost`: it fell off the bus."""
+    """State of one GPU; None: this GPU has no such value.
+
+    `unread`: values that the driver failed to report, with its reason. `lost`: it fell off the bus.
+    """
 
     index: int
     pci: str = ""
@@ -76,8 +81,11 @@ ON_BUS = "gpu|on bus"
 
 
 class GpusSample(Sample, frozen=True):
-    """`on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: why the driver could not be
-    asked at all."""
+    """GPUs of the node.
+
+    `on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: error of the driver if it
+    could not be queried at all.
+    """
 
     on_bus: int
     driver: str = ""
@@ -86,18 +94,24 @@ class GpusSample(Sample, frozen=True):
 
 
 class GpuProcess(Sample, frozen=True):
+    """Process on a GPU.
+
+    `bytes`: GPU memory in use; None if unknown.
+    """
+
     pid: int
     name: str
     bytes: int | None = None
 
 
 class LeftoversSample(Sample, frozen=True):
-    """Processes by the GPU that they are on."""
+    """Processes by GPU."""
 
     on: dict[str, tuple[GpuProcess, ...]]
 
 
 def counts(sample: GpusSample) -> Iterable[CounterReading]:
+    """Yield the counters that are remembered: GPUs on the bus, uncorrected and NVLink errors."""
     yield CounterReading(ON_BUS, sample.on_bus)
     for gpu in sample.gpus:
         if gpu.uncorrected_ever is not None:
@@ -112,11 +126,12 @@ def _link_count(gpu: Gpu, link: NvLink) -> CounterReading:
 
 
 def _key(gpu: Gpu, counter: str) -> str:
-    """By what stays with the card, where the driver says it."""
+    """Return a counter's key, by the card's UUID where the driver reports it."""
     return f"gpu|{gpu.uuid or gpu.pci or gpu.index}|{counter}"
 
 
 def judge(sample: GpusSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge the number of GPUs, the driver version and each GPU."""
     wanted = about.settings.gpus
     expected = sample.on_bus if wanted.count is None else wanted.count
     before = max((value for _, value in about.memory.counters.get(ON_BUS, ())), default=0)
@@ -138,12 +153,12 @@ def judge(sample: GpusSample, about: JudgeContext) -> Iterator[Observation]:
     links = _links_expected(sample, wanted)
     for gpu in sample.gpus:
         found = [*_one(gpu, about, links)]
-        for said in found or [Observation("healthy", _well(gpu))]:
-            yield said._replace(device=gpu.pci or f"GPU {gpu.index}")
+        for observed in found or [Observation("healthy", _well(gpu))]:
+            yield observed._replace(device=gpu.pci or f"GPU {gpu.index}")
 
 
 def _links_expected(sample: GpusSample, wanted: Wanted) -> int:
-    """As the settings say, or as most of the node's GPUs have them."""
+    """Return the configured number of NVLinks, or that of most of the node's GPUs."""
     if wanted.nvlinks is not None:
         return wanted.nvlinks
     active = Counter(sum(link.active for link in gpu.nvlinks) for gpu in sample.gpus)
@@ -247,7 +262,7 @@ def _well(gpu: Gpu) -> str:
 
 
 def judge_leftovers(sample: LeftoversSample, about: JudgeContext) -> Iterator[Observation]:
-    """After a job that had the node for itself nothing may be on its GPUs."""
+    """Judge processes on the GPUs after a job that had the node exclusively: none may remain."""
     found = False
     for gpu, processes in sample.on.items():
         others = [one for one in processes if one.name not in about.settings.gpus.allowed]

@@ -1,4 +1,4 @@
-"""Probe of GPUs through NVML (nvidia-ml-py, the extra `health`)."""
+"""Probe of GPUs through NVML (package nvidia-ml-py, extra `health`)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ LINK_ERRORS = range(4)  # replays, recoveries, errors of flits and of data
 
 
 class _Driver:
-    """Calls of the driver: what a GPU does not have is None, what failed is kept with its
-    reason."""
+    """Calls of NVML: None for an unsupported value; errors are recorded with their reason."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
@@ -49,7 +48,7 @@ class _Driver:
 
 
 def on_bus(root: Path = Path("/")) -> int:
-    """NVIDIA's GPUs that the PCI bus shows, whatever the driver thinks."""
+    """Return the number of NVIDIA GPUs on the PCI bus, independent of the driver."""
     place = root / "sys/bus/pci/devices"
     return sum(
         read_number(place / name / "vendor") == NVIDIA
@@ -59,23 +58,26 @@ def on_bus(root: Path = Path("/")) -> int:
 
 
 def take(count: int | None, root: Path = Path("/")) -> GpusSample:
-    """`count`: as the settings have it. Raises AbsentError where there is no GPU, and none should
-    be."""
-    seen = on_bus(root)
-    _refuse_none(count, seen, root)
+    """Query all GPUs.
+
+    `count`: number that the settings expect. Raises AbsentError if there is none and none is
+    expected.
+    """
+    devices = on_bus(root)
+    _refuse_none(count, devices, root)
     try:
         with _driver() as nvml:
             driver = str(nvml.nvmlSystemGetDriverVersion())
             gpus = tuple(_gpu(nvml, k) for k in range(nvml.nvmlDeviceGetCount()))
     except ToolError as error:
-        return GpusSample(on_bus=seen, trouble=str(error))
+        return GpusSample(on_bus=devices, trouble=str(error))
     # A virtual machine may hide the bus.
-    return GpusSample(on_bus=max(seen, len(gpus)), driver=driver, gpus=gpus)
+    return GpusSample(on_bus=max(devices, len(gpus)), driver=driver, gpus=gpus)
 
 
-def _refuse_none(count: int | None, seen: int, root: Path) -> None:
-    """Raises AbsentError, and FileNotFoundError without sysfs, which would show one."""
-    if seen or count:
+def _refuse_none(count: int | None, devices: int, root: Path) -> None:
+    """Raise AbsentError if no GPU exists and none is expected; FileNotFoundError without sysfs."""
+    if devices or count:
         return
     if count is None and any(re.fullmatch(r"nvidia\d+", name) for name in list_names(root / "dev")):
         return  # a container or a virtual machine may hide the bus
@@ -87,7 +89,7 @@ def _refuse_none(count: int | None, seen: int, root: Path) -> None:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
-    """Raises ToolError where the driver cannot be asked."""
+    """Open NVML. Raises ToolError if the driver cannot be queried."""
     try:
         nvml = import_module("pynvml")
     except ModuleNotFoundError as error:
@@ -167,7 +169,7 @@ def _memory_c(nvml: Any, ask: Ask) -> int | None:
 
 
 def _nvlinks(ask: Ask) -> Iterator[NvLink]:
-    """Up to the first that this GPU does not have."""
+    """Yield the links up to the first that this GPU does not have."""
     for link in range(NVLINKS_MAX):
         active = ask("NVLinks", "nvmlDeviceGetNvLinkState", link)
         if active is None:
@@ -178,7 +180,7 @@ def _nvlinks(ask: Ask) -> Iterator[NvLink]:
 
 
 def _fabric(nvml: Any, ask: Ask) -> tuple[int | None, int | None]:
-    """State and status of the NVLink fabric; of GPUs without NVSwitches the state is 0."""
+    """Return state and status of the NVLink fabric; the state is 0 for GPUs without NVSwitch."""
     if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
         return None, None
     info = nvml.c_nvmlGpuFabricInfo_t()
@@ -188,7 +190,10 @@ def _fabric(nvml: Any, ask: Ask) -> tuple[int | None, int | None]:
 
 
 def take_leftovers(count: int | None, root: Path = Path("/")) -> LeftoversSample:
-    """Raises AbsentError as `take` does, ToolError where the driver cannot be asked."""
+    """List the processes on each GPU.
+
+    Raises AbsentError as `take` does, ToolError if the driver cannot be queried.
+    """
     _refuse_none(count, on_bus(root), root)
     on: dict[str, tuple[GpuProcess, ...]] = {}
     with _driver() as nvml:

@@ -30,14 +30,17 @@ from outlast.node_logs.kernel_log import findings
 from outlast.node_logs.log_readings import UnreadText, fold_storms
 
 LINKS = {"ib-link", "ethlink"}
-"""Of these the word that it is up again leaves a warning: whether it flaps, counters say better
-than a log, which has every link go down and up while a machine boots."""
+"""Symptoms whose recovery leaves a warning. Flaps are judged by counters: in a log every link goes
+down and up while a machine boots."""
 
 
 class KernelLogSample(Sample, frozen=True):
-    """`lines`: each with its number, which rises: the kernel's count, or microseconds since boot
-    in a journal. `first`: the oldest that there still is; `cut`: there were older ones in this
-    boot. `boot_ns`: when it booted, for numbers of seconds since."""
+    """Lines of the kernel log.
+
+    `lines`: each with its rising number: the kernel's sequence number, or microseconds since boot
+    in a journal. `first`: oldest available number; `cut`: older lines of this boot were lost.
+    `boot_ns`: time of boot, the origin of times in seconds since boot.
+    """
 
     boot: str
     boot_ns: int
@@ -49,16 +52,18 @@ class KernelLogSample(Sample, frozen=True):
 
 
 def mark(sample: KernelLogSample) -> str:
+    """Return the counter key under which the last line read is remembered."""
     return f"kernel log|{sample.boot}|{sample.source}"
 
 
 def counts(sample: KernelLogSample) -> Iterable[CounterReading]:
+    """Yield the number of the last line as the mark for the next check."""
     if sample.lines:
         yield CounterReading(mark(sample), sample.last)
 
 
 def judge(sample: KernelLogSample, about: JudgeContext) -> Iterator[Observation | Finding]:
-    """Lines after the mark; without one, those of the last `kernel.window_s` seconds."""
+    """Judge the lines after the mark; without one, those of the last `kernel.window_s` seconds."""
     points = about.memory.counters.get(mark(sample), ())
     after = points[-1][1] if points else None
     window_ns = round(about.settings.kernel.window_s * SECOND_NS)
@@ -80,8 +85,10 @@ def judge(sample: KernelLogSample, about: JudgeContext) -> Iterator[Observation 
 
 
 def _empty(sample: KernelLogSample, after: int | None) -> str:
-    """Return why a log is not this kernel's, or nothing: one says something in every boot, and its
-    numbers only rise."""
+    """Return why the log cannot be this kernel's, or "".
+
+    Each boot logs something, and line numbers only rise.
+    """
     if not sample.lines:
         return f"no line can be read from the kernel's log ({sample.source}): is it this kernel's?"
     if after is not None and sample.last < after:
@@ -90,7 +97,7 @@ def _empty(sample: KernelLogSample, after: int | None) -> str:
 
 
 def _lost(sample: KernelLogSample, after: int | None, begin_ns: int) -> str:
-    """What should have been read and was not there any more, or nothing. `after`: the mark."""
+    """Return a message if lines were lost before they were read, or "". `after`: the mark."""
     if not sample.cut or not sample.lines:
         return ""
     if after is None:
@@ -108,7 +115,7 @@ def _lost(sample: KernelLogSample, after: int | None, begin_ns: int) -> str:
 
 
 def _oldest_ns(sample: KernelLogSample) -> int:
-    """When its first line was written: a record of kmsg says the microseconds since boot itself."""
+    """Return the time of the first line; a kmsg record has its own microseconds since boot."""
     number, line = sample.lines[0]
     if sample.source != "kmsg":
         return sample.boot_ns + number * 1000
@@ -119,21 +126,21 @@ def _oldest_ns(sample: KernelLogSample) -> int:
 def _read(
     lines: Iterable[str], sample: KernelLogSample, about: JudgeContext, begin_ns: int
 ) -> tuple[list[Finding], list[UnreadText]]:
-    """The last word on each thing: its worst, or that it is well again."""
+    """Return the final finding per key, the worst or a recovery, and the unread lines."""
     readings = findings(
         lines, cluster=about.cluster, node=about.node, boot_ns=sample.boot_ns, read_ns=about.t_ns,
         policy=about.policy,
     )  # fmt: skip
-    kept: list[Finding] = []
+    relevant: list[Finding] = []
     unread: list[UnreadText] = []
     for one in readings:
         if isinstance(one, UnreadText):
             unread.append(one)
         elif one.t_ns >= begin_ns and not _is_ignored(one, about):
-            kept.append(one)
-    words = {key_of(one): one for one in kept}  # the last of each
+            relevant.append(one)
+    words = {key_of(one): one for one in relevant}  # the last of each
     worst: dict[str, Finding] = {}
-    for one in fold_storms(kept, about.settings.kernel.window_s):
+    for one in fold_storms(relevant, about.settings.kernel.window_s):
         if isinstance(one, Finding) and one.severity != "healthy":
             key = key_of(one)
             worst[key] = min(worst.get(key, one), one, key=_rank)
@@ -145,7 +152,7 @@ def _rank(one: Finding) -> int:
 
 
 def _ended(worst: Finding | None, word: Finding) -> Finding:
-    """At the time of the last word: from then on it has been quiet."""
+    """Return the worst finding at the time of the last one: it has been quiet since then."""
     if worst is None:
         return word
     if word.severity != "healthy":
@@ -183,13 +190,19 @@ JOURNAL = [
 
 
 class JournalLine(msgspec.Struct):
-    """`micros`: since boot. The time of day may be set back, and new lines would seem old."""
+    """Journal entry.
+
+    `micros`: since boot. Wall-clock time may be set back, and new lines would seem old.
+    """
 
     micros: str = msgspec.field(name="__MONOTONIC_TIMESTAMP")
 
 
 def take() -> KernelLogSample:
-    """Raises PermissionError where neither may be read."""
+    """Read the kernel log from kmsg, or else from the journal.
+
+    Raises PermissionError if neither is readable.
+    """
     boot = read_text(BOOT_ID) or ""
     boot_ns = time.time_ns() - time.monotonic_ns()
     try:
@@ -206,8 +219,7 @@ def take() -> KernelLogSample:
 
 
 def _kmsg() -> list[tuple[int, str]]:
-    """Each record by its number. Lines of fields that follow a record are its own. Raises
-    OSError."""
+    """Return the records of kmsg by number, without their continuation lines. Raises OSError."""
     found: deque[tuple[int, str]] = deque(maxlen=LINES_MAX)  # the newest
     log = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -230,8 +242,10 @@ def _kmsg() -> list[tuple[int, str]]:
 
 
 def _journal(before: OSError) -> tuple[list[tuple[int, str]], bool]:
-    """Oldest first, and whether there are older ones that were not asked for. Asked for newest
-    first: what is too much for one answer is what is oldest."""
+    """Return the journal's lines, oldest first, and whether older ones were cut off.
+
+    Requested newest first, so that the oldest are cut.
+    """
     try:
         answer = run_tool(JOURNAL)
     except (AbsentError, ToolError) as error:

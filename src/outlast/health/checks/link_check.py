@@ -30,17 +30,20 @@ ENDS = {
     "port_rcv_errors": 65535, "port_rcv_remote_physical_errors": 65535,
     "port_xmit_discards": 65535,
 }  # fmt: skip
-"""Where InfiniBand's counters stand still until they are reset. Those of four bits are left out:
-they are full on many sound ports."""
-UP = "up"  # remembered of InfiniBand's ports: 1 where one is up
-LIKE_MIN = 2  # ports like one that are up, from which on it is missed without being named
+"""Saturation values of InfiniBand counters, which stay there until a reset. Counters of four bits
+are omitted: they are saturated on many healthy ports."""
+UP = "up"  # remembered per InfiniBand port: 1 if it is up
+LIKE_MIN = 2  # similar ports that are up, from which on a port is expected up without an entry
 DOWN: dict[str, Severity] = {"ib": "now", "ethernet": "drain"}
 SYMPTOMS: dict[str, Symptom] = {"ib": "ib-link", "ethernet": "ethlink"}
 
 
 class LinkPort(Sample, frozen=True):
-    """`state`: ACTIVE or up; `physical`: LinkUp, or the carrier. `counters`: of errors, and of
-    times that the link went down."""
+    """A port or interface.
+
+    `state`: ACTIVE or up; `physical`: LinkUp, or the carrier. `counters`: errors, and times that
+    the link went down.
+    """
 
     name: str
     kind: Literal["ib", "ethernet"]
@@ -51,20 +54,25 @@ class LinkPort(Sample, frozen=True):
 
 
 class LinksSample(Sample, frozen=True):
+    """InfiniBand ports and Ethernet interfaces of the node."""
+
     ports: tuple[LinkPort, ...]
 
 
 def is_up(port: LinkPort) -> bool:
+    """Return whether a link is up, logically and physically."""
     if port.kind == "ib":
         return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
     return port.state in {"up", "unknown"} and port.physical != "0"
 
 
 def key(port: LinkPort, counter: str) -> str:
+    """Return the key of a port's counter in the memory."""
     return f"link|{port.name}|{counter}"
 
 
 def counts(sample: LinksSample) -> Iterable[CounterReading]:
+    """Yield the counters of all ports, and whether each InfiniBand port is up."""
     for port in sample.ports:
         if port.kind == "ib":
             yield CounterReading(key(port, UP), int(is_up(port)))
@@ -73,6 +81,7 @@ def counts(sample: LinksSample) -> Iterable[CounterReading]:
 
 
 def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge each port's state, rate, errors and flaps, and the ports that are missing."""
     wanted = about.settings.links
     there = {port.name: port for port in sample.ports}
     for name, expected in wanted.expected.items():
@@ -88,14 +97,14 @@ def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
         ]
         if port.name not in wanted.expected and not is_up(port) and port.kind == "ib":
             found = [*_missed(port, sample, about), *found]
-        for said in found or [Observation("healthy", _well(port, about))]:
-            yield said._replace(device=port.name, symptom=SYMPTOMS[port.kind])
+        for observed in found or [Observation("healthy", _well(port, about))]:
+            yield observed._replace(device=port.name, symptom=SYMPTOMS[port.kind])
     if not sample.ports and not wanted.expected:
         yield Observation("unknown", "no link is there, not even one of an Ethernet")
 
 
 def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
-    """A port that nobody named is not missed where nothing is plugged in."""
+    """Judge a port's state and rate; an unplugged port without an entry is not reported."""
     if is_up(port):
         least = expected.rate_gbps if expected else None
         if least is not None and port.rate_gbps is None:
@@ -103,19 +112,19 @@ def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
         elif least is not None and (port.rate_gbps or 0) < least:
             yield Observation("drain", f"{port.rate_gbps:g} Gb/s, and {least:g} are expected")
         return
-    said = f"is {port.state}" + (f" ({port.physical})" if port.physical else "")
+    detail = f"is {port.state}" + (f" ({port.physical})" if port.physical else "")
     if expected is not None:
         if expected.up:
-            yield Observation(DOWN[port.kind], said)
+            yield Observation(DOWN[port.kind], detail)
     elif port.kind == "ib" and port.physical not in {"Disabled", "Polling", "Sleep"}:
-        yield Observation("warn", f"{said}; the settings do not say whether it should be up")
+        yield Observation("warn", f"{detail}; the settings do not say whether it should be up")
 
 
 def _missed(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
-    """A port that nobody named is missed where it was up before, or where most like it are."""
-    said = f"is {port.state} ({port.physical})"
+    """Report a port without an entry if it was up before, or if most similar ports are."""
+    detail = f"is {port.state} ({port.physical})"
     if was_up(key(port, UP), about):
-        yield Observation("drain", f"{said}, and was up at an earlier check")
+        yield Observation("drain", f"{detail}, and was up at an earlier check")
         return
     ignored = about.settings.links.ignore
     like = [
@@ -124,21 +133,21 @@ def _missed(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterato
     ]  # fmt: skip
     up = sum(is_up(one) for one in like)
     if up >= LIKE_MIN and 2 * up > len(like):
-        yield Observation("warn", f"{said}, and {up} of {len(like)} ports like it are up")
+        yield Observation("warn", f"{detail}, and {up} of {len(like)} ports like it are up")
 
 
 def _number(port: LinkPort) -> str:
-    """Return which of its adapter's ports one is."""
+    """Return the number of a port on its adapter."""
     return port.name.rpartition("/")[2]
 
 
 def was_up(of: str, about: JudgeContext) -> bool:
-    """Return whether a port is remembered as up, within the time that counters are kept."""
+    """Return whether a port is remembered as up, within the retention of counters."""
     return any(value for _, value in about.memory.counters.get(of, ()))
 
 
 def _vanished(there: dict[str, LinkPort], about: JudgeContext) -> Iterator[Observation]:
-    """Ports of InfiniBand that were up at an earlier check, and are not there any more."""
+    """Report InfiniBand ports that were up at an earlier check and no longer exist."""
     wanted = about.settings.links
     for of, points in about.memory.counters.items():
         first, _, rest = of.partition("|")
@@ -146,10 +155,10 @@ def _vanished(there: dict[str, LinkPort], about: JudgeContext) -> Iterator[Obser
         if first != "link" or what != UP or not points[-1][1]:
             continue
         if name not in there and name not in wanted.ignore and name not in wanted.expected:
-            said = Observation(
+            vanished = Observation(
                 "drain", "is not there any more, and was up at an earlier check", name
             )
-            yield said._replace(symptom=SYMPTOMS["ib"])
+            yield vanished._replace(symptom=SYMPTOMS["ib"])
 
 
 def _counter_findings(port: LinkPort, about: JudgeContext, wanted: Wanted) -> Iterator[Observation]:
@@ -159,7 +168,7 @@ def _counter_findings(port: LinkPort, about: JudgeContext, wanted: Wanted) -> It
         new = about.since(count, HOUR_S)
         if port.kind == "ib" and value == ENDS.get(name):
             yield Observation(
-                "warn", f"{name} stands at {value}, its end, and counts no more: reset it"
+                "warn", f"{name} is saturated at {value} and no longer counts: reset it"
             )
         if count.flaps:
             if about.flapping(count):
@@ -176,8 +185,8 @@ def _counter_findings(port: LinkPort, about: JudgeContext, wanted: Wanted) -> It
 def _well(port: LinkPort, about: JudgeContext) -> str:
     state = "up" if is_up(port) else f"{port.state}, and not expected up"
     rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else ""
-    seen = any(key(port, name) in about.memory.counters for name in port.counters)
-    return f"{state}{rate}" + ("" if seen or not port.counters else ", counters not judged yet")
+    known = any(key(port, name) in about.memory.counters for name in port.counters)
+    return f"{state}{rate}" + ("" if known or not port.counters else ", counters not judged yet")
 
 
 def _probes(_: CheckSettings) -> Iterable[Probe[LinksSample]]:
@@ -200,12 +209,13 @@ PORTS_MAX = 512
 
 
 def take(root: Path = Path("/")) -> LinksSample:
+    """Read the ports and interfaces from sysfs."""
     ib = list(_ib(root / "sys/class/infiniband"))
     return LinksSample(ports=tuple([*ib, *_net(root / "sys/class/net")][:PORTS_MAX]))
 
 
 def _ib(place: Path) -> Iterator[LinkPort]:
-    """A port of an Ethernet link layer (RoCE) is judged as an InfiniBand one: jobs use it so."""
+    """Yield the RDMA ports; one with an Ethernet link layer (RoCE) is judged as InfiniBand."""
     for device in list_names(place):
         for port in list_names(place / device / "ports"):
             at = place / device / "ports" / port
@@ -220,21 +230,21 @@ def _ib(place: Path) -> Iterator[LinkPort]:
             )
 
 
-def _word(said: str | None) -> str:
-    """Of `4: ACTIVE`."""
-    return (said or "unreadable").rpartition(": ")[2]
+def _word(text: str | None) -> str:
+    """Return the last word of a state such as `4: ACTIVE`."""
+    return (text or "unreadable").rpartition(": ")[2]
 
 
-def _rate(said: str | None) -> float | None:
-    """Of `400 Gb/sec (4X NDR)`."""
+def _rate(text: str | None) -> float | None:
+    """Return the rate of `400 Gb/sec (4X NDR)` in Gb/s; None if it is malformed."""
     try:
-        return float((said or "").split()[0])
+        return float((text or "").split()[0])
     except (IndexError, ValueError):
         return None
 
 
 def _net(place: Path) -> Iterator[LinkPort]:
-    """Interfaces of hardware: others (bridges, loopback, containers' ends) lead to no device."""
+    """Yield hardware interfaces; virtual ones (bridges, loopback, veth) have no device."""
     for name in list_names(place):
         at = place / name
         if not (at / "device").exists() or read_text(at / "type") != "1":

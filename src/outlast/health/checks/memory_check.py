@@ -16,13 +16,13 @@ from outlast.health.check_contract import (
 from outlast.health.check_settings import CheckSettings
 from outlast.health.checks.probe_tools import list_names, read_number, read_text
 
-ENOUGH = 0.98  # of what is expected: the kernel keeps some for itself
+ENOUGH = 0.98  # share of the expected memory: the kernel reserves some
 GIB = 2**30
 HOUR_S = 3600.0
 
 
 class MemoryController(Sample, frozen=True):
-    """Errors since boot: corrected, and not; None: the kernel does not say."""
+    """Error counts of a memory controller since boot; None: not reported."""
 
     name: str
     corrected: int | None
@@ -30,7 +30,10 @@ class MemoryController(Sample, frozen=True):
 
 
 class MemorySample(Sample, frozen=True):
-    """`controllers`: None where the kernel has no driver for them."""
+    """Main memory.
+
+    `controllers`: None if the kernel has no driver for them.
+    """
 
     total_bytes: int | None
     available_bytes: int | None
@@ -39,6 +42,7 @@ class MemorySample(Sample, frozen=True):
 
 
 def counts(sample: MemorySample) -> Iterable[CounterReading]:
+    """Yield the error counters of each memory controller."""
     for one in sample.controllers or ():
         for what, value in (("corrected", one.corrected), ("uncorrected", one.uncorrected)):
             if value is not None:
@@ -46,6 +50,7 @@ def counts(sample: MemorySample) -> Iterable[CounterReading]:
 
 
 def judge(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge the memory's size, huge pages and errors."""
     wanted = about.settings.memory
     found = [*_sizes(sample, about)]
     for one in sample.controllers or ():
@@ -99,24 +104,25 @@ KIB = 1024
 
 
 def take(root: Path = Path("/")) -> MemorySample:
-    said = dict(
+    """Read the memory's sizes from meminfo and its error counters from EDAC."""
+    fields = dict(
         line.split(":", 1)
         for line in (read_text(root / "proc/meminfo") or "").splitlines()
         if ":" in line
     )
     return MemorySample(
-        total_bytes=_kib(said.get("MemTotal")), available_bytes=_kib(said.get("MemAvailable")),
-        hugepages=_first(said.get("HugePages_Total")), controllers=_controllers(root),
+        total_bytes=_kib(fields.get("MemTotal")), available_bytes=_kib(fields.get("MemAvailable")),
+        hugepages=_first(fields.get("HugePages_Total")), controllers=_controllers(root),
     )  # fmt: skip
 
 
-def _first(said: str | None) -> int | None:
-    words = (said or "").split()
+def _first(text: str | None) -> int | None:
+    words = (text or "").split()
     return int(words[0]) if words and words[0].isdecimal() else None
 
 
-def _kib(said: str | None) -> int | None:
-    found = _first(said)
+def _kib(text: str | None) -> int | None:
+    found = _first(text)
     return None if found is None else found * KIB
 
 

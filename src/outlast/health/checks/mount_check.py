@@ -23,8 +23,11 @@ IN_MEMORY = ("/dev/shm", "/tmp")  # noqa: S108 - what jobs share there must fit
 
 
 class MountSample(Sample, frozen=True):
-    """One place. `type` is empty where nothing is mounted there; `trouble`: what the kernel
-    answered instead of figures."""
+    """State of one mount point.
+
+    `type` is empty if nothing is mounted there; `trouble`: the kernel's error if the file system
+    did not respond.
+    """
 
     path: str
     source: str = ""
@@ -39,10 +42,12 @@ class MountSample(Sample, frozen=True):
 
 
 def is_network_type(type_: str) -> bool:
+    """Return whether a file system type is served over a network."""
     return type_.startswith(SERVERS)
 
 
 def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge whether a file system is mounted, responds, is writable and not full."""
     expected = about.settings.mounts.expected.get(sample.path)
     wanted = expected or Expected(writable=False)
     at = sample.path
@@ -65,7 +70,10 @@ def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
 
 
 def _full(sample: MountSample, wanted: Expected) -> Iterator[Observation]:
-    """A server's that is full is so on every node: to drain one mends nothing."""
+    """Judge used space and inodes.
+
+    A full network file system is full on every node, so it only warns: a drain repairs nothing.
+    """
     severity = "warn" if is_network_type(sample.type) else "drain"
     symptom = "filesystem" if is_network_type(sample.type) else "disk"
     for what, size, free, most in (
@@ -91,6 +99,8 @@ PROBES_MAX = 256
 
 
 class MountLine(NamedTuple):
+    """Line of /proc/self/mounts."""
+
     source: str
     path: str
     type: str
@@ -98,7 +108,7 @@ class MountLine(NamedTuple):
 
 
 def parse_mounts(text: str) -> list[MountLine]:
-    """/proc/self/mounts, whose blanks are written as \\040."""
+    r"""Parse /proc/self/mounts, which writes blanks as \040."""
     found: list[MountLine] = []
     for line in text.splitlines():
         words = [re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), w) for w in line.split(" ")]
@@ -108,9 +118,11 @@ def parse_mounts(text: str) -> list[MountLine]:
 
 
 def probes(settings: CheckSettings) -> Iterable[Probe[MountSample]]:
-    """Of what is expected, and of the file systems of servers and disks: each source once, where
-    its shortest path is, as containers show parts of one in many places."""
-    # To read the table asks no server.
+    """Yield a probe per expected mount point, and per network and disk file system.
+
+    Each source is probed once, at its shortest path: containers bind parts of one to many places.
+    """
+    # Reading the table does not contact a file server.
     lines = parse_mounts(TABLE.read_text("utf-8", "surrogateescape"))
     by_source: dict[str, MountLine] = {}
     for line in sorted(lines, key=lambda line: len(line.path)):
@@ -120,24 +132,24 @@ def probes(settings: CheckSettings) -> Iterable[Probe[MountSample]]:
             by_source[line.path] = line
     wanted = settings.mounts
     paths = dict.fromkeys([*wanted.expected, *(line.path for line in by_source.values())])
-    kept = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
-    for path in kept:
+    selected = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
+    for path in selected:
         yield Probe(_shown(path), partial(take, path, _newest(lines, path)), wanted.deadline_s)
 
 
 def _shown(name: str) -> str:
-    """As text: who may mount chooses names, also of bytes that are none."""
+    """Return a mount's name as valid UTF-8; undecodable bytes are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _newest(lines: list[MountLine], path: str) -> MountLine | None:
-    """The one that was mounted last covers the others."""
+    """Return the last mount at a path: it covers the earlier ones."""
     place = path.rstrip("/") or "/"
     return next((line for line in reversed(lines) if line.path == place), None)
 
 
 def take(path: str, line: MountLine | None) -> MountSample:
-    """Asks the file system twice: for its figures, which may be cached, and for its root."""
+    """Query a file system's figures, which may be cached, and then its root directory."""
     if line is None:
         return MountSample(path=_shown(path))
     try:

@@ -28,16 +28,19 @@ from outlast.health.check_settings import CheckSettings, RingSettings
 from outlast.health.checks.probe_tools import ToolError, run_tool
 
 Pair = tuple[int, int]  # the lower first
-PairSpeeds = dict[Pair, float]  # bytes a second; 0 where no answer came
+PairSpeeds = dict[Pair, float]  # bytes per second; 0 without an answer
 Search = Generator[list[Pair], Mapping[Pair, float], PairSpeeds]
 
-SLOW_SHARE = 0.6  # of what a good pair of neighbours does, where nobody says what is expected
+SLOW_SHARE = 0.6  # of a good pair's bandwidth, if no minimum is configured
 GOOD_QUARTILE = 0.75  # of the pairs of neighbours: a slow node makes two of them slow
 PARTNERS_MAX = 3  # fast nodes that a suspect is measured beside
 
 
 class PairVerdict(NamedTuple):
-    """`unclear`: nothing was fast, so nothing can be told apart."""
+    """Slow nodes and links, and the threshold in bytes per second.
+
+    `unclear`: no pair was fast, so slow nodes cannot be identified.
+    """
 
     nodes: frozenset[int]
     links: frozenset[Pair]
@@ -46,16 +49,19 @@ class PairVerdict(NamedTuple):
 
 
 def search_slow(world: int, least: float | None) -> Search:
-    """Yields rounds of pairs, is sent what each measured, returns all of it. `least`: bytes a
-    second of a fast pair; None: a share of the upper quartile of neighbours."""
+    """Yield rounds of pairs, receive their measurements, and return them all.
+
+    `least`: bytes per second of a fast pair; None takes a share of the upper quartile of
+    neighbours.
+    """
     measured: PairSpeeds = {}
-    for asked in _ring(world):
-        measured |= yield asked
+    for pairs in _ring(world):
+        measured |= yield pairs
     for _ in range(PARTNERS_MAX):
-        asked = _suspects_beside_fast(world, measured, threshold(world, measured, least))
-        if not asked:
+        pairs = _suspects_beside_fast(world, measured, threshold(world, measured, least))
+        if not pairs:
             break
-        measured |= yield asked
+        measured |= yield pairs
     return measured
 
 
@@ -68,39 +74,39 @@ def _ring(world: int) -> list[list[Pair]]:
             rounds.append([last])
         else:
             rounds[1].append(last)
-    return [asked for asked in rounds if asked]
+    return [pairs_of_round for pairs_of_round in rounds if pairs_of_round]
 
 
 def threshold(world: int, measured: PairSpeeds, least: float | None) -> float:
+    """Return the bandwidth of a fast pair in bytes/s: `least`, or a share of the ring's."""
     if least is not None:
         return least
-    ring = sorted(measured.get(pair, 0.0) for asked in _ring(world) for pair in asked)
+    ring = sorted(measured.get(pair, 0.0) for pairs in _ring(world) for pair in pairs)
     return SLOW_SHARE * ring[int(GOOD_QUARTILE * (len(ring) - 1) + 0.5)] if ring else 0.0
 
 
 def _fast(measured: PairSpeeds, least: float) -> set[int]:
-    """Nodes of fast pairs: neither of such a pair is slow."""
+    """Return the nodes of fast pairs: neither node of such a pair is slow."""
     return {node for pair, speed in measured.items() if speed >= least > 0 for node in pair}
 
 
 def _suspects_beside_fast(world: int, measured: PairSpeeds, least: float) -> list[Pair]:
-    """Each node that was not fast with anybody, with one that was fast and is new to it."""
+    """Pair each node that has no fast pair with a fast node that it was not measured with."""
     fast = _fast(measured, least)
     free = sorted(fast)
-    asked: list[Pair] = []
+    pairs: list[Pair] = []
     for suspect in sorted(set(range(world)) - fast):
         for other in free:
             pair = (min(suspect, other), max(suspect, other))
             if pair not in measured:
-                asked.append(pair)
+                pairs.append(pair)
                 free.remove(other)
                 break
-    return asked
+    return pairs
 
 
 def judge_pairs(world: int, measured: PairSpeeds, least: float | None) -> PairVerdict:
-    """A node is slow that was fast with nobody; a link, where both of its ends were fast with
-    others."""
+    """Return the nodes without any fast pair, and the slow links between two fast nodes."""
     line = threshold(world, measured, least)
     fast = _fast(measured, line)
     if not fast:
@@ -114,7 +120,7 @@ GB = 1e9
 
 
 class PairsSample(Sample, frozen=True):
-    """What all pairs measured, in bytes a second: each node has the same, and judges itself."""
+    """Bandwidth of all pairs in bytes per second; each node has all of them and judges itself."""
 
     rank: int
     names: tuple[str, ...]
@@ -122,6 +128,7 @@ class PairsSample(Sample, frozen=True):
 
 
 def judge(sample: PairsSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge this node's bandwidth and its links."""
     wanted = about.settings.ring.gbytes_min
     least = None if wanted is None else wanted * GB
     measured = {(a, b): speed for a, b, speed in sample.pairs}
@@ -159,22 +166,26 @@ WARM, TIMED = 2, 5
 
 
 def probe(settings: CheckSettings) -> Probe[PairsSample]:
+    """Return the probe of the configured ring."""
     return Probe("", partial(take, settings.ring), settings.ring.within_s)
 
 
 def take(ring: RingSettings) -> PairsSample:
-    """Raises AbsentError where no ring was asked for, ToolError where torch is not installed."""
+    """Measure in a process of its own.
+
+    Raises AbsentError if no ring is configured, ToolError if torch is not installed.
+    """
     if not ring.address:
         raise AbsentError("no ring of neighbours was asked for (--ring)")
     if find_spec("torch") is None:
         raise ToolError("torch is not installed")
-    asked = msgspec.json.encode(ring).decode()
-    alone = [python_executable(), "-m", "outlast.health.checks.neighbour_check", asked]
+    settings = msgspec.json.encode(ring).decode()
+    alone = [python_executable(), "-m", "outlast.health.checks.neighbour_check", settings]
     return msgspec.json.decode(run_tool(alone, within_s=ring.within_s), type=PairsSample)
 
 
 def measure(ring: RingSettings) -> PairsSample:
-    """In this process. Raises what torch raises where the nodes cannot meet."""
+    """Measure in this process. Raises torch's errors if the nodes cannot connect."""
     torch = import_module("torch")
     dist = import_module("torch.distributed")
     host, _, port = ring.address.rpartition(":")
@@ -201,23 +212,26 @@ def _searched(
     least = None if ring.gbytes_min is None else ring.gbytes_min * 1e9
     steps = search_slow(ring.world, least)
     try:
-        asked = next(steps)
+        pairs = next(steps)
         while True:
-            asked = steps.send(_round(torch, dist, store, ring, asked))
+            pairs = steps.send(_round(torch, dist, store, ring, pairs))
     except StopIteration as end:
         return tuple((a, b, speed) for (a, b), speed in end.value.items())
 
 
-def _round(torch: Any, dist: Any, store: Any, ring: RingSettings, asked: list[Pair]) -> PairSpeeds:
-    """A group is made by all ranks, whoever is in it; its lower rank tells what it measured."""
+def _round(torch: Any, dist: Any, store: Any, ring: RingSettings, pairs: list[Pair]) -> PairSpeeds:
+    """Measure the pairs of a round and return their speeds.
+
+    All ranks create each group; the lower rank of a pair publishes its measurement.
+    """
     step = datetime.timedelta(seconds=ring.step_s)
-    groups = {pair: dist.new_group(list(pair), timeout=step) for pair in asked}
+    groups = {pair: dist.new_group(list(pair), timeout=step) for pair in pairs}
     for pair, group in groups.items():
         if ring.rank in pair:
             speed = _speed(torch, dist, group, ring.mbytes * 10**6)
             if ring.rank == pair[0]:
                 store.set(_key(pair), repr(speed))
-    return {pair: _pair_answer(store, pair, 2 * step) for pair in asked}
+    return {pair: _pair_answer(store, pair, 2 * step) for pair in pairs}
 
 
 def _key(pair: Pair) -> str:
@@ -225,18 +239,20 @@ def _key(pair: Pair) -> str:
 
 
 def _pair_answer(store: Any, pair: Pair, within: datetime.timedelta) -> float:
-    """0 where nothing was told in time. All take the first answer that anybody gave, so that they
-    stay in step."""
+    """Return a pair's speed in bytes per second; 0 without an answer in time.
+
+    All ranks take the first answer that any rank published, so that they stay in step.
+    """
     try:
         store.wait([_key(pair)], within)
-        told = store.get(_key(pair)).decode()
+        speed = store.get(_key(pair)).decode()
     except RuntimeError:
-        told = "0.0"
-    return float(store.compare_set(f"agreed {_key(pair)}", "", told).decode())
+        speed = "0.0"
+    return float(store.compare_set(f"agreed {_key(pair)}", "", speed).decode())
 
 
 def _speed(torch: Any, dist: Any, group: Any, size_bytes: int) -> float:
-    """Bytes a second, of the best of a few; 0 where the other did not come."""
+    """Return the best of a few all-reduces in bytes per second; 0 if the peer did not come."""
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     data = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
     best_s = float("inf")
@@ -254,12 +270,12 @@ def _speed(torch: Any, dist: Any, group: Any, size_bytes: int) -> float:
 
 
 def _leave(store: Any, ring: RingSettings) -> None:
-    """The store is where rank 0 is, which waits until all others have what they need."""
-    left = store.add("left", 1)
+    """Keep rank 0, which hosts the store, until all other ranks have read their results."""
+    finished = store.add("left", 1)
     until = time.monotonic() + ring.step_s
-    while ring.rank == 0 and left < ring.world and time.monotonic() < until:
+    while ring.rank == 0 and finished < ring.world and time.monotonic() < until:
         time.sleep(0.02)  # a count in a store cannot be waited for
-        left = store.add("left", 0)
+        finished = store.add("left", 0)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,16 @@ from pathlib import Path
 from outlast.config import child_environment
 from outlast.health.check_contract import AbsentError
 
-TOOL_S = 20.0  # the probe's own deadline comes before, as a rule
+TOOL_S = 20.0  # the probe's own deadline is usually shorter
 TEXT_MAX = 16 << 20
 
 
 class ToolError(Exception):
-    """A tool failed; the message is what it said."""
+    """A tool failed; the message is its error output."""
 
 
 def read_text(path: Path) -> str | None:
-    """A small file of /proc or /sys; None where there is none, or the device does not say."""
+    """Return a small file of /proc or /sys; None if it is missing or unreadable."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:
@@ -25,7 +25,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_number(path: Path) -> int | None:
-    """The first number of such a file."""
+    """Return the first number of such a file; None if there is none."""
     words = (read_text(path) or "").split()
     try:
         return int(words[0], 0) if words else None
@@ -34,7 +34,7 @@ def read_number(path: Path) -> int | None:
 
 
 def list_names(path: Path) -> list[str]:
-    """What is in a directory, sorted; nothing where there is none."""
+    """Return the sorted names in a directory; none if it does not exist."""
     try:
         return sorted(each.name for each in path.iterdir())
     except OSError:
@@ -44,8 +44,11 @@ def list_names(path: Path) -> list[str]:
 def run_tool(
     command: list[str], *, codes: tuple[int, ...] | None = (0,), within_s: float = TOOL_S
 ) -> str:
-    """What a tool writes to stdout. `codes`: the exit codes that are none of a failure; None: all.
-    Raises AbsentError where it is not installed, ToolError where it failed."""
+    """Run a tool and return its standard output.
+
+    `codes`: exit codes that are no failure; None: all. Raises AbsentError if it is not installed,
+    ToolError if it failed.
+    """
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,

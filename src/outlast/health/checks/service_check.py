@@ -20,12 +20,13 @@ STARTING = {"activating", "reloading", "deactivating"}
 
 
 class ServicesSample(Sample, frozen=True):
-    """The state of each, in systemd's word."""
+    """State of each service, in systemd's terms."""
 
     states: dict[str, str]
 
 
 def judge(sample: ServicesSample, about: JudgeContext) -> Iterator[Observation]:
+    """Judge whether all configured services are active."""
     well = 0
     for name in about.settings.services.active:
         state = sample.states.get(name, "")
@@ -50,7 +51,10 @@ CHECK = Check("service", "services", ServicesSample, _probes, judge)
 
 
 def take(names: tuple[str, ...]) -> ServicesSample:
-    """Raises AbsentError where no service is named, ToolError where systemd does not answer."""
+    """Query systemd.
+
+    Raises AbsentError if no service is configured, ToolError if systemd does not answer.
+    """
     if not names:
         raise AbsentError("the settings name no service (services.active)")
     try:

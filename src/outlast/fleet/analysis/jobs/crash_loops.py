@@ -1,4 +1,4 @@
-"""Crash loops: jobs that fail and restart repeatedly, and the goodput that this takes.
+"""Crash loops: jobs that fail and restart repeatedly, and their cost in goodput.
 
 Kokolis et al. 2025, III: one job of 1024 GPUs was requeued 35 times and preempted 548 others.
 """
@@ -34,16 +34,15 @@ def find_crash_loops(
     qos_rank: Mapping[str, int] | None = None,
     preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Each stretch in which a job failed and began again at least `times` times, any `times` of
-    these failures within `window_s` of each other.
+    """Return the stretches in which a job failed and restarted at least `times` times.
 
-    A failure is an end in BROKEN that another attempt of the same id followed, whatever ended it;
-    `infra` (cluster, job, attempt) says how many infrastructure did. Failures: `since_ns` to
-    `until_ns`, first to last; `lost_gpu_s`, min(runtime, `interval_s`/2) x GPUs of each, as in
-    `goodput`. What the starts after them cost others (`instigators.instigated`, which takes the
-    other parameters): `preempted` attempts, `preempted_gpus`, `preempted_gpu_s` by the same rule.
-    The most failures first. `preempted`: the result of `preemption_cascades` for these attempts
-    and perhaps others, if it is known already.
+    Any `times` of these failures lie within `window_s` of each other. A failure is an end in BROKEN
+    that another attempt of the same id followed; `infra` counts those that infrastructure ended
+    (`infra`: cluster, job, attempt). `since_ns` to `until_ns`: first to last failure; `lost_gpu_s`:
+    min(runtime, `interval_s`/2) x GPUs of each, as in `goodput_loss`. Cost of the restarts to other
+    jobs (`preemption_cascades`, which takes the other parameters): `preempted` attempts,
+    `preempted_gpus`, `preempted_gpu_s` by the same rule. Most failures first. `preempted`: result
+    of `preemption_cascades` for a superset of `restarted_attempts`, if known.
     """
     check_positive("interval_s", interval_s)
     failures = _failures(tables, infra, times, window_s)
@@ -84,13 +83,13 @@ def find_crash_loops(
 def restarted_attempts(
     tables: Tables, infra: pl.LazyFrame, *, times: int = TIMES, window_s: float = WINDOW_S
 ) -> pl.LazyFrame:
-    """KEY of the attempts that began after a failure of a loop."""
+    """Return KEY of the attempts that began after a failure of a loop."""
     found = _failures(tables, infra, times, window_s)
     return found.lazy().select(*JOB, attempt="next_attempt")
 
 
 def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) -> pl.DataFrame:
-    """Failures that are in a loop, with the number of the loop."""
+    """Return the failures that are in a loop, with the number of the loop."""
     if times < 2:
         raise UsageError(f"times must be 2 or more, not {times!r}: one failure is no loop")
     check_positive("window_s", window_s)
@@ -122,13 +121,15 @@ def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) 
         closes=_same(times - 1, pl.col("t_ns") <= pl.col("t_ns").shift(times - 1) + window_ns)
     )
     # The window that a later failure closes holds this one and, but for the last, the one before.
-    held = [_same(-ahead, pl.col("closes").shift(-ahead)) for ahead in range(times)]
-    linked = pl.any_horizontal(held[:-1])
-    return found.with_columns(loop=(~linked).cum_sum(), within=linked | held[-1]).filter("within")
+    closing = [_same(-ahead, pl.col("closes").shift(-ahead)) for ahead in range(times)]
+    linked = pl.any_horizontal(closing[:-1])
+    return found.with_columns(loop=(~linked).cum_sum(), within=linked | closing[-1]).filter(
+        "within"
+    )
 
 
 def _same(rows: int, what: pl.Expr) -> pl.Expr:
-    """`what`, where so many rows ago (below 0: ahead) was a failure of the same job."""
+    """Return `what` if the row so many rows ago (below 0: ahead) is of the same job."""
     return (what & (pl.col("of") == pl.col("of").shift(rows))).fill_null(value=False)
 
 

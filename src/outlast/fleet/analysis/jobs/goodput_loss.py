@@ -1,7 +1,7 @@
 """Goodput lost to failures, and to preemptions by the jobs that they restart.
 
-Kokolis et al. 2025, III and figure 8: with a checkpoint every tau, an attempt that is cut off loses
-min(its runtime, tau/2) x its GPUs, where a site saves hourly half an hour.
+Kokolis et al. 2025, III and figure 8: with a checkpoint every tau, an interrupted attempt loses
+min(its runtime, tau/2) x its GPUs: half an hour at a site that saves hourly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ FIRST, SECOND = 1, 2  # orders
 
 
 class GoodputLoss(NamedTuple):
-    """GPU seconds: what all attempts held, and what failures cost of it, of either order.
-    `second_share`: of what failures cost; None where they cost nothing."""
+    """GPU seconds held by all attempts, and lost to failures, by order.
+
+    `second_share`: share of the second order in the loss; None without a loss.
+    """
 
     held_gpu_s: float
     first_gpu_s: float
@@ -41,12 +43,12 @@ def lost_goodput(
     qos_rank: Mapping[str, int] | None = None,
     preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Each attempt that lost work to a failure: min(runtime, `interval_s`/2) x GPUs.
+    """Return each attempt that lost work to a failure: min(runtime, `interval_s`/2) x GPUs.
 
     `order` 1: infrastructure ended it (`infra`: cluster, job, attempt); 2: it was preempted when
-    such a job began again (`instigators.instigated`, which takes the other parameters), and
-    `by_job` and `by_attempt` say which. `bucket`: its own size. `preempted`: what `instigated` gave
-    for `restarted_attempts` and perhaps others, where somebody has asked already.
+    such a job restarted (`preemption_cascades`, which takes the other parameters), which `by_job`
+    and `by_attempt` name. `bucket`: its own size. `preempted`: result of `preemption_cascades` for
+    a superset of `restarted_attempts`, if known.
     """
     check_positive("interval_s", interval_s)
     first = (
@@ -77,7 +79,7 @@ def lost_goodput(
 
 
 def restarted_attempts(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
-    """KEY of the attempts that held nodes next after one of `infra`, of the same job."""
+    """Return KEY of the attempts that followed one of `infra` in the same job."""
     broke = infra.select(KEY).unique().with_columns(broke=pl.lit(value=True))
     same = (pl.col("job") == pl.col("job").shift(1)) & (
         pl.col("cluster") == pl.col("cluster").shift(1)
@@ -94,8 +96,8 @@ def restarted_attempts(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def loss_by_size(found: pl.DataFrame) -> pl.DataFrame:
-    """`lost` by size: `attempts` and GPU seconds of either order, and the share of all that
-    failures cost that is each size's."""
+    """Sum `lost_goodput` by size: `attempts` and GPU seconds of either order, and the share of the
+    loss."""
     columns: dict[str, pl.Expr] = {}
     for order, name in ((FIRST, "first"), (SECOND, "second")):
         of = pl.col("order") == order
@@ -107,14 +109,14 @@ def loss_by_size(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def total_loss(tables: Tables, found: pl.DataFrame) -> GoodputLoss:
-    """`lost` in all."""
-    held = tables.jobs.select((_runtime_s() * pl.col("gpus")).sum()).collect().item()
+    """Sum `lost_goodput` over all sizes."""
+    held_gpu_s = tables.jobs.select((_runtime_s() * pl.col("gpus")).sum()).collect().item()
     first, second = (
         float(found["lost_gpu_s"].filter(found["order"] == order).sum())
         for order in (FIRST, SECOND)
     )
     both = first + second
-    return GoodputLoss(float(held), first, second, second / both if both else None)
+    return GoodputLoss(float(held_gpu_s), first, second, second / both if both else None)
 
 
 def _runtime_s() -> pl.Expr:

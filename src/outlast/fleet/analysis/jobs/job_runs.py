@@ -1,7 +1,7 @@
 """Job runs over all their attempts (Kokolis et al. 2025, II.D), job sizes and final states.
 
-A scheduler that begins a job anew after a failure or a preemption keeps its id; a user who submits
-it again does not. Both may be one run of training, of which only the whole says how it went.
+A scheduler that requeues a job after a failure or a preemption keeps its id; a user who resubmits
+it gets a new one. In both cases the attempts may be one run of training, judged as a whole.
 """
 
 from __future__ import annotations
@@ -34,28 +34,31 @@ RUN_COLUMNS = [
     "priority",
     "restarts",
 ]
-SAME = ["cluster", "user", "name", "gpus"]  # what another id of the same run shares
+SAME = ["cluster", "user", "name", "gpus"]  # equal for all ids of one run
 
 
 def node_fails(tables: Tables) -> pl.LazyFrame:
-    """Attempts in state NODE_FAIL or BOOT_FAIL: what is known to be infrastructure's fault where
-    nothing else is attributed to it. Columns as `attempts` takes them."""
+    """Return the attempts in state NODE_FAIL or BOOT_FAIL.
+
+    They are known to be ended by infrastructure without any attribution. Columns as
+    `attempts_of_runs` takes them.
+    """
     return tables.jobs.filter(pl.col("state").is_in(["NODE_FAIL", "BOOT_FAIL"])).select(ATTEMPT_KEY)
 
 
 def attempts_of_runs(
     tables: Tables, infra: pl.LazyFrame, *, across_s: float | None = None
 ) -> pl.DataFrame:
-    """All attempts, those of a run beside each other in their order.
+    """Return all attempts, ordered by run and within it by time.
 
     `infra`: cluster, job, attempt of those that infrastructure ended. With `across_s`, an id whose
-    last attempt it ended goes on under the next one with the same user, name and GPUs that was
-    ready within this many seconds after that; none is gone on with twice.
+    last attempt infrastructure ended continues under the next one with the same user, name and GPUs
+    that was ready within this many seconds; at most one id continues another.
 
     New columns: `run` (a number from 0), `nth` attempt of the run, `last`, `infra`; `runtime_s`,
-    start to end, and `wait_s`, from when it could start (eligible, else submitted, and not before
-    the attempt before had ended) until it did or was given up, neither below 0; `hidden`, at the
-    last record of an id: attempts that the scheduler counted (`restarts`) and nobody recorded.
+    start to end, and `wait_s`, from the time it could start (eligible, else submitted, and not
+    before the previous attempt ended) until it started or was given up, neither below 0; `hidden`,
+    at the last record of an id: attempts that the scheduler counted (`restarts`) without a record.
     """
     failed = infra.select(ATTEMPT_KEY).unique().with_columns(infra=pl.lit(value=True))
     found = (
@@ -81,17 +84,17 @@ def attempts_of_runs(
 
 
 def job_runs(tables: Tables, infra: pl.LazyFrame, *, across_s: float | None = None) -> pl.DataFrame:
-    """One row a run, of the attempts that `attempts` puts together.
+    """Return one row per run of the attempts of `attempts_of_runs`.
 
     `nodes` and `gpus`: the most that it held; `scheduled_s` + `wait_s` is its wall time, without
-    what passed before it could have started; `interruptions`: ends of attempts that another one
-    followed; `infra`: attempts that infrastructure ended; `ended`: not running still.
+    the time before it could have started; `interruptions`: ends of attempts that another one
+    followed; `infra`: attempts that infrastructure ended; `ended`: no longer running.
     """
     return runs_of(attempts_of_runs(tables, infra, across_s=across_s))
 
 
 def runs_of(found: pl.DataFrame) -> pl.DataFrame:
-    """As `job_runs`, of what `attempts` gave."""
+    """Return one row per run, as `job_runs`, of the result of `attempts_of_runs`."""
     first = ("cluster", "job", "name", "user", "partition", "qos")
     return (
         found.lazy()
@@ -116,13 +119,13 @@ def runs_of(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def size_bucket(gpus: str = "gpus") -> pl.Expr:
-    """GPUs rounded up to a power of two; 0 stays 0."""
+    """Round GPUs up to a power of two; 0 stays 0."""
     power = (pl.col(gpus).log(2) - 1e-9).ceil().clip(lower_bound=0)
     return pl.when(pl.col(gpus) > 0).then(2**power).otherwise(0).cast(pl.Int64).alias("bucket")
 
 
 def _timed(found: pl.DataFrame) -> pl.DataFrame:
-    """Attempts in order of their runs, with what they took."""
+    """Add the order and the durations of attempts that are sorted by run."""
     new = pl.col("run") != pl.col("run").shift(1)
     before_ns = pl.when(~new).then(pl.col("t_ns").shift(1))
     ready_ns = pl.max_horizontal(pl.col("ready_ns"), before_ns)
@@ -150,7 +153,7 @@ def _seconds(span_ns: pl.Expr) -> pl.Expr:
 
 
 def _across(found: pl.DataFrame, across_s: float) -> pl.DataFrame:
-    """`run` made one for ids that go on with each other, and the attempts sorted by it."""
+    """Merge the `run` of ids that continue each other, and sort the attempts by it."""
     if not 0 <= across_s < float("inf"):
         raise UsageError(f"across_s must be 0 or above and finite, not {across_s!r}")
     begun = pl.coalesce("ready_ns", "start_ns", "t_ns")
@@ -189,8 +192,10 @@ def _across(found: pl.DataFrame, across_s: float) -> pl.DataFrame:
 
 
 def _roots(count: int, after: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first run of the chain that each is in: pointers are doubled, as often as the
-    longest chain can need."""
+    """Return the first run of the chain of each run.
+
+    Pointers are doubled, as often as the longest chain can need.
+    """
     root = np.arange(count, dtype=np.int64)
     root[after] = before
     for _ in range(max(1, count).bit_length()):
@@ -199,9 +204,11 @@ def _roots(count: int, after: NDArray[np.int64], before: NDArray[np.int64]) -> N
 
 
 def jobs_by_size(tables: Tables) -> pl.DataFrame:
-    """Attempts by GPUs, rounded up to a power of two (`gpus`; 0: without GPUs): how many `jobs`,
-    their `gpu_hours` from start to end, both as shares of all, and the shares of all that are at
-    least so large (`jobs_from`, `gpu_hours_from`). Only attempts that started."""
+    """Count the attempts that started, by GPUs rounded up to a power of two (`gpus`; 0: none).
+
+    `jobs`, their `gpu_hours` from start to end, both as shares of all, and the shares of jobs that
+    are at least so large (`jobs_from`, `gpu_hours_from`).
+    """
     held_s = ((pl.col("t_ns") - pl.col("start_ns")) / SECOND_NS).clip(lower_bound=0)
     counted = (
         tables.jobs.filter(
@@ -230,17 +237,16 @@ def jobs_by_size(tables: Tables) -> pl.DataFrame:
 
 
 def _share_by_size(of: pl.Expr, name: str) -> pl.Expr:
-    whole = pl.col(name).sum()
-    return pl.when(whole > 0).then(of / whole).otherwise(0.0)
+    total = pl.col(name).sum()
+    return pl.when(total > 0).then(of / total).otherwise(0.0)
 
 
 def jobs_by_state(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
-    """For each state, once for attempts that infrastructure ended (`hw`) and once for the others:
-    how many `jobs` (attempts, as a scheduler counts them), their `gpu_hours` from start to end,
-    and both as shares of all. Most GPU time first.
+    """Count attempts by state and by whether infrastructure ended them (`hw`).
 
-    Jobs that never started count, with no GPU time. Those whose end is before their start are as
-    such (`backwards`).
+    `jobs` (attempts, as a scheduler counts them), their `gpu_hours` from start to end, and both as
+    shares of all. Most GPU time first. Jobs that never started count, with no GPU time.
+    `backwards`: those whose end is before their start.
     """
     hw = found.failures.lazy().select(KEY).with_columns(hw=pl.lit(value=True))
     held_s = (pl.col("t_ns") - pl.col("start_ns")).fill_null(0) / SECOND_NS
@@ -270,5 +276,5 @@ def jobs_by_state(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
 
 
 def _share_by_state(name: str) -> pl.Expr:
-    whole = pl.col(name).sum()
-    return pl.when(whole > 0).then(pl.col(name) / whole).otherwise(0.0).alias(f"{name}_share")
+    total = pl.col(name).sum()
+    return pl.when(total > 0).then(pl.col(name) / total).otherwise(0.0).alias(f"{name}_share")

@@ -1,7 +1,7 @@
 """Measured ETTR of job runs beside the expected one, and with one condition changed.
 
-Kokolis et al. 2025 (arXiv 2410.21680), II.D, III and appendix A. Productive time over wall time,
-where accounting knows neither when a job saved nor what its start took: both are assumed. Closed
+Kokolis et al. 2025 (arXiv 2410.21680), II.D, III and appendix A. ETTR is productive time over wall
+time. Accounting records neither checkpoints nor the duration of a start: both are assumed. Closed
 forms are those of `outlast.theory.ettr`.
 """
 
@@ -38,15 +38,16 @@ def measured_ettr(
     priority_min: int | None = None,
     across_s: float | None = None,
 ) -> pl.DataFrame:
-    """Each job run with its ETTR: those that held nodes for `least_s` in all, in one of `qos` and
-    with a priority of `priority_min` where these are given.
+    """Return the ETTR of each job run that held nodes for `least_s` seconds in all.
+
+    Filtered by `qos` and by a priority of at least `priority_min`, if given.
 
     ETTR = (scheduled - U)/(scheduled + waits), with
     U = min(u0, W_0) + sum over j of min(u0 + c_(j-1), W_j),
-    c_j = max(0, W_j - u0) mod tau, W_j the time that attempt j held its nodes. `ettr_kept` takes
-    for productive what was saved at each interruption and what the last attempt did after its
-    start; it is the lower where an attempt ended before it had caught up, which the sum above
-    forgets. Other columns as of `job_runs.job_runs`, which says what `across_s` is, and `bucket`.
+    c_j = max(0, W_j - u0) mod tau, W_j the time that attempt j held its nodes. In `ettr_kept` the
+    productive time is the work saved at each interruption and that of the last attempt after its
+    start; it is lower if an attempt ended before it had caught up, which the sum above ignores.
+    Other columns and `across_s` as of `job_runs.job_runs`, and `bucket`.
     """
     check_positive("interval_s", interval_s)
     check_not_negative("init_s", init_s)
@@ -71,7 +72,7 @@ def measured_ettr(
 
 
 def top_qos(tables: Tables) -> str | None:
-    """The QOS whose attempts have the highest median priority; None where there is no job."""
+    """Return the QOS whose attempts have the highest median priority; None without jobs."""
     by = tables.jobs.group_by("qos").agg(pl.col("priority").median())
     found = by.sort("priority", "qos", descending=[True, False]).first().collect()
     return found["qos"][0] if len(found) else None
@@ -84,13 +85,13 @@ def ettr_by_size(
     interval_s: float = INTERVAL_S,
     init_s: float = INIT_S,
 ) -> pl.DataFrame:
-    """Mean measured ETTR of `ettr`'s runs by size, and what is expected of the sizes' mean runs.
+    """Return the mean of `measured_ettr` by size, and the expected ETTR of each size's mean run.
 
-    `low` and `high` are the 90 % interval of the mean by Student's t, cut to 0 and 1 (none of a
-    single run). `expected` is equations 4 to 6, `equation_1` what the paper prints instead,
-    `exact` the long-run form; their failures come at nodes x `node_rate_per_s`, their q is the
-    size's mean wait for a start. `in_regime`: whether first order holds. `hidden`: the share of
-    runs of which attempts are missing, whose ETTR is too high.
+    `low` and `high`: the 90 % interval of the mean by Student's t, cut to 0 and 1 (null for a
+    single run). `expected`: equations 4 to 6, `equation_1`: the paper's printed form, `exact`: the
+    long-run form; with the failure rate nodes x `node_rate_per_s` and the size's mean wait for a
+    start as q. `in_regime`: first order holds. `hidden`: the share of runs with missing attempts,
+    whose ETTR is too high.
     """
     return _with_expected(_means(runs, ["bucket"]), node_rate_per_s, interval_s, init_s)
 
@@ -102,13 +103,16 @@ def overall_ettr(
     interval_s: float = INTERVAL_S,
     init_s: float = INIT_S,
 ) -> pl.DataFrame:
-    """`by_size`'s one row of all runs together; none where there is no run."""
+    """Return the row of `ettr_by_size` for all runs together; none without runs."""
     return _with_expected(_means(runs, []), node_rate_per_s, interval_s, init_s)
 
 
 def t_95(freedom: float) -> float:
-    """The 95 % point of Student's t: exact for 1 and 2 degrees of freedom, else to 0.3 % by the
-    first three terms of Fisher and Cornish's series (Abramowitz and Stegun, 26.7.5)."""
+    """Return the 95 % point of Student's t.
+
+    Exact for 1 and 2 degrees of freedom, else to 0.3 % by the first three terms of Fisher and
+    Cornish's series (Abramowitz and Stegun, 26.7.5). Raises UsageError below 1.
+    """
     if freedom < 1:
         raise UsageError(f"Student's t needs a degree of freedom, not {freedom!r}")
     if freedom == 1:
@@ -123,8 +127,10 @@ def t_95(freedom: float) -> float:
 
 
 def _long(jobs: pl.LazyFrame, least_s: float, infra: pl.LazyFrame | None) -> pl.LazyFrame:
-    """The few attempts that are worth sorting: those of ids that held nodes for `least_s` in all
-    and, with `infra`, those that may belong together with one that it ended."""
+    """Return the attempts of ids that held nodes for `least_s`, before the expensive sort.
+
+    With `infra`, also those that may continue an id that infrastructure ended.
+    """
     held_ns = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=0).fill_null(0)
     least_ns = least_s * job_runs.NS_PER_SECOND * (1 - 1e-9)
     marked = jobs.with_columns(id=pl.struct("cluster", "job").hash())
@@ -221,7 +227,7 @@ def _expected(
 ) -> tuple[float, float | None, float | None, float, bool]:
     rate = nodes * node_rate_per_s
     mtbf_s = 1 / rate if rate else math.inf
-    first_order = equation_1 = None  # of a run that got nowhere, they say nothing
+    first_order = equation_1 = None  # undefined for a run without productive time
     if productive_s > 0:
         first_order, equation_1 = (
             form(interval_s, mtbf_s, productive_s=productive_s, init_s=init_s, queue_s=wait_s)
@@ -242,7 +248,7 @@ AS_IS = "as it is"
 
 
 class EttrSetting(NamedTuple):
-    """Of what an ETTR is computed."""
+    """Parameters of an ETTR."""
 
     node_rate_per_s: float
     init_s: float
@@ -260,15 +266,15 @@ def counterfactual_ettr(
     factor: float = HALF,
     without_lemons: float | None = None,
 ) -> pl.DataFrame:
-    """For each size of `ettr.by_size` (its mean nodes and wait for a start) and each change: `ettr`
-    in the long run, exactly, L tau/(e^(L (tau + C)) - 1) e^(-L u0)/(1 + L q) with L = nodes x rate
-    (`theory.ettr.exact`); `gained` over the size as it is, in points from 0 to 1; and
-    `mtbf_s`, between failures of such a job.
+    """Return the long-run ETTR of each size of `ettr_by_size` under changed conditions.
+
+    `ettr`: L tau/(e^(L (tau + C)) - 1) e^(-L u0)/(1 + L q) with L = nodes x rate
+    (`theory.ettr.exact`); `gained` over the unchanged size, from 0 to 1; `mtbf_s` of such a job.
 
     Changes: `factor` times the failure rate, the start (u0), the interval, the wait after a
-    failure, all of them; and `without_lemons` times the failure rate (`left_without_lemons`). A
-    save costs `cost_s`, so that a shorter interval can lose. Nothing here is measured but nodes,
-    waits and rates.
+    failure, all of them; and `without_lemons` times the failure rate
+    (`rate_share_without_lemons`). A save costs `cost_s`, so that a shorter interval can lose. Only
+    nodes, waits and rates are measured.
     """
     check_not_negative("node_rate_per_s", node_rate_per_s)
     check_positive("interval_s", interval_s)
@@ -296,8 +302,11 @@ def counterfactual_ettr(
 
 
 def rate_share_without_lemons(ranking: pl.DataFrame) -> float | None:
-    """Failures per node-day of the nodes of `lemons.lemons` that are none over those of all, in its
-    last days; None where these ran nothing, or nothing failed."""
+    """Return the failure rate of nodes that are no lemons over that of all nodes.
+
+    Rates per node-day of the last days in the ranking of `rank_lemons`; None without node-days or
+    failures.
+    """
     rates = [
         float(nodes["failures"].sum()) / days if (days := float(nodes["node_days"].sum())) else None
         for nodes in (ranking.filter(~pl.col("lemon")), ranking)

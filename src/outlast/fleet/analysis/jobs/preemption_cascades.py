@@ -26,16 +26,17 @@ def preemption_cascades(
     after_s: float = AFTER_S,
     qos_rank: Mapping[str, int] | None = None,
 ) -> pl.DataFrame:
-    """The preempted attempts that a start of one of `starters` (cluster, job, attempt) instigated.
+    """Return the attempts that were preempted for a start of one of `starters`.
 
-    It did where the two share a node, the other ended from `before_s` before the start until
-    `after_s` after it, and it ranks above the other: by `qos_rank` where that has both QOS, else by
-    priority, where the source says any. Every start in the cluster is a candidate, one of
-    `starters` or not, and a preemption has one instigator at most: that with the most nodes in
-    common, then the nearest in time, then the highest priority, then by job and attempt.
+    `starters`: cluster, job, attempt. A start preempted another attempt if the two share a node,
+    the other ended from `before_s` before the start until `after_s` after it, and the start ranks
+    above it: by `qos_rank` if that has both QOS, else by priority, if the source has any. Every
+    start in the cluster is a candidate, and a preemption has one cause at most: the start with the
+    most nodes in common, then the nearest in time, then the highest priority, then by job and
+    attempt.
 
-    KEY, gpus, t_ns and runtime_s of the preempted, by_job and by_attempt, and the nodes they
-    shared.
+    Columns: KEY, gpus, t_ns and runtime_s of the preempted, by_job and by_attempt, and the number
+    of shared nodes.
     """
     check_not_negative("before_s", before_s)
     check_not_negative("after_s", after_s)
@@ -44,11 +45,11 @@ def preemption_cascades(
     jobs = tables.jobs.select(*START_COLUMNS, "state").filter(
         pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     )
-    asked = jobs.join(wanted, on=KEY, how="semi").drop("state")
+    starting = jobs.join(wanted, on=KEY, how="semi").drop("state")
     preempted = jobs.filter(pl.col("state") == "PREEMPTED")
     ended = _ended(preempted, slot_ns, before_s, after_s).collect().lazy()
     slots = ended.select("cluster", "slot").unique()
-    started = _started(asked, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
+    started = _started(starting, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
     started = started.collect().lazy()
     near = ended.join(started, on=["cluster", "slot"], how="semi")
     ours = _pairs(near, started, before_s, after_s, qos_rank).collect().lazy()
@@ -77,7 +78,7 @@ def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
 
 
 def _ended(jobs: pl.LazyFrame, slot_ns: int, before_s: float, after_s: float) -> pl.LazyFrame:
-    """Once for each slot in which a start lies near the end: one or two."""
+    """Return each attempt once per slot in which a start lies near its end: one or two."""
     at = pl.col("t_ns")
     first = (at - round(after_s * SECOND_NS)) // slot_ns
     last = (at + round(before_s * SECOND_NS)) // slot_ns
@@ -98,7 +99,7 @@ def _pairs(
     after_s: float,
     qos_rank: Mapping[str, int] | None,
 ) -> pl.LazyFrame:
-    """Each preempted attempt with each start that may have instigated it."""
+    """Return each preempted attempt with each start that may be its cause."""
     before_ns, after_ns = round(before_s * SECOND_NS), round(after_s * SECOND_NS)
     ahead_ns = pl.col("start_ns") - pl.col("t_ns")
     other = (pl.col("by_job") != pl.col("job")) | (pl.col("by_attempt") != pl.col("attempt"))
@@ -113,8 +114,10 @@ def _pairs(
 
 
 def _above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
-    """Whether the start ranks above the preempted; a source that says no priorities excludes
-    nobody: that somebody ranked above it, PREEMPTED says."""
+    """Return whether the start ranks above the preempted attempt.
+
+    A source without priorities excludes none: the state PREEMPTED implies a higher rank.
+    """
     unsaid = (pl.col("by_priority") == 0) & (pl.col("priority") == 0)
     by_priority = unsaid | (pl.col("by_priority") > pl.col("priority"))
     if not qos_rank:

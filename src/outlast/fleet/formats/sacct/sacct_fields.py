@@ -25,9 +25,11 @@ _MOMENTS = ("start", "end", "submit", "eligible")
 
 
 class TypedRows(NamedTuple):
-    """`rows` has the columns of a job, and besides `end_ns`, `span_s` (it elapsed) and the `wrong`
-    and `gone` of its times. `odd`: rows that are kept in spite of something, by what; `forms`: how
-    times are written."""
+    """Rows with typed columns.
+
+    `rows` has the columns of a job, and `end_ns`, `span_s` (elapsed), and `wrong` and `skipped` of
+    its times. `odd`: rows that are kept despite an anomaly, by anomaly; `forms`: formats of times.
+    """
 
     rows: pl.DataFrame
     odd: Counter[str]
@@ -35,7 +37,10 @@ class TypedRows(NamedTuple):
 
 
 def convert_rows(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -> TypedRows:
-    """`known`: which columns the log has at all."""
+    """Convert texts to typed columns.
+
+    `known`: the columns that the log has.
+    """
     odd: Counter[str] = Counter()
     span = _span(rows)
     moments, forms = _moments(rows, span, zone, odd)
@@ -58,7 +63,7 @@ def convert_rows(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -
 
 
 def _span(rows: pl.DataFrame) -> pl.Series:
-    """What a job elapsed, in seconds."""
+    """Return the elapsed seconds of each job."""
     raw = rows["elapsed_s"].cast(_INTEGER, strict=False)
     if not raw.null_count() or rows["elapsed"].null_count() == rows.height:
         return raw
@@ -75,7 +80,7 @@ def _span(rows: pl.DataFrame) -> pl.Series:
 def _moments(
     rows: pl.DataFrame, span: pl.Series, zone: str, odd: Counter[str]
 ) -> tuple[list[pl.Series], set[str]]:
-    """Columns of times; how they are written."""
+    """Return the columns of times, and their formats."""
     read = {name: sacct_values.parse_times(rows[name], zone) for name in _MOMENTS}
     found = {name: one.ns for name, one in read.items()}
     if zone != "UTC":
@@ -89,38 +94,42 @@ def _moments(
         _count(odd, FOLD, _any(twice))
     _count(odd, EARLY, _any([one.early for one in read.values()]))
     wrong = _any([one.wrong for one in read.values()]).alias("wrong")
-    gone = _any([one.gone for one in read.values()]).alias("gone")
+    skipped = _any([one.skipped for one in read.values()]).alias("skipped")
     columns = [series.alias(f"{name}_ns") for name, series in found.items()]
-    return [*columns, wrong, gone], {form for one in read.values() for form in one.forms}
+    return [*columns, wrong, skipped], {form for one in read.values() for form in one.forms}
 
 
 def _sizes(
     rows: pl.DataFrame, known: Set[str], named: pl.Series, odd: Counter[str]
 ) -> list[pl.Series]:
-    """Nodes and GPUs: what was allocated; only of a log that does not have it what was asked for,
-    where a gres is that of one node. Nodes are those that the list has `named`, where it has."""
+    """Return nodes and GPUs: those allocated, or requested in a log without allocations.
+
+    A gres is per node. Nodes are the number of hosts in the list (`named`), if there is a list.
+    """
     nodes = _nodes(rows)
     _count(odd, host_lists.OTHER_NODES, ((nodes != named) & (nodes > 0)).fill_null(value=False))
     nodes = _first(named, nodes).fill_null(0)
-    asked = not {"tres", "gres"} & known
-    tres, gres = ("asked_tres", "asked_gres") if asked else ("tres", "gres")
+    requested = not {"tres", "gres"} & known
+    tres, gres = ("asked_tres", "asked_gres") if requested else ("tres", "gres")
     gpus = sacct_values.map_texts(rows[tres], sacct_values.tres_gpus, _INTEGER)
     slices = rows[tres].unique().drop_nulls()
     if slices.str.contains(_SLICE).any():
         _count(odd, SLICES, rows[tres].str.contains(_SLICE).fill_null(value=False))
     if gpus.null_count() and gres in known:
         each = sacct_values.map_texts(rows[gres], sacct_values.gres_gpus, _INTEGER)
-        gpus = _first(gpus, each * nodes if asked else each)
+        gpus = _first(gpus, each * nodes if requested else each)
     if gpus.null_count():
-        told = pl.any_horizontal(
+        mentioned = pl.any_horizontal(
             rows[name].str.contains("gpu").fill_null(value=False) for name in (tres, gres)
         )
-        _count(odd, NO_GPUS, rows.select(told.alias("told"))["told"] & gpus.is_null())
+        _count(
+            odd, NO_GPUS, rows.select(mentioned.alias("mentioned"))["mentioned"] & gpus.is_null()
+        )
     return [nodes.alias("nodes"), gpus.fill_null(0).alias("gpus")]
 
 
 def _nodes(rows: pl.DataFrame) -> pl.Series:
-    """Return how many nodes a row says, in a column of their own or in its TRES."""
+    """Return the number of nodes of each row, by its own column or its TRES."""
     nodes = _counts(rows["nodes"])
     if nodes.null_count():
         nodes = _first(
@@ -132,8 +141,10 @@ def _nodes(rows: pl.DataFrame) -> pl.Series:
 def _plausible(
     lists: pl.Series, named: pl.Series, nodes: pl.Series, odd: Counter[str]
 ) -> tuple[pl.Series, pl.Series]:
-    """Leave out lists that name far more nodes than their number says: `n[1-8]` with one digit
-    lost to a neighbour names thousands that there are not."""
+    """Drop lists that name far more nodes than the job's number of nodes.
+
+    A digit lost from `n[1-8]` makes a list of thousands of nodes.
+    """
     wrong = ((nodes > 0) & (named > host_lists.FAR_MORE_TIMES * nodes)).fill_null(value=False)
     if not wrong.any():
         return lists, named
@@ -142,7 +153,7 @@ def _plausible(
 
 
 def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]:
-    """Host lists that can be expanded, and "" for others; how many hosts each names, or null."""
+    """Return the valid host lists, "" for others, and how many hosts each names, or null."""
     lists = rows["hosts"].fill_null("")
     nobody = lists.is_in(host_lists.NOBODY)
     lists = lists.set(nobody, "") if nobody.any() else lists
@@ -160,14 +171,14 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]
 
 
 def _excluded(lines: pl.Series) -> pl.Series:
-    """Host lists out of the few submit lines that have one."""
+    """Return the excluded hosts in the submit lines."""
     some = lines.str.contains(" -x|--exclude").fill_null(value=False)
     found = sacct_values.map_texts(lines.set(~some, None), sacct_values.excluded_hosts, pl.String())
     return found.fill_null("").alias("excluded")
 
 
 def _counts(column: pl.Series) -> pl.Series:
-    """Numbers, also those with a unit."""
+    """Parse numbers, also with a unit."""
     numbers = column.cast(_INTEGER, strict=False)
     if numbers.null_count() == column.null_count():
         return numbers
@@ -180,7 +191,7 @@ def _counts(column: pl.Series) -> pl.Series:
 
 
 def _first(*columns: pl.Series) -> pl.Series:
-    """The first value that there is."""
+    """Return the first value that is not null."""
     named = [column.alias(str(i)) for i, column in enumerate(columns)]
     return pl.DataFrame(named).select(pl.coalesce(pl.all())).to_series().alias(columns[0].name)
 

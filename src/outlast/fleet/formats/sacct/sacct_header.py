@@ -14,15 +14,15 @@ BLOCK_BYTES = 32 << 20
 
 
 class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to read a log. Raises UsageError for what cannot be."""
+    """Options of reading a log. Raises UsageError for invalid ones."""
 
-    zone: str = "UTC"  # of times that are written without one: that of the machine sacct ran on
-    zone_said: bool = True  # else it is only assumed, which is then noted
-    cluster: str = ""  # where no column says it
-    delimiter: str = ""  # "": as the header shows
+    zone: str = "UTC"  # of times without one: that of the machine sacct ran on
+    zone_said: bool = True  # False: it is assumed, and a note tells so
+    cluster: str = ""  # if no column has it
+    delimiter: str = ""  # "": from the header
     columns: tuple[str, ...] = ()  # of a log without a header, in sacct's names
-    taken_ns: int | None = None  # when sacct ran; None: the last moment that the log speaks of
-    block_bytes: int = BLOCK_BYTES  # of text that is worked on at once
+    taken_ns: int | None = None  # when sacct ran; None: the latest time in the log
+    block_bytes: int = BLOCK_BYTES  # of text processed at once
 
     def __post_init__(self) -> None:
         try:
@@ -37,7 +37,7 @@ class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("a block has at least one byte")
 
 
-# What we read: our name, and sacct's names for it, the best first.
+# Our names of columns, and sacct's names, in order of preference.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "job": ("jobid", "jobidraw"),
     "state": ("state",),
@@ -65,7 +65,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "restarts": ("restarts",),
     "line": ("submitline",),
 }
-# Where users write what they like, or Slurm writes `|` itself.
+# Columns of free text, by users or Slurm, which may contain `|`.
 FREE = frozenset(
     "admincomment comment constraints container extra jobname licenses stderr stdin"  # noqa: SIM905
     " stdout submitline systemcomment wckey workdir".split()
@@ -84,7 +84,7 @@ OTHERS = frozenset(
 KNOWN = FREE | OTHERS | {name for names in COLUMNS.values() for name in names}
 USUAL = "JobID,State,Submit,Eligible,Start,End,ElapsedRaw,ExitCode,NNodes,NodeList,AllocTRES"
 
-HIDDEN = {  # what cannot be known without a column
+HIDDEN = {  # information that is missing without a column
     "cluster": "which cluster a job ran on (Cluster)",
     "submit": "how long a job waited (Submit)",
     "eligible": "when a job could have begun (Eligible)",
@@ -101,7 +101,10 @@ HIDDEN = {  # what cannot be known without a column
 
 
 class SacctHeader(NamedTuple):
-    """`at`: where our columns stand among `width` of them; `names`: all, in sacct's words."""
+    """Header of a log.
+
+    `at`: positions of our columns; `names`: all columns, in sacct's terms.
+    """
 
     delimiter: str
     names: tuple[str, ...]
@@ -109,18 +112,19 @@ class SacctHeader(NamedTuple):
 
     @property
     def width(self) -> int:
+        """Number of columns."""
         return len(self.names)
 
     def free(self) -> tuple[int, ...]:
-        """Columns in which a delimiter or the end of a line may stand."""
+        """Return the columns that may contain a delimiter or a line break."""
         return tuple(i for i, name in enumerate(self.names) if name.lower() in FREE)
 
     def notes(self, cluster: str) -> list[str]:
-        """What cannot be known of these jobs, as one note: a site has a log for each day."""
-        lost = {ours for ours in HIDDEN if ours not in self.at}
+        """Return one note on the information that these columns lack."""
+        missing = {ours for ours in HIDDEN if ours not in self.at}
         if cluster:
-            lost.discard("cluster")
-        notes = [HIDDEN[ours] for ours in HIDDEN if ours in lost]
+            missing.discard("cluster")
+        notes = [HIDDEN[ours] for ours in HIDDEN if ours in missing]
         if not {"tres", "gres", "asked_tres", "asked_gres"} & self.at.keys():
             notes.append("how many GPUs a job had (AllocTRES): taken as none")
         elif not {"tres", "gres"} & self.at.keys():
@@ -129,8 +133,10 @@ class SacctHeader(NamedTuple):
 
 
 def parse_header(line: str, source: str, options: SacctOptions) -> SacctHeader | None:
-    """The header that this line is; None: it is none. Raises SourceError for one that we cannot
-    use."""
+    """Return the header that this line is, or None.
+
+    Raises SourceError for a header that cannot be used.
+    """
     text = line.strip("\r\n ")
     delimiter = options.delimiter or _delimiter(text)
     if not delimiter:
@@ -150,7 +156,7 @@ def parse_header(line: str, source: str, options: SacctOptions) -> SacctHeader |
 
 
 def header_of_options(source: str, options: SacctOptions) -> SacctHeader:
-    """The header that the caller says. Raises SourceError."""
+    """Return the header given by the options. Raises SourceError."""
     strange = [name for name in options.columns if name and name.lower() not in KNOWN]
     if strange:
         raise SourceError(f"sacct has no column {strange[0]!r} (of those given for {source})")
@@ -177,7 +183,7 @@ def _usable(delimiter: str, names: tuple[str, ...], source: str) -> SacctHeader:
 
 
 def _delimiter(text: str) -> str:
-    """What stands between the first names that sacct knows."""
+    """Return the text between the first two column names that sacct knows."""
     match = re.match(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])", text)
     if match is None or match[1].lower() not in KNOWN:
         return ""

@@ -23,40 +23,43 @@ from outlast.fleet.formats.sacct.sacct_values import NAIVE, SECOND_NS
 from outlast.fleet.record_tables import Name, schema
 from outlast.log_records import JobEnded
 
-REQUEUED_STATES = ("NODE_FAIL", "PREEMPTED", "REQUEUED")  # ends that a requeued job has had before
-ENOUGH = 1000  # jobs after which it would be strange that none was requeued
+REQUEUED_STATES = ("NODE_FAIL", "PREEMPTED", "REQUEUED")  # earlier ends of a requeued job
+ENOUGH = 1000  # jobs of which at least one is normally requeued
 
 
 class HiddenAttempts:
-    """Watches the records of a log go by. Keeps those alone that tell of a requeue."""
+    """Detector of earlier attempts that a log omits. Keeps only records of requeued jobs."""
 
     def __init__(self) -> None:
         self.jobs = 0
-        self._twice = False
+        self._has_later_attempts = False
         self._counts = False
-        self._kept: list[pl.DataFrame] = []
+        self._requeued: list[pl.DataFrame] = []
 
     def see(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
+        """Add records of jobs. `restarts_known`: the log has a column of restarts."""
         self.jobs += jobs.height
         self._counts |= restarts_known
-        self._twice = self._twice or bool((jobs["attempt"] > 0).any())
-        told = (pl.col("restarts") > 0) | pl.col("state").cast(pl.String).is_in(REQUEUED_STATES)
+        self._has_later_attempts = self._has_later_attempts or bool((jobs["attempt"] > 0).any())
+        requeued = (pl.col("restarts") > 0) | pl.col("state").cast(pl.String).is_in(REQUEUED_STATES)
         job = pl.struct("cluster", "job").hash().alias("job")
-        self._kept.append(jobs.lazy().filter(told).select(job, "restarts").collect())
+        self._requeued.append(jobs.lazy().filter(requeued).select(job, "restarts").collect())
 
     def notes(self) -> list[str]:
-        """What is hidden, in words; nothing if nothing shows that something is."""
-        if not self._kept:
+        """Return a note on omitted attempts; none without evidence."""
+        if not self._requeued:
             return []
-        seen = (
-            pl.concat(self._kept).group_by("job").agg(pl.len().alias("n"), pl.col("restarts").max())
+        by_job = (
+            pl.concat(self._requeued)
+            .group_by("job")
+            .agg(pl.len().alias("n"), pl.col("restarts").max())
         )
         missing = (
-            seen.filter(pl.col("restarts") > 0)
+            by_job.filter(pl.col("restarts") > 0)
             .select((pl.col("restarts") + 1 - pl.col("n")).clip(lower_bound=0).sum())
             .item()
         )
-        if missing and not self._twice:
+        if missing and not self._has_later_attempts:
             return [
                 f"sacct ran without --duplicates: {missing:,} earlier attempts of jobs that were"
                 " requeued are hidden, and with them every NODE_FAIL that was requeued"
@@ -66,7 +69,7 @@ class HiddenAttempts:
                 f"{missing:,} earlier attempts of jobs that were requeued are not in this log"
                 " (Restarts counts them): they ended before it begins, or it was cut"
             ]
-        if self.jobs >= ENOUGH and not self._twice and not self._counts:
+        if self.jobs >= ENOUGH and not self._has_later_attempts and not self._counts:
             return [
                 f"none of {self.jobs:,} jobs has two records: sacct ran without --duplicates, it"
                 " seems, and then every NODE_FAIL that was requeued is hidden"
@@ -77,7 +80,7 @@ class HiddenAttempts:
 SCHEMA = schema(JobEnded)
 UNFINISHED = ("RUNNING", "SUSPENDED")
 HOUR_NS = 3600 * SECOND_NS
-SLACK_NS = 60 * SECOND_NS  # that what a job elapsed may differ from its end less its start
+SLACK_NS = 60 * SECOND_NS  # tolerance between elapsed time and end less start
 
 STEP, QUEUED, HEADER = "step of a job", "job that held nothing yet", "header again"
 
@@ -102,14 +105,16 @@ _STEP = r"^\d[^.]*\.."
 
 
 class JobConverter:
-    """Makes tables of one log, part by part. A job that runs is known up to the log's last moment,
-    which is only known when the log has been read: where nothing else tells how long it has run,
-    it comes in the last part."""
+    """Converter of one log's rows into job tables, part by part.
+
+    A running job is known up to the log's latest time, which is only known at the end of the log:
+    without an elapsed time it comes in the last part.
+    """
 
     def __init__(
         self, source: str, known: Set[str], options: SacctOptions, totals: ReadTotals
     ) -> None:
-        """`known`: which of `COLUMNS` the log has."""
+        """Create the converter of one log. `known`: columns of `COLUMNS` that the log has."""
         self._source, self._known, self._options = source, known, options
         self._totals = totals
         self._hidden = HiddenAttempts()
@@ -120,8 +125,10 @@ class JobConverter:
     def part(
         self, texts: pl.DataFrame, lines: pl.Series, text_of: Callable[[int], str]
     ) -> RecordBatch:
-        """Of rows with some columns of `COLUMNS`, as texts. `lines`: where each row stands;
-        `text_of`: the whole row at an index."""
+        """Convert rows with some columns of `COLUMNS`, as texts.
+
+        `lines`: line of each row; `text_of`: the whole row at an index.
+        """
         self._totals.rows += texts.height
         lost = [
             pl.lit(None, pl.String).alias(name) for name in COLUMNS if name not in texts.columns
@@ -144,7 +151,7 @@ class JobConverter:
         return RecordBatch(self._tables(good), rejects)
 
     def last(self) -> RecordBatch:
-        """Jobs that ran on when the log ended; and the notes about the log."""
+        """Return the jobs that were running when the log ended, and add the notes about the log."""
         if len(self._forms) > 1:
             self._totals.notes.append(f"times are written {' and '.join(sorted(self._forms))}")
         if NAIVE in self._forms and not self._options.zone_said:
@@ -158,14 +165,14 @@ class JobConverter:
                 " running until the last moment that the log speaks of"
             )
             until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
-            tables.append(self._seen(running.with_columns(t_ns=until)))
+            tables.append(self._finished(running.with_columns(t_ns=until)))
         self._totals.notes += self._hidden.notes()
         if self._totals.skipped[STEP] and not self._hidden.jobs:
             self._totals.notes.append("no row is of a job, only of steps: what ran is not known")
         return RecordBatch({"jobs": tables[0]} if tables else {}, [])
 
     def _tables(self, good: pl.DataFrame) -> dict[Name, pl.DataFrame]:
-        """The job table of records; those that must wait for the end of the log are put aside."""
+        """Return the job table; records that need the end of the log are postponed."""
         moments = ("submit_ns", "eligible_ns", "start_ns", "t_ns")
         latest = good.select(pl.max_horizontal(pl.col(moments).max())).item()
         self._last_ns = max(self._last_ns, latest or 0)
@@ -173,17 +180,16 @@ class JobConverter:
         if waiting.any():
             self._open.append(good.filter(waiting))
             good = good.filter(~waiting)
-        return {"jobs": self._seen(good)} if good.height else {}
+        return {"jobs": self._finished(good)} if good.height else {}
 
-    def _seen(self, jobs: pl.DataFrame) -> pl.DataFrame:
+    def _finished(self, jobs: pl.DataFrame) -> pl.DataFrame:
         jobs = number_attempts(jobs.with_columns(attempt=pl.lit(0, pl.Int64)))
         jobs = jobs.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
         self._hidden.see(jobs, "restarts" in self._known)
         return jobs
 
     def _of_jobs(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows of jobs that held something, with `state` in our words; the others are counted by
-        what they are."""
+        """Return the rows of jobs that held nodes, with `state` in our terms; count the others."""
         job, state = pl.col("job"), pl.col("state")
         odd = rows["job"].cast(pl.Int64, strict=False).null_count()
         if odd:
@@ -200,8 +206,10 @@ class JobConverter:
         return self._without(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
 
     def _refuse_other_header(self, rows: pl.DataFrame) -> None:
-        """Raise SourceError for a header in the middle of a log that has its columns elsewhere:
-        what follows it would be read as something else."""
+        """Raise SourceError for a second header with its columns in other places.
+
+        The rows after it would be misread.
+        """
         for ours in sorted(self._known):
             other = rows.filter(~pl.col(ours).str.to_lowercase().is_in(COLUMNS[ours]))
             if other.height:
@@ -222,8 +230,10 @@ class JobConverter:
 
 
 def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.DataFrame:
-    """With `t_ns`, null where it is not known, and nothing held by a job that had no nodes: Slurm
-    writes the time of its cancellation as both start and end, and the nodes that it asked for."""
+    """Add `t_ns`, null if unknown, and clear the nodes of jobs that never had any.
+
+    Slurm writes the time of a cancellation as both start and end, and the requested nodes.
+    """
     span_ns = pl.when(pl.col("span_s") >= 0).then(pl.col("span_s") * SECOND_NS)
     rows = rows.with_columns(span_ns=span_ns)
     start, end, span, ends = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns"), _ended()
@@ -233,16 +243,16 @@ def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.D
         never = ends & (pl.col("hosts") == "") & (pl.coalesce(span, end - start) == 0)
         rows = rows.with_columns(start_ns=pl.when(~never.fill_null(value=False)).then(start))
     taken = pl.lit(taken_ns, pl.Int64)
-    held = start.is_not_null()
+    started = start.is_not_null()
     return rows.with_columns(
-        pl.when(held).then(pl.col("nodes", "gpus")).otherwise(0),
-        pl.when(held).then("hosts").otherwise(pl.lit("")).alias("hosts"),
+        pl.when(started).then(pl.col("nodes", "gpus")).otherwise(0),
+        pl.when(started).then("hosts").otherwise(pl.lit("")).alias("hosts"),
         t_ns=pl.coalesce(end, start + span, pl.when(~ends).then(taken)),
     )
 
 
 def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
-    """With the `reason` why a row is no record; null for a record."""
+    """Add the `reason` that a row is no record; null for a record."""
     job, start = pl.col("job"), pl.col("start_ns")
     no_time = pl.col("t_ns").is_null()
     odd_names = {
@@ -254,7 +264,7 @@ def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
     reasons = ({} if all_plain else odd_names) | {
         NO_STATE: pl.col("state").is_null(),
         NO_TIME: pl.col("wrong"),
-        VANISHED: pl.col("gone"),
+        VANISHED: pl.col("skipped"),
         NO_START: ~_ended() & start.is_null(),
         NO_END: _ended() & no_time,
         ENDS_FIRST: pl.col("t_ns") < start,
@@ -266,7 +276,7 @@ def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
-    """Records that are kept in spite of something."""
+    """Count the records that are kept despite an anomaly."""
     start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
     off = (end - start - span).abs()
     hour = (off - HOUR_NS).abs() <= 2 * SECOND_NS

@@ -15,13 +15,15 @@ from outlast.fleet.formats.sacct.sacct_header import COLUMNS, SacctOptions
 from outlast.fleet.formats.sacct.sacct_jobs import STEP, JobConverter
 
 JOBS_AT_ONCE = 50_000
-BYTES_MAX = 2 << 30  # of a document, which is read whole
+BYTES_MAX = 2 << 30  # of a document, which is read at once
 NO_VALUE = 0xFFFF_FF00  # from here on 32 bit numbers mean "none" or "without end"
 MALFORMED = "a job that has not the shape of sacct --json"
 KNOWN = COLUMNS.keys() - {"elapsed", "gres", "asked_tres", "asked_gres"}
 
 
 class SacctNumber(msgspec.Struct, frozen=True):
+    """A number that may be unset or infinite."""
+
     set: bool = True
     infinite: bool = False
     number: float = 0
@@ -31,27 +33,37 @@ Maybe = int | float | SacctNumber | None
 
 
 class SacctArray(msgspec.Struct, frozen=True):
+    """Array job and task; `task` is the range of pending tasks."""
+
     job_id: Maybe = 0
     task_id: Maybe = None
     task: str | None = None
 
 
 class SacctHetJob(msgspec.Struct, frozen=True):
+    """Heterogeneous job and the offset of its component."""
+
     job_id: Maybe = 0
     job_offset: Maybe = None
 
 
 class SacctSignal(msgspec.Struct, frozen=True):
+    """Signal that ended a job, by either version's key."""
+
     id: Maybe = None
     signal_id: Maybe = None
 
 
 class SacctExit(msgspec.Struct, frozen=True):
+    """Exit code and signal."""
+
     return_code: Maybe = None
     signal: SacctSignal | None = None
 
 
 class SacctTime(msgspec.Struct, frozen=True):
+    """Times of a job in Unix seconds."""
+
     start: Maybe
     end: Maybe
     submission: Maybe
@@ -60,21 +72,27 @@ class SacctTime(msgspec.Struct, frozen=True):
 
 
 class SacctState(msgspec.Struct, frozen=True):
+    """State of a job, a text before Slurm 23.02."""
+
     current: str | list[str]
 
 
 class SacctResource(msgspec.Struct, frozen=True):
+    """Trackable resource (TRES) and its count."""
+
     type: str
     count: Maybe = 0
     name: str | None = None
 
 
 class SacctResources(msgspec.Struct, frozen=True):
+    """Allocated resources of a job."""
+
     allocated: list[SacctResource] = []
 
 
 class SacctJob(msgspec.Struct, frozen=True):
-    """What we read of a job."""
+    """The fields of a job that are used."""
 
     job_id: Maybe
     state: SacctState
@@ -99,21 +117,23 @@ class SacctJob(msgspec.Struct, frozen=True):
 
 
 class SacctDocument(msgspec.Struct, frozen=True):
+    """Document of `sacct --json`, with undecoded jobs."""
+
     jobs: list[msgspec.Raw]
     errors: list[Any] = []
 
 
 def refuse_other_commands(source: str, head: bytes) -> None:
-    """Raises SourceError for JSON that another command of Slurm prints."""
+    """Refuse JSON of other commands of Slurm. Raises SourceError."""
     for key, command in ((b'"job_state"', "squeue or scontrol"), (b'"sinfo"', "sinfo")):
         if key in head:
             raise SourceError(
-                f"{source} is of {command}, which tells what is now: run sacct --json for what was"
+                f"{source} is of {command}, which shows the current state: run sacct --json"
             )
 
 
 def json_batches(path: Path, options: SacctOptions, totals: ReadTotals) -> Iterator[RecordBatch]:
-    """Raises SourceError for what is no output of sacct."""
+    """Yield the records of a document. Raises SourceError if it is no output of sacct."""
     source = str(path)
     document = _document(path, source)
     if not document.jobs:
@@ -182,7 +202,7 @@ def _row(job: SacctJob) -> dict[str, str | None]:
 
 
 def _name(job: SacctJob) -> str:
-    """As sacct prints it in its column JobID."""
+    """Return a job's id as sacct prints it in its column JobID."""
     array, task = _number(job.array.job_id), _number(job.array.task_id)
     if array and task is not None:
         return f"{array}_{task}"
@@ -195,7 +215,7 @@ def _name(job: SacctJob) -> str:
 
 
 def _state(names: list[str]) -> str:
-    """Of a state and what goes on beside it, the state."""
+    """Return the state without flags of transitions."""
     passing = ("COMPLETING", "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STAGE_OUT")
     return next((name for name in names if name not in passing), "".join(names[:1]))
 
@@ -212,7 +232,7 @@ def _number_text(value: Maybe) -> str | None:
 
 
 def _moment(value: Maybe) -> str | None:
-    """0 is how JSON says "not yet"."""
+    """Return a time as text; 0 means "not yet"."""
     return _number_text(value) if _number(value) else None
 
 
@@ -231,7 +251,7 @@ def _document(path: Path, source: str) -> SacctDocument:
 
 
 def _keys(data: bytes) -> str:
-    """What stands at the top of a JSON file, for a message."""
+    """Return a description of a JSON file's top level, for a message."""
     try:
         top = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -38,7 +38,10 @@ _ROW = re.compile(  # of accounting without a header
 
 
 class _Start(NamedTuple):
-    """Where the records of a text begin. `before`: lines that stand above its header."""
+    """Begin of the records in a text.
+
+    `before`: lines above its header.
+    """
 
     header: SacctHeader
     before: list[tuple[int, str]]
@@ -47,10 +50,10 @@ class _Start(NamedTuple):
 
 
 def read_sacct(path: Path, options: SacctOptions | None = None) -> LogReading:
-    """A log of sacct: text with any delimiter and columns, or JSON; gzip is undone.
+    """Read a log of sacct: text with any delimiter and columns, or JSON, also gzipped.
 
-    Only its head is read now. Raises SourceError for a file that is something else, or has not the
-    columns without which nothing can be said, or cannot be opened.
+    Only its head is read now. Raises SourceError for a file of another kind, without the necessary
+    columns, or that cannot be opened.
     """
     options = options or SacctOptions()
     source = str(path)
@@ -72,12 +75,12 @@ def read_sacct(path: Path, options: SacctOptions | None = None) -> LogReading:
 
 
 def is_json(head: bytes) -> bool:
-    """Whether a file that begins so is JSON."""
+    """Return whether a file with this head is JSON."""
     return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
 
 
 def is_text(head: bytes) -> bool:
-    """Whether a file that begins so has a header of sacct."""
+    """Return whether a file with this head has a header of sacct."""
     try:
         return not is_json(head) and bool(_start("", head, SacctOptions()))
     except SourceError:
@@ -85,12 +88,12 @@ def is_text(head: bytes) -> bool:
 
 
 def explain_unreadable(source: str, head: bytes) -> SourceError | None:
-    """Why a file that begins so cannot be read, where it is one of Slurm's nonetheless."""
+    """Return the reason that a file of Slurm cannot be read; None for other files."""
     first = head.decode(errors="replace").lstrip().partition("\n")[0]
     for command, words in _NOW.items():
         if words.match(first):
             return SourceError(
-                f"{source} is of {command}, which tells what is now; run sacct --allusers"
+                f"{source} is of {command}, which shows the current state; run sacct --allusers"
                 f" --parsable2 --duplicates --format={sacct_header.USUAL}"
             )
     try:
@@ -156,7 +159,7 @@ def _text_parts(
 
 
 def _ahead(blocks: Iterator[sacct_text.RecordBlock]) -> Iterator[sacct_text.RecordBlock]:
-    """The same, while the next one is already being made."""
+    """Yield the blocks while the next one is read in a thread."""
     with ThreadPoolExecutor(1, "outlast-sacct") as pool:
         coming = pool.submit(next, blocks, None)
         while (block := coming.result()) is not None:
@@ -184,7 +187,7 @@ def _part(
 
 
 def _table(block: sacct_text.RecordBlock, top: SacctHeader) -> pl.DataFrame:
-    """The columns that we read, as text; null where nothing stands."""
+    """Return the used columns as texts; null for an empty field."""
     wanted = {str(i): ours for ours, i in top.at.items()}
     table = pl.read_csv(
         block.text, separator=block.separator.decode(), quote_char=None, infer_schema=False,

@@ -1,7 +1,7 @@
 """Accounting text in blocks of whole records; lines of wrong width are repaired.
 
-Almost every block is so already, which two counts show; only the lines that are not are looked at
-one by one: `outlast.fleet.formats.sacct.sacct_text` joins what a line break in a field has torn.
+Two counts show whether all lines of a block have the right width, as almost always. Only others are
+examined one by one, and records that a line break in a field has split are joined.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ _SHAPES: dict[str, re.Pattern[str]] = {
 
 
 class NumberedLine(NamedTuple):
+    """A line and its number, from 1 on."""
+
     number: int
     text: str
 
 
 class TornLine(NamedTuple):
-    """A line that belongs to no record that could be told."""
+    """Line that belongs to no identifiable record."""
 
     number: int
     reason: str
@@ -62,8 +64,11 @@ class TornLine(NamedTuple):
 
 
 class RepairedLines(NamedTuple):
-    """`rest`: lines that go on with the last field of the record before; `records`: the fields of
-    each that was put together, and the number of its first line; blank lines are nowhere."""
+    """Result of a repair.
+
+    `rest`: lines that continue the last field of the previous record; `records`: the fields of each
+    repaired record and its first line's number. Blank lines are dropped.
+    """
 
     rest: list[str]
     records: list[tuple[int, list[str]]]
@@ -78,7 +83,7 @@ def repair_lines(
     *,
     after_record: bool,
 ) -> RepairedLines:
-    """What a run of lines of wrong width comes to. `separator` stands in them for `delimiter`."""
+    """Repair a run of lines of wrong width. `separator` replaces `delimiter` in them."""
     records: list[tuple[int, list[str]]] = []
     torn: list[TornLine] = []
     at = _tail(lines, 0, separator, header) if after_record else 0
@@ -102,7 +107,7 @@ def repair_lines(
 def _joined(
     lines: Sequence[NumberedLine], at: int, separator: str, delimiter: str, header: SacctHeader
 ) -> tuple[int, list[str]]:
-    """How many lines from `at` on make a record, and its fields; one and none if they make none."""
+    """Return the number of lines from `at` on that make a record, and its fields, or 1 and []."""
     text = lines[at].text
     free = header.free()
     if not free or not _begins(text.split(separator), header):
@@ -121,7 +126,7 @@ def _joined(
 
 
 def _tail(lines: Sequence[NumberedLine], at: int, separator: str, header: SacctHeader) -> int:
-    """How many lines from `at` on can only go on with the last field of the record before."""
+    """Return the number of lines from `at` on that continue the previous record's last field."""
     if header.width - 1 not in header.free():
         return 0
     count = 0
@@ -135,8 +140,7 @@ def _tail(lines: Sequence[NumberedLine], at: int, separator: str, header: SacctH
 
 
 def _aligned(fields: list[str], delimiter: str, header: SacctHeader) -> list[str]:
-    """Fields given to columns so that only free ones have delimiters and breaks, where all ways to
-    do it agree in every column that is not free; no fields if there is none."""
+    """Assign fields to columns so that only free ones have delimiters; [] if it is ambiguous."""
     free = header.free()
     extra = len(fields) - header.width
     if extra < 0 or math.comb(extra + len(free) - 1, extra) > WAYS_MAX:
@@ -156,13 +160,13 @@ def _aligned(fields: list[str], delimiter: str, header: SacctHeader) -> list[str
 
 
 def _begins(fields: list[str], header: SacctHeader) -> bool:
-    """Whether these can be the first fields of a record, the last of them cut."""
+    """Return whether these can be a record's first fields, the last of them cut."""
     firm = header.free()[0]  # behind it a delimiter may have moved the fields
     return _fits(fields[:firm] if len(fields) > firm else fields[:-1], header)
 
 
 def _fits(fields: list[str], header: SacctHeader) -> bool:
-    """Whether every field can be what its column says; there may be fewer than columns."""
+    """Return whether each field is valid for its column; there may be fewer than columns."""
     return all(
         (shape := _SHAPES.get(name.lower())) is None or shape.fullmatch(field) is not None
         for name, field in zip(header.names, fields, strict=False)
@@ -173,7 +177,7 @@ def _message(text: str) -> bool:
     return text.startswith(("sacct: ", "slurm_"))
 
 
-RECORD_BYTES_MAX = 16 << 20  # of one record, and of what may be held back for the next block
+RECORD_BYTES_MAX = 16 << 20  # of one record, and of the data kept for the next block
 RECORD_BYTES_MIN = 16
 NOISE_BYTES = 1 << 18
 HELD_LINES_MAX = 50_000
@@ -184,10 +188,12 @@ TOO_LONG = f"a line over {RECORD_BYTES_MAX >> 20} MiB, which no record has"
 
 
 class RecordBlock(NamedTuple):
-    """Records of a log. `text`: a line of column numbers, then a line for each record, all split by
-    `separator` in the place of the log's `delimiter`; `lines`: where each record begins in the log,
-    from 1 on. `mended`: how many were put together; `garbled`: how many had bytes that are no
-    UTF-8; `torn`: lines that belong to no record."""
+    """Records of a log.
+
+    `text`: a line of column numbers, then a line for each record, split by `separator` instead of
+    the log's `delimiter`; `lines`: first line of each record, from 1 on. `mended`: number of
+    repaired records; `garbled`: records with invalid UTF-8; `torn`: lines of no record.
+    """
 
     text: bytes
     separator: bytes
@@ -198,7 +204,7 @@ class RecordBlock(NamedTuple):
     torn: list[TornLine]
 
     def row(self, index: int) -> str:
-        """One record as it stands."""
+        """Return one record as in the log."""
         ends = np.flatnonzero(np.frombuffer(self.text, np.uint8) == NEWLINE)
         text = self.text[ends[index] + 1 : ends[index + 1]]
         return text.replace(self.separator, self.delimiter).decode(errors="replace")
@@ -207,11 +213,13 @@ class RecordBlock(NamedTuple):
 def read_blocks(
     file: BinaryIO, header: SacctHeader, line: int, size_bytes: int
 ) -> Iterator[RecordBlock]:
-    """The rest of a log, whose next line is `line`. A record is never cut: its block may be larger
-    than `size_bytes`. A line that does not end within RECORD_BYTES_MAX is torn, and passed over.
-    Raises OSError."""
+    """Yield the rest of a log, whose next line is `line`.
+
+    A record is never cut: its block may be larger than `size_bytes`. A line longer than
+    RECORD_BYTES_MAX is torn and skipped. Raises OSError.
+    """
     delimiter = header.delimiter.encode()
-    held, endless = b"", False
+    pending, endless = b"", False
     for read, last in _read(file, size_bytes):
         data = read
         if endless:  # the rest of a line that is no record
@@ -221,32 +229,32 @@ def read_blocks(
             data, endless = data[end:], False
             line += 1
         if len(data) <= NOISE_BYTES and not data.strip():  # no record goes on behind so little
-            if held:
-                yield _block((held,), delimiter, header, line)
-            line += held.count(b"\n") + data.count(b"\n")
-            held = b""
+            if pending:
+                yield _block((pending,), delimiter, header, line)
+            line += pending.count(b"\n") + data.count(b"\n")
+            pending = b""
             continue
         cut = len(data) if last else _cut(data, delimiter, header.width)
-        lines = held.count(b"\n") + data.count(b"\n") if cut == 0 else 0
-        if lines > HELD_LINES_MAX or (cut == 0 and len(held) + len(data) > RECORD_BYTES_MAX):
+        lines = pending.count(b"\n") + data.count(b"\n") if cut == 0 else 0
+        if lines > HELD_LINES_MAX or (cut == 0 and len(pending) + len(data) > RECORD_BYTES_MAX):
             cut = data.rfind(b"\n") + 1
             if cut == 0:
-                whole = held.rfind(b"\n") + 1
-                if whole:
-                    yield _block((held[:whole],), delimiter, header, line)
-                    line += held.count(b"\n")
-                yield _endless(line, held[whole:] + data, delimiter)
-                held, endless = b"", True
+                complete = pending.rfind(b"\n") + 1
+                if complete:
+                    yield _block((pending[:complete],), delimiter, header, line)
+                    line += pending.count(b"\n")
+                yield _endless(line, pending[complete:] + data, delimiter)
+                pending, endless = b"", True
                 continue
         if cut == 0:
-            held += data
+            pending += data
             continue
-        block = _block((held, memoryview(data)[:cut]), delimiter, header, line)
-        line += held.count(b"\n") + data.count(b"\n", 0, cut)
-        held = data[cut:]
+        block = _block((pending, memoryview(data)[:cut]), delimiter, header, line)
+        line += pending.count(b"\n") + data.count(b"\n", 0, cut)
+        pending = data[cut:]
         yield block
-    if held:
-        yield _block((held,), delimiter, header, line)
+    if pending:
+        yield _block((pending,), delimiter, header, line)
 
 
 def _endless(line: int, text: bytes, delimiter: bytes) -> RecordBlock:
@@ -257,8 +265,7 @@ def _endless(line: int, text: bytes, delimiter: bytes) -> RecordBlock:
 
 
 def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:
-    """The rest of a file, and whether this is the last of it. Where lines are shorter than any
-    record, less at once: each that is none is an object of its own."""
+    """Yield the rest of a file and whether it is the last piece; smaller pieces for short lines."""
     while data := file.read(size_bytes):
         step = NOISE_BYTES if data.count(b"\n") * RECORD_BYTES_MIN > len(data) else len(data)
         for at in range(0, len(data), step):
@@ -266,7 +273,7 @@ def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:
 
 
 def _cut(text: bytes, delimiter: bytes, width: int) -> int:
-    """Where the last whole record begins: what follows may belong to it. 0: there is none."""
+    """Return the begin of the last whole record, which later lines may continue; 0 for none."""
     end = text.rfind(b"\n") + 1
     while end > 0:
         begin = text.rfind(b"\n", 0, end - 1) + 1
@@ -309,7 +316,7 @@ def _names(separator: bytes, width: int) -> bytes:
 def _fields(
     data: npt.NDArray[np.uint8], separator: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where each line ends, and how many fields it has. In pieces that fit into a cache."""
+    """Return each line's end and its number of fields, computed in cache-sized pieces."""
     ends: list[npt.NDArray[np.int64]] = []
     before: list[npt.NDArray[np.int64]] = []
     stops_before = 0
@@ -327,8 +334,10 @@ def _repair(
     text: bytes, separator: bytes, header: SacctHeader, lines: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64], fields: npt.NDArray[np.int64], delimiter: str,
 ) -> tuple[bytes, npt.NDArray[np.int64], int, list[TornLine], bytes]:  # fmt: skip
-    """Every run of lines with too few or too many fields, mended where that can be done in one way
-    only. A line without any delimiter after a whole record goes on with its last field."""
+    """Repair every run of lines of wrong width that has a unique solution.
+
+    A line without any delimiter after a whole record continues its last field.
+    """
     begins = np.concatenate([[0], ends[:-1] + 1])
     keep = fields == header.width
     odd = np.flatnonzero(~keep)
@@ -362,7 +371,7 @@ def _repair(
 
 
 def _unused(text: bytes) -> bytes:
-    """A control character that the text does not have."""
+    """Return a control character that the text does not contain. Raises SourceError."""
     for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(14, 28)):
         if code not in text:
             return bytes([code])
@@ -370,7 +379,7 @@ def _unused(text: bytes) -> bytes:
 
 
 def _utf8(text: bytes) -> tuple[bytes, int]:
-    """With what is no UTF-8 replaced, and on how many lines that was so."""
+    """Replace invalid UTF-8; return the number of affected lines."""
     if text.isascii():
         return text, 0
     try:

@@ -1,6 +1,6 @@
 """Values of accounting fields: states, GPUs, exit codes, spans, times.
 
-All are functions of a text; `mapped` asks once for each distinct one of a column.
+All are functions of a text; `map_texts` calls them once for each distinct text of a column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PENDING = "PENDING"
 SIGNALS = 1000
 NOTHING = ("Unknown", "None", "N/A", "None assigned", "INVALID", "(null)", "-")
 
-_ALSO = {  # sacct's short forms, and what Slurm says of a job beside how it ends
+_ALSO = {  # sacct's short forms, and flags and transitions of jobs
     "PENDING": PENDING, "PD": PENDING, "CONFIGURING": "RUNNING", "CF": "RUNNING",
     "COMPLETING": "RUNNING", "CG": "RUNNING", "SIGNALING": "RUNNING", "STAGE_OUT": "RUNNING",
     "STOPPED": "SUSPENDED", "ST": "SUSPENDED", "S": "SUSPENDED", "R": "RUNNING",
@@ -41,7 +41,7 @@ _SWITCHES = frozenset(
 
 
 def map_texts(column: pl.Series, of: Callable[[str], Any], dtype: pl.DataType) -> pl.Series:
-    """`of` each text; null where there is none."""
+    """Apply `of` to each distinct text; null stays null."""
     texts = column.drop_nulls().unique()
     if texts.is_empty():
         return pl.Series(column.name, [None], dtype=dtype).new_from_index(0, len(column))
@@ -50,8 +50,10 @@ def map_texts(column: pl.Series, of: Callable[[str], Any], dtype: pl.DataType) -
 
 
 def parse_state(text: str) -> str | None:
-    """A job state, PENDING, or None for what is none. `CANCELLED by 1000` and `CANCELLED+` are
-    CANCELLED; a cut name is the only one that begins so."""
+    """Return a job state, PENDING, or None for an unknown one.
+
+    `CANCELLED by 1000` and `CANCELLED+` are CANCELLED; a cut name must be unambiguous.
+    """
     word, _, _ = text.strip().upper().partition(" ")
     cut = word.endswith("+")
     word = word.removesuffix("+")
@@ -62,13 +64,15 @@ def parse_state(text: str) -> str | None:
 
 
 def tres_gpus(text: str) -> int | None:
-    """GPUs in `billing=12,cpu=12,gres/gpu=2,gres/gpu:a100=2,node=1`: those without a type, which
-    are all, or else those of all types together. None: a count that is none."""
+    """Return the GPUs in `billing=12,cpu=12,gres/gpu=2,gres/gpu:a100=2,node=1`.
+
+    The entry without a type is the total; else the types are summed. None for an invalid count.
+    """
     return _gpus(part.partition("=")[::2] for part in text.split(","))
 
 
 def gres_gpus(text: str) -> int | None:
-    """GPUs in `gpu:a100:2,craynetwork:1`, as old accounts have them."""
+    """Return the GPUs in `gpu:a100:2,craynetwork:1`, the format of old Slurm."""
     parts = []
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         words = part.strip().removeprefix("gres:").removeprefix("gres/").split(":")
@@ -78,24 +82,25 @@ def gres_gpus(text: str) -> int | None:
 
 
 def tres_nodes(text: str) -> int | None:
+    """Return the nodes in a TRES text; None without any."""
     found = re.search(r"(?:^|,)node=(\d{1,9})(?:,|$)", text)
     return int(found[1]) if found else None
 
 
 def parse_count(text: str) -> int | None:
-    """A count, as 2048 or 2K."""
+    """Parse a count such as 2048 or 2K; None if it is invalid."""
     found = re.fullmatch(r"(\d{1,12})(?:\.0+)?([KMGT]?)", text.strip())
     return int(found[1]) * _UNITS.get(found[2], 1) if found else None
 
 
 def exit_and_signal(text: str) -> int | None:
-    """`code:signal` as one number: the code times SIGNALS, and the signal."""
+    """Parse `code:signal` as one number: the code times SIGNALS, plus the signal."""
     found = re.fullmatch(r"(\d{1,9})(?::(\d{1,3}))?", text.strip())
     return int(found[1]) * SIGNALS + int(found[2] or 0) if found else None
 
 
 def span_s(text: str) -> int | None:
-    """Seconds in `[D-]HH:MM:SS[.fff]`, or `MM:SS.fff`; negative ones too."""
+    """Return the seconds of `[D-]HH:MM:SS[.fff]` or `MM:SS.fff`, also negative; None if invalid."""
     found = _SPAN.fullmatch(text.strip())
     if found is None:
         return None
@@ -105,8 +110,10 @@ def span_s(text: str) -> int | None:
 
 
 def excluded_hosts(line: str) -> str:
-    """The host list that `--exclude` or `-x` gives in a line of sbatch, srun or salloc; "" if it
-    has none. What stands behind the script's name is the script's own."""
+    """Return the host list of `--exclude` or `-x` in a submit line; "" without any.
+
+    Options after the script's name are the script's own.
+    """
     if not _EXCLUDES.search(line):
         return ""
     words = line.split()
@@ -128,7 +135,7 @@ def excluded_hosts(line: str) -> str:
 
 
 def _list(text: str) -> str:
-    """A file of hosts is none."""
+    """Return a host list; "" for a file of hosts."""
     text = text.strip("'\"")
     return "" if "/" in text else text
 
@@ -150,29 +157,31 @@ def _gpus(parts: Any) -> int | None:
 
 
 SECOND_NS = 10**9
-EARLIEST_US = 946_684_800_000_000  # 2000-01-01: before Slurm; 1970 is how some versions say "never"
-LATEST_US = 4_102_444_800_000_000  # 2100-01-01: what lies behind it is no time
+EARLIEST_US = 946_684_800_000_000  # 2000-01-01: before Slurm; some versions write 1970 for "never"
+LATEST_US = 4_102_444_800_000_000  # 2100-01-01: later times are invalid
 
 LOCAL = "%Y-%m-%dT%H:%M:%S"
 NAIVE, ZONED, EPOCH = "without a zone", "with a zone", "as seconds"
 
 
 class SacctTimes(NamedTuple):
-    """`ns`: null where there is none, or none that can be. `late_ns`: the later reading of a time
-    that the zone has twice, null for others. `wrong`: a text that is no time; `gone`: a time that
-    the zone leaves out. `early`: how many were before any Slurm, and thus never; `forms`: how many
-    were written how."""
+    """Times of a column.
+
+    `ns`: null if missing or invalid. `late_ns`: the later reading of a time that is ambiguous in
+    the zone, else null. `wrong`: an invalid text; `skipped`: a time that the zone skips. `early`: a
+    time before any Slurm, and thus unset; `forms`: number of texts of each format.
+    """
 
     ns: pl.Series
     late_ns: pl.Series
     wrong: pl.Series
-    gone: pl.Series
+    skipped: pl.Series
     early: pl.Series
     forms: dict[str, int]
 
 
 def parse_times(column: pl.Series, zone: str) -> SacctTimes:
-    """Of a column of texts; words such as Unknown are no time."""
+    """Parse a column of texts; words such as Unknown are no time."""
     local = column.str.to_datetime(LOCAL, strict=False, time_unit="us")
     rest = (local.is_null() & column.is_not_null()).arg_true()
     others = column.gather(rest).str.strip_chars()
@@ -181,7 +190,7 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
         stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
         local = local.scatter(rest, stripped)
         others = others.set(stripped.is_not_null(), None)
-    us, late_us, gone = _localised(local, zone)
+    us, late_us, skipped = _localised(local, zone)
     forms = {NAIVE: len(local) - local.null_count()}
     wrong = none = _none(column)
     if others.null_count() < len(others):
@@ -195,20 +204,20 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
         found = epoch_us.zip_with(epoch_us.is_not_null(), zoned.to_physical())
         for form, some in ((EPOCH, epoch_us), (ZONED, zoned)):
             forms[form] = len(some) - some.null_count()
-        told = others.is_not_null()
-        us = us.scatter(rest.filter(told), found.filter(told))
-        wrong = none.scatter(rest.filter(told & found.is_null()), True)
+        given = others.is_not_null()
+        us = us.scatter(rest.filter(given), found.filter(given))
+        wrong = none.scatter(rest.filter(given & found.is_null()), True)
     early = none
     if not us.is_between(EARLIEST_US, LATEST_US).all():
         early = (us < EARLIEST_US).fill_null(value=False)
         late = (us > LATEST_US).fill_null(value=False)
         us, wrong = us.set(early | late, None), wrong | late
     used = {form: count for form, count in forms.items() if count}
-    return SacctTimes(us * 1000, late_us * 1000, wrong, gone, early, used)
+    return SacctTimes(us * 1000, late_us * 1000, wrong, skipped, early, used)
 
 
 def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Microseconds, the later ones where there are two readings, and which times are none."""
+    """Return microseconds, the later ones of ambiguous times, and which times do not exist."""
     if zone == "UTC":
         return local.to_physical(), _none(local).cast(pl.Int64).clear(len(local)), _none(local)
     first, last = (
@@ -219,5 +228,5 @@ def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Se
 
 
 def _none(column: pl.Series) -> pl.Series:
-    """False for each row."""
+    """Return False for each row."""
     return pl.Series([False]).new_from_index(0, len(column))
