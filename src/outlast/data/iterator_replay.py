@@ -1,9 +1,9 @@
 """Replay of an iterator with the random draws that it made before.
 
-Under torchrun a loader draws from the same generators as the model, and between the model's draws.
-So does ours. A `Trail` remembers the states that the iterator found wherever something else had
-moved a generator since the iterator's last draw, and only there: a generator that nobody else
-moves costs one state, whatever the iterator's length.
+Under torchrun a loader draws from the same generators as the model, between the model's draws.
+Outlast's loader does the same. A replay records the generator states that the iterator found
+wherever other code had moved a generator since the iterator's last draw, and only there: a
+generator that no other code moves costs one state, whatever the iterator's length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = "the process's "
 class IteratorReplay:
     """The generator states that an iterator found at its draws, by the number of the draw.
 
-    `owned`: generators that count besides the process's, which count unless `process` is False.
+    `owned`: generators besides those of the process, which count unless `process` is False.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class IteratorReplay:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """The iterator runs inside, and may draw."""
+        """Record the draws of the iterator, which runs inside."""
         before = self._all()
         try:
             yield
@@ -70,16 +70,18 @@ class IteratorReplay:
             )
 
     def leads_to(self, name: str, state: Any) -> bool:
-        """Return whether running the iterator again leaves an owned generator in this state."""
+        """Return whether a replay leaves an owned generator in this state."""
         return name in self._reached and random_state.same(self._reached[name], state)
 
     def saved(self) -> dict[str, Any]:
-        """The trail as plain data."""
+        """Return the recorded states as plain data."""
         return {"draws": self.draws, "found": list(self._found)}
 
     def follow(self, saved: Mapping[str, Any], draw: Callable[[], None]) -> None:
-        """Run `draw` as often as was drawn, each time from the states that it found then. The
-        process's generators are afterwards as before."""
+        """Call `draw` as often as recorded, each time from the recorded states.
+
+        The process's generators are restored afterwards.
+        """
         found = dict(saved["found"])
         with random_state.preserved():
             for number in range(saved["draws"]):

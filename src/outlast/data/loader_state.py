@@ -1,9 +1,9 @@
 """State of a loader's objects: generators and plain attributes that change.
 
-A dataset may draw from `self.rng`, count its items, or make its generator with the first item; a
-sampler may count its epochs. Whoever goes on in another process needs all that changed since the
-objects were built. Looked for in attributes, containers, closures and the top of modules, in a
-bounded way: not in long containers, which hold data.
+A dataset may draw from `self.rng`, count its items, or create its generator with the first item; a
+sampler may count its epochs. A process that continues needs all changes since the objects were
+built. The search covers attributes, containers, closures and module globals, with bounds: long
+containers are skipped, since they hold data.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class _Spot(NamedTuple):
 
 
 class LoaderState:
-    """Generators and plain attributes below `roots`, as far as they differ from the beginning.
+    """Generators and plain attributes below `roots` that differ from the beginning.
 
-    `apart` and what hangs from it is left out. `modules`: generators at the top of modules, too.
-    `attributes`: False for objects whose `state_dict` has them, so that only generators count.
+    `apart` and all objects below it are left out. `modules`: include generators in module globals.
+    `attributes`: False for objects whose `state_dict` covers them, so that only generators count.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LoaderState:
         self._moves: dict[str, int] = {}
 
     def changes(self) -> dict[str, Any]:
-        """All that has changed since the beginning, by path, as plain data."""
+        """Return all changes since the beginning, by path, as plain data."""
         large = self._large
         values = self._values()
         self._refuse_large(large)
@@ -78,7 +78,7 @@ class LoaderState:
         return {path: values[path] for path in sorted(self._changed) if path in values}
 
     def generators(self) -> dict[str, random_state.Generator]:
-        """The generators that are there now, by path."""
+        """Return the present generators, by path."""
         spots, _ = self._scan()
         return {
             path: spot.value
@@ -87,8 +87,10 @@ class LoaderState:
         }
 
     def put(self, saved: Mapping[str, Any]) -> None:
-        """Make everything what it was when `changes` gave `saved`. Raises UsageError where this
-        process has no place for a generator."""
+        """Restore the state that `changes` returned as `saved`.
+
+        Raises UsageError where this process has no place for a generator.
+        """
         self.changes()
         spots, places = self._scan()
         wanted = {path: self._first[path] for path in self._changed if path in self._first}
@@ -158,7 +160,7 @@ class LoaderState:
 
 
 def module_generators() -> dict[str, random_state.Generator]:
-    """The generators at the top of imported modules, by "module:name"; the process's apart.
+    """Return generators in module globals by "module:name", without the process's own.
 
     The script and the modules beside it may bind new ones at any time, libraries do so when they
     are imported.
@@ -169,7 +171,7 @@ def module_generators() -> dict[str, random_state.Generator]:
 
 @cache
 def _libraries(_modules: int) -> tuple[list[str], dict[str, random_state.Generator]]:
-    """The names of the script's own modules, and the generators of all others."""
+    """Return the names of the script's own modules, and the generators of all others."""
     standard = str(Path(random.__file__).parent)
     own = [
         name
@@ -191,7 +193,7 @@ def _at_top(module: str) -> list[tuple[str, random_state.Generator]]:
 
 @cache
 def _of_the_process() -> frozenset[int]:
-    """Ids of the process's generators, which are kept by themselves."""
+    """Return the ids of the process's generators, which are saved separately."""
     own = (torch.default_generator, getattr(random, "_inst", None),
            getattr(np.random.mtrand, "_rand", None))  # fmt: skip
     return frozenset(map(id, own))

@@ -14,8 +14,8 @@ from outlast.data.stream_positions import is_torchdata, with_positions
 class StatefulSource(CountedSource):
     """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other.
 
-    The loader is left to itself as long as it goes on in one process. Only where a place is taken
-    over, or an epoch was cut in its middle, is a state loaded.
+    Within one process the loader just runs on. A state is loaded only where a position is restored,
+    or an epoch was cut in its middle.
     """
 
     kind = "loader with a state_dict"
@@ -35,14 +35,17 @@ class StatefulSource(CountedSource):
 
     @property
     def length(self) -> int | None:
+        """Return the loader's declared length; None for streams."""
         return declared_length(self._loader)
 
     def close(self) -> None:
+        """Stop loader workers and drop the loader."""
         super().close()
         self._batches = None
         self._loader = None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
+        """See CountedSource.start_epoch; also calls `set_epoch` of loader, dataset and sampler."""
         super().start_epoch(epoch, length)
         self._set_epoch()
 
@@ -101,8 +104,11 @@ class StatefulSource(CountedSource):
         self._batches = None
 
     def _run_out(self) -> None:
-        """Bring the loader to an end of its own: a new epoch may begin only there, since most
-        loaders go on where they are when they are iterated again."""
+        """Read the loader to its end.
+
+        A new epoch may begin only there, since most loaders continue where they are when they are
+        iterated again.
+        """
         assert self._batches is not None, "only an epoch that has begun runs out"
         if self._restarts and self._limit != self.length:
             self._cut = True
@@ -112,7 +118,7 @@ class StatefulSource(CountedSource):
 
 
 def declared_length(loader: Any) -> int | None:
-    """What `len` says, where it is a promise: None for streams, whose length is an estimate."""
+    """Return `len(loader)` where it is exact; None for streams, whose length is an estimate."""
     from torch.utils.data import IterableDataset
 
     if isinstance(getattr(loader, "dataset", None), IterableDataset):

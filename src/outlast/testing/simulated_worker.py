@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SimWorker(AuditedProcess):
-    """A rank or a spare: its place, its state, its answers."""
+    """A rank or a spare: its seat, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
         super().__init__(agent, name)
@@ -43,6 +43,7 @@ class SimWorker(AuditedProcess):
     # --- what it hears ---
 
     def hear(self, body: messages.AnyBody) -> None:
+        """Handle a frame of the controller."""
         match body:
             case messages.Seat():
                 self._take_seat(body)
@@ -126,7 +127,7 @@ class SimWorker(AuditedProcess):
         self.say_again("Status") if self.answered >= generation else self._leave_generation(None)
 
     def _sever(self) -> None:
-        """No vote can end well here any more; one under way is answered now or never."""
+        """End the running attempt; a pending vote is answered now or never."""
         if self.state == "voting":
             self.token += 1
             self.busy = False
@@ -164,11 +165,11 @@ class SimWorker(AuditedProcess):
         return "joining" if not self.has_state else "idle" if self.is_set_up else "broken"
 
     def trouble(self, fault: Fault) -> None:
-        """First word about a failure: this worker's answer, too."""
         if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
             self._leave_generation(fault)
 
     def peer_gone(self, generation: int) -> None:
+        """Notice that a peer's connection was closed."""
         if generation == self.generation:
             fault = Fault(kind="transport", detail="connection closed by peer")
             self.call(lambda: self.trouble(fault))
@@ -234,6 +235,7 @@ class SimWorker(AuditedProcess):
             member.call(member.mesh_when_met)
 
     def mesh_when_met(self) -> None:
+        """Connect once all members' addresses are known."""
         mesh = self.mesh
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
@@ -260,6 +262,7 @@ class SimWorker(AuditedProcess):
         self._joined_when_moved()
 
     def receive(self) -> None:
+        """Receive the state from donors that have sent it."""
         mesh = self.mesh
         if mesh is None or mesh.generation <= self.closed:
             return
@@ -356,7 +359,7 @@ class SimWorker(AuditedProcess):
         self.point("voted")
 
     def answer(self, token: int) -> None:
-        """The vote is won, if this process still listens."""
+        """Deliver the result of a vote that is won, if this process still waits for it."""
         self.call(partial(self._win, token))
 
     def _win(self, token: int) -> None:

@@ -43,13 +43,13 @@ _ENTRY_BYTES = 4096  # what torch.save adds to a tensor, and more
 
 
 def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> None:
-    """Write what is selected to the new directory `target`.
+    """Write the selected tensors and values to the new directory `target`.
 
     Tensors keep their names, but for `naming`. Hyperparameters, counters and other plain values
-    have those that torch's `get_state_dict` would give them. Objects that DCP saved through
-    `OutlastWriter` come along as they were. Every byte is verified as it is read, in blocks that
-    fit into memory, and `target` appears whole or not at all. Raises UsageError for a selection
-    that is empty or contradicts itself, and what reading and writing raise.
+    have the names of torch's `get_state_dict`. Objects that DCP saved through `OutlastWriter` are
+    copied unchanged. Every byte is verified as it is read, in blocks that fit into memory, and
+    `target` appears complete or not at all. Raises UsageError for a selection that is empty or
+    contradicts itself, and errors of reading and writing.
     """
     tensors, objects = split_objects(reader.checkpoint.tensors)
     shared = shared_in(reader)
@@ -77,9 +77,10 @@ def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> N
 
 
 class _MetadataWriter(FileSystemWriter):
-    """torch's own, which pickles what it must; without the name of a draft."""
+    """torch's writer of metadata, without the name of a draft."""
 
     def storage_meta(self) -> StorageMeta:
+        """Return empty metadata of the storage."""
         return StorageMeta()
 
 
@@ -90,7 +91,7 @@ def _saved(value: Any) -> bytes:
 
 
 def _metadata(blocks: list[TensorBlock], names: Mapping[str, str], known: Paths) -> Metadata:
-    """What the directory holds, without what is no tensor."""
+    """Return the metadata of the tensors; objects are added later."""
     about: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, tensor, box in blocks:
         entry = about.setdefault(names[name], _storage_metadata(tensor))
@@ -112,7 +113,7 @@ def _entries(
     saved: Mapping[str, bytes],
     out: io.BufferedWriter,
 ) -> Iterator[tuple[MetadataIndex, int]]:
-    """Write everything, one entry after the other; each with where it began."""
+    """Write all entries in order; yield each with its offset."""
     for name, data in saved.items():
         at = out.tell()
         out.write(data)

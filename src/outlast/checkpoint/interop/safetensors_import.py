@@ -1,6 +1,6 @@
 """Import of safetensors, one file or several with an index.
 
-The format has no digests: what is checked is that the header contradicts neither itself nor the
+The format has no digests: the import checks that the header contradicts neither itself nor the
 file's length. From the import on every byte is covered.
 """
 
@@ -53,12 +53,11 @@ class SafetensorsFiles(NamedTuple):
 def read_safetensors(
     source: Path, store: Store, naming: TensorNaming, *, step: int, job: str
 ) -> ImportedCheckpoint:
-    """Import a file, or a directory with `model.safetensors` or an index, as a checkpoint of its
-    own at `step`.
+    """Import a file, or a directory with one file or an index, as a checkpoint at `step`.
 
     Raises CorruptionError for files that contradict themselves or are cut short, CodecError for
-    element types that a checkpoint cannot keep, UsageError for a selection of nothing, StorageError
-    for what cannot be read or written. Nothing is left of an import that failed.
+    element types that a checkpoint cannot keep, UsageError for an empty selection, StorageError for
+    files that cannot be read or written. A failed import leaves nothing.
     """
     found = find_safetensors(source)
     names = naming.apply(found)
@@ -67,7 +66,7 @@ def read_safetensors(
 
 
 def find_safetensors(source: Path) -> dict[str, SafetensorsFiles]:
-    """Every tensor of a file or a directory, by name. Raises as `read_safetensors`."""
+    """Return every tensor of a file or a directory, by name. Raises as `read_safetensors`."""
     if not source.is_dir():
         return _in_file(source)
     if (source / INDEX).exists():
@@ -126,7 +125,7 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
 def _checked(
     held: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
 ) -> dict[str, SafetensorsFiles]:
-    """What the header says, if it fits: dtypes known, sizes right, every byte of one tensor."""
+    """Return the tensors of a valid header: known dtypes, right sizes, no gaps."""
     found: dict[str, SafetensorsFiles] = {}
     at = 0
     for name, one in sorted(held.items(), key=lambda pair: pair[1].data_offsets):
@@ -172,7 +171,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, at: int, size_bytes: int) -> bytes:
-    """Exactly these bytes. Raises CorruptionError where the file ends before them."""
+    """Return exactly these bytes. Raises CorruptionError where the file ends before them."""
     try:
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size_bytes, at)

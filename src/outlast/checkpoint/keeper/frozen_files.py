@@ -37,8 +37,11 @@ _KNOWN_MAX = 64
 
 
 class FrozenFile(NamedTuple):
-    """The frozen region of one rank in an earlier checkpoint. `identity`: device, inode, and when
-    its bytes were last changed; None where there is no such region, or no file that could be it."""
+    """The frozen region of one rank in an earlier checkpoint.
+
+    `identity`: device, inode, and time of the last change of its bytes; None where there is no such
+    region, or no matching file.
+    """
 
     path: Path
     digests: tuple[str, ...]
@@ -48,7 +51,7 @@ class FrozenFile(NamedTuple):
 
 
 class FrozenFiles:
-    """Knowledge of a keeper of the files that it has linked and written. One thread at a time."""
+    """The files that a keeper has linked and written. One thread at a time."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int, int], int] = {}  # the chunk to be read back next
@@ -64,10 +67,10 @@ class FrozenFiles:
         memory: memoryview,
         check: Callable[[], None],
     ) -> tuple[str, ...] | None:
-        """Link a file with the bytes of `memory` into the manifest's directory; its digests, or
-        None where there is no such file, or it cannot be linked.
+        """Link a file with the bytes of `memory` into the manifest's directory.
 
-        `check` raises where there is no time left. A file that is in the way is a FileExistsError.
+        Returns its digests, or None where there is no such file, or it cannot be linked. `check`
+        raises after the deadline. Raises FileExistsError where the name is taken.
         """
         known = _earlier(root, manifest)
         digests, equal = _equal(known, memory, manifest.chunk_bytes, check)
@@ -83,7 +86,7 @@ class FrozenFiles:
         return digests if linked else None
 
     def take_damages(self) -> str:
-        """Return what was found damaged since the last call, as a sentence, or nothing."""
+        """Return the damage found since the last call, as a sentence; "" for none."""
         found, self._damages = self._damages, []
         return (
             f"{'; '.join(found)}; it was not linked, and the save has the bytes of the memory;"
@@ -93,11 +96,11 @@ class FrozenFiles:
         )
 
     def forget(self) -> None:
-        """Read every file back whole before it is linked again: damage may be known by now."""
+        """Make each file be read back completely before it is linked again."""
         self._next.clear()
 
     def wrote(self, digests: tuple[str, ...]) -> None:
-        """Note that a file with these bytes was written."""
+        """Record that a file with these bytes was written."""
         before, count = self._written
         self._written = digests, count + 1 if digests == before else 1
 
@@ -131,7 +134,7 @@ class FrozenFiles:
     def _read_back(
         self, disk: KeeperDisk, fd: int, file: FrozenFile, check: Callable[[], None]
     ) -> None:
-        """Compare a file's bytes with their digests: all of them at first, then a part in turn."""
+        """Compare a file's bytes with their digests: all at first, then a part in turn."""
         count = len(file.digests)
         assert file.identity
         begin = self._next.get(file.identity)
@@ -153,7 +156,7 @@ class FrozenFiles:
 
 
 def _earlier(root: Path, manifest: Manifest) -> list[FrozenFile]:
-    """The frozen regions of this rank in the newest of the other directories, the newest first."""
+    """Return this rank's frozen regions in the newest other directories, newest first."""
     places = [place for path in root.iterdir() if (place := SavePoint.parse(path.name))]
     places.sort(key=lambda place: (place.position, place.attempt), reverse=True)
     found: list[FrozenFile] = []
@@ -188,7 +191,7 @@ def _manifest_in(directory: Path, rank: int) -> Manifest:
 
 
 def _identity(found: os.stat_result, size_bytes: int) -> tuple[int, int, int] | None:
-    """None for what is no regular file of that size."""
+    """Return device, inode and change time; None for no regular file of that size."""
     if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns
@@ -197,7 +200,7 @@ def _identity(found: os.stat_result, size_bytes: int) -> tuple[int, int, int] | 
 def _equal(
     known: Iterable[FrozenFile], memory: memoryview, chunk_bytes: int, check: Callable[[], None]
 ) -> tuple[tuple[str, ...] | None, list[FrozenFile]]:
-    """The digests of `memory` and the files that have the same; None as soon as there are none."""
+    """Return the digests of `memory` and the files that have the same; None without any."""
     equal, digests = [each for each in known if each.identity], list[str]()
     for number, at in enumerate(range(0, len(memory), chunk_bytes)):
         if not equal:

@@ -50,8 +50,11 @@ class _TrainerLink(msgspec.Struct, eq=False):
 
 
 class _KeptVersion(msgspec.Struct, eq=False):
-    """What an arena was last ordered to be written from. `stamp`: what it says while that lies
-    in it; `full`: the manifest with chunks, once its write has ended well."""
+    """The version in an arena.
+
+    `stamp`: the arena's stamp while that version is in it; `full`: the manifest with chunks, once
+    its write has succeeded.
+    """
 
     manifest: Manifest
     stamp: int
@@ -61,8 +64,8 @@ class _KeptVersion(msgspec.Struct, eq=False):
 class KeeperProcess:
     """One loop over sockets; two other threads do the saving, and one a peer the sending.
 
-    With a `listener` it waits for the next trainer when one has gone, until `control` ends; else
-    it ends after the first. Either way all that was ordered is finished, or fails, before.
+    With a `listener` it waits for the next trainer after each one, until `control` ends; else it
+    ends after the first. Either way all pending orders are finished, or fail, before.
     """
 
     def __init__(self, listener: socket.socket | None, control_fd: int, setup: KeeperSetup) -> None:
@@ -97,7 +100,7 @@ class KeeperProcess:
             self._watch(control_fd, self._released)
 
     def run(self, sock: socket.socket | None = None) -> None:
-        """Until there is nothing left to do, and nobody to do it for."""
+        """Serve until there are no trainers and no pending work any more."""
         if sock:
             self._meet(sock)
         while True:
@@ -116,7 +119,7 @@ class KeeperProcess:
             self._expect_hello()
 
     def _see_off(self) -> None:
-        """Close what has nothing more to hear: whoever only asked waits for no save of another."""
+        """Close connections without pending outcomes."""
         for stream in [each for each in self._leaving if not each.pending]:
             if stream.broken or not self._owed[stream]:
                 self._leaving.remove(stream)
@@ -144,13 +147,13 @@ class KeeperProcess:
                 sock.close()
 
     def _admit(self) -> None:
-        """Another keeper, or a stranger: that is found out elsewhere."""
+        """Accept another keeper, or a stranger: the receiver authenticates it."""
         assert self._door
         with contextlib.suppress(OSError):  # whoever it was is gone again
             self._receiver.meet(self._door.accept()[0])
 
     def _meet(self, sock: socket.socket) -> None:
-        """One trainer at a time: the next waits in the listener's queue."""
+        """Serve one trainer at a time: the next waits in the listener's queue."""
         stream = KeeperStream(sock)
         self._trainer = _TrainerLink(stream, since=time.monotonic())
         self._watch(sock, self._heard)
@@ -163,12 +166,12 @@ class KeeperProcess:
             self._gone()
 
     def _died(self) -> None:
-        """Its forks may hold the socket open; but what it had said still counts."""
+        """Read the last frames of a dead trainer, whose forks may hold the socket open."""
         self._heard()
         self._gone()
 
     def _gone(self) -> None:
-        """The trainer says nothing more; it may still listen, until its saves have ended."""
+        """Stop reading from the trainer; it may still receive outcomes of its saves."""
         trainer, self._trainer = self._trainer, None
         if not trainer:
             return
@@ -185,7 +188,7 @@ class KeeperProcess:
             self._finish()
 
     def _released(self) -> None:
-        """The launcher closed its end, or died: no trainer will come any more."""
+        """Finish after the launcher closed its end, or died: no trainer will come any more."""
         with contextlib.suppress(OSError):
             if os.read(self._control_fd, 1):
                 return
@@ -350,9 +353,12 @@ def _digested(manifest: Manifest, arena: Arena) -> Manifest:
 
 
 def main(arguments: list[str]) -> int:
-    """`--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME`:
-    serve one after the other; the first line of the standard input is the Setup, its end the
-    keeper's. An address that begins with @ is in the abstract namespace."""
+    """Run a keeper; return its exit code.
+
+    `--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME`: serve
+    one trainer after the other; the first line of the standard input is the KeeperSetup, and its
+    end ends the keeper. An address that begins with @ is in the abstract namespace.
+    """
     step_back()
     how, where, _ = arguments
     if how == "--socket":
@@ -374,7 +380,7 @@ def main(arguments: list[str]) -> int:
 
 
 def step_back() -> None:
-    """Leave the processor, the disk and the terminal's signals to the training."""
+    """Lower the priority of processor and disk; ignore the terminal's signals."""
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # They are meant for the trainer; the keeper ends when it has, and what it has is safe.

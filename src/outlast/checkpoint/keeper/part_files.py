@@ -32,9 +32,9 @@ _THREADS = 2
 class PartFiles:
     """The files of one rank in one directory.
 
-    `write` returns once shard, manifest and their names are on the disk. When it raises, the files
-    that it made are gone again. It never touches a file that it did not make; `again` says that
-    those of this rank are its own, made by a keeper that died over this very order.
+    `write` returns once shard, manifest and their names are durable. If it raises, the files that
+    it created are removed. It never touches a file that it did not create; `again` means that files
+    of this rank come from a keeper that died over this very order.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PartFiles:
         due: float,
         frozen: FrozenFiles | None = None,
     ) -> None:
-        """`frozen`: what is known of earlier checkpoints' files."""
+        """Prepare the files of a part. `frozen`: known files of earlier checkpoints."""
         self.disk = disk
         self._root = root
         self.directory = root / manifest.place.directory
@@ -56,7 +56,10 @@ class PartFiles:
         self._made: list[Path] = []
 
     def write(self, memory: memoryview, again: bool) -> Manifest:
-        """The manifest with its chunks. `memory`: the bytes of the shard, page aligned."""
+        """Write the part; return the manifest with its chunks.
+
+        `memory`: the bytes of the shard, page aligned.
+        """
         manifest = self._manifest
         shard = self.directory / shard_name(manifest.rank)
         frozen = self.directory / frozen_name(manifest.rank)
@@ -91,7 +94,7 @@ class PartFiles:
         return full
 
     def _write_frozen(self, path: Path, memory: memoryview) -> tuple[str, ...]:
-        """The digests of the frozen region, once it lies at `path`: linked or written."""
+        """Link or write the frozen region at `path`; return its digests."""
         if not memory:
             return ()
         files = self._frozen_files
@@ -112,7 +115,7 @@ class PartFiles:
         return digests
 
     def _fill(self, fd: int, memory: memoryview) -> tuple[str, ...]:
-        """Write a file, synced when this returns, and digest it."""
+        """Write and sync a file; return its digests."""
         chunk_bytes = self._manifest.chunk_bytes
         digests = _Chunks(self.disk, fd, memory, chunk_bytes, self.due).write()
         self.disk.sync(fd)
@@ -123,14 +126,14 @@ class PartFiles:
             raise StorageError("the deadline passed before the first byte was handed to the disk")
 
     def take_back(self) -> None:
-        """Remove what was made here, as far as that is possible."""
+        """Remove the files created here, as far as possible."""
         for path in reversed(self._made):
             with contextlib.suppress(OSError):  # a disk that refuses the save may refuse this, too
                 self.disk.remove(path)
         self._made.clear()
 
     def say_failed(self, why: str) -> None:
-        """Leave word that this part will never come, so that nobody waits for it."""
+        """Write a file that announces the failure of this part, so that no rank waits for it."""
         if self.taken:
             return
         path = failure_path(self.directory / manifest_name(self._manifest.rank))
@@ -150,7 +153,10 @@ class PartFiles:
         self._made[self._made.index(path)] = to
 
     def _refuse_another(self, *paths: Path) -> None:
-        """Only once the name of the part is ours: two keepers at once do not both get past here."""
+        """Raise StorageError where files of another save exist.
+
+        Only valid after the part's name was claimed: of two concurrent keepers one fails here.
+        """
         for path in (*paths, self.directory / COMMIT):
             if path.exists():
                 raise self._refused(path)
@@ -162,7 +168,7 @@ class PartFiles:
         )
 
     def _finished(self, record: Path) -> Manifest | None:
-        """This rank's manifest, where a keeper before this one came as far as that."""
+        """Return this rank's manifest, where an earlier keeper has finished the part."""
         try:
             found = unseal(record.read_bytes(), Manifest, str(record))
         except (FileNotFoundError, CorruptionError):
@@ -172,7 +178,7 @@ class PartFiles:
 
 
 def failure_path(record: Path) -> Path:
-    """Where a rank whose manifest would be `record` says that it failed."""
+    """Return the path of the failure file of the rank whose manifest is `record`."""
     return record.with_suffix(".failed")
 
 
@@ -195,7 +201,7 @@ class _Chunks:
         self._direct = False
 
     def write(self) -> tuple[str, ...]:
-        """Each chunk's digest. The file is not synced yet."""
+        """Write and digest each chunk; return the digests. The file is not synced yet."""
         if self._memory:
             self._disk.allocate(self._fd, len(self._memory))
         self._direct = self._disk.go_direct(self._fd, True)

@@ -1,7 +1,7 @@
 """Load of the newest checkpoint that all ranks can read, by agreement at every attempt.
 
-Rank 0 looks which there are. A checkpoint that any rank finds damaged is passed over by all, which
-is said; one that does not fit stops all, with every difference, before anything is touched.
+Rank 0 lists the checkpoints. One that any rank finds damaged is passed over by all, with a note;
+one that does not fit fails on all, with every difference, before anything is changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ from outlast.checkpoint.state.script_state import ScriptState
 from outlast.checkpoint.state.state_content import EXACT, NameMatching, is_within
 from outlast.checkpoint.stores.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import StoreSource, hold_checkpoint
-from outlast.errors import (
-    CorruptionError,
-    MismatchError,
-    StalledError,
-    StorageError,
-    UsageError,
-)
+from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError, UsageError
 
 T = TypeVar("T")
 _LISTED_MAX = 200
@@ -42,9 +36,12 @@ _FILLED_IN_PART = "the state was filled in part and must not be used"
 
 
 class Restored(NamedTuple):
-    """Origin of a restored state. `notes`: what was passed over, repaired or not exact. `missing`:
-    names of the state that the checkpoint lacks, left as they were; `unexpected`: those of the
-    checkpoint that the state lacks; both on any rank, and only by `strict=False`."""
+    """Origin of a restored state.
+
+    `notes`: checkpoints passed over, repairs, inexact parts. `missing`: names of the state that the
+    checkpoint lacks, unchanged; `unexpected`: names of the checkpoint that the state lacks; both on
+    any rank, and only with `strict=False`.
+    """
 
     step: int
     place: SavePoint
@@ -54,10 +51,13 @@ class Restored(NamedTuple):
 
 
 class _LoadFindings(msgspec.Struct, frozen=True, array_like=True):
-    """Findings of one rank. `unread`: why it could not read what is not known to be damaged;
-    `spare`: what it has no place for; `repairs`: chunks that came from elsewhere; `missing` and
-    `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value;
-    `commit`: digest of the commit record that it has read."""
+    """Findings of one rank.
+
+    `unread`: error of reading an apparently undamaged checkpoint; `spare`: names without a place
+    here; `repairs`: chunks from other sources; `missing` and `unexpected`: as in Restored;
+    `infinite`: tensors whose new type was too small for a value; `commit`: digest of the commit
+    record that it has read.
+    """
 
     damage: str = ""
     unread: str = ""
@@ -110,9 +110,11 @@ class CheckpointLoad:
         matching: NameMatching = EXACT,
         share: bool | None = None,
     ) -> None:
-        """`sources`: where checkpoints may lie. What is damaged in one is read from another.
-        `older`: what cannot be read, though it is not damaged, is passed over as well. `share`: as
-        `agreed_relay` takes it."""
+        """Prepare a load.
+
+        `sources`: stores to load from; chunks damaged in one are read from another. `older`: pass
+        over unreadable, undamaged checkpoints as well. `share`: as in `agreed_relay`.
+        """
         self._matching, self._share = matching, share
         self._asked = _LoadRequest(None, bool(matching.strict), bool(matching.cast), matching.skip,
                              dict(matching.rename))  # fmt: skip
@@ -130,7 +132,7 @@ class CheckpointLoad:
         self.base = ""  # where the line of what was restored began
 
     def run(self, step: int | None) -> Restored | None:
-        """Restore the newest checkpoint, or that of `step`; None when there never was one.
+        """Restore the newest checkpoint, or that of `step`; return None when there is none.
 
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
@@ -152,17 +154,13 @@ class CheckpointLoad:
                     self._finish(ready)
                     self.base = ready.reader.checkpoint.commit.base
                     self.notes += [self.begun] if self.begun else []
-                    return Restored(
-                        place.step,
-                        place,
-                        tuple(dict.fromkeys(self.notes)),
-                        tuple(sorted(self._missing)),
-                        tuple(sorted(self._unexpected)),
-                    )
+                    notes = tuple(dict.fromkeys(self.notes))
+                    missing, unexpected = sorted(self._missing), sorted(self._unexpected)
+                    return Restored(place.step, place, notes, tuple(missing), tuple(unexpected))
         return None
 
     def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
-        """The same on all ranks."""
+        """Return the next candidate, the same on all ranks; None at the end."""
         mine = next(found) if self._ranks.rank == 0 else Candidate()
         answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._asked)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
@@ -190,7 +188,7 @@ class CheckpointLoad:
         return choice if choice.directory else None
 
     def _prepare(self, place: SavePoint, at: int) -> _PreparedLoad | None:
-        """Everything that can be known before a tensor is touched. None: damaged somewhere."""
+        """Check all that is possible before a tensor is changed; None if damaged on any rank."""
         source = self._sources[at]
         self._repairs.clear()
         checkpoint, said = _attempt(lambda: open_checkpoint(source, place))
@@ -261,7 +259,7 @@ class CheckpointLoad:
         return _PreparedLoad(reader, fitting, origin, mine)
 
     def _skipped_elsewhere(self, fitting: StateFitting) -> Iterator[str]:
-        """Differences: names that this rank loads and another one leaves as they are."""
+        """Yield differences: names that this rank loads and another one skips."""
         loaded = {*self._state.kinds, *fitting.targets}
         for rank, skipped in enumerate(self._skipped):
             for name in set(skipped) - set(self._matching.skip):
@@ -337,8 +335,11 @@ class CheckpointLoad:
         return [msgspec.msgpack.decode(answer, type=_LoadFindings) for answer in answers]
 
     def _damaged(self, place: SavePoint, heard: list[_LoadFindings], state: str) -> bool:
-        """Whether any rank has found damage. StorageError, which says what became of the state,
-        where one got no answer: an older checkpoint would lose what this one may still have."""
+        """Return whether any rank has found damage.
+
+        Raises StorageError, with the condition of the state, where a source did not answer: an
+        older checkpoint would lose steps that this one may still have.
+        """
         stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(heard) if s.stalled]
         if stalled:
             raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")
@@ -368,8 +369,7 @@ def _attempt(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Loa
 
 
 def _check_alike(asked: Sequence[_LoadRequest]) -> None:
-    """Raise UsageError where ranks were not asked for the same load. What they skip may differ, as
-    names of new modules are known to ranks that hold them."""
+    """Raise UsageError unless ranks requested the same load; skipped names may differ."""
     for what in ("step", "strict", "cast", "rename"):
         given = [getattr(each, what) for each in asked]
         if any(each != given[0] for each in given):

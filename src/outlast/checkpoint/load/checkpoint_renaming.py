@@ -20,7 +20,7 @@ from outlast.errors import UsageError
 
 
 class RenamedCheckpoint(NamedTuple):
-    """`saved`: under the state's names. `origin`: by those, what the checkpoint calls a tensor."""
+    """A checkpoint under the state's names. `origin`: the original names of tensors, by these."""
 
     saved: SavedState
     origin: Mapping[str, str]
@@ -29,10 +29,10 @@ class RenamedCheckpoint(NamedTuple):
 def rename_checkpoint(
     saved: SavedState, rename: Mapping[str, str], state: ScriptState
 ) -> RenamedCheckpoint:
-    """Rename tensors and entries, and what optimizers keep of parameters that are renamed.
+    """Rename tensors and entries, and the optimizer state of renamed parameters.
 
-    Raises UsageError for names that the checkpoint has not, two that become one, and an optimizer
-    of which nobody knows whose parameters it holds.
+    Raises UsageError for names that the checkpoint lacks, two that become one, and an optimizer
+    whose parameters are ambiguous.
     """
     names = [*saved.shared["kinds"], *saved.tensors, *saved.rest]
     if not rename:
@@ -82,7 +82,7 @@ def rename_checkpoint(
 
 
 def _new(name: str, rename: Mapping[str, str]) -> str:
-    """By the longest of the names that it lies within."""
+    """Return the new name, by the longest old name that contains it."""
     found = max((old for old in rename if is_within(name, old)), key=len, default=None)
     return name if found is None else rename[found] + name[len(found) :]
 
@@ -90,8 +90,7 @@ def _new(name: str, rename: Mapping[str, str]) -> str:
 def _of_optimizer(
     saved: SavedState, optimizer: str, rename: Mapping[str, str], state: ScriptState
 ) -> dict[str, str]:
-    """Return what becomes of the state of parameters that are renamed, and of what they are
-    called."""
+    """Return new names of the state of renamed parameters, and of the parameters themselves."""
     calls = matched_name(saved.shared, optimizer, saved.tensors)
     known = parameter_owners(saved.shared, optimizer, saved.tensors)
     if not known:

@@ -19,10 +19,10 @@ _Ready = Callable[[], dict[Any, Any]]
 
 
 def fit_optimizer(fit: StateFitting, name: str) -> None:
-    """Say what differs, which tensors are read (state that does not exist yet is made, of the
-    parameter's kind), and how they get into the optimizer then.
+    """Register differences, tensors to read and the final update of an optimizer.
 
-    Never its load_state_dict, which would cast moments to the parameters' dtype.
+    State that does not exist yet is allocated like its parameter. load_state_dict is never used: it
+    would cast moments to the parameters' dtype.
     """
     optimizer = fit.state.optimizers[name]
     parameters = parameter_names(name, fit.state)
@@ -77,7 +77,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
 def _check_groups(
     fit: StateFitting, name: str, saved: list[list[str]], parameters: list[list[str]]
 ) -> None:
-    """A parameter in another group would silently get that group's hyperparameters."""
+    """Register parameters in other groups, which would silently change hyperparameters."""
     there = {called: number for number, group in enumerate(saved) for called in group}
     for number, group in enumerate(parameters):
         for called in group:
@@ -95,8 +95,10 @@ def _state(
     settings: Mapping[str, Any],
     was: str,
 ) -> _Ready | None:
-    """One parameter's state, or None where the checkpoint has none. `tensors`: names by key;
-    `was`: the parameter's type in the checkpoint."""
+    """Return one parameter's state, or None where the checkpoint has none.
+
+    `tensors`: names by key; `was`: the parameter's type in the checkpoint.
+    """
     skeleton = fit.rest_of(prefix)
     inside = skeleton["holes"] if skeleton else {}
     kept: dict[Any, Any] = {}
@@ -123,7 +125,7 @@ def _state(
 def by_parameter(
     prefix: str, tensors: Iterable[str], parameters: set[str]
 ) -> dict[str, dict[str, str]]:
-    """Of each parameter: the keys of its state, and the full names of the tensors there."""
+    """Return each parameter's state keys, with the full names of the tensors."""
     found: dict[str, dict[str, str]] = {}
     for full in tensors:
         if full.startswith(prefix):
@@ -143,7 +145,7 @@ def _make_state(
     dtype: torch.dtype,
     settings: Mapping[str, Any],
 ) -> torch.Tensor:
-    """A tensor as the optimizer would have made it at its first step."""
+    """Return a tensor as the optimizer would create it at its first step."""
     if key != "step" and shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if not shape:

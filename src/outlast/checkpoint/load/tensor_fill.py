@@ -1,4 +1,4 @@
-"""Reading of a checkpoint into existing tensors, each rank only the boxes that it holds."""
+"""Reading of a checkpoint into existing tensors, each rank only its own boxes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def fill_tensors(
     tensors: Mapping[str, torch.Tensor],
     casts: Mapping[str, torch.dtype] = NO_CASTS,
 ) -> list[str]:
-    """Read a checkpoint's values into `tensors`: CPU memory directly, other devices through
-    STAGED_BYTES_MAX of it. Of a DTensor it is this rank's box that is filled.
+    """Read a checkpoint's values into `tensors`; of a DTensor, this rank's box.
 
-    `casts`: types in the checkpoint of tensors that have another one here. Returns the names of
-    those that have infinite values now which were finite.
+    CPU memory is filled directly, other devices through STAGED_BYTES_MAX of host memory. `casts`:
+    types in the checkpoint of tensors that have another one here. Returns the names of those with
+    infinite values that were finite.
 
-    Names, shapes and dtypes are compared before anything is touched: MismatchError lists every
+    Names, shapes and dtypes are compared before anything is changed: MismatchError lists every
     difference. A CorruptionError or StorageError later leaves tensors partly filled, as does the
     MismatchError of tensors that share memory here and differ in the checkpoint.
     """
@@ -78,8 +78,10 @@ def fill_tensors(
 
 
 def _sharing(held: list[HeldBox], sources: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str]]:
-    """Return the names of tensors that are the memory of an earlier name's tensor (tied weights),
-    and of those whose memory may overlap another's in another way."""
+    """Return the names of tied tensors, and of tensors whose memory may overlap otherwise.
+
+    A tied tensor is exactly the memory of an earlier name's tensor (tied weights).
+    """
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), at)
         for at, tensor in enumerate(sources[item.name] for item in held)
@@ -104,7 +106,7 @@ def _divide(
     repeated: set[str],
     overlapping: set[str],
 ) -> None:
-    """Divide names of tensors whose memory lies in one run."""
+    """Sort names of tensors in one run of memory into `repeated` and `overlapping`."""
     first: dict[object, str] = {}
     for name in names:
         tensor = sources[name]
@@ -122,7 +124,7 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def _check_kept(name: str, into: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise MismatchError where a tensor does not have its values, once all have been copied."""
+    """Raise MismatchError where a tensor lost its values to another one."""
     if not torch.equal(_bits(into), _bits(values.to(into.dtype))):
         raise MismatchError(
             f"{name} shares memory here with another tensor of the state, and the checkpoint has"
@@ -158,8 +160,10 @@ def fill_once(
 
 
 def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors whose memory cannot be written: files that are mapped for
-    reading. A store there ends the process by a signal."""
+    """Return the names of tensors in read-only mapped files.
+
+    A store there ends the process by a signal.
+    """
     closed: list[tuple[int, int]] = []
     with suppress(OSError):
         for line in _MAPS.read_text(errors="replace").splitlines():
@@ -178,17 +182,17 @@ def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _is_not_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Return whether its values do not lie in this machine's memory as they are."""
+    """Return whether its bits are not plainly in host memory."""
     return tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg()
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """Its own memory, as elements of the same size: NumPy has no bfloat16."""
+    """Return its memory as elements of the same size: NumPy has no bfloat16."""
     return tensor.view(_CARRIERS.get(tensor.dtype.itemsize, tensor.dtype)).numpy()
 
 
 def _batches(items: list[HeldBox], staged: set[str]) -> list[list[HeldBox]]:
-    """Divide tensors, in their order: what lies side by side in a checkpoint is read together."""
+    """Divide tensors into batches, in order: neighbours in a checkpoint are read together."""
     batches: list[list[HeldBox]] = []
     left_bytes = 0
     for item in items:

@@ -1,10 +1,11 @@
 """The plan of a save that all ranks agree on: one exchange whenever it changes.
 
-Ranks with equal tables of plain tensors are taken for each other's replicas (which tells pipeline
-stages apart). Ranks that are to divide boxes must agree on them, and on a sample of their values:
-what differs by rank is neither a replica nor a shard, and is refused, not mixed. So are values, and
-tensors under one name whose ranks are not of one table or mesh: where there are any, all compare
-names in a second exchange. Who holds what in common is looked at again at every save (samples.py).
+Ranks with equal tables of plain tensors count as replicas (which separates pipeline stages). Ranks
+that divide boxes must agree on them, and on a sample of their values: values that differ by rank
+are neither a replica nor a shard, and are refused, not mixed. The same holds for values that are no
+tensors, and for tensors of one name on ranks with other tables or meshes: if there are any, all
+ranks compare names in a second exchange. Shared values are compared again at every save
+(value_samples.py).
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ _NAMES_MAX = 5  # names in a message
 
 
 class SavePlan(NamedTuple):
-    """`held`: with the holders of plain tensors filled in. `shares`: what this rank writes.
-    `digest`: of everything that all ranks hold; equal on all of them. `mates`: what this rank holds
-    with others, tensors and values."""
+    """The agreed plan of one rank's saves.
+
+    `held`: with the holders of plain tensors filled in. `shares`: the elements that this rank
+    writes. `digest`: of all ranks' tables; equal on all of them. `mates`: tensors and values that
+    this rank shares with others.
+    """
 
     held: tuple[HeldBox, ...]
     shares: tuple[ShardShare, ...]
@@ -39,8 +43,10 @@ class SavePlan(NamedTuple):
 
 
 class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):
-    """Boxes that the same ranks hold, as one of these sees them. `holders`: how many there must
-    be; 0 for plain tensors, of which nobody knows."""
+    """Boxes of the same holders, as one of them sees them.
+
+    `holders`: the number of holders; 0 for plain tensors, where it is unknown.
+    """
 
     holders: int
     boxes: bytes
@@ -48,8 +54,11 @@ class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _RankStatement(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's message. `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of
-    the ranks that its tensors lie on. `values`: digests by name."""
+    """One rank's message.
+
+    `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of the ranks of its
+    tensors' meshes. `values`: digests by name.
+    """
 
     error: str = ""
     everything: bytes = b""
@@ -79,12 +88,12 @@ def agree(
     apart: Collection[str] = (),
     values: Mapping[str, bytes] | None = None,
 ) -> SavePlan:
-    """The plan of this rank; every rank of the job calls this (or `refuse`) at the same save.
+    """Return the plan of this rank; every rank calls this (or `refuse`) at the same save.
 
-    `exchange` gives all ranks' messages, in order of rank, and has a deadline of its own. `apart`:
-    names of tensors that may differ by rank, since each rank keeps its own beside them. `values`:
-    digests of what is no tensor. Raises UsageError on all ranks when replicas contradict each other
-    or a rank refused.
+    `exchange` returns all ranks' messages, in order of rank, and has a deadline of its own.
+    `apart`: names of tensors that may differ by rank, since each rank saves its own as well.
+    `values`: digests of values that are no tensors. Raises UsageError on all ranks when replicas
+    contradict each other or a rank refused.
     """
     held = list(held)
     digests = _digests(held, sources, rank, world, apart)
@@ -139,7 +148,7 @@ def _check_errors(said: list[_RankStatement]) -> None:
 
 
 def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
-    """Why meshes and this job do not speak of the same ranks, if so."""
+    """Return an error where meshes include ranks outside of this job; "" for none."""
     for item in held:
         if item.holders and (rank not in item.holders or item.holders[-1] >= world):
             return (
@@ -156,7 +165,7 @@ def _digests(
     world: int,
     apart: Collection[str],
 ) -> dict[str, bytes]:
-    """A sample of all that must be equal on other ranks; b"" of what may differ."""
+    """Return a sample of all tensors that must be equal on other ranks; b"" of others."""
     if world == 1:
         return dict.fromkeys((item.name for item in held), b"")
     alone = (rank,)
@@ -172,7 +181,7 @@ def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _Shared
 
 
 def _find_conflict(said: list[_RankStatement]) -> bytes | None:
-    """The first set that its holders do not see alike. All ranks find the same one."""
+    """Return the first set on which its holders disagree, the same on all ranks; or None."""
     seen: dict[bytes, list[_SharedBoxes]] = {}
     for each in said:
         for key, items in each.sets.items():
@@ -185,7 +194,7 @@ def _find_conflict(said: list[_RankStatement]) -> bytes | None:
 
 
 def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange) -> UsageError:
-    """What to raise: who holds what differently. All ranks come here together."""
+    """Return the error that names the tensors that differ. All ranks call it together."""
     mine = {item.name: _digest([_line(item), digests[item.name]]) for item in items}
     answers = exchange(msgspec.msgpack.encode(mine))
     tables = [msgspec.msgpack.decode(each, type=dict[str, bytes]) for each in answers]
@@ -216,8 +225,10 @@ def _check_values(said: list[_RankStatement]) -> None:
 def _holders_by_name(
     held: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
 ) -> dict[str, tuple[int, ...]]:
-    """All ranks that hold the same box under the same name, by name, whatever table or mesh they
-    are of. Raises UsageError on all where they do not hold the same."""
+    """Return the ranks that hold the same box, by name, across tables and meshes.
+
+    Raises UsageError on all ranks where samples or types differ.
+    """
     mine = {
         item.name: _NamedTensor(
             str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
@@ -289,7 +300,7 @@ def _mates_of_values(said: Sequence[_RankStatement], rank: int) -> list[SharedHo
 
 
 def brief(names: Sequence[str]) -> str:
-    """The first few of many."""
+    """Return the first few of many names."""
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
     return f"{', '.join(names[:_NAMES_MAX])}{more}"
 

@@ -1,4 +1,4 @@
-"""A script's state sorted by how it is kept, its tensors' names, and its completeness."""
+"""A script's state sorted by kind, its tensors' names, and its completeness."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
 class ModuleEntry(NamedTuple):
-    """One entry of a module's state: its canonical name, its key in `state_dict`, and the live
-    value; "made" is what a hook or `get_extra_state` made for the occasion."""
+    """One entry of a module's state: canonical name, key in `state_dict`, live value.
+
+    The kind "made" is a value that a hook or `get_extra_state` computed.
+    """
 
     name: str
     key: str
@@ -30,7 +32,7 @@ class ModuleEntry(NamedTuple):
 
 
 def module_entries(module: nn.Module) -> list[ModuleEntry]:
-    """The state of `module`, as `state_dict` has it: persistent buffers only.
+    """Return the state of `module` as in `state_dict`: persistent buffers only.
 
     Raises UnsupportedError for FSDP of version 1, CodecError for two entries of one name.
     """
@@ -54,8 +56,7 @@ def module_entries(module: nn.Module) -> list[ModuleEntry]:
 
 
 def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[str, str]]:
-    """Of each parameter, by id: the module that holds it, and its name there. Of several that
-    hold it, the first."""
+    """Return the module and the name of each parameter, by id; the first one if shared."""
     known: dict[int, tuple[str, str]] = {}
     for module, found in modules.items():
         for entry in found:
@@ -65,7 +66,7 @@ def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[
 
 
 def _wrappers(module: nn.Module) -> list[str]:
-    """Where there are modules whose only child is called "module", innermost first."""
+    """Return the paths of modules whose only child is called "module", innermost first."""
     found: list[str] = []
     for path, part in module.named_modules(remove_duplicate=False):
         if _is_flattened(type(part)):
@@ -102,17 +103,20 @@ _VALUES = (bool, int, float, complex, str, bytes, dict, list, tuple, set, torch.
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say its state and take it back."""
+    """Any object with `state_dict` and `load_state_dict`."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the object."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Restore the state of the object."""
 
 
 class ScriptState:
-    """A script's state by name. `shared` parts are equal on all ranks; what is in `own`, and
-    generators and loaders wherever they stand, are this rank's.
+    """A script's state by name.
 
-    Raises UsageError, by name, for what has no state that could be kept.
+    `shared` parts are equal on all ranks; parts in `own`, and generators and loaders anywhere,
+    belong to this rank. Raises UsageError, by name, for a part without a state that can be saved.
     """
 
     def __init__(self, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
@@ -133,7 +137,7 @@ class ScriptState:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What each shared part is."""
+        """Return the kind of each shared part: module, optimizer, object or value."""
         sorts = {"module": self.modules, "optimizer": self.optimizers,
                  "object": self.objects, "value": self.values}  # fmt: skip
         return {name: kind for kind, parts in sorts.items() for name in parts}
@@ -177,7 +181,7 @@ class ScriptState:
 
 
 def check_complete(state: ScriptState) -> None:
-    """Raises UsageError that names every missing part."""
+    """Raise UsageError that names every missing part."""
     missing = [*_optimizers(state), *_module_parameters(state), *_schedulers(state)]
     if missing:
         raise UsageError(
@@ -217,7 +221,7 @@ def _schedulers(state: ScriptState) -> Iterable[str]:
 
 
 def _led_by(part: Any) -> Iterable[Optimizer]:
-    """The optimizers that a scheduler, or a container of schedulers, changes."""
+    """Yield the optimizers that a scheduler, or a container of schedulers, changes."""
     inside = [part]
     for value in list(getattr(part, "__dict__", {}).values()):
         inside += value if isinstance(value, (list, tuple)) else [value]
@@ -239,9 +243,10 @@ _MOMENTS_BY_CLASS = 2  # tensors of a parameter's size that Adam and most others
 
 
 def expected_state(state: ScriptState) -> dict[str, torch.Tensor]:
-    """Return, under names of no meaning, a tensor like each one that is to come.
+    """Return a tensor like each one that optimizers will create at their first step.
 
-    The parameter itself stands for each of its moments: they have its shape, type and placement.
+    The names are arbitrary. The parameter itself stands for each of its moments: they have its
+    shape, type and placement.
     """
     found: dict[str, torch.Tensor] = {}
     for name, optimizer in state.optimizers.items():

@@ -1,6 +1,6 @@
 """A job's claim to its checkpoint directory, and the durable targets behind it.
 
-Rank 0 does it, and tells all; the others look whether they see the same directory.
+Rank 0 makes the claim and informs all ranks; they check that they see the same directory.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from outlast.errors import (
 
 
 class LoadOrigin(NamedTuple):
-    """The checkpoint that a run began from. `base`: where its line began, "" for nowhere."""
+    """The checkpoint that a run began from. `base`: origin of its line, "" for none."""
 
     place: SavePoint
     base: str
 
 
 class Claim(NamedTuple):
-    """`owned`: on rank 0. `token`: what the directory's owner is known by."""
+    """A granted claim. `owned`: on rank 0 only. `token`: identifies the directory's owner."""
 
     lineage: Lineage
     token: str
@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class _ClaimStatement(msgspec.Struct, frozen=True, array_like=True):
-    """Rank 0's word, then each rank's. `refused`: whether the script must be changed."""
+    """A statement of rank 0, then of each rank. `refused`: the script must be changed."""
 
     error: str = ""
     refused: bool = False
@@ -69,8 +69,11 @@ class _ClaimStatement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claimer:
-    """`sources`: the directory first, then what is carried on to. `save_s`: for the keeper of a
-    trainer that has died, and for what it was writing."""
+    """Claims a checkpoint directory for the ranks of a job.
+
+    `sources`: the directory first, then the durable targets. `save_s`: how long to wait for the
+    keeper of a dead trainer and its writes.
+    """
 
     def __init__(
         self,
@@ -87,10 +90,11 @@ class Claimer:
         self._patience = IoTimeout(answer_s)
 
     def make(self, loaded: LoadOrigin | None, branch: bool) -> Claim:
-        """All ranks call it together. `branch`: begin a line without having loaded anything.
+        """Claim the directory; all ranks call it together.
 
-        Raises on all of them: UsageError where the directory is another's, or holds what this run
-        did not load, or is not the same on all ranks; StorageError where it cannot be written.
+        `branch`: begin a line without having loaded anything. Raises on all ranks: UsageError where
+        the directory belongs to another job, holds checkpoints that this run did not load, or
+        differs between ranks; StorageError where it cannot be written.
         """
         owned, mine = None, _ClaimStatement()
         if self._ranks.rank == 0:
@@ -165,8 +169,7 @@ class Claimer:
 
 
 def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: str) -> None:
-    """Raises UsageError where the newest checkpoint whose commit record can be read is not of
-    `job`."""
+    """Raise UsageError where the newest readable commit record is not of `job`."""
     for place in newest_first:
         try:
             known = open_checkpoint(store, place).job
@@ -193,10 +196,10 @@ Address: TypeAlias = str | Path
 
 
 class Tiers:
-    """A directory, and durable targets behind it.
+    """A checkpoint directory, and durable targets behind it.
 
     Raises UsageError for a root that is no path, ConfigError for rules and targets that cannot be
-    read. Nothing is opened yet.
+    parsed. Opens nothing yet.
     """
 
     def __init__(
@@ -216,11 +219,11 @@ class Tiers:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is to be done behind saves."""
+        """Return whether there is neither retention policy nor durable target."""
         return not (self._keep or self._durable)
 
     def check(self, job: str) -> list[str]:
-        """Make sure of what would be written to and deleted from; why some targets do not answer.
+        """Check the places to be written to; return the errors of targets that do not answer.
 
         Raises ConfigError or RefusedError for a target that cannot be one, UsageError where
         checkpoints of another job lie.
@@ -236,16 +239,17 @@ class Tiers:
         return list(dict.fromkeys(told))
 
     def sources(self) -> list[StoreSource]:
-        """To load from: first the directory. None of them is asked anything."""
+        """Return the sources to load from, the directory first; none is accessed yet."""
         return [self.root, *(open_target(each.address) for each in self._durable)]
 
     def setup(self, save_s: float) -> UpkeepSetup:
+        """Return the first message of the upkeep process. `save_s`: deadline of a save."""
         root = str(self.root.root.absolute())
         return UpkeepSetup(root=root, keep=self._keep, durable=self._durable, save_s=save_s)
 
 
 def _parse_targets(address: Address) -> DurableRule:
-    """Paths absolute: who carries there later has another working directory."""
+    """Return a target's rule with an absolute path: the copier has another working directory."""
     asked = (
         DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
     )

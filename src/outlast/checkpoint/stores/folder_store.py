@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def _with_timeout(do: Callable[Concatenate[Folder, P], T]) -> Callable[Concatenate[Folder, P], T]:
-    """A method that asks the file system, which may not answer."""
+    """Run a method under the folder's I/O timeout: the file system may not answer."""
 
     @wraps(do)
     def patient(self: Folder, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,7 +55,7 @@ def _with_timeout(do: Callable[Concatenate[Folder, P], T]) -> Callable[Concatena
 class Folder:
     """The Store of a directory.
 
-    A file system that makes no progress for `answer_s` is a StalledError. Whatever hangs stays
+    A file system that makes no progress for `answer_s` is a StalledError. A call that hangs stays
     behind in a thread, which keeps no process alive.
     """
 
@@ -65,6 +65,7 @@ class Folder:
 
     @property
     def where(self) -> str:
+        """Return the path of the root."""
         return str(self.root)
 
     @_with_timeout
@@ -104,7 +105,7 @@ class Folder:
 
     @_with_timeout
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
-        """As Store.read; past the page cache where `at`, `into` and the file system allow it."""
+        """See StoreSource.read; bypasses the page cache if alignment and file system allow it."""
         done = 0
         if at % _BLOCK_BYTES == len(into) % _BLOCK_BYTES == 0:
             try:
@@ -155,7 +156,7 @@ class Folder:
 
     @_with_timeout
     def link(self, directory: str, name: str, other: str) -> bool:
-        """Link as Linking.link says."""
+        """See LinkingStore.link."""
         try:
             with (
                 self._writing(directory, check_name(name)) as (_, at),
@@ -171,7 +172,7 @@ class Folder:
 
     @_with_timeout
     def inodes(self, directory: str) -> dict[str, Inode]:
-        """Return what Linking.inodes says."""
+        """See LinkingStore.inodes."""
         path, found = self.root / check_name(directory), dict[str, Inode]()
         with suppress(OSError), _directory(path) as at, os.scandir(at) as entries:
             for entry in entries:
@@ -206,6 +207,7 @@ class Folder:
 
     @_with_timeout
     def remove(self, directory: str) -> None:
+        """See Store.remove; raises InUseError while a reader holds the checkpoint."""
         path = self.root / check_name(directory)
         try:
             with _directory(path) as at, _exclusive(path, at):
@@ -224,8 +226,7 @@ class Folder:
 
     @contextmanager
     def hold(self, directory: str) -> Iterator[None]:
-        """Within, `remove` refuses this checkpoint, whoever calls it on a host that shares its
-        locks. Where that cannot be had, whoever reads finds it gone. Not part of Store."""
+        """See HoldingSource.hold: by a lock, on hosts that share the file system's locks."""
         file = self._hold(check_name(directory))
         try:
             yield
@@ -246,8 +247,7 @@ class Folder:
 
     @_with_timeout
     def quiet_s(self, directory: str) -> float:
-        """For how long no file has come or gone in a directory, by the file system's own clock:
-        this host's may be hours off. Raises StorageError; not part of Store."""
+        """Return the seconds since a file came or went in a directory, by the file server."""
         path = self.root / check_name(directory)
         try:
             with tempfile.TemporaryFile(dir=self.root) as now:
@@ -257,7 +257,7 @@ class Folder:
 
     @contextmanager
     def _reading(self, directory: str, name: str, flags: int = 0) -> Iterator[tuple[Path, int]]:
-        """A regular file, open for reading, and its path for messages."""
+        """Open a regular file for reading; yield its path for messages and its descriptor."""
         path = self.root / check_name(directory) / check_name(name)
         try:
             with _directory(path.parent) as at:
@@ -273,7 +273,7 @@ class Folder:
 
     @contextmanager
     def _writing(self, directory: str, name: str) -> Iterator[tuple[Path, int]]:
-        """The file's path for messages and its directory, open; made if it is not there."""
+        """Open the directory of a file (created if missing); yield the file's path and it."""
         path = self.root / check_name(directory) / name
         try:
             if not path.parent.exists():
@@ -308,7 +308,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _exclusive(path: Path, at: int) -> Iterator[None]:
-    """Nobody holds this checkpoint, nor comes to. Raises InUseError."""
+    """Exclude readers that hold this checkpoint. Raises InUseError if there is one."""
     try:
         file = os.open(COMMIT, os.O_RDWR | os.O_NONBLOCK | _SAFE, dir_fd=at)
     except OSError:  # no checkpoint, or no file that could be locked: nobody holds it either
@@ -330,7 +330,7 @@ def _exclusive(path: Path, at: int) -> Iterator[None]:
 
 
 def _open_draft(draft: str, at: int, path: Path) -> int:
-    """A draft that nobody else writes: locked, and still under its name once it is."""
+    """Open a draft that no other process writes: locked, and verified under its name."""
     for _ in range(_DRAFT_TRIES):
         file = os.open(draft, _WRITE, 0o644, dir_fd=at)
         try:
@@ -353,7 +353,7 @@ def _open_draft(draft: str, at: int, path: Path) -> int:
 
 
 def _write_draft(name: str, at: int, data: bytes) -> str:
-    """A small file under a name of its own, synced; its name."""
+    """Write and sync a small file under a unique name; return the name."""
     draft = f".{name}.{secrets.token_hex(8)}"
     file = os.open(draft, _WRITE | os.O_EXCL, 0o644, dir_fd=at)
     try:
@@ -376,7 +376,7 @@ def _write(file: int, part: bytes | memoryview) -> int:
 
 
 def _fill(file: int, at: int, into: memoryview) -> int:
-    """How many bytes there were: all that were wanted, or as many as the file has."""
+    """Fill `into` from the file; return the number of bytes, fewer at the end of the file."""
     done = 0
     while done < len(into) and (count := os.preadv(file, [into[done:]], at + done)):
         done += count

@@ -1,7 +1,8 @@
 """Checkpoints in an object store: S3, Google Cloud Storage, Azure and compatible ones.
 
-obstore does the talking, with credentials and endpoints from the environment as each service's own
-tools read them. It comes with the extra `objects`, and is not imported before a bucket is opened.
+The library obstore does the requests, with credentials and endpoints from the environment as each
+service's own tools read them. The extra `objects` installs it; it is imported when a bucket is
+opened.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def open_store(
     retry_s: float = 120.0,
     ask: bool = True,
 ) -> Store:
-    """The store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`.
+    """Return the store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`.
 
-    A bucket is asked once for what it holds, so that one that is missing or without credentials is
-    a RefusedError here, and one out of reach a StorageError; unless it is not to `ask`.
-    `request_s`: deadline of one request; `retries` and `retry_s`: how often and how long one is
-    tried again. Raises ConfigError for an address of no known kind, and where the extra is missing.
+    With `ask`, a bucket is listed once: one that is missing or without credentials is a
+    RefusedError here, and one out of reach a StorageError. `request_s`: deadline of one request;
+    `retries` and `retry_s`: number and duration of retries. Raises ConfigError for an address of an
+    unknown kind, and where the extra is missing.
     """
     text = str(address)
     if text.startswith(_LOCAL):
@@ -109,7 +110,7 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
 
 
 class Bucket:
-    """The Store of a prefix in a bucket. Objects appear whole or not at all."""
+    """The Store of a prefix in a bucket. Objects appear complete or not at all."""
 
     def __init__(self, store: ObjectStore, where: str) -> None:
         self._store = store
@@ -117,9 +118,11 @@ class Bucket:
 
     @property
     def where(self) -> str:
+        """Return the URL of the prefix."""
         return self._where
 
     def directories(self) -> list[str]:
+        """See StoreSource.directories; one request."""
         import obstore
 
         with self._mapped("could not be listed"):
@@ -127,6 +130,7 @@ class Bucket:
         return [prefix.rsplit("/", 1)[-1] for prefix in prefixes]
 
     def files(self, directory: str) -> dict[str, int]:
+        """See StoreSource.files; one request."""
         import obstore
 
         with self._mapped("could not be listed", check_name(directory)):
@@ -135,6 +139,7 @@ class Bucket:
         return sizes | {prefix.rsplit("/", 1)[-1]: -1 for prefix in listed["common_prefixes"]}
 
     def holding(self, name: str) -> set[str]:
+        """See ListedSource.holding."""
         import obstore
 
         end = f"/{check_name(name)}"
@@ -146,6 +151,7 @@ class Bucket:
         return {directory for directory in found if "/" not in directory}
 
     def get(self, directory: str, name: str) -> bytes:
+        """See StoreSource.get."""
         import obstore
 
         path = _path(directory, name)
@@ -158,6 +164,7 @@ class Bucket:
             return bytes(found.bytes())
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
+        """See StoreSource.read; in requests of 16 MiB."""
         path = _path(directory, name)
         for start in range(0, len(into), _PART_BYTES):
             part = into[start : start + _PART_BYTES]
@@ -172,7 +179,7 @@ class Bucket:
     def put(
         self, directory: str, name: str, parts: Iterable[bytes | memoryview], size_bytes: int
     ) -> None:
-        """As Store.put; in memory are at most 4 parts of 16 MiB, or of a 9000th of it."""
+        """See Store.put; holds at most 4 parts of 16 MiB, or of a 9000th of the file, in memory."""
         import obstore
 
         path = _path(directory, name)
@@ -191,7 +198,7 @@ class Bucket:
             raise StorageError(f"{self.where}/{path}: {size_bytes} bytes were sent, {found} stored")
 
     def duplicate(self, directory: str, name: str, other: str) -> bool:
-        """Copy as Duplicating.duplicate says. Services copy up to 5 GB in one request."""
+        """See DuplicatingStore.duplicate. Services copy up to 5 GB in one request."""
         import obstore
 
         source, path = _path(other, name), _path(directory, name)
@@ -206,7 +213,7 @@ class Bucket:
             return False  # what is wrong is told when it is sent
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """As Store.create. False may also tell of this very call, where an answer was lost."""
+        """See Store.create. False is also possible for this very call, if an answer was lost."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -219,12 +226,14 @@ class Bucket:
         return True
 
     def point(self, directory: str) -> None:
+        """See Store.point."""
         import obstore
 
         with self._mapped("could not be written", LATEST):
             obstore.put(self._store, LATEST, f"{check_name(directory)}\n".encode())
 
     def remove(self, directory: str) -> None:
+        """See Store.remove."""
         import obstore
 
         with self._mapped("could not be removed", check_name(directory)):
@@ -240,7 +249,7 @@ class Bucket:
                             obstore.delete(self._store, path)
 
     def _range(self, path: str, at: int, size_bytes: int) -> memoryview:
-        """So many bytes from `at` on, or as many as the object has from there."""
+        """Return bytes from `at` on, fewer where the object ends before."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -255,7 +264,7 @@ class Bucket:
 
     @contextmanager
     def _mapped(self, what: str, path: str = "") -> Iterator[None]:
-        """obstore's errors as ours: where it was, what became of it, what to do."""
+        """Translate obstore's errors into Outlast's, with place, effect and remedy."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         where = f"{self.where}/{path}" if path else self.where
@@ -294,9 +303,9 @@ def _path(directory: str, name: str) -> str:
 
 
 def _counted(parts: Iterable[bytes | memoryview], size_bytes: int, where: str) -> Iterator[bytes]:
-    """The parts as bytes of their own: they travel while the next one is made in their place.
+    """Yield copies of the parts: they are sent while the next one is produced in their place.
 
-    Raises StorageError where they are not `size_bytes`, which undoes the upload.
+    Raises StorageError where their total is not `size_bytes`, which undoes the upload.
     """
     done = 0
     for part in parts:
@@ -309,5 +318,5 @@ def _counted(parts: Iterable[bytes | memoryview], size_bytes: int, where: str) -
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a service or its client said, shortened."""
+    """Return the first line of a service's error message, shortened."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

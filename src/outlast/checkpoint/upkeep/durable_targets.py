@@ -25,21 +25,24 @@ _EXAMPLE = "s3://bucket/run every=6h keep=last=2,every=1000 rate=200MB/s"
 
 
 class SaveInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint of each span of so many steps, or else seconds of Unix time."""
+    """One checkpoint of each span of a number of steps, or else of seconds of Unix time."""
 
     steps: int = 0
     seconds: float = 0.0
 
     def span(self, known: KnownCheckpoint) -> int:
-        """The number of the span that it lies in."""
+        """Return the number of the span that contains a checkpoint."""
         if self.steps:
             return known.place.step // self.steps
         return int(known.time_ns / 1e9 // self.seconds)
 
 
 class DurableRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A target as it was asked for. `every`: None for each checkpoint; `keep`: None for the run's
-    own rules; `rate_bytes_per_s`: to and from it, None for as fast as it goes."""
+    """A target with its options.
+
+    `every`: None for each checkpoint; `keep`: None for the run's own policy; `rate_bytes_per_s`: to
+    and from it, None for no limit.
+    """
 
     address: str
     every: SaveInterval | None = None
@@ -48,14 +51,14 @@ class DurableRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DurableTarget(NamedTuple):
-    """A durable target that was opened."""
+    """A durable target that was opened, with its rule."""
 
     asked: DurableRule
     store: Store
 
 
 def parse_durable(text: str) -> DurableRule:
-    """A target as it stands on a command line: `s3://bucket/run every=6h keep=last=2 rate=1GB/s`.
+    """Parse a target of the command line: `s3://bucket/run every=6h keep=last=2 rate=1GB/s`.
 
     Raises ConfigError, which names the part that is wrong.
     """
@@ -102,9 +105,10 @@ def wanted_checkpoints(
     *,
     last: bool = False,
 ) -> list[SavePoint]:
-    """What a target is to get of what it lacks, newest first: what is due, and would stay there.
+    """Return the offered checkpoints that a target should get, newest first.
 
-    `last`: the newest that is offered is due whatever the interval says.
+    Those are due, and would be kept there. `last`: the newest offered one is due whatever the
+    interval is.
     """
     due = list(offered) if every is None else _due(offered, there, every, keep)
     if last and offered and (newest := max(offered, key=_order)) not in due:
@@ -121,10 +125,10 @@ def _due(
     every: SaveInterval,
     keep: Keep | None,
 ) -> list[KnownCheckpoint]:
-    """The first of each span of which nothing is there, and milestones.
+    """Return the first checkpoint of each uncovered span, and milestones.
 
-    A span is what lies side by side in the order of positions: a job that goes back, or a clock
-    that was set back, begins a new one, and keeps nothing from being carried.
+    A span is a run of neighbours in the order of positions: a job that goes back, or a clock that
+    was set back, begins a new one, and delays no copy.
     """
     covered = {known.place for known in there}
     milestones = keep.milestones if keep else frozenset[int]()
@@ -152,9 +156,9 @@ REQUEST_S = 30.0  # draining tries again by itself
 def open_targets(
     asked: Sequence[DurableRule], root: Path, request_s: float = REQUEST_S
 ) -> tuple[list[DurableTarget], list[StorageError]]:
-    """The targets of checkpoints in `root`, and why some of them do not answer now.
+    """Return the targets of checkpoints in `root`, and the errors of those that do not answer.
 
-    Raises ConfigError for one that cannot be one, RefusedError where it answers, and that is no.
+    Raises ConfigError for an address that cannot be a target, RefusedError where it denies access.
     """
     targets: list[DurableTarget] = []
     silent: list[StorageError] = []
@@ -168,7 +172,7 @@ def open_targets(
 
 
 def open_target(address: str, request_s: float = REQUEST_S) -> Store:
-    """One of them, that is not asked anything yet, and not for long. Raises ConfigError."""
+    """Return the store of a target, not accessed yet, with few retries. Raises ConfigError."""
     return open_store(address, request_s=request_s, retries=4, retry_s=request_s, ask=False)
 
 

@@ -38,25 +38,28 @@ _NICE = 10
 
 
 class UpkeepListener(Protocol):
-    """Who is told, from any thread."""
+    """Receiver of the results of upkeep; called from any thread."""
 
-    def deleted(self, verdict: RetentionVerdict) -> None: ...
+    def deleted(self, verdict: RetentionVerdict) -> None:
+        """Report a deleted checkpoint of the local store."""
 
     def not_deleted(self, error: str) -> None:
-        """Said once, until it goes well again or fails otherwise."""
+        """Report a failure to delete, once until it succeeds or the error changes."""
         ...
 
-    def copied(self, copied: CopyResult, where: str) -> None: ...
+    def copied(self, copied: CopyResult, where: str) -> None:
+        """Report a copy that was committed at `where`."""
 
-    def not_copied(self, error: str, where: str) -> None: ...
+    def not_copied(self, error: str, where: str) -> None:
+        """Report a failed copy to `where`."""
 
 
 class UpkeepThreads:
-    """Of the checkpoints in `local`. Nothing here ends anything: what fails is told, and tried
-    again after the next checkpoint. `keep`: None to delete nothing. `barred`: what is never started
-    from.
+    """Threads that prune the store `local` and copy its checkpoints to targets.
 
-    `behind`: the targets of which it is not known that they have all that they should.
+    Errors end nothing: they are reported, and the work is tried again after the next checkpoint.
+    `keep`: None to delete nothing. `barred`: checkpoints that are never started from. `behind`: the
+    targets that may lack checkpoints that they should have.
     """
 
     def __init__(
@@ -80,14 +83,16 @@ class UpkeepThreads:
         self._pruner.start()
 
     def committed(self) -> None:
-        """There is a new checkpoint. Returns at once."""
+        """Look for a new checkpoint. Returns at once."""
         self._wake.set()
         for drainer in self._drainers.values():
             drainer.nudge()
 
     def finish(self, timeout_s: float, *, newest: bool) -> None:
-        """Once nobody writes any more: a last look, then the end, at most so long. `newest`: the
-        newest checkpoint goes to all targets, whether it is due there or not."""
+        """Make a last pass, then end, after `timeout_s` at the latest; no process may write now.
+
+        `newest`: the newest checkpoint is copied to all targets, even if it is not due there.
+        """
         until_s = time.monotonic() + timeout_s
         for drainer in self._drainers.values():
             drainer.hurry(newest=newest)
@@ -145,28 +150,34 @@ _WORDS_MAX = 2000  # so that a line goes into a pipe whole, or not at all
 
 
 class FailureReporter:
-    """Tells the trainer of failures, each once until it goes well again or fails otherwise."""
+    """Sends failures to the trainer, each once until it succeeds or the error changes."""
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
 
     def deleted(self, verdict: RetentionVerdict) -> None:
-        """Nobody asks."""
+        """Do nothing: the trainer does not need it."""
 
     def not_deleted(self, error: str) -> None:
+        """Send the error to the trainer."""
         _report_error(f"old checkpoints could not be deleted: {error}")
 
     def copied(self, copied: CopyResult, where: str) -> None:  # noqa: ARG002 - that it went well
+        """Forget the last error of this target."""
         self._told.pop(where, None)
 
     def not_copied(self, error: str, where: str) -> None:
+        """Send the error to the trainer, unless it is the last one of this target."""
         if self._told.get(where) != error:
             self._told[where] = error
             _report_error(f"a checkpoint was not carried to {where}: {error}; it is tried again")
 
 
 def main() -> int:
-    """Orders come by the standard input; its end without a Finish is the trainer's."""
+    """Run the upkeep process; return its exit code.
+
+    Orders come by the standard input. Its end without a Finish means that the trainer died.
+    """
     step_back()
     os.set_blocking(sys.stdout.fileno(), False)
     lines = _lines(sys.stdin.fileno())
@@ -199,7 +210,7 @@ def main() -> int:
 
 
 def _lines(fd: int) -> Iterator[bytes]:
-    """What is said, line by line; an empty one where nothing is for a while."""
+    """Yield the lines of a pipe; b"" after _LOOK_S without one."""
     said = bytearray()
     while True:
         if not select.select([fd], [], [], _LOOK_S)[0]:
@@ -220,6 +231,7 @@ class _Keeper:
         self._pid, self._pidfd = 0, -1
 
     def is_now(self, pid: int) -> None:
+        """Watch this keeper instead of the one before."""
         if pid == self._pid:
             return
         self._pid, before = pid, self._pidfd
@@ -231,7 +243,7 @@ class _Keeper:
             os.close(before)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the keeper has ended, at most `timeout_s`."""
         if self._pidfd >= 0:
             select.select([self._pidfd], [], [], timeout_s)
 
