@@ -36,8 +36,8 @@ class RankRendezvous:
         """
         self._store, self._rank, self._world = store, rank, world
         self._timeout_s = timeout_s
-        made = store.add(f"outlast/checkpoints/{rank}", 1)
-        self._root = f"outlast/checkpoints/made-{made}"
+        number = store.add(f"outlast/checkpoints/{rank}", 1)
+        self._root = f"outlast/checkpoints/made-{number}"
 
     def leave(self, call: int, why: str = "") -> None:
         """Record that this rank has left `call`, with `why` where it failed.
@@ -45,7 +45,7 @@ class RankRendezvous:
         The rank comes to no later rendezvous of the call. Takes a few microseconds and never waits.
         """
         with suppress(RuntimeError):  # a store that is gone: nobody can be waiting there either
-            self._store.set(self._left_key(call), f"{call} {self._rank} {why}")
+            self._store.set(self._departure_key(call), f"{call} {self._rank} {why}")
 
     def come(self, call: int, turn: int) -> None:
         """Wait until all ranks have come to this turn of this call.
@@ -59,7 +59,7 @@ class RankRendezvous:
             self._decide(at, "")
         due, pause_s = time.monotonic() + self._timeout_s, _PAUSE_S
         while not self._store.check([f"{at}/end"]):
-            if why := self._left(call, at):
+            if why := self._departure(call, at):
                 self._decide(at, why)
             elif time.monotonic() > due:
                 self._decide(at, self._silent(at))
@@ -73,15 +73,15 @@ class RankRendezvous:
     def look(self, call: int) -> None:
         """Raise GroupError where a rank has left `call`, which none may leave before this one."""
         try:
-            key = self._left_key(call)
-            left = self._store.get(key).decode() if self._store.check([key]) else ""
+            key = self._departure_key(call)
+            departure = self._store.get(key).decode() if self._store.check([key]) else ""
         except RuntimeError as error:
             raise GroupError(
                 f"{self._who} cannot speak with the others: the store of their process group is"
                 f" gone: {error}"
             ) from error
-        if left:
-            number, rank, why = left.split(" ", 2)
+        if departure:
+            number, rank, why = departure.split(" ", 2)
             if int(number) == call:
                 raise GroupError(f"{self._who} cannot speak with the others: rank {rank} failed:"
                                  f" {why}")  # fmt: skip
@@ -95,19 +95,19 @@ class RankRendezvous:
         if self._store.add(f"{at}/decided", 1) == 1:
             self._store.set(f"{at}/end", end)
 
-    def _left(self, call: int, at: str) -> str:
+    def _departure(self, call: int, at: str) -> str:
         """Return the reason why a rank will not come; "" if no rank has left."""
-        key = self._left_key(call)
+        key = self._departure_key(call)
         if not self._store.check([key]):
             return ""
-        left, rank, why = self._store.get(key).decode().split(" ", 2)
-        if int(left) < call or self._store.check([f"{at}/{rank}"]):
+        number, rank, why = self._store.get(key).decode().split(" ", 2)
+        if int(number) < call or self._store.check([f"{at}/{rank}"]):
             return ""
         return (
             f"rank {rank} failed: {why}" if why else f"rank {rank} saw no need to, and has gone on"
         )
 
-    def _left_key(self, call: int) -> str:
+    def _departure_key(self, call: int) -> str:
         """Return the key of departures; several keys, so that a late one hides no newer one."""
         return f"{self._root}/left/{call % _OPEN_CALLS_MAX}"
 
@@ -192,9 +192,9 @@ class RankGroup:
         answers = self._gathered(self._call.encode().ljust(_CALL_BYTES) + data)
         calls = [answer[:_CALL_BYTES].decode().strip() for answer in answers]
         if len(set(calls)) > 1:
-            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
+            names = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
             raise UsageError(
-                f"ranks call different methods ({said}); nothing was saved or loaded; let all call"
+                f"ranks call different methods ({names}); nothing was saved or loaded; let all call"
                 " the same, in the same order"
             )
         return [answer[_CALL_BYTES:] for answer in answers]
@@ -247,11 +247,11 @@ class RankGroup:
 
 def _gloo_beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks."""
-    made = dist.new_group(
+    gloo = dist.new_group(
         dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
     )
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    assert isinstance(gloo, dist.ProcessGroup)
+    return gloo
 
 
 class ChunkTransfer(NamedTuple):

@@ -84,7 +84,7 @@ class LoaderProcessState:
 
     def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
         self._kept = LoaderState(roots, attributes=attributes)
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
         self._first = random_state.snapshot()
 
     def all_changes(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class LoaderProcessState:
         process = {
             _PROCESS + name: state
             for name, state in random_state.snapshot().items()
-            if _PROCESS + name in self._told or not random_state.same(state, self._first[name])
+            if _PROCESS + name in self._sent or not random_state.same(state, self._first[name])
         }
         return process | self._kept.changes()
 
@@ -101,14 +101,14 @@ class LoaderProcessState:
         news = {
             path: value
             for path, value in self.all_changes().items()
-            if path not in self._told or not random_state.same(value, self._told[path])
+            if path not in self._sent or not random_state.same(value, self._sent[path])
         }
-        self._told |= news
+        self._sent |= news
         return news
 
     def put(self, saved: dict[str, Any]) -> None:
         """Restore the state of another process."""
-        self._told = dict(saved)
+        self._sent = dict(saved)
         process = {n: s for n, s in saved.items() if n.startswith(_PROCESS)}
         first = {_PROCESS + name: state for name, state in self._first.items()}
         whole = {n.removeprefix(_PROCESS): s for n, s in (first | process).items()}

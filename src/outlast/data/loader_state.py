@@ -128,7 +128,7 @@ class LoaderState:
         spots: dict[str, _Spot] = {}
         self._large = {}
         places: dict[str, Any] = {}
-        seen = {id(self._apart), *_of_the_process()}
+        visited = {id(self._apart), *_of_the_process()}
 
         def visit(path: str, spot: _Spot, depth: int, is_settable: bool) -> None:
             thing = spot.value
@@ -137,9 +137,9 @@ class LoaderState:
                 spots[path] = spot
             elif is_settable and kind in (torch.Tensor, np.ndarray):
                 self._large[path] = (thing, getattr(thing, "_version", 0))
-            if _is_leaf(kind) or id(thing) in seen or len(seen) > _VISITS_MAX:
+            if _is_leaf(kind) or id(thing) in visited or len(visited) > _VISITS_MAX:
                 return
-            seen.add(id(thing))
+            visited.add(id(thing))
             if _is_generator(kind):
                 spots[path] = spot
             elif depth < _DEPTH_MAX:
@@ -154,7 +154,7 @@ class LoaderState:
             visit(name, _Spot(None, name, root), 0, False)
         if self._modules:
             for name, generator in module_generators().items():
-                if id(generator) not in seen:
+                if id(generator) not in visited:
                     spots[name] = _Spot(None, name, generator)
         return spots, places
 
@@ -311,15 +311,15 @@ def _put(spot: _Spot, value: tuple[str, Any]) -> None:
         spot.value.load_state_dict(copy.deepcopy(saved))
         return
     if kind == "deque":
-        made: Any = deque(saved[0], saved[1])
+        restored: Any = deque(saved[0], saved[1])
     else:
-        made = random_state.make_generator(saved) if kind == "generator" else copy.copy(saved)
+        restored = random_state.make_generator(saved) if kind == "generator" else copy.copy(saved)
         if isinstance(saved, torch.Tensor):
-            made = saved.clone()
+            restored = saved.clone()
     parent, name = spot.parent, spot.name
     if isinstance(parent, list):
-        parent[int(name)] = made
+        parent[int(name)] = restored
     elif isinstance(parent, dict):
-        parent[next((key for key in parent if str(key) == name), name)] = made
+        parent[next((key for key in parent if str(key) == name), name)] = restored
     else:
-        setattr(parent, name, made)
+        setattr(parent, name, restored)

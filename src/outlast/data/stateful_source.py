@@ -29,7 +29,7 @@ class StatefulSource(CountedSource):
         roots = {"loader": loader} if not self._restarts else {"dataset": loader.dataset}
         self._kept = LoaderState(roots, attributes=False)
         self._batches: Iterator[Any] | None = None
-        self._left: Any = None  # the loader's state where the last epoch ended; None: untouched
+        self._saved_state: Any = None  # of the loader, where the last epoch ended; None: untouched
         self._cut = False  # that was in the middle, by the loader's count
         self._is_elsewhere = False  # the loader of this process is not there yet
 
@@ -59,7 +59,7 @@ class StatefulSource(CountedSource):
         self._is_elsewhere = False
         kept = self._kept.changes()
         with random_state.preserved():
-            self._loader.load_state_dict(self._left)
+            self._loader.load_state_dict(self._saved_state)
             if self._restarts or self._cut:
                 self._batches = iter(self._loader)  # where the last epoch ended: it is over
             self._kept.put(kept)
@@ -71,25 +71,25 @@ class StatefulSource(CountedSource):
         try:
             return next(self._batches)
         except StopIteration:
-            if self._done or self._left is None:
+            if self._done or self._saved_state is None:
                 raise
             # The place that was loaded is the loader's end: what comes next is its next beginning.
             self._batches = iter(self._loader)
             return next(self._batches)
 
     def _mark(self) -> dict[str, Any]:
-        state = self._left if self._batches is None else self._loader.state_dict()
+        state = self._saved_state if self._batches is None else self._loader.state_dict()
         return {"state": state, "cut": self._cut, "kept": self._kept.changes()}
 
     def _return(self, position: dict[str, Any]) -> None:
         self._batches = None
         self._set_epoch()
-        self._left, self._cut = position["state"], position["cut"]
-        self._is_elsewhere = self._left is not None
+        self._saved_state, self._cut = position["state"], position["cut"]
+        self._is_elsewhere = self._saved_state is not None
         if self._begun and not position["ended"]:
             self._is_elsewhere = False
             with random_state.preserved():
-                self._loader.load_state_dict(self._left)
+                self._loader.load_state_dict(self._saved_state)
                 self._batches = iter(self._loader)
         self._kept.put(position["kept"])
 
@@ -100,7 +100,7 @@ class StatefulSource(CountedSource):
         if not exhausted:
             with random_state.preserved():
                 self._run_out()
-        self._left = self._loader.state_dict()
+        self._saved_state = self._loader.state_dict()
         self._batches = None
 
     def _run_out(self) -> None:

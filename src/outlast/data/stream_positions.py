@@ -40,12 +40,12 @@ def with_positions(loader: Any, codec: Codec) -> Any:
     """Return the loader over a dataset whose position includes its processes' generators."""
     if not isinstance(loader.dataset, IterableDataset):
         return loader
-    made = copy.copy(loader)
+    copied = copy.copy(loader)
     kind = _StatefulBookmarks if has_state_dict(loader.dataset) else _Bookmarks
-    vars(made)["dataset"] = kind(loader.dataset, loader.collate_fn, codec)
+    vars(copied)["dataset"] = kind(loader.dataset, loader.collate_fn, codec)
     if loader.num_workers > 0:
-        made.worker_init_fn = StartHook(loader.worker_init_fn)
-    return made
+        copied.worker_init_fn = StartHook(loader.worker_init_fn)
+    return copied
 
 
 class _Bookmarks(IterableDataset[Any], DatasetWrapper):

@@ -49,12 +49,14 @@ class ControllerDriver:
         """Process one input; answer Verify at once where `verifies` is set."""
         self.state, self.actions = handle(self.state, event)
         self.history += self.actions
-        asked = [action for action in self.actions if isinstance(action, Verify)]
-        if asked and self.verifies:
+        requests = [action for action in self.actions if isinstance(action, Verify)]
+        if requests and self.verifies:
             before = self.actions
             found = self.state.checkpoint
             self.feed(
-                CheckpointFound(t_ns=self.now_ns, generation=asked[0].generation, checkpoint=found)
+                CheckpointFound(
+                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=found
+                )
             )
             self.actions = before + self.actions
         return self.actions
@@ -147,9 +149,9 @@ class ControllerDriver:
         self, worker: str, n: int = 0, state: str = "running", slots: Any = None, **fault: Any
     ) -> list[Action]:
         """Report through the agent that a worker was lost."""
-        said = {"kind": "killed", "detail": f"{worker} was killed", **fault}
+        fields = {"kind": "killed", "detail": f"{worker} was killed", **fault}
         body = messages.WorkerLostReport(
-            worker=worker, fault=events.Fault(**said), n=n, state=state, slots=slots or {}
+            worker=worker, fault=events.Fault(**fields), n=n, state=state, slots=slots or {}
         )
         return self.say("", body)
 

@@ -117,8 +117,8 @@ class CheckContract:
         self, check: AnyCheck, settings: CheckSettings
     ) -> None:
         """Each probe yields a sample or an error."""
-        asked = [ProbeRequest(check, probe) for probe in check.probes(settings)]
-        for one in run_probes(asked, within_s=WITHIN_S):
+        requests = [ProbeRequest(check, probe) for probe in check.probes(settings)]
+        for one in run_probes(requests, within_s=WITHIN_S):
             if bytes(one.sample) == bytes(NOTHING):
                 assert one.absent or one.failed or one.late
             else:

@@ -180,8 +180,8 @@ class SimAgent:
             return
         known = [lost for lost in self.lost if lost.worker == name]
         fault = Fault(kind="requested", detail="never started")
-        gone = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
-        self._say(known[0] if known else gone)
+        report = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
+        self._say(known[0] if known else report)
 
     def reap(self, worker: SimProcess, fault: Fault) -> None:
         """Report a dead worker once its session is reaped."""

@@ -80,8 +80,8 @@ class SimCheckpoints:
         """Return the phase of a checkpoint (0 for None); None where it does not exist."""
         if checkpoint is None:
             return 0
-        held = self._copies if self.is_in_memory(checkpoint) else self._whole
-        return checkpoint.n if checkpoint.path in {one.path for one in held} else None
+        checkpoints = self._copies if self.is_in_memory(checkpoint) else self._whole
+        return checkpoint.n if checkpoint.path in {one.path for one in checkpoints} else None
 
     def is_in_memory(self, checkpoint: messages.Checkpointed | None) -> bool:
         """Return whether it is a copy in keepers' memory."""
@@ -94,9 +94,9 @@ class SimCheckpoints:
 
 
 def _newest(
-    held: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
+    checkpoints: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
 ) -> messages.Checkpointed | None:
-    allowed = [one for one in held if not is_barred(bars, one.n, one.path)]
+    allowed = [one for one in checkpoints if not is_barred(bars, one.n, one.path)]
     return max(allowed, key=lambda one: one.n, default=None)
 
 

@@ -220,7 +220,7 @@ class SimCluster:
                     self._look_costs_a_host = False
                     line.after(line.between(0.0, 1.5), lambda: self._happen("agent"))
             case Emit():
-                self._heard(action.event)
+                self._observe(action.event)
             case EndRun():
                 self.end = action
 
@@ -239,7 +239,7 @@ class SimCluster:
         longest_s = 1.0 if line.dice.random() < 0.7 else 5.0
         line.after(line.between(0.1, longest_s), self._start_controller)
 
-    def _heard(self, event: events.AnyEvent) -> None:
+    def _observe(self, event: events.AnyEvent) -> None:
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             self.restarts += 1
             self._check_need(event)
@@ -255,15 +255,15 @@ class SimCluster:
     def strike(self, point: str, worker: SimProcess) -> str:
         """Return the planned fault of a worker at this point; "" nearly always."""
         for armed in self._strikes:
-            strike, left = armed
-            if strike.point == point and left > 0 and strike.seat in (-1, worker.seat):
+            strike, remaining = armed
+            if strike.point == point and remaining > 0 and strike.seat in (-1, worker.seat):
                 if strike.deed == "wait":  # as its script has it: whoever makes that phase waits
                     if strike.nth == worker.n + 1:
                         self.story.append((self.timeline.now_s, f"{worker.name} waits at {point}"))
                         return "wait"
                     continue
-                armed[1] = left - 1
-                if left == 1:
+                armed[1] = remaining - 1
+                if remaining == 1:
                     self.struck += 1
                     worker.struck = True
                     deed = f"{strike.deed} {worker.name} at {point}"
@@ -297,8 +297,8 @@ class SimCluster:
         elif what == "unwell":
             agent.check()
         elif what in ("stop", "save") and self.controller_up:
-            asked = StopRequested if what == "stop" else SaveRequested
-            self._feed(asked(t_ns=line.now_ns, reason="asked"))
+            request = StopRequested if what == "stop" else SaveRequested
+            self._feed(request(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
         """Return whether the script raises at this phase on this seat."""
@@ -381,8 +381,8 @@ class SimCluster:
             return
         n = max([self._state.n, *(worker.n for worker in whole.values())])
         keys = {f"before:{n}", f"after:{n}"}
-        left = self.ledger.left
-        if all(seat in whole or keys & left.get(seat, set()) for seat in range(self.plan.world)):
+        slots = self.ledger.left
+        if all(seat in whole or keys & slots.get(seat, set()) for seat in range(self.plan.world)):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _check_seats(self) -> None:

@@ -62,8 +62,8 @@ class SimWorker(AuditedProcess):
                 value = f"made by {self.name}".encode()
                 self.cluster.makes(self)
                 long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
-                made = messages.SharedValueMade(name="id", value=value)
-                self.soon(0.0, long_s, lambda: self.say(made))
+                reply = messages.SharedValueMade(name="id", value=value)
+                self.soon(0.0, long_s, lambda: self.say(reply))
             case messages.SharedValueReply():
                 if not self.is_set_up:
                     self.is_set_up = True
@@ -153,8 +153,8 @@ class SimWorker(AuditedProcess):
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
-        self.answered = left = self.generation
-        self.wait_for_word(lambda: self.generation == left)
+        self.answered = generation = self.generation
+        self.wait_for_word(lambda: self.generation == generation)
         n, word = self.n + (self.state == "applying"), self._word()
         self.tell(messages.Status(generation=self.generation, n=n, step=n, state=word, fault=fault))
         self.point("reported")

@@ -127,9 +127,9 @@ class StoreContract:
         """One of several concurrent callers of `create` gets True."""
         data = [f"writer {k}".encode() * 1000 for k in range(8)]
         with ThreadPoolExecutor(len(data)) as pool:
-            made = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
-        assert made.count(True) == 1
-        assert store.get(PLACE, COMMIT) == data[made.index(True)]
+            created = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
+        assert created.count(True) == 1
+        assert store.get(PLACE, COMMIT) == data[created.index(True)]
 
     def test_latest_is_no_checkpoint(self, store: Store) -> None:
         """The `latest` pointer is no directory."""

@@ -16,7 +16,7 @@ class VirtualClock:
         self.now_s = 0.0
         self.dice = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._made = 0
+        self._count = 0
 
     @property
     def now_ns(self) -> int:
@@ -25,8 +25,8 @@ class VirtualClock:
 
     def at(self, time_s: float, call: Callable[[], None]) -> None:
         """Run a callback at this time, or now if that is past."""
-        self._made += 1
-        heapq.heappush(self._heap, (max(time_s, self.now_s), self._made, call))
+        self._count += 1
+        heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, call))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         """Run a callback after this delay."""

@@ -119,8 +119,8 @@ def find_disagreements(samples: Mapping[int, Sequence[ValueSample]]) -> list[str
     The ranks' common save of such a value is a mixture.
     """
     by_key: dict[str, dict[int, ValueSample]] = {}
-    for rank, seen in samples.items():
-        for sample in seen:
+    for rank, views in samples.items():
+        for sample in views:
             by_key.setdefault(sample.key, {})[rank] = sample
     wrong: list[str] = []
     for found in by_key.values():
@@ -159,12 +159,12 @@ def check_files(files: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str
 
 def uncovered_elements(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
     """Return the parts of `wanted` that lie in none of `boxes`."""
-    left = [wanted] if wanted.elements else []
+    uncovered = [wanted] if wanted.elements else []
     for box in boxes:
-        if not left:
+        if not uncovered:
             break
-        _, left = divide(left, box)
-    return left
+        _, uncovered = divide(uncovered, box)
+    return uncovered
 
 
 def _is_region(size_bytes: int, manifest: Manifest) -> bool:

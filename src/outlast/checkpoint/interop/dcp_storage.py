@@ -185,9 +185,9 @@ def _item(item: WriteItem, planner: SavePlanner) -> StreamItem:
     if item.type == WriteItemType.BYTE_IO:
         data = planner.resolve_data(item)
         assert isinstance(data, io.BytesIO)
-        held = data.getvalue()
-        tensor = Tensor("uint8", (len(held),))
-        return StreamItem(OBJECT + name, tensor, Box.whole(tensor.shape), lambda: [held])
+        payload = data.getvalue()
+        tensor = Tensor("uint8", (len(payload),))
+        return StreamItem(OBJECT + name, tensor, Box.whole(tensor.shape), lambda: [payload])
     assert item.tensor_data is not None
     dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
     if dtype not in DTYPES:

@@ -60,13 +60,13 @@ def shared_of(tensors: Iterable[str], objects: Mapping[str, Any]) -> bytes:
     Modules are the first parts of their tensors' names; optimizers are those whose hyperparameters
     name parameters. Where hyperparameters come by parameter, equal ones form a group.
     """
-    left = dict(objects)
+    unassigned = dict(objects)
     names = list(tensors)
     kinds = {entry: "module" if dot else "value" for entry, dot, _ in map(_split_name, names)}
     stateful = {
         entry for entry, _, inside in map(_split_name, names) if inside.startswith("state.")
     }
-    found = {entry: _optimizer(entry, left) for entry in kinds if entry in stateful}
+    found = {entry: _optimizer(entry, unassigned) for entry in kinds if entry in stateful}
     optimizers = {entry: optimizer for entry, optimizer in found.items() if optimizer}
     values = {
         entry: {"value": None, "holes": {entry: ((), "cpu")}}
@@ -81,7 +81,7 @@ def shared_of(tensors: Iterable[str], objects: Mapping[str, Any]) -> bytes:
             "objects": {},
             "values": values,
             "rest": {},
-            IMPORTED: left,
+            IMPORTED: unassigned,
         }
     )
 

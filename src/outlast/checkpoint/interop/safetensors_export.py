@@ -96,14 +96,14 @@ def _divide(
     tensor lies at a multiple of its element's size.
     """
     files: list[list[str]] = [[]]
-    held = 0
+    file_bytes = 0
     for name in sorted(names, key=lambda name: names[name]):
         size = _size_bytes(tensors[name])
-        if files[-1] and held + size > shard_bytes:
+        if files[-1] and file_bytes + size > shard_bytes:
             files.append([])
-            held = 0
+            file_bytes = 0
         files[-1].append(name)
-        held += size
+        file_bytes += size
     for file in files:
         file.sort(key=lambda name: -ITEM_BYTES[tensors[name].dtype])
     return files

@@ -93,10 +93,10 @@ def _indexed(source: Path) -> dict[str, SafetensorsFiles]:
     for name, title in placed.items():
         if Path(title).name != title or "\0" in title:
             raise CorruptionError(f"{path}: {title!r} leads out of its directory")
-        held = files.get(title) or files.setdefault(title, _in_file(source / title))
-        if name not in held:
+        file_tensors = files.get(title) or files.setdefault(title, _in_file(source / title))
+        if name not in file_tensors:
             raise CorruptionError(f"{path}: {name} is not in {title}; nothing was read")
-        found[name] = held[name]
+        found[name] = file_tensors[name]
     return found
 
 
@@ -109,8 +109,10 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         about = msgspec.json.decode(entries.pop("__metadata__", b"{}"), type=dict[str, str])
-        held = {name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()}
-        for one in held.values():
+        header_entries = {
+            name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()
+        }
+        for one in header_entries.values():
             sizes_of(one.shape)
     except _MALFORMED as error:
         raise CorruptionError(f"{path}: {error}; nothing was read") from error
@@ -119,16 +121,16 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
             f"{path} holds parts of tensors, as torch.distributed.checkpoint writes them for"
             " consolidation; consolidate them first"
         )
-    return _checked(held, path, 8 + length, size)
+    return _checked(header_entries, path, 8 + length, size)
 
 
 def _checked(
-    held: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
+    header_entries: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
 ) -> dict[str, SafetensorsFiles]:
     """Return the tensors of a valid header: known dtypes, right sizes, no gaps."""
     found: dict[str, SafetensorsFiles] = {}
     at = 0
-    for name, one in sorted(held.items(), key=lambda pair: pair[1].data_offsets):
+    for name, one in sorted(header_entries.items(), key=lambda pair: pair[1].data_offsets):
         begin, end = one.data_offsets
         if one.dtype not in _NAMES:
             raise CodecError(f"{path}: {name} is of type {one.dtype}, which Outlast cannot keep")

@@ -105,10 +105,10 @@ def write_part(
     Raises StorageError where they cannot be written, and errors of `parts`; CorruptionError for an
     item whose parts are not as long as its box.
     """
-    pieces, held, size_bytes = _lay_out(items, blobs)
+    pieces, blob_table, size_bytes = _lay_out(items, blobs)
     directory, shard = save.place.directory, shard_name(rank)
     digests: list[str] = []
-    stream = _digested(_padded(items, pieces, held, blobs, size_bytes), digests)
+    stream = _digested(_padded(items, pieces, blob_table, blobs, size_bytes), digests)
     store.put(directory, shard, stream, size_bytes)
     manifest = seal(
         Manifest(
@@ -123,7 +123,7 @@ def write_part(
             plan=save.plan,
             tensors={item.name: item.tensor for item in items},
             pieces=tuple(pieces.values()),
-            blobs=held,
+            blobs=blob_table,
         )
     )
     name = manifest_name(rank)
@@ -165,11 +165,11 @@ def _lay_out(
             at = _up(at, _PAGE_BYTES if large else ITEM_BYTES[item.tensor.dtype])
             pieces[index] = TensorPiece(item.name, item.box.start, item.box.size, at)
             at += item.size_bytes
-    held: list[Blob] = []
+    blob_table: list[Blob] = []
     for name, data in blobs.items():
-        held.append(Blob(name, at, len(data)))
+        blob_table.append(Blob(name, at, len(data)))
         at += len(data)
-    return pieces, tuple(held), _up(at, _PAGE_BYTES)
+    return pieces, tuple(blob_table), _up(at, _PAGE_BYTES)
 
 
 def _up(at: int, unit: int) -> int:
@@ -179,7 +179,7 @@ def _up(at: int, unit: int) -> int:
 def _padded(
     items: Sequence[StreamItem],
     pieces: Mapping[int, TensorPiece],
-    held: Sequence[Blob],
+    blob_table: Sequence[Blob],
     blobs: Mapping[str, bytes],
     size_bytes: int,
 ) -> Iterator[PartBytes]:
@@ -193,7 +193,7 @@ def _padded(
             yield part
         if at != end:
             raise CorruptionError(f"{piece.name} has {at - end} bytes too many; nothing was kept")
-    for blob in held:
+    for blob in blob_table:
         yield bytes(blob.at - at)
         yield blobs[blob.name]
         at = blob.at + blob.size_bytes
@@ -204,9 +204,9 @@ def _digested(parts: Iterable[PartBytes], digests: list[str]) -> Iterator[PartBy
     """Yield the same parts; `digests` gets the digest of each chunk of them."""
     digest, room = xxhash.xxh3_128(), CHUNK_BYTES
     for part in parts:
-        left = memoryview(part).cast("B")
-        while left:
-            head, left = left[:room], left[room:]
+        rest = memoryview(part).cast("B")
+        while rest:
+            head, rest = rest[:room], rest[room:]
             digest.update(head)
             room -= len(head)
             if not room:

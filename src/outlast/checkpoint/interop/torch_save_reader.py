@@ -117,9 +117,11 @@ class TorchSaveFile:
             if contiguous:
                 yield from _range(file, first, tensor.size_bytes)
             else:
-                held = np.frombuffer(b"".join(_range(file, first, needed)), f"V{itemsize}")
+                elements = np.frombuffer(b"".join(_range(file, first, needed)), f"V{itemsize}")
                 strides = tuple(n * itemsize for n in tensor.stride)
-                view = np.lib.stride_tricks.as_strided(held, tensor.shape, strides, writeable=False)
+                view = np.lib.stride_tricks.as_strided(
+                    elements, tensor.shape, strides, writeable=False
+                )
                 yield np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
             while file.read(PART_BYTES):  # the checksum is looked at behind the last byte
                 pass
@@ -145,11 +147,11 @@ class TorchSaveFile:
         if isinstance(value, PickleGlobal):
             return _constant(value, self._where)
         if isinstance(value, dict):
-            held = {
+            items = {
                 self._plain(key, budget, depth - 1): self._plain(each, budget, depth - 1)
                 for key, each in value.items()
             }
-            return OrderedDict(held) if isinstance(value, OrderedDict) else held
+            return OrderedDict(items) if isinstance(value, OrderedDict) else items
         if isinstance(value, torch.Size):
             return value
         if isinstance(value, list | tuple | set | frozenset):
@@ -220,13 +222,13 @@ def _range(file: IO[bytes], first: int, size_bytes: int) -> Iterator[bytes]:
 
     Bytes before them are read, too: seeking would disable the verification of the checksum.
     """
-    left = first + size_bytes
-    while left:
-        part = file.read(min(left, PART_BYTES))
+    remaining = first + size_bytes
+    while remaining:
+        part = file.read(min(remaining, PART_BYTES))
         if not part:
             raise EOFError("a storage ends too early")
-        left -= len(part)
-        if wanted := part[max(0, len(part) + left - size_bytes) :]:
+        remaining -= len(part)
+        if wanted := part[max(0, len(part) + remaining - size_bytes) :]:
             yield wanted
 
 

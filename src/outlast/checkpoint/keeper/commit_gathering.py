@@ -82,13 +82,13 @@ class CommitGathering:
                 self._failed[rank] = why or "its part failed"
         if wrong:
             self._failed.update(wrong)
-            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
             raise CorruptionError(
-                f"{self.directory} cannot be committed, parts do not belong together: {said}"
+                f"{self.directory} cannot be committed, parts do not belong together: {reasons}"
             )
         if self._failed:
-            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
-            raise StorageError(f"{self.directory} cannot be committed: {said}")
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
+            raise StorageError(f"{self.directory} cannot be committed: {reasons}")
         if not self.missing and (mixed := find_disagreements(self._samples)):
             raise CorruptionError(
                 f"{self.directory} cannot be committed, what ranks hold in common is no longer"
@@ -228,5 +228,5 @@ def join_ranks(numbers: list[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
-def _first(said: dict[int, str]) -> list[tuple[int, str]]:
-    return sorted(said.items())[:_NAMED_MAX]
+def _first(faults: dict[int, str]) -> list[tuple[int, str]]:
+    return sorted(faults.items())[:_NAMED_MAX]

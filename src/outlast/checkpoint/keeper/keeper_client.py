@@ -241,13 +241,13 @@ class KeeperClient:
         with self._change:
             self._close_due = min(self._close_due, time.monotonic() + timeout_s)
             self._wake()
-            left = self._ledger.open
-            if self._change.wait_for(lambda: self._ended, timeout_s + (0 if left else ANSWER_S)):
+            pending = self._ledger.open
+            if self._change.wait_for(lambda: self._ended, timeout_s + (0 if pending else ANSWER_S)):
                 return
-            left = self._ledger.open
-        if left:
+            pending = self._ledger.open
+        if pending:
             raise StorageError(
-                f"saves {left} had not ended after {timeout_s:g} s; the keeper of {self.name}"
+                f"saves {pending} had not ended after {timeout_s:g} s; the keeper of {self.name}"
                 " goes on with them alone, until their deadline"
             )
 
@@ -287,15 +287,15 @@ class KeeperClient:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake_fd, 1)
 
-    def _take_in(self, heard: ReceivedFrame) -> None:
-        frame = heard.frame
+    def _take_in(self, received: ReceivedFrame) -> None:
+        frame = received.frame
         if isinstance(frame, keeper_frames.Outcome):
             self._ledger.settle(frame)
         elif isinstance(frame, keeper_frames.Welcome):
             self._welcome = frame
             self._ledger.copies = frame.peers > 0
         elif isinstance(frame, keeper_frames.Lying):
-            for (number, size_bytes), fd in zip(frame.arenas, heard.fds, strict=True):
+            for (number, size_bytes), fd in zip(frame.arenas, received.fds, strict=True):
                 if number in self._lent or number in self._offered:
                     os.close(fd)
                 else:
@@ -313,7 +313,7 @@ class KeeperClient:
                     self._finish()
                     return
             if self._dying:
-                self._bury(self._dying)
+                self._reap_lost(self._dying)
             elif self._end:
                 self._listen(self._end, closing)
             elif self._ledger.open:
@@ -337,13 +337,13 @@ class KeeperClient:
             now = time.monotonic()
             end.stream.flush()
             try:
-                heard = end.stream.receive()
-                for one in heard or ():
+                received = end.stream.receive()
+                for one in received or ():
                     self._take_in(one)
             except (WireError, StorageError):
-                heard = None
+                received = None
             stuck = self._ledger.overdue(now)
-            lost = heard is None or now > self._end_due
+            lost = received is None or now > self._end_due
             if lost or (stuck and end.process):
                 self._end, self._dying = None, end
             if lost or stuck:
@@ -359,7 +359,7 @@ class KeeperClient:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
-    def _bury(self, end: TrainerEnd) -> None:
+    def _reap_lost(self, end: TrainerEnd) -> None:
         """Reap a lost keeper; arenas are free once no process can read them any more."""
         how = end.lost(_REAP_S)
         with self._change:

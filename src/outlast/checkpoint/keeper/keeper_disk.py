@@ -223,17 +223,17 @@ class _Script:
     """Counts steps, from several threads, and executes the planned faults."""
 
     def __init__(self, faults: tuple[DiskFault, ...], attempt: int) -> None:
-        self._left = {fault: fault.nth for fault in faults if attempt < fault.attempts}
+        self._counts = {fault: fault.nth for fault in faults if attempt < fault.attempts}
         self._lock = threading.Lock()
 
     def before(self, step: str, name: str) -> None:
         """Count a step, and execute the faults that are due."""
         due = []
         with self._lock:
-            for fault in self._left:
+            for fault in self._counts:
                 if fault.step in ("", step) and fault.name in name:
-                    self._left[fault] -= 1
-                    due += [fault.action] if self._left[fault] == 0 else []
+                    self._counts[fault] -= 1
+                    due += [fault.action] if self._counts[fault] == 0 else []
         for action in due:
             if action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -262,11 +262,11 @@ class KeeperStream:
             while not ended:
                 room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
                 flags = socket.MSG_CMSG_CLOEXEC
-                data, beside, said, _ = self.sock.recvmsg(_READ_BYTES, room, flags)
+                data, beside, flags_received, _ = self.sock.recvmsg(_READ_BYTES, room, flags)
                 for level, kind, raw in beside:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self._fds += array.array("i", raw[: len(raw) // 4 * 4])
-                if said & socket.MSG_CTRUNC:
+                if flags_received & socket.MSG_CTRUNC:
                     raise WireError("more descriptors came than a frame may carry")
                 self._in += data
                 ended = not data
@@ -274,8 +274,8 @@ class KeeperStream:
             pass
         except OSError:
             ended = True
-        heard = self._parse()
-        return None if ended and not heard else heard
+        frames = self._parse()
+        return None if ended and not frames else frames
 
     def close(self) -> None:
         """Close the socket and all descriptors."""
@@ -287,7 +287,7 @@ class KeeperStream:
         self._out.clear()
 
     def _parse(self) -> list[ReceivedFrame]:
-        heard, at = [], 0
+        frames, at = [], 0
         while len(self._in) - at >= _HEADER.size:
             length, count = _HEADER.unpack_from(self._in, at)
             if length > FRAME_BYTES_MAX or count > DESCRIPTORS_MAX:
@@ -302,10 +302,10 @@ class KeeperStream:
             except msgspec.DecodeError as error:
                 raise WireError(f"not a frame: {error}") from error
             fds, self._fds = self._fds[:count], self._fds[count:]
-            heard.append(ReceivedFrame(frame, fds))
+            frames.append(ReceivedFrame(frame, fds))
             at = end
         del self._in[:at]
-        return heard
+        return frames
 
 
 def _doubled(fds: Sequence[int]) -> list[int]:

@@ -74,7 +74,7 @@ class KeeperProcess:
         self._token = setup.token
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._told: deque[tuple[KeeperStream, Outcome, bool]] = deque()
+        self._outcomes: deque[tuple[KeeperStream, Outcome, bool]] = deque()
         self._owed: Counter[KeeperStream] = Counter()  # orders whose end has not been told
         self._arenas: dict[int, Arena] = {}
         self._refused: dict[int, str] = {}
@@ -156,21 +156,21 @@ class KeeperProcess:
         """Serve one trainer at a time: the next waits in the listener's queue."""
         stream = KeeperStream(sock)
         self._trainer = _TrainerLink(stream, since=time.monotonic())
-        self._watch(sock, self._heard)
+        self._watch(sock, self._read_trainer)
         if self._listener:
             self._selector.unregister(self._listener)
 
     def _expect_hello(self) -> None:
         trainer = self._trainer
         if trainer and not trainer.said_hello and time.monotonic() > trainer.since + HELLO_S:
-            self._gone()
+            self._detach_trainer()
 
     def _died(self) -> None:
         """Read the last frames of a dead trainer, whose forks may hold the socket open."""
-        self._heard()
-        self._gone()
+        self._read_trainer()
+        self._detach_trainer()
 
-    def _gone(self) -> None:
+    def _detach_trainer(self) -> None:
         """Stop reading from the trainer; it may still receive outcomes of its saves."""
         trainer, self._trainer = self._trainer, None
         if not trainer:
@@ -204,23 +204,23 @@ class KeeperProcess:
 
     # --- what is said -----------------------------------------------------------------------
 
-    def _heard(self) -> None:
+    def _read_trainer(self) -> None:
         trainer = self._trainer
         if not trainer:
             return
         trainer.stream.flush()
         try:
-            heard = trainer.stream.receive()
-            for one in heard or ():
+            frames = trainer.stream.receive()
+            for one in frames or ():
                 self._take(trainer, one)
         except WireError as error:
             sys.stderr.write(f"a trainer is not understood, and cut off: {error}\n")
-            heard = None
-        if heard is None:
-            self._gone()
+            frames = None
+        if frames is None:
+            self._detach_trainer()
 
-    def _take(self, trainer: _TrainerLink, heard: ReceivedFrame) -> None:
-        frame, fds = heard
+    def _take(self, trainer: _TrainerLink, received: ReceivedFrame) -> None:
+        frame, fds = received
         if isinstance(frame, keeper_frames.Hello):
             if (
                 frame.token != self._token
@@ -270,7 +270,7 @@ class KeeperProcess:
         def tell(outcome: Outcome) -> None:
             ended = outcome.kind in ("committed", "failed")
             ended |= outcome.kind == "written" and not order.commit
-            self._told.append((stream, outcome, ended))
+            self._outcomes.append((stream, outcome, ended))
             os.eventfd_write(self._wake_fd, 1)
 
         def on_digested(full: Manifest) -> None:
@@ -300,19 +300,21 @@ class KeeperProcess:
         )
 
     def _say_held(self, stream: KeeperStream) -> None:
-        held: list[HeldVersion] = []
+        versions: list[HeldVersion] = []
         for number, kept in self._kept.items():
             arena = self._arenas[number]
             if arena.stamp == kept.stamp and not kept.full:
                 kept.full = _digested(kept.manifest, arena)
             if arena.stamp == kept.stamp and kept.full:  # else a copy over it has begun
-                held.append(HeldVersion(manifest=kept.full, arena=number))
+                versions.append(HeldVersion(manifest=kept.full, arena=number))
         parities: list[keeper_frames.VersionParity] = []
         with contextlib.ExitStack() as looking:
             looking.enter_context(self._receiver.change)
             copies = self._receiver.copies
             arenas = self._arenas | {copy.number: copy.arena for copy in copies}
-            held += [HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest]
+            versions += [
+                HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest
+            ]
             if self._parities:
                 looking.enter_context(self._parities.change)
                 for parity, arena in self._parities.whole:
@@ -320,11 +322,11 @@ class KeeperProcess:
                     arenas[parity.arena] = arena
             sizes = [(number, arena.size_bytes) for number, arena in arenas.items()]
             fds = [arena.fd for arena in arenas.values()]
-            stream.send(keeper_frames.Lying(held=held, parities=parities, arenas=sizes), fds)
+            stream.send(keeper_frames.Lying(held=versions, parities=parities, arenas=sizes), fds)
 
     def _tell(self) -> None:
-        while self._told:
-            stream, outcome, ended = self._told.popleft()
+        while self._outcomes:
+            stream, outcome, ended = self._outcomes.popleft()
             self._owed[stream] -= ended
             if not stream.broken:
                 stream.send(outcome)
@@ -333,7 +335,9 @@ class KeeperProcess:
             stream.flush()
         if trainer:
             events = selectors.EVENT_WRITE if trainer.stream.pending else 0
-            self._selector.modify(trainer.stream.sock, selectors.EVENT_READ | events, self._heard)
+            self._selector.modify(
+                trainer.stream.sock, selectors.EVENT_READ | events, self._read_trainer
+            )
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -53,7 +53,7 @@ class PartFiles:
         self.taken = False  # the directory has files of somebody else's under this rank's names
         self._manifest = manifest
         self._frozen_files = frozen or FrozenFiles()
-        self._made: list[Path] = []
+        self._created: list[Path] = []
 
     def write(self, memory: memoryview, again: bool) -> Manifest:
         """Write the part; return the manifest with its chunks.
@@ -84,7 +84,7 @@ class PartFiles:
                 self.disk.close(claim)
             self._rename(_part(shard), shard)
             full = msgspec.structs.replace(manifest, chunks=chunks)
-            self._made.append(_part(record))
+            self._created.append(_part(record))
             write_file(self.disk, _part(record), seal(full))
             self._rename(_part(record), record)
             self.disk.sync_directory(self.directory)
@@ -103,7 +103,7 @@ class PartFiles:
         except FileExistsError as error:
             raise self._refused(path) from error
         if linked is not None:
-            self._made.append(path)
+            self._created.append(path)
             return linked
         fd = self._create(_part(path))
         try:
@@ -127,10 +127,10 @@ class PartFiles:
 
     def take_back(self) -> None:
         """Remove the files created here, as far as possible."""
-        for path in reversed(self._made):
+        for path in reversed(self._created):
             with contextlib.suppress(OSError):  # a disk that refuses the save may refuse this, too
                 self.disk.remove(path)
-        self._made.clear()
+        self._created.clear()
 
     def say_failed(self, why: str) -> None:
         """Write a file that announces the failure of this part, so that no rank waits for it."""
@@ -145,12 +145,12 @@ class PartFiles:
             fd = self.disk.create(path)
         except FileExistsError as error:
             raise self._refused(path) from error
-        self._made.append(path)
+        self._created.append(path)
         return fd
 
     def _rename(self, path: Path, to: Path) -> None:
         self.disk.rename(path, to)
-        self._made[self._made.index(path)] = to
+        self._created[self._created.index(path)] = to
 
     def _refuse_another(self, *paths: Path) -> None:
         """Raise StorageError where files of another save exist.

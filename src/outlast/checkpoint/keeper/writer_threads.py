@@ -64,15 +64,15 @@ class SaveWork(msgspec.Struct, eq=False):
     def fail(self, error: BaseException) -> str:
         """Report that the save has failed; return the description of the error."""
         order = self.order
-        said = _describe_error(error)
+        description = _describe_error(error)
         where = f"rank {order.manifest.rank} on {socket.gethostname()}"
         why = (
             f"the save of step {order.manifest.place.step} failed on {where} in {order.root}:"
-            f" {said}; what it had written is removed where the disk allows it; the training and"
-            " older checkpoints are untouched"
+            f" {description}; what it had written is removed where the disk allows it; the"
+            " training and older checkpoints are untouched"
         )
         self.end("failed", error=why)
-        return said
+        return description
 
 
 class PartWriter:

@@ -69,13 +69,13 @@ def compare_tensors(
     with it, numbers that are no further apart are equal, and so are NaNs. Raises as
     `CheckpointReader.read` does.
     """
-    left, right = a.checkpoint.tensors, b.checkpoint.tensors
-    names = sorted(name for name in left.keys() | right.keys() if wanted(name))
-    alike = [n for n in names if n in left and n in right and left[n].shape == right[n].shape]
-    total = sum(_size_bytes(left[n]) + _size_bytes(right[n]) for n in alike)
+    first, second = a.checkpoint.tensors, b.checkpoint.tensors
+    names = sorted(name for name in first.keys() | second.keys() if wanted(name))
+    alike = [n for n in names if n in first and n in second and first[n].shape == second[n].shape]
+    total = sum(_size_bytes(first[n]) + _size_bytes(second[n]) for n in alike)
     found = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
     for name in names:
-        one, two = left.get(name), right.get(name)
+        one, two = first.get(name), second.get(name)
         if one is None or two is None or one.shape != two.shape:
             yield TensorDifference(name, _describe_tensor(one), _describe_tensor(two))
             continue
@@ -105,15 +105,15 @@ def _compare_range(
     done = 0
     pairs = zip(_read(a, one, two, names), _read(b, two, one, names), strict=True)
     for name in names:
-        left = math.prod(one[name].shape)
+        remaining = math.prod(one[name].shape)
         result = _Found(0, 0.0, 0)
         while True:
             (block, data), (other, more) = next(pairs)
             result = _merge(result, _differences(block.tensor, data, other.tensor, more, tolerance))
-            left -= block.box.elements
+            remaining -= block.box.elements
             done += len(data) + len(more)
             on_progress(done)
-            if left <= 0:
+            if remaining <= 0:
                 break
         yield result
 
@@ -294,8 +294,8 @@ def _kind(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
 
 
 def _counted(path: tuple[str, ...], differing: int, one: int, two: int) -> ValueDifference:
-    said = f"{differing} differ of {one}"
-    return ValueDifference(".".join(path), said, said if one == two else f"of {two}")
+    summary = f"{differing} differ of {one}"
+    return ValueDifference(".".join(path), summary, summary if one == two else f"of {two}")
 
 
 def _many_numbers(values: Sequence[Any]) -> bool:
@@ -331,7 +331,7 @@ def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
             found |= {name for each in (one, two) if each for name in each.tensors}
             continue
         pairs = enumerate(zip_longest(one.chunks, two.chunks))
-        for number in [number for number, (left, right) in pairs if left != right]:
+        for number in [number for number, (digest_a, digest_b) in pairs if digest_a != digest_b]:
             for manifest in (one, two):
                 if number < len(manifest.chunks):
                     found |= {n for n in Chunk(manifest, number).tensors if n in manifest.tensors}

@@ -116,8 +116,8 @@ class CheckpointLoad:
         over unreadable, undamaged checkpoints as well. `share`: as in `agreed_relay`.
         """
         self._matching, self._share = matching, share
-        self._asked = _LoadRequest(None, bool(matching.strict), bool(matching.cast), matching.skip,
-                             dict(matching.rename))  # fmt: skip
+        strict, cast = bool(matching.strict), bool(matching.cast)
+        self._request = _LoadRequest(None, strict, cast, matching.skip, dict(matching.rename))
         self._skipped: list[tuple[str, ...]] = []  # names that each rank skips
         self._missing: set[str] = set()
         self._unexpected: set[str] = set()
@@ -137,7 +137,7 @@ class CheckpointLoad:
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
         found: Iterator[Candidate] = iter(())
-        self._asked = msgspec.structs.replace(self._asked, step=step)
+        self._request = msgspec.structs.replace(self._request, step=step)
         if self._ranks.rank == 0:
             found = candidates(self._sources, self._job, step, older=self._older)
         touched = False
@@ -162,7 +162,7 @@ class CheckpointLoad:
     def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
         """Return the next candidate, the same on all ranks; None at the end."""
         mine = next(found) if self._ranks.rank == 0 else Candidate()
-        answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._asked)))
+        answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._request)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
         _check_alike([turn.asked for turn in turns])
         self._skipped = [turn.asked.skip for turn in turns]
@@ -191,39 +191,39 @@ class CheckpointLoad:
         """Check all that is possible before a tensor is changed; None if damaged on any rank."""
         source = self._sources[at]
         self._repairs.clear()
-        checkpoint, said = _attempt(lambda: open_checkpoint(source, place))
+        checkpoint, mine = _attempt(lambda: open_checkpoint(source, place))
         relay = agreed_relay(self._ranks, checkpoint, self._share)
         ready = None
         if checkpoint:
-            ready, said = _attempt(lambda: self._look(checkpoint, relay))
+            ready, mine = _attempt(lambda: self._look(checkpoint, relay))
         if relay:
             relay.close()
         if ready:
-            said = _LoadFindings(
+            mine = _LoadFindings(
                 differences=tuple(ready.fitting.differences),
                 spare=tuple(ready.fitting.spare),
                 missing=tuple(ready.fitting.missing),
                 unexpected=tuple(ready.fitting.unexpected),
                 commit=ready.reader.checkpoint.commit.digest,
             )
-        heard = self._exchange(said)
-        if self._damaged(place, heard, "nothing was touched"):
+        findings = self._exchange(mine)
+        if self._damaged(place, findings, "nothing was touched"):
             return None
-        if len({each.commit for each in heard if each.commit}) > 1:
-            seen = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(heard))
+        if len({each.commit for each in findings if each.commit}) > 1:
+            digests = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(findings))
             raise UsageError(
                 f"{place.directory} is not the same checkpoint on all ranks (digests of its commit"
-                f" record: {seen}); nothing was touched; let all ranks see one directory"
+                f" record: {digests}); nothing was touched; let all ranks see one directory"
             )
-        differences = [line for each in heard for line in each.differences]
-        nowhere = set[str].intersection(*(set(each.spare) for each in heard))
+        differences = [line for each in findings for line in each.differences]
+        nowhere = set[str].intersection(*(set(each.spare) for each in findings))
         if self._matching.strict:
             differences += [f"{name}: missing here" for name in nowhere]
         if differences:
             raise _mismatch(f"{source.where}/{place.directory}", differences)
         assert ready
-        self._missing = {name for each in heard for name in each.missing}
-        self._unexpected = {name for each in heard for name in each.unexpected}
+        self._missing = {name for each in findings for name in each.missing}
+        self._unexpected = {name for each in findings for name in each.unexpected}
         self._unexpected |= set() if self._matching.strict else nowhere
         self.notes += self._inexact(ready)
         return ready
@@ -302,21 +302,21 @@ class CheckpointLoad:
         origin = ready.origin
         targets = {origin[name]: tensor for name, tensor in ready.fitting.targets.items()}
         casts = {origin[name]: was for name, was in ready.fitting.casts.items()}
-        infinite, said = _attempt(lambda: fill_tensors(ready.reader, targets, casts), usage=False)
+        infinite, mine = _attempt(lambda: fill_tensors(ready.reader, targets, casts), usage=False)
         if ready.reader.relay:
             ready.reader.relay.close()
-        said = msgspec.structs.replace(said, infinite=tuple(infinite or ()))
-        heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
-        if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
+        mine = msgspec.structs.replace(mine, infinite=tuple(infinite or ()))
+        findings = self._exchange(msgspec.structs.replace(mine, repairs=tuple(self._repairs)))
+        if self._damaged(ready.reader.checkpoint.place, findings, _FILLED_IN_PART):
             return False
-        infinite = sorted({name for each in heard for name in each.infinite})
+        infinite = sorted({name for each in findings for name in each.infinite})
         if infinite:
             self.notes.append(
                 f"values of {brief(infinite)} are infinite now: their type here is too small for"
                 " what was saved"
             )
-        self._repaired = any(each.repairs for each in heard)
-        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(heard) for line in
+        self._repaired = any(each.repairs for each in findings)
+        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(findings) for line in
                    each.repairs]  # fmt: skip
         more = len(repairs) - _REPAIRS_LISTED_MAX
         self.notes += repairs[:_REPAIRS_LISTED_MAX] + ([f"and {more} more"] if more > 0 else [])
@@ -330,23 +330,24 @@ class CheckpointLoad:
             ready.own["buffers"] = {}  # those among the tensors are as good
         rank_state.restore(self._state, ready.own, process=self._complete, matching=self._matching)
 
-    def _exchange(self, said: _LoadFindings) -> list[_LoadFindings]:
-        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+    def _exchange(self, mine: _LoadFindings) -> list[_LoadFindings]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(answer, type=_LoadFindings) for answer in answers]
 
-    def _damaged(self, place: SavePoint, heard: list[_LoadFindings], state: str) -> bool:
+    def _damaged(self, place: SavePoint, findings: list[_LoadFindings], state: str) -> bool:
         """Return whether any rank has found damage.
 
-        Raises StorageError, with the condition of the state, where a source did not answer: an
-        older checkpoint would lose steps that this one may still have.
+        Raises StorageError where a source is silent: an older checkpoint would lose steps.
         """
-        stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(heard) if s.stalled]
+        stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(findings) if s.stalled]
         if stalled:
             raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")
-        unread = [f"rank {rank}: {s.unread}" for rank, s in enumerate(heard) if s.unread]
+        unread = [f"rank {rank}: {s.unread}" for rank, s in enumerate(findings) if s.unread]
         if unread and not self._older:
             self._unread = place.directory, unread[0]  # unless another source has it
-        damages = [f"rank {rank}: {s.damage}" for rank, s in enumerate(heard) if s.damage] + unread
+        damages = [
+            f"rank {rank}: {s.damage}" for rank, s in enumerate(findings) if s.damage
+        ] + unread
         if damages:
             self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
         return bool(damages)
@@ -368,14 +369,14 @@ def _attempt(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Loa
         return None, _LoadFindings(differences=(str(error),))
 
 
-def _check_alike(asked: Sequence[_LoadRequest]) -> None:
+def _check_alike(requests: Sequence[_LoadRequest]) -> None:
     """Raise UsageError unless ranks requested the same load; skipped names may differ."""
     for what in ("step", "strict", "cast", "rename"):
-        given = [getattr(each, what) for each in asked]
+        given = [getattr(each, what) for each in requests]
         if any(each != given[0] for each in given):
-            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
+            values = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
             raise UsageError(
-                f"{what} differs between ranks ({said}); nothing was loaded; give all the same"
+                f"{what} differs between ranks ({values}); nothing was loaded; give all the same"
             )
 
 

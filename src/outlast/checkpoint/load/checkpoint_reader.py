@@ -155,20 +155,20 @@ class CheckpointReader:
         for target in targets:
             width = ITEM_BYTES[self.checkpoint.tensors[target.name].dtype]
             into = target.into.view(_BITS[width])
-            left = [target.box] if target.box.elements else []
+            uncovered = [target.box] if target.box.elements else []
             for manifest, piece in pieces.get(target.name, ()):
                 box = Box(piece.start, piece.size)
-                hits, left = divide(left, box)
+                hits, uncovered = divide(uncovered, box)
                 for hit in hits:
                     part = _Part(box, piece.at, hit, target.box, into)
                     for number in _numbers(manifest, *_span(part, width)):
                         plan.setdefault((manifest.rank, number), []).append(part)
-                if not left:
+                if not uncovered:
                     break
-            if left:
+            if uncovered:
                 raise CorruptionError(
-                    f"{self.checkpoint.where}: no piece holds {target.name} from {left[0].start},"
-                    f" {left[0].size} elements; nothing was touched"
+                    f"{self.checkpoint.where}: no piece holds {target.name} from"
+                    f" {uncovered[0].start}, {uncovered[0].size} elements; nothing was touched"
                 )
         return plan
 
@@ -337,12 +337,14 @@ def read_blocks(
 def _read_block(
     reader: CheckpointReader, batch: list[TensorBlock]
 ) -> Iterator[tuple[TensorBlock, memoryview]]:
-    held: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     for block in batch:
         width = _WIDTHS[ITEM_BYTES[block.tensor.dtype]]
-        held.append(np.empty(block.box.size, width))
-    reader.read([ReadTarget(b.name, b.box, a) for b, a in zip(batch, held, strict=True) if a.size])
-    for block, array in zip(batch, held, strict=True):
+        arrays.append(np.empty(block.box.size, width))
+    reader.read(
+        [ReadTarget(b.name, b.box, a) for b, a in zip(batch, arrays, strict=True) if a.size]
+    )
+    for block, array in zip(batch, arrays, strict=True):
         yield block, array.reshape(-1).view(np.uint8).data
 
 

@@ -50,10 +50,12 @@ class _Item(Protocol):
     @property
     def size_bytes(self) -> int:
         """Return its length in bytes."""
+        ...
 
     @property
     def digest(self) -> str:
         """Return its digest."""
+        ...
 
 
 T = TypeVar("T", bound=_Item)
@@ -86,8 +88,8 @@ class ChunkRelay:
         def take(entry: ManifestEntry, data: memoryview) -> None:
             records[entry.rank] = bytes(data)
 
-        told = [Wants([(0, len(entries))])] * self._ranks.world
-        legs = legs_of(self._ranks.rank, self._chain, told).relayed
+        wants = [Wants([(0, len(entries))])] * self._ranks.world
+        legs = legs_of(self._ranks.rank, self._chain, wants).relayed
         self._run([_RelayStop(leg, entries[leg.chunk]) for leg in legs], fetch, take)
         checkpoint.adopt([records[entry.rank] for entry in entries])
 

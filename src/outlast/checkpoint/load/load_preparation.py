@@ -63,16 +63,16 @@ def candidates(
     except StorageError as error:
         yield Candidate(unreachable=str(error))
         return
-    known = [(place, held) for place, held in there.items() if step in (None, place.step)]
+    known = [(place, positions) for place, positions in there.items() if step in (None, place.step)]
     if step is not None and not known and not silent:
         steps = ", ".join(map(str, sorted({place.step for place in there}))) or "none"
         yield Candidate(unusable=f"{sources[0].where} has no checkpoint of step {step}; it has"
                         f" {steps}")  # fmt: skip
         return
     notes, whole = list(silent), False
-    for place, held in known:
+    for place, positions in known:
         unread = ""
-        for at in held:
+        for at in positions:
             try:
                 checkpoint = open_checkpoint(sources[at], place)
                 checkpoint.check()
@@ -93,7 +93,7 @@ def candidates(
                 )
                 return
             whole = True
-            yield Candidate(place.directory, at, at > held[0] == 0, tuple(notes), begun, lost)
+            yield Candidate(place.directory, at, at > positions[0] == 0, tuple(notes), begun, lost)
             notes.clear()
         if unread and not older:
             yield Candidate(notes=tuple(notes), unreachable=f"{unread}; {OLDER}")
@@ -139,7 +139,7 @@ def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]],
 
     Raises StorageError for the first source.
     """
-    held: dict[SavePoint, list[int]] = {}
+    positions: dict[SavePoint, list[int]] = {}
     silent: list[str] = []
     for at, source in enumerate(sources):
         try:
@@ -150,9 +150,9 @@ def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]],
             silent.append(str(error))
             continue
         for place in found:
-            held.setdefault(place, []).append(at)
-    newest_first = sorted(held, key=lambda place: place.position, reverse=True)
-    return {place: held[place] for place in newest_first}, silent
+            positions.setdefault(place, []).append(at)
+    newest_first = sorted(positions, key=lambda place: place.position, reverse=True)
+    return {place: positions[place] for place in newest_first}, silent
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -197,9 +197,9 @@ def agreed_relay(
     answers = ranks.exchange(msgspec.msgpack.encode(mine))
     stands = [msgspec.msgpack.decode(answer, type=_RankStatement) for answer in answers]
     if any(each.share != stands[0].share for each in stands):
-        said = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
+        values = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
         raise UsageError(
-            f"share differs between ranks ({said}); nothing was loaded; give all the same"
+            f"share differs between ranks ({values}); nothing was loaded; give all the same"
         )
     hosts = [each.host for each in stands]
     if share is None:

@@ -34,18 +34,18 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     _check_groups(fit, name, saved["parameters"], parameters)
     known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
     ready: list[tuple[torch.Tensor, _Ready]] = []
-    left: list[torch.Tensor] = []
+    unchanged: list[torch.Tensor] = []
     everything = zip(optimizer.param_groups, parameters, full_names(name, fit.state), groups,
                      strict=True)  # fmt: skip
     for group, called, fulls, settings in everything:
         for parameter, each, full in zip(group["params"], called, fulls, strict=True):
             prefix = f"{name}.state.{each}"
             if fit.matching.skips(full) or fit.matching.skips(prefix):
-                left.append(parameter)
+                unchanged.append(parameter)
                 continue
             if full and full not in fit.saved.tensors:
                 fit.lack(f"{name}: parameter {each}")
-                left.append(parameter)
+                unchanged.append(parameter)
                 continue
             live = optimizer.state.get(parameter, {})
             was = fit.saved.tensors.get(full)
@@ -66,7 +66,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     def put_back() -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
             restore_group(group, values)
-        states: dict[Any, Any] = {p: optimizer.state[p] for p in left if p in optimizer.state}
+        states: dict[Any, Any] = {p: optimizer.state[p] for p in unchanged if p in optimizer.state}
         states |= {parameter: state() for parameter, state in ready}
         optimizer.state.clear()
         optimizer.state.update(others() | states)

@@ -75,13 +75,13 @@ class StateFitting:
             else:
                 self._value(name, state.values[name])
         names = saved.tensors.keys() | saved.rest.keys()
-        left = self._left_of_optimizers()
+        skipped = self._left_of_optimizers()
         self.spare = {
             name
             for name in names - self._looked_at
             if self._entry_of(name) in fitting
             and not matching.skips(name)
-            and not any(is_within(name, each) for each in left)
+            and not any(is_within(name, each) for each in skipped)
         }
         self._check_skipped(names)
         if self.missing and not self.targets:
@@ -224,7 +224,7 @@ class StateFitting:
         return name
 
     def _module(self, name: str, module: nn.Module) -> None:
-        made: dict[str, Callable[[], Any]] = {}
+        values: dict[str, Callable[[], Any]] = {}
         for entry in self.state.entries[name]:
             full = f"{name}.{entry.name}"
             if self.matching.skips(full):
@@ -234,12 +234,12 @@ class StateFitting:
             elif (skeleton := self.rest_of(full)) is None:
                 self.lack(full)
             else:
-                made[entry.key] = self.later(skeleton, entry.value)
-        if made:
+                values[entry.key] = self.later(skeleton, entry.value)
+        if values:
             # The module's own way in takes what a hook made; the rest is copied onto itself.
             self.then(
                 lambda: module.load_state_dict(
-                    module.state_dict() | {key: value() for key, value in made.items()}
+                    module.state_dict() | {key: value() for key, value in values.items()}
                 )
             )
 

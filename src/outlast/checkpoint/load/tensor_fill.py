@@ -39,21 +39,21 @@ def fill_tensors(
     MismatchError of tensors that share memory here and differ in the checkpoint.
     """
     table, sources = describe(tensors)
-    held = held_boxes(table)
-    _check(reader, held, casts, _read_only(sources))
-    repeated, overlapping = _sharing(held, sources)
+    boxes = held_boxes(table)
+    _check(reader, boxes, casts, _read_only(sources))
+    repeated, overlapping = _sharing(boxes, sources)
     shared = repeated | overlapping
-    expanded = {item.name for item in held if _is_expanded(sources[item.name])} - shared
+    expanded = {item.name for item in boxes if _is_expanded(sources[item.name])} - shared
     parts = [  # expanded ones first: they may not fit, and nothing was touched then
-        [item for item in held if item.name in expanded],
-        [item for item in held if item.name not in expanded | shared],
-        [item for item in held if item.name in overlapping],
-        [item for item in held if item.name in repeated],
+        [item for item in boxes if item.name in expanded],
+        [item for item in boxes if item.name not in expanded | shared],
+        [item for item in boxes if item.name in overlapping],
+        [item for item in boxes if item.name in repeated],
     ]
     infinite: list[str] = []
     staged = {
         item.name
-        for item in held
+        for item in boxes
         if item.name in casts or _is_not_in_host_memory(sources[item.name])
     }
     staged |= expanded | shared
@@ -77,20 +77,22 @@ def fill_tensors(
     return infinite
 
 
-def _sharing(held: list[HeldBox], sources: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str]]:
+def _sharing(
+    boxes: list[HeldBox], sources: Mapping[str, torch.Tensor]
+) -> tuple[set[str], set[str]]:
     """Return the names of tied tensors, and of tensors whose memory may overlap otherwise.
 
     A tied tensor is exactly the memory of an earlier name's tensor (tied weights).
     """
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), at)
-        for at, tensor in enumerate(sources[item.name] for item in held)
+        for at, tensor in enumerate(sources[item.name] for item in boxes)
         if tensor.numel()
     )
     repeated, overlapping = set[str](), set[str]()
     run, end = list[str](), ("", 0)  # names whose spans touch each other, and where the last ends
     for device, begin, at in spans:
-        name = held[at].name
+        name = boxes[at].name
         if (device, begin) >= end:
             _divide(run, sources, repeated, overlapping)
             run = []
@@ -211,13 +213,13 @@ def _as_finite(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 def _check(
     reader: CheckpointReader,
-    held: list[HeldBox],
+    boxes: list[HeldBox],
     casts: Mapping[str, torch.dtype],
     read_only: Collection[str],
 ) -> None:
     found = [f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only]
     saved = reader.checkpoint.tensors
-    for name, dtype, shape, *_ in held:
+    for name, dtype, shape, *_ in boxes:
         if name not in saved:
             found.append(f"{name}: is not in the checkpoint")
             continue

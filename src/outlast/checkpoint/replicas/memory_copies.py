@@ -176,9 +176,9 @@ class _KeeperContents:
             on_silent(str(error))
             return found
         else:
-            for held in lying.held:
-                memory = found.memories[held.arena] = keeper.take(held.arena)
-                found.parts.append(HeldPart(held.manifest, memory))
+            for version in lying.held:
+                memory = found.memories[version.arena] = keeper.take(version.arena)
+                found.parts.append(HeldPart(version.manifest, memory))
             for parity in lying.parities:
                 memory = found.memories[parity.arena] = keeper.take(parity.arena)
                 found.parities.append(HeldParity(parity, memory))

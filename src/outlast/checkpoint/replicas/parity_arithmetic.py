@@ -125,18 +125,18 @@ def rebuild_part(
 
     These are lost parts, and present ones as well, in case they are damaged.
     """
-    held: dict[tuple[int, ...], dict[int, HeldParity]] = {}
+    by_group: dict[tuple[int, ...], dict[int, HeldParity]] = {}
     for each in parities:
-        held.setdefault(each.parity.group, {})[each.parity.rank] = each
+        by_group.setdefault(each.parity.group, {})[each.parity.rank] = each
     rebuilt: dict[int, HeldPart] = {}
-    for group, found in held.items():
+    for group, found in by_group.items():
         for rank in group:
-            left = other_members(group, rank)
-            if not all(other in parts and other in found for other in left):
+            others = other_members(group, rank)
+            if not all(other in parts and other in found for other in others):
                 continue
-            manifests = found[left[0]].parity.manifests
+            manifests = found[others[0]].parity.manifests
             manifest = next(each for each in manifests if each.rank == rank)
-            memories = {other: found[other].memory for other in left}
+            memories = {other: found[other].memory for other in others}
             memory = RebuiltPart(group, rank, manifest.size_bytes, parts, memories)
             rebuilt[rank] = HeldPart(manifest, memory)
     return rebuilt

@@ -256,13 +256,13 @@ class ReplicaReceiver:
             strip = self._parities.strip(manifest)
             size_bytes, digests = strip.end - strip.begin, sealed.strip
             part = f"the strip from byte {strip.begin} of {part}"
-        said = (manifest.rank, size_bytes, manifest.chunk_bytes, len(digests))
-        if said != (offer.rank, offer.size_bytes, offer.chunk_bytes, len(offer.chunks())):
+        sealed_fields = (manifest.rank, size_bytes, manifest.chunk_bytes, len(digests))
+        if sealed_fields != (offer.rank, offer.size_bytes, offer.chunk_bytes, len(offer.chunks())):
             raise WireError("the manifest is not of the version that was offered")
         wrong = [
             at
-            for at, (found, said) in enumerate(zip(transfer.digests, digests, strict=True))
-            if found != said
+            for at, (found, sealed_fields) in enumerate(zip(transfer.digests, digests, strict=True))
+            if found != sealed_fields
         ]
         if wrong:
             raise WireError(

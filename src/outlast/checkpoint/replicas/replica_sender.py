@@ -63,12 +63,12 @@ class SentVersion:
         self._tell, self._on_digested = tell, on_digested
         self._lock, self._digesting = threading.Lock(), threading.Lock()
         self._digested: Manifest | None = None
-        self._left = self._held = self._strips = 0
+        self._remaining = self._holders = self._strips = 0
         self._errors: list[str] = []
 
     def expect(self, count: int, strips: int = 0) -> None:
         """Set the number of peers, and of those that get strips."""
-        self._left, self._strips = count, strips
+        self._remaining, self._strips = count, strips
 
     def check(self) -> None:
         """Raise _PeerLostError where a copy over it may have begun."""
@@ -122,10 +122,10 @@ class SentVersion:
     def settle(self, held: bool, error: str = "") -> None:
         """Record that one peer is done, with or without success; the last one reports."""
         with self._lock:
-            self._left -= 1
-            self._held += held
+            self._remaining -= 1
+            self._holders += held
             self._errors += [error] if error else []
-            if self._left:
+            if self._remaining:
                 return
             self._view = None
         order = self._order
@@ -134,7 +134,7 @@ class SentVersion:
                 save=order.save,
                 place=order.manifest.place,
                 kind="copied",
-                copies=self._held,
+                copies=self._holders,
                 strips=self._strips,
                 error="; ".join(self._errors),
                 size_bytes=order.manifest.size_bytes,
@@ -245,15 +245,15 @@ class _PeerThread:
                 version, self._waiting = self._waiting, None
                 if self._stopped or not version:
                     return
-            held, error = False, ""
+            is_held, error = False, ""
             try:
                 self._send(version)
-                held = True
+                is_held = True
             except _PeerLostError:
                 pass
             except (OSError, WireError) as failure:
-                said = getattr(failure, "strerror", None) or str(failure)
-                error = f"{self._peer.name} at {self._peer.address}: {said}"
+                reason = getattr(failure, "strerror", None) or str(failure)
+                error = f"{self._peer.name} at {self._peer.address}: {reason}"
             except Exception as failure:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and later copies go on
                 error = f"{self._peer.name} at {self._peer.address}: {failure!r}"
             finally:
@@ -261,7 +261,7 @@ class _PeerThread:
                     for link in self._links:
                         link.close()
                     self._links.clear()
-            version.settle(held, error)
+            version.settle(is_held, error)
 
     def _send(self, version: SentVersion) -> None:
         """Send a version; return once the peer holds it.

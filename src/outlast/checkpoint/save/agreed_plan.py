@@ -79,7 +79,7 @@ class _NamedTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def agree(
-    held: Iterable[HeldBox],
+    boxes: Iterable[HeldBox],
     sources: Mapping[str, torch.Tensor],
     *,
     rank: int,
@@ -95,44 +95,44 @@ def agree(
     `values`: digests of values that are no tensors. Raises UsageError on all ranks when replicas
     contradict each other or a rank refused.
     """
-    held = list(held)
-    digests = _digests(held, sources, rank, world, apart)
-    plain = _digest(_line(item) for item in held if not item.holders)
+    boxes = list(boxes)
+    digests = _digests(boxes, sources, rank, world, apart)
+    plain = _digest(_line(item) for item in boxes if not item.holders)
     sets: dict[bytes, list[HeldBox]] = {plain: []}
-    for item in held:
+    for item in boxes:
         if len(item.holders) != 1:
             key = _digest([str(item.holders)]) if item.holders else plain
             sets.setdefault(key, []).append(item)
     message = _RankStatement(
-        error=_check_meshes(held, rank, world),
-        everything=_digest(map(_line, held)),
+        error=_check_meshes(boxes, rank, world),
+        everything=_digest(map(_line, boxes)),
         plain=plain,
         sets={key: _shared_boxes(items, digests) for key, items in sets.items()},
-        meshes=_digest(sorted({str(item.mesh) for item in held if item.holders})),
+        meshes=_digest(sorted({str(item.mesh) for item in boxes if item.holders})),
         values=dict(values or {}),
     )
     messages = exchange(msgspec.msgpack.encode(message))
-    said = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
-    if len(said) != world or said[rank] != message:
+    statements = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
+    if len(statements) != world or statements[rank] != message:
         raise UsageError(
-            f"exchange gave rank {rank} {len(said)} messages that are not the {world} ranks' in"
-            " order; nothing was saved"
+            f"exchange gave rank {rank} {len(statements)} messages that are not the {world} ranks'"
+            " in order; nothing was saved"
         )
-    _check_errors(said)
-    disputed = _find_conflict(said)
+    _check_errors(statements)
+    disputed = _find_conflict(statements)
     if disputed:
         raise _conflict(sets.get(disputed, []), digests, exchange)
-    _check_values(said)
-    replicas = tuple(other for other in range(world) if said[other].plain == plain)
-    held = [item if item.holders else item._replace(holders=replicas) for item in held]
-    holders = {item.name: item.holders for item in held}
-    if len({(each.plain, each.meshes) for each in said}) > 1:
-        alone = {i.name: sources[i.name] for i in held if not digests[i.name] and world > 1}
+    _check_values(statements)
+    replicas = tuple(other for other in range(world) if statements[other].plain == plain)
+    boxes = [item if item.holders else item._replace(holders=replicas) for item in boxes]
+    holders = {item.name: item.holders for item in boxes}
+    if len({(each.plain, each.meshes) for each in statements}) > 1:
+        alone = {i.name: sources[i.name] for i in boxes if not digests[i.name] and world > 1}
         samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
-        holders = _holders_by_name(held, samples, exchange)
+        holders = _holders_by_name(boxes, samples, exchange)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
-    mates = _mates(held, holders, apart) + _mates_of_values(said, rank)
-    return SavePlan(tuple(held), tuple(divide_boxes(held, rank)), digest, tuple(mates))
+    mates = _mates(boxes, holders, apart) + _mates_of_values(statements, rank)
+    return SavePlan(tuple(boxes), tuple(divide_boxes(boxes, rank)), digest, tuple(mates))
 
 
 def refuse(error: str, exchange: Exchange) -> None:
@@ -141,15 +141,15 @@ def refuse(error: str, exchange: Exchange) -> None:
         exchange(msgspec.msgpack.encode(_RankStatement(error=error)))
 
 
-def _check_errors(said: list[_RankStatement]) -> None:
-    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(said) if each.error]
+def _check_errors(statements: list[_RankStatement]) -> None:
+    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(statements) if each.error]
     if errors:
         raise UsageError("; ".join(errors))
 
 
-def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
+def _check_meshes(boxes: list[HeldBox], rank: int, world: int) -> str:
     """Return an error where meshes include ranks outside of this job; "" for none."""
-    for item in held:
+    for item in boxes:
         if item.holders and (rank not in item.holders or item.holders[-1] >= world):
             return (
                 f"{item.name} lies on rank {item.holders[-1]} of its mesh, where rank {rank} of"
@@ -159,7 +159,7 @@ def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
 
 
 def _digests(
-    held: list[HeldBox],
+    boxes: list[HeldBox],
     sources: Mapping[str, torch.Tensor],
     rank: int,
     world: int,
@@ -167,11 +167,11 @@ def _digests(
 ) -> dict[str, bytes]:
     """Return a sample of all tensors that must be equal on other ranks; b"" of others."""
     if world == 1:
-        return dict.fromkeys((item.name for item in held), b"")
+        return dict.fromkeys((item.name for item in boxes), b"")
     alone = (rank,)
-    looked_at = [i.name for i in held if i.name not in apart and i.holders != alone]
+    looked_at = [i.name for i in boxes if i.name not in apart and i.holders != alone]
     found = digests_of({name: sources[name] for name in looked_at}, 0)
-    return {item.name: found.get(item.name, b"") for item in held}
+    return {item.name: found.get(item.name, b"") for item in boxes}
 
 
 def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _SharedBoxes:
@@ -180,13 +180,13 @@ def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _Shared
     return _SharedBoxes(count, _digest(map(_line, items)), values)
 
 
-def _find_conflict(said: list[_RankStatement]) -> bytes | None:
+def _find_conflict(statements: list[_RankStatement]) -> bytes | None:
     """Return the first set on which its holders disagree, the same on all ranks; or None."""
-    seen: dict[bytes, list[_SharedBoxes]] = {}
-    for each in said:
+    views_by_key: dict[bytes, list[_SharedBoxes]] = {}
+    for each in statements:
         for key, items in each.sets.items():
-            seen.setdefault(key, []).append(items)
-    for key, views in seen.items():
+            views_by_key.setdefault(key, []).append(items)
+    for key, views in views_by_key.items():
         missing = views[0].holders and len(views) != views[0].holders
         if missing or any(view != views[0] for view in views):
             return key
@@ -209,9 +209,9 @@ def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exch
     )
 
 
-def _check_values(said: list[_RankStatement]) -> None:
+def _check_values(statements: list[_RankStatement]) -> None:
     by_name: dict[str, set[bytes]] = {}
-    for each in said:
+    for each in statements:
         for name, digest in each.values.items():
             by_name.setdefault(name, set()).add(digest)
     differing = [name for name, found in by_name.items() if len(found) > 1]
@@ -223,7 +223,7 @@ def _check_values(said: list[_RankStatement]) -> None:
 
 
 def _holders_by_name(
-    held: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
+    boxes: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
 ) -> dict[str, tuple[int, ...]]:
     """Return the ranks that hold the same box, by name, across tables and meshes.
 
@@ -233,7 +233,7 @@ def _holders_by_name(
         item.name: _NamedTensor(
             str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
         )
-        for item in held
+        for item in boxes
     }
     answers = exchange(msgspec.msgpack.encode(mine))
     by_name: dict[str, dict[int, _NamedTensor]] = {}
@@ -255,7 +255,7 @@ def _holders_by_name(
         box = mine[name].start, mine[name].size
         return tuple(r for r, each in by_name[name].items() if (each.start, each.size) == box)
 
-    return {item.name: same(item.name) for item in held}
+    return {item.name: same(item.name) for item in boxes}
 
 
 def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
@@ -274,10 +274,10 @@ def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
 
 
 def _mates(
-    held: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
+    boxes: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
 ) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[HeldBox]] = {}
-    for item in held:
+    for item in boxes:
         if len(holders[item.name]) > 1 and item.name not in apart and item.size_bytes:
             together.setdefault(holders[item.name], []).append(item)
     return [
@@ -288,10 +288,10 @@ def _mates(
     ]
 
 
-def _mates_of_values(said: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
+def _mates_of_values(statements: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[str]] = {}
-    for name in sorted(said[rank].values):
-        ranks = tuple(other for other, each in enumerate(said) if name in each.values)
+    for name in sorted(statements[rank].values):
+        ranks = tuple(other for other, each in enumerate(statements) if name in each.values)
         if len(ranks) > 1:
             together.setdefault(ranks, []).append(name)
     return [

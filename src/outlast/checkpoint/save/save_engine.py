@@ -130,11 +130,11 @@ class SaveEngine:
         known. A wrong size costs time at the first save, nothing else.
         """
         described = describe(tensors)
-        held = held_boxes(described.table)
+        boxes = held_boxes(described.table)
         cuda = only_device(each.device for each in described.table.values())
         holders = tuple(sorted(replicas))
         shares = divide_boxes(
-            [item if item.holders else item._replace(holders=holders) for item in held], self._rank
+            [item if item.holders else item._replace(holders=holders) for item in boxes], self._rank
         )
         layout = lay_out({}, shares, frozen_names(tensors))
         self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
@@ -226,10 +226,10 @@ class SaveEngine:
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes since the last call. Never blocks."""
-        told = self._keeper.outcomes()
+        outcomes_so_far = self._keeper.outcomes()
         while self._news:
-            told.append(self._news.popleft())
-        return told
+            outcomes_so_far.append(self._news.popleft())
+        return outcomes_so_far
 
     def wait_news(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for outcomes, from any thread; return whether there are any."""
@@ -303,7 +303,7 @@ class SaveEngine:
                 known = self._planned = known._replace(layout=layout, frozen=frozen)
             return known
         try:
-            held = held_boxes(described.table)
+            boxes = held_boxes(described.table)
             there = {self._cuda} if self._cuda else set[torch.device]()
             self._cuda = only_device(there | {each.device for each in described.table.values()})
         except UsageError as error:
@@ -311,7 +311,7 @@ class SaveEngine:
             raise
         try:
             plan = agree(
-                held,
+                boxes,
                 described.sources,
                 rank=self._rank,
                 world=self._world,
@@ -328,7 +328,7 @@ class SaveEngine:
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
                 " save"
             ) from error
-        layout = lay_out(_tensors(held), plan.shares, frozen)
+        layout = lay_out(_tensors(boxes), plan.shares, frozen)
         self._planned = _Planned(described.table, plan, layout, frozenset(values), frozen)
         return self._planned
 
@@ -373,8 +373,8 @@ class SaveEngine:
             del self._refused[min(self._refused)]
 
 
-def _tensors(held: Iterable[HeldBox]) -> dict[str, Tensor]:
-    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
+def _tensors(boxes: Iterable[HeldBox]) -> dict[str, Tensor]:
+    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in boxes}
 
 
 def _changed(before: Mapping[str, LocalTensor], now: Mapping[str, LocalTensor]) -> str:

@@ -184,13 +184,13 @@ def held_boxes(table: Mapping[str, LocalTensor]) -> list[HeldBox]:
     Boxes of meshes without this rank are left out. Raises CodecError, by name, for placements that
     are no boxes.
     """
-    held: list[HeldBox] = []
+    boxes: list[HeldBox] = []
     meshes: dict[int, tuple[int, ...]] = {}
     for name in sorted(table):
         local = table[name]
         if local.spread is None:
             shape = tuple(local.shape)
-            held.append(HeldBox(name, local.dtype, shape, Box.whole(shape), ()))
+            boxes.append(HeldBox(name, local.dtype, shape, Box.whole(shape), ()))
             continue
         coordinate = local.spread.mesh.get_coordinate()
         if coordinate is None:
@@ -207,18 +207,18 @@ def held_boxes(table: Mapping[str, LocalTensor]) -> list[HeldBox]:
         if id(mesh) not in meshes:
             meshes[id(mesh)] = tuple(sorted(mesh.mesh.flatten().tolist()))
         shape = tuple(local.spread.shape)
-        held.append(HeldBox(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
-    return held
+        boxes.append(HeldBox(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
+    return boxes
 
 
-def divide_boxes(held: Iterable[HeldBox], rank: int) -> list[ShardShare]:
+def divide_boxes(boxes: Iterable[HeldBox], rank: int) -> list[ShardShare]:
     """Return the shares of `rank`: equal bytes (to 4096) of the boxes of each set of holders.
 
     Small boxes come first and stay undivided, so that the first holder's are saved: buffers that
     differ by rank (BatchNorm's) are one rank's, not a mixture.
     """
     together: dict[tuple[int, ...], list[HeldBox]] = {}
-    for item in held:
+    for item in boxes:
         if item.size_bytes:
             together.setdefault(item.holders, []).append(item)
     mine: list[ShardShare] = []

@@ -51,7 +51,7 @@ class ArenaLayout(NamedTuple):
 
 
 def lay_out(
-    held: Mapping[str, Tensor], shares: Sequence[ShardShare], frozen: Collection[str] = ()
+    known: Mapping[str, Tensor], shares: Sequence[ShardShare], frozen: Collection[str] = ()
 ) -> ArenaLayout:
     """Return a layout: shares aligned to their elements' size, large ones to blocks.
 
@@ -69,7 +69,7 @@ def lay_out(
     written = {share.held.name for share in shares}
     tensors = {
         name: tensor
-        for name, tensor in held.items()
+        for name, tensor in known.items()
         if name in written or not Box.whole(tensor.shape).elements
     }
     return ArenaLayout(
@@ -209,21 +209,21 @@ def _move(moves: Iterable[tuple[int, int, int]]) -> None:
     than one small copy takes. (torch's own threads wait for each other at barriers: 20 times slower
     there.)
     """
-    left = deque(moves)
+    pending = deque(moves)
 
     def work() -> None:
         with suppress(IndexError):
             while True:
-                ctypes.memmove(*left.popleft())
+                ctypes.memmove(*pending.popleft())
 
     other = threading.Thread(target=work, name="outlast-copies")
-    helped = len(left) > _MOVES_ALONE
+    helped = len(pending) > _MOVES_ALONE
     if helped:
         other.start()
     try:
         work()
     finally:  # an interruption: nothing may be written there behind it
-        left.clear()
+        pending.clear()
         if helped:
             other.join()
 

@@ -107,6 +107,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the object."""
+        ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
         """Restore the state of the object."""
@@ -200,11 +201,11 @@ def _optimizers(state: ScriptState) -> Iterable[str]:
 
 
 def _module_parameters(state: ScriptState) -> Iterable[str]:
-    held = {id(e.value) for found in state.entries.values() for e in found}
-    held |= {id(tensor) for tensor in _held_tensors(state.values)}
+    owned = {id(e.value) for found in state.entries.values() for e in found}
+    owned |= {id(tensor) for tensor in _held_tensors(state.values)}
     for name, optimizer in state.optimizers.items():
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        strange = sum(id(parameter) not in held for parameter in parameters)
+        strange = sum(id(parameter) not in owned for parameter in parameters)
         if strange:
             yield (
                 f"optimizer {name!r} updates {strange} of its {len(parameters)} parameters in no"

@@ -185,9 +185,9 @@ def lineage_of(store: StoreSource, origin: SavePoint | None = None) -> Lineage:
 
     Raises StorageError.
     """
-    committed, left = checkpoint_places(store)[:1], uncommitted(store)[:1]
+    committed, abandoned = checkpoint_places(store)[:1], uncommitted(store)[:1]
     newest = committed[0] if committed else None
-    tip = max([*committed, *left], key=lambda place: place.position, default=None)
+    tip = max([*committed, *abandoned], key=lambda place: place.position, default=None)
     base = ""
     with suppress(CorruptionError, StorageError):  # it began nowhere, as far as is known
         base = open_checkpoint(store, newest).commit.base if newest else ""
@@ -240,12 +240,12 @@ def verify(
     chunks: list[Chunk] = []
     for manifest in manifests:
         faults = check_files(files, manifest.files)
-        gone = {name for name in faults if files.get(name, -1) < 0}
+        missing = {name for name in faults if files.get(name, -1) < 0}
         for name, fault in faults.items():
             file = f"{checkpoint.where}/{name}"
-            lost = tensors_in(manifest, name) if name in gone else ()
+            lost = tensors_in(manifest, name) if name in missing else ()
             damages.append(CheckpointDamage(file, None, f"{file}: {fault}", lost))
-        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in gone]
+        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in missing]
     adding, done = Lock(), 0
 
     def look(chunk: Chunk, buffer: memoryview) -> None:

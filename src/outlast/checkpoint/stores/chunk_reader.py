@@ -115,13 +115,13 @@ def gather(memory: MemorySource, chunk: Chunk, rooms: Sequence[memoryview]) -> N
     bytes of one holder do not match, those of the next one replace them. Raises as `fetch` does.
     """
     directory, shard = chunk.manifest.place.directory, chunk.manifest.shard
-    for held in memory.holders(directory, shard):
+    for holder in memory.holders(directory, shard):
         at, digest = chunk.at, xxhash.xxh3_128()
         try:
             for room in rooms:
                 for begin in range(0, len(room), _STEP_BYTES):
                     step = room[begin : begin + _STEP_BYTES]
-                    held.read(at, step)
+                    holder.read(at, step)
                     digest.update(step)
                     at += len(step)
         except (CorruptionError, StorageError):
@@ -144,16 +144,16 @@ def walk(chunks: Iterable[Chunk], do: Callable[[Chunk, memoryview], None]) -> No
     The first error ends it: no thread runs any more when this returns or raises, except threads
     that hang in a file system that does not answer; those then do nothing more.
     """
-    left = deque(chunks)
-    room = max((chunk.size_bytes for chunk in left), default=0)
+    pending = deque(chunks)
+    room = max((chunk.size_bytes for chunk in pending), default=0)
 
     def work() -> None:
         buffer = allocate(room)
-        while (chunk := _next(left)) is not None:
+        while (chunk := _next(pending)) is not None:
             do(chunk, buffer[: chunk.size_bytes])
 
     # After an error or Ctrl-C the other threads end after their chunks.
-    await_thread([IoThread(work) for _ in range(min(THREADS, len(left)))], left.clear)
+    await_thread([IoThread(work) for _ in range(min(THREADS, len(pending)))], pending.clear)
 
 
 def allocate(size_bytes: int) -> memoryview:
@@ -167,8 +167,8 @@ def allocate(size_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-def _next(left: deque[Chunk]) -> Chunk | None:
+def _next(pending: deque[Chunk]) -> Chunk | None:
     try:
-        return left.popleft()
+        return pending.popleft()
     except IndexError:
         return None

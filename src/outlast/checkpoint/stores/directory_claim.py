@@ -99,13 +99,13 @@ class Claimer:
         owned, mine = None, _ClaimStatement()
         if self._ranks.rank == 0:
             owned, mine = self._examine(loaded, branch)
-        said = self._exchange(mine)[0]
-        _raise(said)
-        assert said.lineage is not None
+        claim_statement = self._exchange(mine)[0]
+        _raise(claim_statement)
+        assert claim_statement.lineage is not None
         why = ""
         if self._ranks.rank:
             why = directory_ownership.wait_until_visible(
-                self._root.root, said.token, self._patience
+                self._root.root, claim_statement.token, self._patience
             )
         try:
             for rank, each in enumerate(self._exchange(_ClaimStatement(why, refused=True))):
@@ -115,7 +115,7 @@ class Claimer:
             if owned:
                 owned.close()
             raise
-        return Claim(said.lineage, said.token, owned)
+        return Claim(claim_statement.lineage, claim_statement.token, owned)
 
     def _examine(
         self, loaded: LoadOrigin | None, branch: bool
@@ -154,8 +154,8 @@ class Claimer:
                 " Checkpointer(..., branch=True) to begin a line of its own beside them, or use"
                 " another directory"
             )
-        left = uncommitted(self._root)
-        tip = max([*found, *left], key=lambda place: place.position, default=None)
+        abandoned = uncommitted(self._root)
+        tip = max([*found, *abandoned], key=lambda place: place.position, default=None)
         place, base = loaded or (None, "")
         return resume_lineage(place, base, newest, tip)
 
@@ -163,8 +163,8 @@ class Claimer:
         """Return whether an earlier run's keeper may still write it."""
         return self._root.quiet_s(place.directory) < self._save_s
 
-    def _exchange(self, said: _ClaimStatement) -> list[_ClaimStatement]:
-        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+    def _exchange(self, statement: _ClaimStatement) -> list[_ClaimStatement]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(statement))
         return [msgspec.msgpack.decode(each, type=_ClaimStatement) for each in answers]
 
 
@@ -185,11 +185,11 @@ def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: st
         return
 
 
-def _raise(said: _ClaimStatement) -> None:
-    if said.error and said.refused:
-        raise UsageError(said.error)
-    if said.error:
-        raise StorageError(said.error)
+def _raise(statement: _ClaimStatement) -> None:
+    if statement.error and statement.refused:
+        raise UsageError(statement.error)
+    if statement.error:
+        raise StorageError(statement.error)
 
 
 Address: TypeAlias = str | Path
@@ -230,13 +230,13 @@ class Tiers:
         """
         targets, silent = open_targets(self._durable, self.root.root)
         answering = [target.store for target in targets]
-        told = [str(error) for error in silent]
+        errors = [str(error) for error in silent]
         for store in [] if self.plain else [self.root, *answering]:
             try:
                 refuse_others(store, checkpoint_places(store), job)
             except StorageError as error:
-                told.append(str(error))
-        return list(dict.fromkeys(told))
+                errors.append(str(error))
+        return list(dict.fromkeys(errors))
 
     def sources(self) -> list[StoreSource]:
         """Return the sources to load from, the directory first; none is accessed yet."""
@@ -250,9 +250,9 @@ class Tiers:
 
 def _parse_targets(address: Address) -> DurableRule:
     """Return a target's rule with an absolute path: the copier has another working directory."""
-    asked = (
+    rule = (
         DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
     )
-    if "://" in asked.address:
-        return asked
-    return msgspec.structs.replace(asked, address=str(Path(asked.address).absolute()))
+    if "://" in rule.address:
+        return rule
+    return msgspec.structs.replace(rule, address=str(Path(rule.address).absolute()))

@@ -203,13 +203,13 @@ class _Lease:
 
     def __init__(self) -> None:
         self.locks = True
-        self._seen, self._since = 0, 0.0
+        self._touched_ns, self._since = 0, 0.0
 
     def is_over(self, touched_ns: int) -> bool:
         """Return whether the file with this mtime was not touched for LEASE_S."""
         now = time.monotonic()
-        if touched_ns != self._seen:
-            self._seen, self._since = touched_ns, now
+        if touched_ns != self._touched_ns:
+            self._touched_ns, self._since = touched_ns, now
         return now - self._since > LEASE_S
 
 
@@ -239,27 +239,27 @@ def _attempt(root: Path, mine: Owner, lease: _Lease) -> Ownership | Owner:
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        held = _decoded(os.pread(file.fileno(), _BYTES_MAX, 0))
+        owner = _decoded(os.pread(file.fileno(), _BYTES_MAX, 0))
         touched_ns = os.fstat(file.fileno()).st_mtime_ns
         file.close()
         if error.errno in _NO_LOCKS:
             lease.locks = False
-            over = held.state == "elsewhere" and lease.is_over(touched_ns)
-            if held.state in ("none", "dead") or over:
+            over = owner.state == "elsewhere" and lease.is_over(touched_ns)
+            if owner.state in ("none", "dead") or over:
                 return Ownership(root, mine, _replace(root, mine, lock=False))
         elif error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        elif held.state == "dead":
+        elif owner.state == "dead":
             return Ownership(root, mine, _replace(root, mine, lock=True))
-        return held
-    held = read_owner(root)
+        return owner
+    owner = read_owner(root)
     with suppress(FileNotFoundError):
         same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
-        if same and held.state != "finishing":
+        if same and owner.state != "finishing":
             _rewrite(file, mine)
             return Ownership(root, mine, file)
     file.close()  # its keeper has lost the lock; or it was taken over since we opened it
-    return held
+    return owner
 
 
 def _replace(root: Path, owner: Owner, *, lock: bool) -> _File | None:

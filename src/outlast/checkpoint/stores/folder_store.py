@@ -368,10 +368,10 @@ def _write_draft(name: str, at: int, data: bytes) -> str:
 
 
 def _write(file: int, part: bytes | memoryview) -> int:
-    left = memoryview(part).cast("B")
-    size = len(left)
-    while left:
-        left = left[os.write(file, left) :]
+    rest = memoryview(part).cast("B")
+    size = len(rest)
+    while rest:
+        rest = rest[os.write(file, rest) :]
     return size
 
 
@@ -384,8 +384,8 @@ def _fill(file: int, at: int, into: memoryview) -> int:
 
 
 def _unreadable(path: Path, error: OSError) -> CorruptionError | StorageError:
-    if gone := _MISSING_ERRNOS.get(error.errno or 0):
-        return CorruptionError(f"{path}: {gone}; nothing was read from it")
+    if fault := _MISSING_ERRNOS.get(error.errno or 0):
+        return CorruptionError(f"{path}: {fault}; nothing was read from it")
     return StorageError(f"{path}: could not be read: {error.strerror or error}")
 
 

@@ -78,20 +78,20 @@ def await_thread(hands: Sequence[IoThread], hurry: Callable[[], None] = lambda: 
     the first error; it should make the others end.
     """
     ended: SimpleQueue[IoThread] = SimpleQueue()
-    left = set(hands)
+    running = set(hands)
     for hand in hands:
         hand.ended = ended.put
         hand.start()
     errors: list[BaseException] = []
-    while left:
+    while running:
         try:
             hand = ended.get(timeout=_LOOK_S)
             found = {hand: hand.error}
         except Empty:
-            found = {hand: error for hand in left if (error := hand.give_up())}
+            found = {hand: error for hand in running if (error := hand.give_up())}
         except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once the others have ended
             found = {None: error}
-        left -= found.keys()
+        running -= found.keys()
         errors += filter(None, found.values())
         if errors:
             hurry()

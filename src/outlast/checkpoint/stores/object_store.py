@@ -272,25 +272,25 @@ class Bucket:
             yield
         except (BaseError, OSError) as error:
             scheme = self.where.partition("://")[0]
-            said, credentials = str(error), _CREDENTIALS.get(scheme, "its credentials")
+            message, credentials = str(error), _CREDENTIALS.get(scheme, "its credentials")
             if isinstance(error, PermissionDeniedError | UnauthenticatedError):
                 raise RefusedError(
                     f"{where}: {what}: access is denied; nothing was changed; see to the rights of"
                     f" {credentials}"
                 ) from error
-            if _METADATA.search(said):
+            if _METADATA.search(message):
                 raise RefusedError(
                     f"{where}: {what}: there are no credentials; nothing was changed; set"
                     f" {credentials}"
                 ) from error
-            if "NoSuchBucket" in said or "ContainerNotFound" in said:
+            if "NoSuchBucket" in message or "ContainerNotFound" in message:
                 raise RefusedError(
                     f"{where}: {what}: there is no such bucket; nothing was changed; make it, or"
                     " name another"
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise CorruptionError(f"{where}: is missing; nothing was read from it") from error
-            if "Connect" in said or "error sending request" in said:
+            if "Connect" in message or "error sending request" in message:
                 raise StorageError(
                     f"{where}: {what}: its endpoint cannot be reached ({_line(error)}); nothing was"
                     " changed; see to the network and to the endpoint's address"

@@ -121,6 +121,7 @@ class HoldingSource(Protocol):
 
         Where that is impossible, a reader finds its files missing.
         """
+        ...
 
 
 class Inode(NamedTuple):

@@ -76,12 +76,12 @@ def drain_store(
     }
     while not ended.is_set():
         known_there = list(there.values())
-        left = wanted_checkpoints(
+        wanted = wanted_checkpoints(
             list(offered.values()), known_there, keep, every, now_ns(), last=last
         )
-        if not left:
+        if not wanted:
             return
-        place = left[0]
+        place = wanted[0]
         known = offered.pop(place)
         on_start(place)
         try:

@@ -63,7 +63,7 @@ def parse_durable(text: str) -> DurableRule:
     Raises ConfigError, which names the part that is wrong.
     """
     address, *options = _OPTIONS.split(text.strip())
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for option in options:
         name, _, value = option.partition("=")
         if name not in ("every", "keep", "rate"):
@@ -71,16 +71,18 @@ def parse_durable(text: str) -> DurableRule:
                 f"cannot read {option!r} of {address}: known are every, keep and rate, as in"
                 f" {_EXAMPLE!r}"
             )
-        if name in said:
+        if name in values:
             raise ConfigError(f"{name} is said twice of {address}")
-        said[name] = value
+        values[name] = value
     if not address or re.match(r"(every|keep|rate)=", address):
         raise ConfigError(f"{text!r} names no place; it comes first, as in {_EXAMPLE!r}")
     return DurableRule(
         address=address,
-        every=_every(said["every"]) if "every" in said else None,
-        keep=parse_keep(said["keep"]) if "keep" in said else None,
-        rate_bytes_per_s=rate(f"rate={said['rate']}", said["rate"]) if "rate" in said else None,
+        every=_every(values["every"]) if "every" in values else None,
+        keep=parse_keep(values["keep"]) if "keep" in values else None,
+        rate_bytes_per_s=rate(f"rate={values['rate']}", values["rate"])
+        if "rate" in values
+        else None,
     )
 
 
@@ -154,7 +156,7 @@ REQUEST_S = 30.0  # draining tries again by itself
 
 
 def open_targets(
-    asked: Sequence[DurableRule], root: Path, request_s: float = REQUEST_S
+    rules: Sequence[DurableRule], root: Path, request_s: float = REQUEST_S
 ) -> tuple[list[DurableTarget], list[StorageError]]:
     """Return the targets of checkpoints in `root`, and the errors of those that do not answer.
 
@@ -162,7 +164,7 @@ def open_targets(
     """
     targets: list[DurableTarget] = []
     silent: list[StorageError] = []
-    for one in asked:
+    for one in rules:
         store = _folder_or_bucket(one.address, root, request_s)
         silent += _silence(store)
         if any(_is_same(store, other.store) for other in targets):

@@ -116,7 +116,7 @@ def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePo
     own = [item for item in newest_first if item.place in ancestors]
     firsts = set(_firsts(own, keep.every)) if keep.every else set[SavePoint]()
     last = {item.place for item in own[: keep.last]}
-    left = set(line_ends(places, ancestors)[: keep.lines])
+    ends = set(line_ends(places, ancestors)[: keep.lines])
     reasons: dict[SavePoint, str] = {}
     for i, item in enumerate(newest_first):
         if i == verified:
@@ -129,7 +129,7 @@ def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePo
             why = f"one of the last {keep.last}"
         elif item.place in firsts:
             why = f"the first of its {keep.every} steps"
-        elif item.place in left:
+        elif item.place in ends:
             why = "the end of a line that the job has left"
         else:
             continue
@@ -166,7 +166,7 @@ def parse_policy(text: str) -> Keep:
 
     `milestone` may occur several times. Raises ConfigError, which names the part that is wrong.
     """
-    said: dict[str, float | int] = {}
+    values: dict[str, float | int] = {}
     milestones: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (side.strip() for side in part.partition("="))
@@ -175,22 +175,22 @@ def parse_policy(text: str) -> Keep:
                 f"cannot read {part!r} in a retention policy: it is made of"
                 f" {', '.join(sorted(_READ))}, as in {_EXAMPLE}"
             )
-        if name in said:
+        if name in values:
             raise ConfigError(f"{name} is said twice in the retention policy {text!r}")
         number = _READ[name](part, value)
         if name == "milestone":
             milestones.add(int(number))
         else:
-            said[name] = number
-    if not said and not milestones:
+            values[name] = number
+    if not values and not milestones:
         raise ConfigError(f"a retention policy says what stays, as in {_EXAMPLE}")
     return Keep(
-        last=int(said.get("last", 2)),
-        every=int(said["every"]) if "every" in said else None,
+        last=int(values.get("last", 2)),
+        every=int(values["every"]) if "every" in values else None,
         milestones=frozenset(milestones),
-        age_s=said.get("age"),
-        size_bytes=int(said["size"]) if "size" in said else None,
-        lines=int(said["lines"]) if "lines" in said else None,
+        age_s=values.get("age"),
+        size_bytes=int(values["size"]) if "size" in values else None,
+        lines=int(values["lines"]) if "lines" in values else None,
     )
 
 

@@ -71,7 +71,7 @@ class UpkeepClient:
         """Start the process; `name` identifies it in messages and in `ps`. Raises StorageError."""
         self._setup, self._name = setup, name
         self._starts = 0
-        self._heard = bytearray()
+        self._received = bytearray()
         self._start()
 
     def saving(self, keeper_pid: int) -> None:
@@ -152,9 +152,9 @@ class UpkeepClient:
                 break
             if not more:  # it has ended
                 self.let_go()
-            self._heard += more
-        *lines, rest = bytes(self._heard).split(b"\n")
-        self._heard = bytearray(rest)
+            self._received += more
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
         return [msgspec.json.decode(line, type=UpkeepFailure).error for line in lines]
 
     def _reap(self, timeout_s: float) -> str:

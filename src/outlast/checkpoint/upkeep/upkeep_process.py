@@ -67,14 +67,14 @@ class UpkeepThreads:
         local: Store,
         keep: Keep | None,
         targets: Sequence[DurableTarget],
-        heard: UpkeepListener,
+        listener: UpkeepListener,
         barred: Callable[[SavePoint], bool] = lambda _: False,
     ) -> None:
         self._local, self._barred = local, barred
         self._keep = keep
-        self._heard = heard
+        self._listener = listener
         self._now_ns = CheckpointClock().now_ns
-        self._told = ""  # the newest failure to delete: said once
+        self._last_error = ""  # the newest failure to delete: said once
         self._ending = False
         self._wake = threading.Event()
         self._drainers = {target.store.where: self._drainer(target) for target in targets}
@@ -104,16 +104,16 @@ class UpkeepThreads:
         self._pruner.join(max(0.0, until_s - time.monotonic()))
 
     def _drainer(self, target: DurableTarget) -> StoreDrainer:
-        asked, store = target
+        rule, store = target
         return StoreDrainer(
             self._local,
             store,
-            keep=asked.keep or self._keep,
-            every=asked.every,
-            limit_bytes_per_s=asked.rate_bytes_per_s,
+            keep=rule.keep or self._keep,
+            every=rule.every,
+            limit_bytes_per_s=rule.rate_bytes_per_s,
             barred=self._barred,
-            on_copied=lambda copied: self._heard.copied(copied, store.where),
-            on_error=lambda error: self._heard.not_copied(error, store.where),
+            on_copied=lambda copied: self._listener.copied(copied, store.where),
+            on_error=lambda error: self._listener.not_copied(error, store.where),
         )
 
     def _run(self) -> None:
@@ -132,14 +132,14 @@ class UpkeepThreads:
                 self._local, keep, self._now_ns(), spare=self._in_use, barred=self._barred
             )
         except (OutlastError, OSError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                self._heard.not_deleted(self._told)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                self._listener.not_deleted(self._last_error)
             return
-        self._told = ""
+        self._last_error = ""
         for verdict in verdicts:
             if not verdict.keep:
-                self._heard.deleted(verdict)
+                self._listener.deleted(verdict)
 
     def _in_use(self, place: SavePoint) -> bool:
         return any(drainer.uses(place) for drainer in self._drainers.values())
@@ -153,7 +153,7 @@ class FailureReporter:
     """Sends failures to the trainer, each once until it succeeds or the error changes."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
     def deleted(self, verdict: RetentionVerdict) -> None:
         """Do nothing: the trainer does not need it."""
@@ -164,12 +164,12 @@ class FailureReporter:
 
     def copied(self, copied: CopyResult, where: str) -> None:  # noqa: ARG002 - that it went well
         """Forget the last error of this target."""
-        self._told.pop(where, None)
+        self._errors.pop(where, None)
 
     def not_copied(self, error: str, where: str) -> None:
         """Send the error to the trainer, unless it is the last one of this target."""
-        if self._told.get(where) != error:
-            self._told[where] = error
+        if self._errors.get(where) != error:
+            self._errors[where] = error
             _report_error(f"a checkpoint was not carried to {where}: {error}; it is tried again")
 
 
@@ -183,7 +183,7 @@ def main() -> int:
     lines = _lines(sys.stdin.fileno())
     setup = msgspec.json.decode(next(lines) or b"", type=UpkeepSetup)
     root = Folder(Path(setup.root))
-    targets = [DurableTarget(asked, open_target(asked.address)) for asked in setup.durable]
+    targets = [DurableTarget(rule, open_target(rule.address)) for rule in setup.durable]
     upkeep = UpkeepThreads(root, setup.keep, targets, FailureReporter())
     keeper = _Keeper()
     upkeep.committed()  # what an earlier trainer has left
@@ -211,17 +211,17 @@ def main() -> int:
 
 def _lines(fd: int) -> Iterator[bytes]:
     """Yield the lines of a pipe; b"" after _LOOK_S without one."""
-    said = bytearray()
+    received = bytearray()
     while True:
         if not select.select([fd], [], [], _LOOK_S)[0]:
             yield b""
             continue
         if not (more := os.read(fd, 1 << 16)):
             return
-        said += more
-        while (end := said.find(b"\n")) >= 0:
-            yield bytes(said[:end])
-            del said[: end + 1]
+        received += more
+        while (end := received.find(b"\n")) >= 0:
+            yield bytes(received[:end])
+            del received[: end + 1]
 
 
 class _Keeper:
