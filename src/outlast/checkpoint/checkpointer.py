@@ -41,7 +41,7 @@ from outlast.errors import CorruptionError, OutlastError, StorageError, UsageErr
 OnFailure: TypeAlias = Literal["warn", "raise"]
 WhenBusy: TypeAlias = Literal["wait", "skip"]
 OnUnreadable: TypeAlias = Literal["raise", "older"]
-_OWN_BYTES = 64 << 10  # about what a rank's own part takes at first
+_OWN_BYTES = 64 << 10  # estimated size of a rank's own part
 
 
 class CheckpointWarning(UserWarning):
@@ -120,18 +120,18 @@ class Checkpointer:
 
         Raises UsageError on all ranks where rank 0 cannot save with these settings.
         """
-        mine = _Begun()
+        statement = _Begun()
         if self._ranks.rank == 0:
             try:
                 silent = self._tiers.check(self._job)
-                mine = _Begun(attempt=secrets.token_hex(6), silent=silent)
+                statement = _Begun(attempt=secrets.token_hex(6), silent=silent)
             except OutlastError as error:
-                mine = _Begun(error=f"{error}; nothing was started")
-        answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
+                statement = _Begun(error=f"{error}; nothing was started")
+        answer = self._ranks.exchange(msgspec.msgpack.encode(statement))[0]
         begun = msgspec.msgpack.decode(answer, type=_Begun)
         if begun.error:
             raise UsageError(begun.error)
-        for each in mine.silent:
+        for each in statement.silent:
             warnings.warn(f"{each}; it is tried again", CheckpointWarning, stacklevel=3)
         return begun.attempt
 
@@ -144,7 +144,7 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A failed save must not hide what ended the script.
+        # A failed save must not hide the script's exception.
         self._close(self._on_failure if kind is None else "warn", in_peace=kind is None)
 
     def prepare(self, state: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
@@ -156,11 +156,11 @@ class Checkpointer:
         """
         with self._ranks.together("prepare"):
             self._check_open()
-            given = ScriptState(state, own)
-            self._check_parts(given)
+            script_state = ScriptState(state, own)
+            self._check_parts(script_state)
             engine = self._engine or self._start(self._claim or self._make_claim())
-            content = flatten_state(given)
-            tensors = content.tensors | expected_state(given)
+            content = flatten_state(script_state)
+            tensors = content.tensors | expected_state(script_state)
             mine = xxhash.xxh3_128_digest(repr([(n, t.shape) for n, t in tensors.items()]).encode())
             alike = self._ranks.exchange(mine)
             replicas = [rank for rank, each in enumerate(alike) if each == mine]
@@ -187,7 +187,7 @@ class Checkpointer:
             place, parent, base = claim.lineage.go_on(step, step, attempt)
             try:
                 return self._save(claim, place, parent, base, ScriptState(state, own))
-            except Exception as error:  # raised again: it is the other ranks that are told
+            except Exception as error:  # raised again: this informs the other ranks
                 self._refuse(place, str(error))
                 raise
 
@@ -200,15 +200,15 @@ class Checkpointer:
         return self._claim
 
     def _save(
-        self, claim: Claim, place: SavePoint, parent: str, base: str, given: ScriptState
+        self, claim: Claim, place: SavePoint, parent: str, base: str, state: ScriptState
     ) -> int:
         try:
             engine = self._engine or self._start(claim)
-            self._check_parts(given)
-            content = flatten_state(given)
-            own_bytes = rank_own.capture(given, content.rest, self._ranks.world)
-        except Exception as error:  # raised again, once the others know
-            if not self._parts:  # the first one: all others wait to hear from this rank
+            self._check_parts(state)
+            content = flatten_state(state)
+            own_bytes = rank_own.capture(state, content.rest, self._ranks.world)
+        except Exception as error:  # raised again, after informing the other ranks
+            if not self._parts:  # first save: all other ranks wait for this one
                 agreed_plan.refuse(str(error), self._ranks.exchange)
             raise
         if self._upkeep and self._keeper:
@@ -217,9 +217,9 @@ class Checkpointer:
             claim.owned.keeper_is(self._keeper.pid)
         save = engine.save(
             place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin(),
-            parent=parent, base=base, apart=rank_own.buffers(given), values=content.digests,
+            parent=parent, base=base, apart=rank_own.buffers(state), values=content.digests,
         )  # fmt: skip
-        self._parts = frozenset(_parts(given))
+        self._parts = frozenset(_parts(state))
         self._pending[save] = place.step
         return save
 
@@ -272,7 +272,7 @@ class Checkpointer:
                 self._loaded = LoadOrigin(restored.place, loading.base)
             if restored and self._claim:
                 self._claim.lineage.loaded(restored.place)
-            if restored is None and loading.lost:
+            if restored is None and loading.has_lost_commit:
                 warnings.warn(
                     f"nothing was loaded: {loading.begun}", CheckpointWarning, stacklevel=3
                 )
@@ -299,30 +299,30 @@ class Checkpointer:
     def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
         self._closed = True
         engine, self._engine = self._engine, None
-        found: list[str] = []
+        failures: list[str] = []
         if engine:
             try:
                 engine.close(self._save_s)
             except StorageError as error:
-                found.append(str(error))
-            found += self._failures(engine.outcomes())
+                failures.append(str(error))
+            failures += self._failures(engine.outcomes())
         if self._claim and self._claim.owned:
             self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None
         if upkeep and in_peace:
-            found += upkeep.close(self._save_s)
+            failures += upkeep.close(self._save_s)
         elif upkeep:
-            upkeep.let_go()  # it ends its work alone: nobody is to wait for that now
-        self._report(found, on_failure)
+            upkeep.let_go()  # it finishes alone, without delaying the exception
+        self._report(failures, on_failure)
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this Checkpointer is closed; nothing was saved")
 
-    def _check_parts(self, given: ScriptState) -> None:
+    def _check_parts(self, state: ScriptState) -> None:
         if self._complete:
-            check_complete(given)
-        missing = sorted(self._parts.difference(_parts(given)))
+            check_complete(state)
+        missing = sorted(self._parts.difference(_parts(state)))
         if missing:
             raise UsageError(
                 f"earlier saves had {', '.join(missing)} and this one has not: a run could not go"
@@ -357,11 +357,11 @@ class Checkpointer:
 
     def _tell(self, on_failure: OnFailure) -> None:
         if self._engine:
-            found = self._failures(self._engine.outcomes())
-            self._report(found + (self._upkeep.failures() if self._upkeep else []), on_failure)
+            failures = self._failures(self._engine.outcomes())
+            self._report(failures + (self._upkeep.failures() if self._upkeep else []), on_failure)
 
     def _failures(self, outcomes: list[Outcome]) -> list[str]:
-        found: list[str] = []
+        failures: list[str] = []
         for outcome in outcomes:
             if outcome.kind == "written" and outcome.error:
                 warnings.warn(outcome.error, CheckpointWarning, stacklevel=5)
@@ -372,8 +372,8 @@ class Checkpointer:
                 self._upkeep.committed()
             if outcome.kind in ("failed", "skipped"):
                 rank, what = self._ranks.rank, f"step {outcome.place.step} {outcome.kind}"
-                found.append(f"the save of {what} on rank {rank}: {outcome.error}")
-        return found
+                failures.append(f"the save of {what} on rank {rank}: {outcome.error}")
+        return failures
 
     def _report(self, failures: list[str], on_failure: OnFailure) -> None:
         if failures and on_failure == "raise":
@@ -382,8 +382,8 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
 
 
-def _parts(given: ScriptState) -> set[str]:
-    return {*given.given, *given.own, *given.generators}
+def _parts(state: ScriptState) -> set[str]:
+    return {*state.given, *state.own, *state.generators}
 
 
 def _origin() -> dict[str, str]:

@@ -21,9 +21,9 @@ from outlast.errors import GroupError, UsageError
 
 _PAUSE_S = 0.001
 _PAUSE_MAX_S = 0.05
-_GRACE_S = 10.0  # for whoever has decided to say what
+_GRACE_S = 10.0  # for the deciding rank to publish the outcome
 _NAMED_MAX = 8
-_OPEN_CALLS_MAX = 16  # that ranks may be, and be told of each other at once
+_OPEN_CALLS_MAX = 16  # calls with a departure key of their own
 
 
 class RankRendezvous:
@@ -44,7 +44,7 @@ class RankRendezvous:
 
         The rank comes to no later rendezvous of the call. Takes a few microseconds and never waits.
         """
-        with suppress(RuntimeError):  # a store that is gone: nobody can be waiting there either
+        with suppress(RuntimeError):  # the store died: no rank can be waiting there
             self._store.set(self._departure_key(call), f"{call} {self._rank} {why}")
 
     def come(self, call: int, turn: int) -> None:
@@ -144,7 +144,7 @@ class RankGroup:
         assert group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         backends = dist.get_backend_config(group)
-        if "outlast" not in backends:  # else the launcher finds who does not come
+        if "outlast" not in backends:  # else the launcher detects missing ranks
             store = group.get_group_store()
             self._meeting = RankRendezvous(store, self.rank, self.world, timeout_s)
         if "cpu:" not in backends:

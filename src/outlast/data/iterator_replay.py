@@ -31,8 +31,8 @@ class IteratorReplay:
     ) -> None:
         self._owned, self._process = owned, process
         self.draws = 0
-        self._found: list[tuple[int, dict[str, Any]]] = []
-        self._reached: dict[str, Any] = random_state.states(owned)  # what running again leads to
+        self._recorded: list[tuple[int, dict[str, Any]]] = []
+        self._reached: dict[str, Any] = random_state.states(owned)  # the states after a replay
         self._states = 0
 
     @contextmanager
@@ -50,18 +50,18 @@ class IteratorReplay:
         return states | {_PROCESS + name: s for name, s in random_state.snapshot().items()}
 
     def _note(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        found = {}
+        moved = {}
         for name, state in before.items():
             if random_state.same(state, after.get(name)):
                 continue
             if not random_state.same(state, self._reached.get(name)):
-                found[name] = state
+                moved[name] = state
             self._reached[name] = after[name]
-        if found:
-            self._found.append((self.draws, found))
-            self._states += len(found)
+        if moved:
+            self._recorded.append((self.draws, moved))
+            self._states += len(moved)
         if self._states > _STATES_MAX:
-            names = ", ".join(sorted(found)).replace(_PROCESS, _NAMED)
+            names = ", ".join(sorted(moved)).replace(_PROCESS, _NAMED)
             raise UsageError(
                 f"the loader and the rest of the script draw from the same generators in turn, more"
                 f" than {_STATES_MAX} times: more than can be kept for a worker that takes this"
@@ -75,7 +75,7 @@ class IteratorReplay:
 
     def saved(self) -> dict[str, Any]:
         """Return the recorded states as plain data."""
-        return {"draws": self.draws, "found": list(self._found)}
+        return {"draws": self.draws, "found": list(self._recorded)}
 
     def follow(self, saved: Mapping[str, Any], draw: Callable[[], None]) -> None:
         """Call `draw` as often as recorded, each time from the recorded states.

@@ -65,7 +65,7 @@ class TicketDataset(Dataset[Any], DatasetWrapper):
         if self._desk is None:
             self._desk = LoaderProcessState({"dataset": self.dataset, "collate": self._collate})
         if ticket.state:
-            # What is made with the first batch (a file, a generator, a flag) is made by this.
+            # Creates the objects of the first batch (a file, a generator, a flag).
             self._load(ticket.indices)
             self._desk.put(self._codec.decode(ticket.state))
         batch = self._load(ticket.indices)

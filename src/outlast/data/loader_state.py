@@ -60,7 +60,7 @@ class LoaderState:
     ) -> None:  # fmt: skip
         self._roots, self._apart = roots, apart
         self._modules, self._attributes = modules, attributes
-        self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays: whose, and which version
+        self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays, with their version
         self._first = self._values()
         self._changed: set[str] = set()
         self._moves: dict[str, int] = {}
@@ -165,8 +165,8 @@ def module_generators() -> dict[str, random_state.Generator]:
     The script and the modules beside it may bind new ones at any time, libraries do so when they
     are imported.
     """
-    own, found = _libraries(len(sys.modules))
-    return found | {place: value for name in own for place, value in _at_top(name)}
+    own, others = _libraries(len(sys.modules))
+    return others | {place: value for name in own for place, value in _at_top(name)}
 
 
 @cache
@@ -187,8 +187,10 @@ def _libraries(_modules: int) -> tuple[list[str], dict[str, random_state.Generat
 
 def _at_top(module: str) -> list[tuple[str, random_state.Generator]]:
     space = list(getattr(sys.modules.get(module), "__dict__", {}).items())
-    found = [(f"{module}:{name}", value) for name, value in space if _is_generator(type(value))]
-    return [(place, value) for place, value in found if id(value) not in _of_the_process()]
+    generators = [
+        (f"{module}:{name}", value) for name, value in space if _is_generator(type(value))
+    ]
+    return [(place, value) for place, value in generators if id(value) not in _of_the_process()]
 
 
 @cache
@@ -245,8 +247,8 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _class_generators(kind: type, _size: int) -> list[str]:
-    found = [item for base in kind.__mro__ for item in list(vars(base).items())]
-    return [name for name, value in found if _is_generator(type(value))]
+    members = [item for base in kind.__mro__ for item in list(vars(base).items())]
+    return [name for name, value in members if _is_generator(type(value))]
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -66,7 +66,7 @@ class MappedSource(CountedSource):
         """Return the length of the sampler, None if it has none."""
         try:
             return len(self._sampler)
-        except (TypeError, NotImplementedError):  # a sampler that does not know
+        except (TypeError, NotImplementedError):  # a sampler without a length
             return None
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ def _like(loader: DataLoader[Any], shelf: TicketDataset, tickets: TicketSampler)
     if loader.pin_memory and loader.pin_memory_device:
         workers["pin_memory_device"] = loader.pin_memory_device
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # said once, when the user's was made
+        warnings.simplefilter("ignore", UserWarning)  # the user's loader has raised them
         return DataLoader(
             shelf,
             batch_size=None,

@@ -73,7 +73,7 @@ class StatefulSource(CountedSource):
         except StopIteration:
             if self._done or self._saved_state is None:
                 raise
-            # The place that was loaded is the loader's end: what comes next is its next beginning.
+            # The loaded position is the loader's end: restart it.
             self._batches = iter(self._loader)
             return next(self._batches)
 

@@ -155,7 +155,7 @@ class ControllerDriver:
         )
         return self.say("", body)
 
-    # --- what came out ---
+    # --- outputs ---------
 
     def sent(self, kind: type[Any], history: bool = False) -> list[tuple[str, Any]]:
         """Return the (worker, body) of messages of one kind that were sent."""

@@ -46,7 +46,7 @@ class PlannedFault(NamedTuple):
     point: str
     deed: FaultKind
     nth: int
-    seat: int  # -1: anybody
+    seat: int  # -1: any worker
 
 
 class FaultPlan(NamedTuple):
@@ -116,11 +116,11 @@ def draw_plan(seed: int) -> FaultPlan:
         fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
     )
     if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
-        found = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
-        plan = plan._replace(timed=(*plan.timed, *found))
+        checks = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
+        plan = plan._replace(timed=(*plan.timed, *checks))
     if dice.random() < 0.15:
         plan = plan._replace(timed=(*plan.timed, (dice.uniform(0.0, 4.0), "look")))
-    if dice.random() < 0.05:  # more moves than there may be, and terms that must know of them
+    if dice.random() < 0.05:  # more moves than allowed, over several terms
         often = ("unwell",) * 12 + ("crash",) * 3
         when = [(dice.uniform(3.0, 20.0), what) for what in often]
         plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))

@@ -67,7 +67,7 @@ class RunInvariants:
         self.shared: dict[str, bytes] = {}
         self.moved: dict[FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
-        self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
+        self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
         self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
@@ -133,7 +133,7 @@ class RunInvariants:
     def left_behind(self, body: messages.WorkerLostReport) -> None:
         """Record the slots of a lost worker."""
         seat = self.seated.get(body.worker, -1)
-        self.left.setdefault(seat, set()).update(body.slots)
+        self.slots_left.setdefault(seat, set()).update(body.slots)
 
     def durable(self, entry: AnyEntry) -> None:
         """Check a journal entry and record it."""
@@ -142,7 +142,7 @@ class RunInvariants:
                 if entry.generation <= self.decided:
                     self.fail(f"generation {entry.generation} was decided after {self.decided}")
                 if entry.verdict == "start":
-                    self.left = {}
+                    self.slots_left = {}
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
                 self.decided, self.decided_n = entry.generation, entry.n

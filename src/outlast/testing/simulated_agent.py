@@ -17,7 +17,7 @@ from outlast.transport.worker_page import WARM_PHASES, PhasePace, State
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster
 
-_PHASE_NS = 100_000_000  # about what it takes
+_PHASE_NS = 100_000_000  # typical duration
 
 
 def observe_worker(worker: SimWorker) -> WorkerObservation:
@@ -43,7 +43,7 @@ def observe_worker(worker: SimWorker) -> WorkerObservation:
 
 
 _LOOK_S = 0.5
-_NEWS_S = 0.15  # until the controller has heard that the connection broke
+_NEWS_S = 0.15  # until the controller notices a broken connection
 _WORDS = {"prepared": "voting", "torn": "applying"}
 
 

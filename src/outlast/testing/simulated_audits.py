@@ -65,8 +65,8 @@ class AuditJudge:
 
 def _mode(models: list[int]) -> int | None:
     """Return the most frequent model; None in a tie."""
-    found = multimode(models)
-    return found[0] if len(found) == 1 else None
+    modes = multimode(models)
+    return modes[0] if len(modes) == 1 else None
 
 
 class AuditedProcess(SimProcess):

@@ -18,8 +18,8 @@ class SimCheckpoints:
     def __init__(self, *, rots: bool) -> None:
         self._rots = rots
         self._copies: list[messages.Checkpointed] = []
-        self._whole: list[messages.Checkpointed] = []
-        self._tainted: dict[str, set[int]] = {}  # saved while ranks held what these flips led to
+        self._on_disk: list[messages.Checkpointed] = []
+        self._tainted: dict[str, set[int]] = {}  # saved while ranks had models with these flips
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
@@ -42,8 +42,8 @@ class SimCheckpoints:
         """Write a checkpoint to disk, unless it `fails`."""
         if fails:
             return messages.SaveFailed(n=n, step=n, error="no space left")
-        self._whole.append(_at(n, "disk", mark))
-        return self._whole[-1]
+        self._on_disk.append(_at(n, "disk", mark))
+        return self._on_disk[-1]
 
     def forget(self, known_s: float) -> None:
         """Drop the copies in memory after the loss of a host, known to all from `known_s` on."""
@@ -65,14 +65,14 @@ class SimCheckpoints:
 
     def newest(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
         """Return the newest unbarred checkpoint on disk."""
-        return _newest(self._whole, bars)
+        return _newest(self._on_disk, bars)
 
     def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
         """Return the checkpoint that a restart finds; the last one never rots."""
-        disk = _newest(self._whole, bars)
-        if self._rots and disk is not None and len({one.n for one in self._whole}) > 1:
-            self._whole = [one for one in self._whole if one.path != disk.path]
-            disk = _newest(self._whole, bars)
+        disk = _newest(self._on_disk, bars)
+        if self._rots and disk is not None and len({one.n for one in self._on_disk}) > 1:
+            self._on_disk = [one for one in self._on_disk if one.path != disk.path]
+            disk = _newest(self._on_disk, bars)
         copy = _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
@@ -80,7 +80,7 @@ class SimCheckpoints:
         """Return the phase of a checkpoint (0 for None); None where it does not exist."""
         if checkpoint is None:
             return 0
-        checkpoints = self._copies if self.is_in_memory(checkpoint) else self._whole
+        checkpoints = self._copies if self.is_in_memory(checkpoint) else self._on_disk
         return checkpoint.n if checkpoint.path in {one.path for one in checkpoints} else None
 
     def is_in_memory(self, checkpoint: messages.Checkpointed | None) -> bool:

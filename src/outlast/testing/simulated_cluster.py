@@ -132,7 +132,7 @@ class SimCluster:
         self.term += 1
         self.controller_up = True
         self._state = self._first
-        self.ledger.condemned.clear()  # a term knows nothing of what the last one had found
+        self.ledger.condemned.clear()  # a new term does not know the last one's findings
         self._feed(
             BeginTerm(
                 t_ns=self.timeline.now_ns,
@@ -250,14 +250,14 @@ class SimCluster:
                 if worker.name == event.worker:
                     self.ledger.fail(f"{worker.name} was counted as lost while it lives")
 
-    # --- what breaks ---
+    # --- faults --------
 
     def strike(self, point: str, worker: SimProcess) -> str:
         """Return the planned fault of a worker at this point; "" nearly always."""
         for armed in self._strikes:
             strike, remaining = armed
             if strike.point == point and remaining > 0 and strike.seat in (-1, worker.seat):
-                if strike.deed == "wait":  # as its script has it: whoever makes that phase waits
+                if strike.deed == "wait":  # part of the script: every worker of that phase waits
                     if strike.nth == worker.n + 1:
                         self.story.append((self.timeline.now_s, f"{worker.name} waits at {point}"))
                         return "wait"
@@ -304,7 +304,7 @@ class SimCluster:
         """Return whether the script raises at this phase on this seat."""
         return n == self.plan.bug_at and seat == self.plan.world - 1
 
-    # --- what workers share ---
+    # --- shared by workers ----
 
     def mesh(self, body: messages.Connect) -> WorkerMesh:
         """Return the connections of a generation, created on first use."""
@@ -344,9 +344,7 @@ class SimCluster:
 
     def _check_kill(self, body: messages.Kill) -> None:
         """Check that a worker that answers at once is not killed for silence."""
-        if "has not answered" not in body.reason or self._state.end is not None:
-            return
-        if self._news_may_be_lost():
+        if "has not answered" not in body.reason or self._state.end or self._news_may_be_lost():
             return
         for worker in self._alive():
             if worker.name == body.worker and not (worker.struck or worker.hung):
@@ -376,13 +374,15 @@ class SimCluster:
         """Check that no restart loses steps while a survivor and all own states exist."""
         if self._news_may_be_lost() or self.plan.flips:
             return
-        whole = {w.seat: w for w in self._alive() if w.seat >= 0 and w.is_set_up and w.has_state}
-        if not whole or any(not w.is_set_up for w in self._alive() if w.seat >= 0):
+        seated = [w for w in self._alive() if w.seat >= 0]
+        survivors = {w.seat: w for w in seated if w.is_set_up and w.has_state}
+        if not survivors or any(not w.is_set_up for w in seated):
             return
-        n = max([self._state.n, *(worker.n for worker in whole.values())])
+        n = max([self._state.n, *(worker.n for worker in survivors.values())])
         keys = {f"before:{n}", f"after:{n}"}
-        slots = self.ledger.left
-        if all(seat in whole or keys & slots.get(seat, set()) for seat in range(self.plan.world)):
+        slots = self.ledger.slots_left
+        lost = set(range(self.plan.world)) - survivors.keys()
+        if all(keys & slots.get(seat, set()) for seat in lost):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _check_seats(self) -> None:

@@ -52,7 +52,7 @@ class SimProcess(ABC):
         self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], object]] = []
         self._unsaid: list[messages.WorkerBody] = []
-        self.said: dict[str, messages.WorkerBody] = {}
+        self.replies: dict[str, messages.WorkerBody] = {}
         self.seq = 0
         self.slots = SimSlots()
         self.state = "starting"
@@ -194,10 +194,10 @@ class SimProcess(ABC):
 
     def say_again(self, kind: str) -> None:
         """Repeat the last frame of this kind, if the plan repeats frames."""
-        if kind in self.said and self.cluster.plan.repeats:
-            self.say(self.said[kind])
+        if kind in self.replies and self.cluster.plan.repeats:
+            self.say(self.replies[kind])
 
     def tell(self, body: messages.WorkerBody) -> None:
         """Send a frame that may be repeated."""
-        self.said[type(body).__name__] = body
+        self.replies[type(body).__name__] = body
         self.say(body)

@@ -38,9 +38,9 @@ class SimWorker(AuditedProcess):
 
     def leave(self) -> None:
         if self.mesh is not None:
-            self.mesh.left(self)
+            self.mesh.remove(self)
 
-    # --- what it hears ---
+    # --- frames of the controller ---
 
     def hear(self, body: messages.AnyBody) -> None:
         """Handle a frame of the controller."""
@@ -76,8 +76,7 @@ class SimWorker(AuditedProcess):
                 if self.seat:
                     self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
             case messages.Stop():
-                code = 0 if body.ok else 3
-                self.die(Fault(kind="exited", detail="stopped", exit_code=code))
+                self.die(Fault(kind="exited", detail="stopped", exit_code=0 if body.ok else 3))
 
     def _say_hello(self) -> None:
         self.point("spawned")
@@ -226,7 +225,7 @@ class SimWorker(AuditedProcess):
         if self.readied < body.generation:
             self.ledger.fail(f"{self.name} is to connect before it is ready")
         self.sent, self.received, self.staged = {}, {}, None
-        self.said.pop("Joined", None)
+        self.replies.pop("Joined", None)
         self.mesh = self.cluster.mesh(body)
         self.mesh.arrive(self)
         self.point("connect")
@@ -240,7 +239,7 @@ class SimWorker(AuditedProcess):
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
         met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
-        if not (met and mesh.whole()) or "Joined" in self.said or self.busy:
+        if not (met and mesh.is_complete()) or "Joined" in self.replies or self.busy:
             return
         self.point("meshed")
         self.work(0.005, 0.03, self._move_state)
@@ -268,8 +267,7 @@ class SimWorker(AuditedProcess):
             return
         for (donor, joiner), model in mesh.states.items():
             if joiner == self.seat and donor not in self.received:
-                damaged = self.point("receive") == "corrupt"
-                model += damaged
+                model += self.point("receive") == "corrupt"
                 self.staged = model
                 self.received[donor] = (f"{mix(model):x}", 8, 0.1)
         self._joined_when_moved()
@@ -277,8 +275,10 @@ class SimWorker(AuditedProcess):
     def _joined_when_moved(self) -> None:
         mesh = self.mesh
         assert mesh is not None
-        due = sum(1 for _, joiner in mesh.transfers if joiner == self.seat)
-        if len(self.received) < due or "Joined" in self.said or self.busy or not mesh.whole():
+        due = sum(joiner == self.seat for _, joiner in mesh.transfers)
+        if len(self.received) < due or "Joined" in self.replies:
+            return
+        if self.busy or not mesh.is_complete():
             return
         self.tell(
             messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
@@ -323,7 +323,7 @@ class SimWorker(AuditedProcess):
     def _ask(self) -> None:
         if not self.is_set_up:
             self.say(messages.SharedValueRequest(name="id"))
-            self.soon(4.0, 5.0, self._ask)  # a lost question is asked again
+            self.soon(4.0, 5.0, self._ask)  # a lost request is repeated
 
     # --- phases ---
 

@@ -290,12 +290,12 @@ class SyntheticRun:
         """Drain after SIGTERM: the generation closes, all ranks save, the run ends."""
         self.incident += 1
         detail = "SIGTERM to the launcher"
-        asked = events.Fault(kind="requested", detail=detail, t_ns=self.t_ns)
-        self.notice(asked, how="report")
+        cause = events.Fault(kind="requested", detail=detail, t_ns=self.t_ns)
+        self.notice(cause, how="report")
         self.closed()
         self.decide(rung="retry").heal()
         self.phase("checkpoint", ms=200)
-        return self.end("interrupted", 4, asked)
+        return self.end("interrupted", 4, cause)
 
     def heal(
         self, seats: tuple[int, ...] = (), *, join_ms: float = 400, copy_ms: float = 90

@@ -41,7 +41,7 @@ class WorkerMesh:
             self.cluster.ledger.fail(f"{worker.name} connects at rank {worker.seat} of another")
         self.members[worker.seat] = worker
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all members are connected."""
         return len(self.members) == len(self.seats)
 
@@ -64,7 +64,7 @@ class WorkerMesh:
                 line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
         return ballot
 
-    def left(self, worker: SimWorker) -> None:
+    def remove(self, worker: SimWorker) -> None:
         """Remove a dead member: its frames may still arrive, its neighbours may notice."""
         line = self.cluster.timeline
         for ballot in self._ballots.values():

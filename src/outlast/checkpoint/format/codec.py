@@ -87,9 +87,9 @@ class NodeReader:
 
     def numbers(self, code: str) -> array[Any]:
         """Read an array of numbers of the type `code`."""
-        found = array(code)
-        found.frombytes(self.raw())
-        return found
+        values = array(code)
+        values.frombytes(self.raw())
+        return values
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Read the pairs of a mapping."""

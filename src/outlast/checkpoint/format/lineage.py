@@ -89,12 +89,12 @@ def ancestry(
     if not newest_first:
         return frozenset()
     base_of_line = {place.line: bases.get(place, "") for place in newest_first}
-    found, line, bound = set[SavePoint](), newest_first[0].line, newest_first[0].position
+    ancestors, line, bound = set[SavePoint](), newest_first[0].line, newest_first[0].position
     while True:
-        found |= {p for p in newest_first if p.line == line and p.position <= bound}
+        ancestors |= {p for p in newest_first if p.line == line and p.position <= bound}
         base = SavePoint.parse(base_of_line.get(line, ""))
         if base is None or base.line >= line:
-            return frozenset(found)
+            return frozenset(ancestors)
         line, bound = base.line, base.position
 
 
@@ -102,8 +102,8 @@ def line_ends(
     newest_first: Sequence[SavePoint], ancestors: frozenset[SavePoint]
 ) -> list[SavePoint]:
     """Return the last checkpoint of each abandoned line, the newest line first."""
-    found: dict[int, SavePoint] = {}
+    ends: dict[int, SavePoint] = {}
     for place in newest_first:
         if place not in ancestors:
-            found.setdefault(place.line, place)
-    return list(found.values())
+            ends.setdefault(place.line, place)
+    return list(ends.values())

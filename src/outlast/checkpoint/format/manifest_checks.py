@@ -123,18 +123,18 @@ def find_disagreements(samples: Mapping[int, Sequence[ValueSample]]) -> list[str
         for sample in views:
             by_key.setdefault(sample.key, {})[rank] = sample
     wrong: list[str] = []
-    for found in by_key.values():
-        ranks = next(iter(found.values())).ranks
+    for samples_by_rank in by_key.values():
+        ranks = next(iter(samples_by_rank.values())).ranks
         named = ", ".join(map(str, ranks[:_NAMED_MAX])) + ("..." if ranks[_NAMED_MAX:] else "")
-        if tuple(sorted(found)) != ranks:
+        if tuple(sorted(samples_by_rank)) != ranks:
             wrong.append(f"not all of ranks {named} tell of what they hold in common")
-        elif len({each.digest for each in found.values()}) > 1:
-            wrong.append(f"{_differing(found)} on ranks {named}")
+        elif len({each.digest for each in samples_by_rank.values()}) > 1:
+            wrong.append(f"{_differing(samples_by_rank)} on ranks {named}")
     return wrong
 
 
-def _differing(found: Mapping[int, ValueSample]) -> str:
-    views = list(found.values())
+def _differing(samples: Mapping[int, ValueSample]) -> str:
+    views = list(samples.values())
     names = next((each.names for each in views if each.names), ())
     pieces = [[each.each[at : at + 8] for at in range(0, len(each.each), 8)] for each in views]
     odd = [number for number, row in enumerate(zip(*pieces, strict=False)) if len(set(row)) > 1]
@@ -147,13 +147,13 @@ def check_files(files: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str
     """Return the faults of files by name; `wanted`: the sizes in bytes."""
     faults: dict[str, str] = {}
     for name, size in wanted.items():
-        found = files.get(name)
-        if found is None:
+        size_bytes = files.get(name)
+        if size_bytes is None:
             faults[name] = "is missing"
-        elif found < 0:
+        elif size_bytes < 0:
             faults[name] = "is no regular file"
-        elif found != size:
-            faults[name] = f"has {found} bytes where {size} were written"
+        elif size_bytes != size:
+            faults[name] = f"has {size_bytes} bytes where {size} were written"
     return faults
 
 

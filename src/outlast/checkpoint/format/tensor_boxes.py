@@ -119,15 +119,15 @@ def shares(sizes: list[int], of: int) -> list[list[tuple[int, int, int]]]:
     """
     total = sum(sizes)
     cuts = [total * k // of for k in range(of + 1)]
-    taken: list[list[tuple[int, int, int]]] = [[] for _ in range(of)]
+    ranges: list[list[tuple[int, int, int]]] = [[] for _ in range(of)]
     at, taker = 0, 0
     for item, size in enumerate(sizes):
         done = 0
         while done < size:
             while cuts[taker + 1] <= at:
                 taker += 1
-            here = min(size - done, cuts[taker + 1] - at)
-            taken[taker].append((item, done, done + here))
-            done += here
-            at += here
-    return taken
+            count = min(size - done, cuts[taker + 1] - at)
+            ranges[taker].append((item, done, done + count))
+            done += count
+            at += count
+    return ranges

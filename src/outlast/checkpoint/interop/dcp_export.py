@@ -39,7 +39,7 @@ from outlast.checkpoint.load.checkpoint_reader import (
 )
 
 _FILE = "__0_0.distcp"
-_ENTRY_BYTES = 4096  # what torch.save adds to a tensor, and more
+_ENTRY_BYTES = 4096  # upper bound of torch.save's overhead a tensor
 
 
 def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> None:
@@ -58,17 +58,17 @@ def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> N
     names = naming.apply([*tensors, *objects, *values])
     saved = {names[name]: _saved(value) for name, value in values.items() if name in names}
     blocks = [b for name in tensors if name in names for b in blocks_of(name, tensors[name])]
-    kept = [
+    object_blocks = [
         TensorBlock(OBJECT + name, tensor, Box.whole(tensor.shape))
         for name, tensor in objects.items()
         if name in names
     ]
-    size_bytes = sum(block.size_bytes + _ENTRY_BYTES for block in [*blocks, *kept])
+    size_bytes = sum(block.size_bytes + _ENTRY_BYTES for block in [*blocks, *object_blocks])
     with new_directory(target, size_bytes + sum(map(len, saved.values()))) as draft:
         metadata = _metadata(blocks, names, {**paths, **paths_of(reader)})
         results: list[WriteResult] = []
         with (draft / _FILE).open("wb") as out:
-            for index, at in _entries(reader, [*kept, *blocks], names, saved, out):
+            for index, at in _entries(reader, [*object_blocks, *blocks], names, saved, out):
                 length = out.tell() - at
                 results.append(WriteResult(index, length, _StorageInfo(_FILE, at, length)))
                 if index.offset is None:

@@ -239,7 +239,7 @@ def _plain(source: Path, name: str, entry: DcpEntry, limit_bytes: int) -> tuple[
     """Return an object, and its size in bytes. Raises CodecError for one that is too large."""
     with _open(source, name, entry) as saved:
         value = saved.plain(limit_bytes)
-    flatten(value)  # refuses what the shared value cannot keep
+    flatten(value)  # raises CodecError for unsupported values
     return value, saved.object_bytes
 
 

@@ -46,11 +46,11 @@ class TensorNaming:
                 f"no tensor has a name with the prefix {' or '.join(map(repr, self.select))};"
                 f" there are {', '.join(_heads(names)) or 'none at all'}{more}; nothing was written"
             )
-        taken: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for name, other in chosen.items():
-            if taken.setdefault(other, name) != name:
+            if sources.setdefault(other, name) != name:
                 raise UsageError(
-                    f"{taken[other]} and {name} would both be called {other!r}; nothing was"
+                    f"{sources[other]} and {name} would both be called {other!r}; nothing was"
                     " written; select fewer, or rename one"
                 )
         return chosen

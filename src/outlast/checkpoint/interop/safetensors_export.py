@@ -18,7 +18,7 @@ from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, blocks_o
 from outlast.errors import CodecError, UsageError
 
 INDEX = "model.safetensors.index.json"
-HEADER_BYTES_MAX = 100_000_000  # what the safetensors library reads
+HEADER_BYTES_MAX = 100_000_000  # limit of the safetensors library
 KINDS = {  # by torch's names
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
     "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16",

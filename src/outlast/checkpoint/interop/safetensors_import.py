@@ -59,9 +59,9 @@ def read_safetensors(
     element types that a checkpoint cannot keep, UsageError for an empty selection, StorageError for
     files that cannot be read or written. A failed import leaves nothing.
     """
-    found = find_safetensors(source)
-    names = naming.apply(found)
-    items = [_item(new, found[old]) for old, new in names.items()]
+    tensors = find_safetensors(source)
+    names = naming.apply(tensors)
+    items = [_item(new, tensors[old]) for old, new in names.items()]
     return import_items(store, items, {}, step=step, job=job, by=f"import of {source.name}")
 
 
@@ -89,15 +89,15 @@ def _indexed(source: Path) -> dict[str, SafetensorsFiles]:
     except _MALFORMED as error:
         raise CorruptionError(f"{path}: {error}; nothing was read") from error
     files: dict[str, dict[str, SafetensorsFiles]] = {}
-    found: dict[str, SafetensorsFiles] = {}
+    tensors: dict[str, SafetensorsFiles] = {}
     for name, title in placed.items():
         if Path(title).name != title or "\0" in title:
             raise CorruptionError(f"{path}: {title!r} leads out of its directory")
         file_tensors = files.get(title) or files.setdefault(title, _in_file(source / title))
         if name not in file_tensors:
             raise CorruptionError(f"{path}: {name} is not in {title}; nothing was read")
-        found[name] = file_tensors[name]
-    return found
+        tensors[name] = file_tensors[name]
+    return tensors
 
 
 def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
@@ -128,7 +128,7 @@ def _checked(
     header_entries: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
 ) -> dict[str, SafetensorsFiles]:
     """Return the tensors of a valid header: known dtypes, right sizes, no gaps."""
-    found: dict[str, SafetensorsFiles] = {}
+    tensors: dict[str, SafetensorsFiles] = {}
     at = 0
     for name, one in sorted(header_entries.items(), key=lambda pair: pair[1].data_offsets):
         begin, end = one.data_offsets
@@ -141,35 +141,35 @@ def _checked(
                 f"{path}: {name} of {one.dtype} {one.shape} at bytes {begin} to {end}, where"
                 f" {at} to {at + needed} were due; nothing was read"
             )
-        found[name] = SafetensorsFiles(tensor, path, start + begin, needed)
+        tensors[name] = SafetensorsFiles(tensor, path, start + begin, needed)
         at = end
     if start + at != size:
         raise CorruptionError(
             f"{path}: {size} bytes where its header has {start + at}; nothing was read"
         )
-    return found
+    return tensors
 
 
-def _item(name: str, found: SafetensorsFiles) -> StreamItem:
-    return StreamItem(name, found.tensor, Box.whole(found.tensor.shape), partial(_parts, found))
+def _item(name: str, stored: SafetensorsFiles) -> StreamItem:
+    return StreamItem(name, stored.tensor, Box.whole(stored.tensor.shape), partial(_parts, stored))
 
 
-def _parts(found: SafetensorsFiles) -> Iterator[bytes]:
-    for at in range(0, found.size_bytes, _PART_BYTES):
-        size = min(_PART_BYTES, found.size_bytes - at)
-        yield _read(found.file, found.at + at, size)
+def _parts(stored: SafetensorsFiles) -> Iterator[bytes]:
+    for at in range(0, stored.size_bytes, _PART_BYTES):
+        size = min(_PART_BYTES, stored.size_bytes - at)
+        yield _read(stored.file, stored.at + at, size)
 
 
 def _size(path: Path) -> int:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError as error:
         raise CorruptionError(f"{path} is missing; nothing was read") from error
     except OSError as error:
         raise StorageError(f"{path}: could not be read: {error.strerror or error}") from error
-    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+    if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise CorruptionError(f"{path} is no regular file; nothing was read")
-    return found.st_size
+    return status.st_size
 
 
 def _read(path: Path, at: int, size_bytes: int) -> bytes:

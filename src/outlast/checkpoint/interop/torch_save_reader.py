@@ -71,7 +71,7 @@ class TorchSaveFile:
         self._archive = archive
         self._where = where
         self._limit_bytes = _OBJECT_BYTES_MAX
-        self.object_bytes = 0  # of what `plain` has made
+        self.object_bytes = 0  # size of the object made by `plain`
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise CorruptionError(f"{where}: {len(pickles)} pickles where torch.save writes one")
@@ -228,8 +228,8 @@ def _range(file: IO[bytes], first: int, size_bytes: int) -> Iterator[bytes]:
         if not part:
             raise EOFError("a storage ends too early")
         remaining -= len(part)
-        if wanted := part[max(0, len(part) + remaining - size_bytes) :]:
-            yield wanted
+        if selected := part[max(0, len(part) + remaining - size_bytes) :]:
+            yield selected
 
 
 def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

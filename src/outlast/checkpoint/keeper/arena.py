@@ -24,7 +24,7 @@ from outlast.errors import CorruptionError, StorageError
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 # By version of the interface: where the hierarchy is mounted, its limit, its use, and the line of
-# memory.stat that names what the kernel would give back before it kills anybody.
+# memory.stat with the memory that the kernel can reclaim.
 _FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -54,13 +54,13 @@ def check_memory(wanted_bytes: int, what: str, proc: Path = PROC, cgroups: Path 
 
 def tightest_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryHeadroom:
     """Return the limit with the least free memory; limits that cannot be read are ignored."""
-    found = [*_control_groups(proc, cgroups)]
+    limits = [*_control_groups(proc, cgroups)]
     host = dict(line.split()[:2] for line in _lines(proc / "meminfo"))
     if "MemAvailable:" in host:
         free, total = (int(host.get(key, "0")) << 10 for key in ("MemAvailable:", "MemTotal:"))
-        found.append(MemoryHeadroom(free, "of this host", total, max(0, total - free)))
+        limits.append(MemoryHeadroom(free, "of this host", total, max(0, total - free)))
     nobody = MemoryHeadroom(1 << 63, "that nobody limits", 1 << 63, 0)
-    return min(found, default=nobody, key=lambda room: room.free_bytes)
+    return min(limits, default=nobody, key=lambda room: room.free_bytes)
 
 
 def as_size(size_bytes: int) -> str:
@@ -75,7 +75,7 @@ def as_size(size_bytes: int) -> str:
 
 def _control_groups(proc: Path, cgroups: Path) -> list[MemoryHeadroom]:
     """Return every memory limit of this process's control groups."""
-    found = []
+    limits = []
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -86,10 +86,10 @@ def _control_groups(proc: Path, cgroups: Path) -> list[MemoryHeadroom]:
         group = mount / name.strip("/")
         for path in (group, *group.parents):
             if room := _headroom_of(path, version):
-                found.append(room)
+                limits.append(room)
             if path == mount:
                 break
-    return found
+    return limits
 
 
 def _headroom_of(group: Path, version: int) -> MemoryHeadroom | None:

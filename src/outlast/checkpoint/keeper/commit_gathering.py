@@ -203,15 +203,15 @@ class CommitGathering:
         That happens when a keeper died between linking the record and reporting it.
         """
         try:
-            found = unseal(path.read_bytes(), Commit, str(path))
+            existing = unseal(path.read_bytes(), Commit, str(path))
         except CorruptionError as error:
             raise StorageError(f"{path} is there already, and damaged: {error}") from error
-        alike = msgspec.structs.replace(record, time_ns=found.time_ns, digest=found.digest)
-        if found != alike:
+        alike = msgspec.structs.replace(record, time_ns=existing.time_ns, digest=existing.digest)
+        if existing != alike:
             raise StorageError(
                 f"{path} is there already, of another attempt at this place; it was left as it is"
             )
-        return found
+        return existing
 
 
 def _size_bytes(path: Path) -> int:

@@ -57,7 +57,7 @@ class FrozenFiles:
         self._next: dict[tuple[int, int, int], int] = {}  # the chunk to be read back next
         self._written: tuple[tuple[str, ...], int] = (), 0  # digests, files written of them
         self._damaged: set[tuple[int, int, int]] = set()
-        self._damages: list[str] = []  # not told yet
+        self._damages: list[str] = []  # not reported yet
 
     def link(
         self,
@@ -79,7 +79,7 @@ class FrozenFiles:
         whole = [each for each in equal if each.identity not in self._damaged]
         useful = [each for each in whole if each.identity != known[0].identity]
         if len(known) == 1 and self._written[0] == digests and self._written[1] >= FILES:
-            useful = whole  # no older checkpoint is kept: one more file would help nobody
+            useful = whole  # no older checkpoint is kept: another file is useless
         to = root / manifest.place.directory / frozen_name(manifest.rank)
         one_each = {each.identity: each for each in reversed(useful)}
         linked = any(self._link(disk, each, to, check) for each in reversed(one_each.values()))
@@ -87,11 +87,11 @@ class FrozenFiles:
 
     def take_damages(self) -> str:
         """Return the damage found since the last call, as a sentence; "" for none."""
-        found, self._damages = self._damages, []
+        damages, self._damages = self._damages, []
         return (
-            f"{'; '.join(found)}; it was not linked, and the save has the bytes of the memory;"
+            f"{'; '.join(damages)}; it was not linked, and the save has the bytes of the memory;"
             " older checkpoints with that file are damaged: see 'outlast ckpt verify --all'"
-            if found
+            if damages
             else ""
         )
 
@@ -126,7 +126,7 @@ class FrozenFiles:
             self._damaged.add(file.identity)
             self._damages.append(str(error))
         except OSError:
-            pass  # no links here, or no more of this file, or it is gone or cannot be read
+            pass  # links unsupported or exhausted, or the file is unreadable
         finally:
             disk.close(fd)
         return False
@@ -159,16 +159,16 @@ def _earlier(root: Path, manifest: Manifest) -> list[FrozenFile]:
     """Return this rank's frozen regions in the newest other directories, newest first."""
     places = [place for path in root.iterdir() if (place := SavePoint.parse(path.name))]
     places.sort(key=lambda place: (place.position, place.attempt), reverse=True)
-    found: list[FrozenFile] = []
+    regions: list[FrozenFile] = []
     for place in places:
-        if place == manifest.place or len(found) >= _LOOKED_AT:
+        if place == manifest.place or len(regions) >= _LOOKED_AT:
             continue
         try:
             earlier = _manifest_in(root / place.directory, manifest.rank)
         except (OSError, CorruptionError):
             continue  # no part of ours, or none that is whole
-        found.append(_file_of(root / place.directory, earlier, manifest))
-    return found
+        regions.append(_file_of(root / place.directory, earlier, manifest))
+    return regions
 
 
 def _file_of(directory: Path, earlier: Manifest, manifest: Manifest) -> FrozenFile:
@@ -190,11 +190,11 @@ def _manifest_in(directory: Path, rank: int) -> Manifest:
     return unseal(path.read_bytes(), Manifest, str(path))
 
 
-def _identity(found: os.stat_result, size_bytes: int) -> tuple[int, int, int] | None:
+def _identity(status: os.stat_result, size_bytes: int) -> tuple[int, int, int] | None:
     """Return device, inode and change time; None for no regular file of that size."""
-    if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _equal(

@@ -47,7 +47,7 @@ class KeeperClient:
         self._lent: dict[int, _LentArena] = {}
         self._offered: dict[int, Unmapped] = {}  # from before this trainer, and not taken yet
         self._welcome: keeper_frames.Welcome | None = None
-        self._lying: keeper_frames.Lying | None = None
+        self._contents: keeper_frames.Lying | None = None
         self._next_arena = 0
         self._older: dict[int, keeper_frames.OlderVersion] = {}
         self._close_due = math.inf
@@ -172,25 +172,25 @@ class KeeperClient:
         with self._change:
             return self._ledger.copying(time.monotonic())
 
-    def held(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
+    def held_versions(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
         """Return the versions in the keeper's memory, of this trainer and of earlier ones.
 
         `take` gives the arena of one. Raises StorageError when the keeper does not answer.
         """
-        return self.lying(timeout_s).held
+        return self.contents(timeout_s).held
 
-    def lying(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
+    def contents(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
         """Return the keeper's contents: versions, and parity of others. Raises as `held`."""
         with self._change:
-            self._lying = None
+            self._contents = None
             if self._end:
                 self._end.stream.send(keeper_frames.Ask())
                 self._wake()
-            if not self._change.wait_for(lambda: self._lying, timeout_s) or not self._lying:
+            if not self._change.wait_for(lambda: self._contents, timeout_s) or not self._contents:
                 raise StorageError(
                     f"the keeper of {self.name} did not say within {timeout_s:g} s what it holds"
                 )
-            return self._lying
+            return self._contents
 
     def take(self, arena: int) -> Unmapped:
         """Return the memory of an arena listed by `held`, for the caller to read and close."""
@@ -300,7 +300,7 @@ class KeeperClient:
                     os.close(fd)
                 else:
                     self._offered[number] = Unmapped(fd, size_bytes)
-            self._lying = frame
+            self._contents = frame
         self._change.notify_all()
 
     # --- the supervisor's thread -------------------------------------------------------------

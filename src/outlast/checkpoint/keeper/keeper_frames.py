@@ -77,7 +77,7 @@ class KeeperFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     """Base of all frames."""
 
 
-# --- the trainer speaks ---------------------------------------------------------------------
+# --- frames of the trainer ------------------------------------------------------------------
 
 
 class Hello(KeeperFrame, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class Ask(KeeperFrame, frozen=True, kw_only=True):
     """Request for the contents of the keeper's memory, answered by Lying."""
 
 
-# --- the keeper speaks ----------------------------------------------------------------------
+# --- frames of the keeper -------------------------------------------------------------------
 
 
 class OlderVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -212,7 +212,7 @@ class KeeperStream:
         self._out: deque[tuple[memoryview, list[int]]] = deque()
         self._in = bytearray()
         self._fds: list[int] = []
-        self.broken = False  # nothing can be said any more; what was heard may still be read
+        self.broken = False  # no more sends; received frames may still be read
 
     @property
     def pending(self) -> bool:
@@ -249,7 +249,7 @@ class KeeperStream:
                     self._out.popleft()
         except BlockingIOError:
             return
-        except OSError:  # the other end is gone: that is told by receive(), after its last words
+        except OSError:  # the peer closed; receive() reports it after the last frame
             self.broken = True
 
     def receive(self) -> list[ReceivedFrame] | None:

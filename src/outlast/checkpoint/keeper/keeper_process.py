@@ -75,10 +75,10 @@ class KeeperProcess:
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outcomes: deque[tuple[KeeperStream, Outcome, bool]] = deque()
-        self._owed: Counter[KeeperStream] = Counter()  # orders whose end has not been told
+        self._pending_ends: Counter[KeeperStream] = Counter()  # orders whose end has not been told
         self._arenas: dict[int, Arena] = {}
         self._refused: dict[int, str] = {}
-        self._kept: dict[int, _KeptVersion] = {}
+        self._versions: dict[int, _KeptVersion] = {}
         self._trainer: _TrainerLink | None = None
         self._leaving: list[KeeperStream] = []
         self._finishing = False
@@ -104,12 +104,12 @@ class KeeperProcess:
         if sock:
             self._meet(sock)
         while True:
-            # Looked at before outcomes are sent: what ended until here has been told by then.
+            # Read before outcomes are sent: all that ended by now is reported below.
             idle = self._writer.idle and self._committer.idle
             self._tell()
             self._see_off()
             if self._finishing and not self._listener and self._writer.idle:
-                for number in list(self._arenas):  # nobody will read them: only commits are left
+                for number in list(self._arenas):  # no reader is left: only commits are pending
                     self._drop(number)
             late = time.monotonic() > self._last_due + GRACE_S
             if self._finishing and (late or (idle and not self._leaving)):
@@ -121,9 +121,9 @@ class KeeperProcess:
     def _see_off(self) -> None:
         """Close connections without pending outcomes."""
         for stream in [each for each in self._leaving if not each.pending]:
-            if stream.broken or not self._owed[stream]:
+            if stream.broken or not self._pending_ends[stream]:
                 self._leaving.remove(stream)
-                self._owed.pop(stream, None)
+                self._pending_ends.pop(stream, None)
                 stream.close()
 
     def _pause_s(self) -> float | None:
@@ -131,13 +131,13 @@ class KeeperProcess:
             return _FINISHING_S
         return HELLO_S if self._trainer and not self._trainer.said_hello else None
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------
 
     def _accept(self) -> None:
         assert self._listener
         if self._finishing:
             return  # it ended in the same moment
-        with contextlib.suppress(OSError):  # whoever it was is gone again
+        with contextlib.suppress(OSError):  # the peer closed already
             sock, _ = self._listener.accept()
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             _, uid, _ = struct.unpack("3i", peer)
@@ -149,7 +149,7 @@ class KeeperProcess:
     def _admit(self) -> None:
         """Accept another keeper, or a stranger: the receiver authenticates it."""
         assert self._door
-        with contextlib.suppress(OSError):  # whoever it was is gone again
+        with contextlib.suppress(OSError):  # the peer closed already
             self._receiver.meet(self._door.accept()[0])
 
     def _meet(self, sock: socket.socket) -> None:
@@ -180,7 +180,7 @@ class KeeperProcess:
             self._selector.unregister(trainer.pidfd)
             os.close(trainer.pidfd)
         self._leaving.append(trainer.stream)
-        for number in self._arenas.keys() - self._kept.keys():
+        for number in self._arenas.keys() - self._versions.keys():
             self._drop(number)  # it holds no version, and the next trainer has its own
         if self._listener and not self._finishing:
             self._watch(self._listener, self._accept)
@@ -202,7 +202,7 @@ class KeeperProcess:
         self._committer.hurry()
         self._sender.stop()
 
-    # --- what is said -----------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------
 
     def _read_trainer(self) -> None:
         trainer = self._trainer
@@ -249,17 +249,17 @@ class KeeperProcess:
             self._say_held(trainer.stream)
 
     def _older(self) -> list[keeper_frames.OlderVersion]:
-        places = {number: kept.manifest.place for number, kept in self._kept.items()}
+        places = {number: version.manifest.place for number, version in self._versions.items()}
         return [
             keeper_frames.OlderVersion(number, arena.size_bytes, places.get(number))
             for number, arena in sorted(self._arenas.items())
         ]
 
     def _drop(self, arena: int) -> None:
-        self._kept.pop(arena, None)
+        self._versions.pop(arena, None)
         self._refused.pop(arena, None)
         if known := self._arenas.pop(arena, None):
-            known.close()  # a write that reads it goes on: the memory goes with its last view
+            known.close()  # a write in progress continues: its view keeps the memory
 
     def _write(self, stream: KeeperStream, frame: keeper_frames.Write) -> None:
         order = frame.order
@@ -285,7 +285,7 @@ class KeeperProcess:
                 if self._peers:
                     stream.send(Outcome(save=order.save, place=place, kind="copied"))
                 return
-            self._kept[order.arena] = kept
+            self._versions[order.arena] = kept
             shard = memory.view[: manifest.size_bytes]
             if self._peers:
                 self._sender.add(SentVersion(order, memory, frame.stamp, tell, on_digested))
@@ -294,19 +294,19 @@ class KeeperProcess:
                 return
         due = time.monotonic() + frame.deadline_s
         self._last_due = max(self._last_due, due)
-        self._owed[stream] += 1
+        self._pending_ends[stream] += 1
         self._writer.add(
             SaveWork(order, shard, frame.attempt, frame.written, due, tell, on_digested)
         )
 
     def _say_held(self, stream: KeeperStream) -> None:
         versions: list[HeldVersion] = []
-        for number, kept in self._kept.items():
+        for number, version in self._versions.items():
             arena = self._arenas[number]
-            if arena.stamp == kept.stamp and not kept.full:
-                kept.full = _digested(kept.manifest, arena)
-            if arena.stamp == kept.stamp and kept.full:  # else a copy over it has begun
-                versions.append(HeldVersion(manifest=kept.full, arena=number))
+            if arena.stamp == version.stamp and not version.full:
+                version.full = _digested(version.manifest, arena)
+            if arena.stamp == version.stamp and version.full:  # else a copy over it has begun
+                versions.append(HeldVersion(manifest=version.full, arena=number))
         parities: list[keeper_frames.VersionParity] = []
         with contextlib.ExitStack() as looking:
             looking.enter_context(self._receiver.change)
@@ -317,7 +317,7 @@ class KeeperProcess:
             ]
             if self._parities:
                 looking.enter_context(self._parities.change)
-                for parity, arena in self._parities.whole:
+                for parity, arena in self._parities.complete:
                     parities.append(parity)
                     arenas[parity.arena] = arena
             sizes = [(number, arena.size_bytes) for number, arena in arenas.items()]
@@ -327,7 +327,7 @@ class KeeperProcess:
     def _tell(self) -> None:
         while self._outcomes:
             stream, outcome, ended = self._outcomes.popleft()
-            self._owed[stream] -= ended
+            self._pending_ends[stream] -= ended
             if not stream.broken:
                 stream.send(outcome)
         trainer = self._trainer
@@ -372,7 +372,7 @@ def main(arguments: list[str]) -> int:
     line = b""
     while not line.endswith(b"\n") and len(line) < _SETUP_BYTES_MAX:
         if not (byte := os.read(0, 1)):
-            return 0  # the launcher is gone already
+            return 0  # the launcher died already
         line += byte
     setup = msgspec.json.decode(line, type=KeeperSetup)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -387,7 +387,7 @@ def step_back() -> None:
     """Lower the priority of processor and disk; ignore the terminal's signals."""
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # They are meant for the trainer; the keeper ends when it has, and what it has is safe.
+        # They are meant for the trainer; the keeper ends after it, with all saves finished.
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _PRIORITY)

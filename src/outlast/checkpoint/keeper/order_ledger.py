@@ -10,8 +10,8 @@ from outlast.errors import StorageError, UsageError
 
 RESTARTS_MAX = 3
 ORDERS_MAX = 16
-OUTCOMES_MAX = 1024  # that nobody asked for, or that `last` still knows
-GRACE_S = 2.0  # beyond a deadline: the keeper itself knows better what it waited for
+OUTCOMES_MAX = 1024  # unread ones, and those in `last`
+GRACE_S = 2.0  # after a deadline: the keeper's own error is more precise
 
 
 @dataclass
@@ -55,8 +55,8 @@ class OrderLedger:
 
     def order(self, save: int) -> SaveOrder | None:
         """Return the order of a pending save, else None."""
-        known = self._saves.get(save)
-        return known.order if known else None
+        pending = self._saves.get(save)
+        return pending.order if pending else None
 
     @property
     def open(self) -> list[int]:

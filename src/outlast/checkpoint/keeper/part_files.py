@@ -50,7 +50,7 @@ class PartFiles:
         self._root = root
         self.directory = root / manifest.place.directory
         self.due = due  # on the monotonic clock
-        self.taken = False  # the directory has files of somebody else's under this rank's names
+        self.is_taken = False  # another save has files under this rank's names
         self._manifest = manifest
         self._frozen_files = frozen or FrozenFiles()
         self._created: list[Path] = []
@@ -88,7 +88,7 @@ class PartFiles:
             write_file(self.disk, _part(record), seal(full))
             self._rename(_part(record), record)
             self.disk.sync_directory(self.directory)
-        except BaseException:  # whatever it is, what was written takes room that is needed
+        except BaseException:  # after any error the written files' space is needed
             self.take_back()
             raise
         return full
@@ -134,7 +134,7 @@ class PartFiles:
 
     def say_failed(self, why: str) -> None:
         """Write a file that announces the failure of this part, so that no rank waits for it."""
-        if self.taken:
+        if self.is_taken:
             return
         path = failure_path(self.directory / manifest_name(self._manifest.rank))
         with contextlib.suppress(OSError):  # rank 0 then finds out by its deadline
@@ -162,7 +162,7 @@ class PartFiles:
                 raise self._refused(path)
 
     def _refused(self, path: Path) -> StorageError:
-        self.taken = True
+        self.is_taken = True
         return StorageError(
             f"{path} is there already: this place was saved before; nothing of it was changed"
         )
@@ -170,11 +170,11 @@ class PartFiles:
     def _finished(self, record: Path) -> Manifest | None:
         """Return this rank's manifest, where an earlier keeper has finished the part."""
         try:
-            found = unseal(record.read_bytes(), Manifest, str(record))
+            manifest = unseal(record.read_bytes(), Manifest, str(record))
         except (FileNotFoundError, CorruptionError):
             return None
-        bare = msgspec.structs.replace(found, chunks=(), digest="")
-        return found if bare == msgspec.structs.replace(self._manifest, digest="") else None
+        bare = msgspec.structs.replace(manifest, chunks=(), digest="")
+        return manifest if bare == msgspec.structs.replace(self._manifest, digest="") else None
 
 
 def failure_path(record: Path) -> Path:

@@ -126,7 +126,7 @@ class PartWriter:
                 work.on_written(full)
                 work.end("written", manifest.size_bytes, self._frozen.take_damages())
         work.shard = memoryview(b"")  # a commit may take long, and needs no memory
-        if order.commit and not part.taken:
+        if order.commit and not part.is_taken:
             gathering = CommitGathering(disk, Path(order.root), order.commit)
             if failed:
                 gathering.give_up(manifest.rank, failed)
@@ -260,7 +260,7 @@ class CommitThread:
         try:
             gathering.look()
         except (OSError, OutlastError):
-            return  # it has failed already; only who is through counts
+            return  # the save has failed already; only finished ranks matter
 
 
 def _describe_error(error: BaseException) -> str:

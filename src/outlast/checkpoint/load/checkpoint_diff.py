@@ -73,13 +73,13 @@ def compare_tensors(
     names = sorted(name for name in first.keys() | second.keys() if wanted(name))
     alike = [n for n in names if n in first and n in second and first[n].shape == second[n].shape]
     total = sum(_size_bytes(first[n]) + _size_bytes(second[n]) for n in alike)
-    found = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
+    results = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
     for name in names:
         one, two = first.get(name), second.get(name)
         if one is None or two is None or one.shape != two.shape:
             yield TensorDifference(name, _describe_tensor(one), _describe_tensor(two))
             continue
-        differing, largest, not_finite = next(found)
+        differing, largest, not_finite = next(results)
         if differing or one.dtype != two.dtype:
             count = math.prod(one.shape)
             yield TensorDifference(
@@ -234,7 +234,7 @@ def _describe_tensor(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {' x '.join(map(str, tensor.shape)) or 'one number'}" if tensor else ""
 
 
-_LISTED_MAX = 8  # longer lists of numbers are told by how many of them differ
+_LISTED_MAX = 8  # of longer lists of numbers the differences are counted
 _NUMBERS = (bool, int, float)
 _SHOWN_MAX = 60
 _ABSENT = object()
@@ -325,17 +325,19 @@ def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
     All others are equal in every bit. Where the layout of a rank's part differs, all tensors in it
     may differ. Raises CorruptionError or StorageError where a manifest is unreadable.
     """
-    found: set[str] = set()
+    suspects: set[str] = set()
     for one, two in zip_longest(a.manifests, b.manifests):
         if one is None or two is None or not _laid_out_alike(one, two):
-            found |= {name for each in (one, two) if each for name in each.tensors}
+            suspects |= {name for each in (one, two) if each for name in each.tensors}
             continue
         pairs = enumerate(zip_longest(one.chunks, two.chunks))
         for number in [number for number, (digest_a, digest_b) in pairs if digest_a != digest_b]:
             for manifest in (one, two):
                 if number < len(manifest.chunks):
-                    found |= {n for n in Chunk(manifest, number).tensors if n in manifest.tensors}
-    return found
+                    suspects |= {
+                        n for n in Chunk(manifest, number).tensors if n in manifest.tensors
+                    }
+    return suspects
 
 
 def _laid_out_alike(one: Manifest, two: Manifest) -> bool:

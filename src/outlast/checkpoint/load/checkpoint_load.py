@@ -125,23 +125,23 @@ class CheckpointLoad:
         self._job, self._complete = job, complete
         self._repairs: list[str] = []
         self._repaired = False
-        self.mendable = False  # what was restored is damaged where it should be whole
+        self.mendable = False  # the restored checkpoint is damaged in the first source
         self._unread: tuple[str, str] = ("", "")  # a checkpoint, and why it cannot be read
         self.notes: list[str] = []
-        self.begun, self.lost = "", False  # newer saves without a commit record
-        self.base = ""  # where the line of what was restored began
+        self.begun, self.has_lost_commit = "", False  # newer saves without a commit record
+        self.base = ""  # base of the restored checkpoint's line
 
     def run(self, step: int | None) -> Restored | None:
         """Restore the newest checkpoint, or that of `step`; return None when there is none.
 
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
-        found: Iterator[Candidate] = iter(())
+        remaining: Iterator[Candidate] = iter(())
         self._request = msgspec.structs.replace(self._request, step=step)
         if self._ranks.rank == 0:
-            found = candidates(self._sources, self._job, step, older=self._older)
+            remaining = candidates(self._sources, self._job, step, older=self._older)
         touched = False
-        while (candidate := self._next(found, touched)) is not None:
+        while (candidate := self._next(remaining, touched)) is not None:
             place = SavePoint.parse(candidate.directory)
             assert place
             with hold_checkpoint(self._sources[candidate.at], candidate.directory):
@@ -159,16 +159,17 @@ class CheckpointLoad:
                     return Restored(place.step, place, notes, tuple(missing), tuple(unexpected))
         return None
 
-    def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
+    def _next(self, remaining: Iterator[Candidate], touched: bool) -> Candidate | None:
         """Return the next candidate, the same on all ranks; None at the end."""
-        mine = next(found) if self._ranks.rank == 0 else Candidate()
+        mine = next(remaining) if self._ranks.rank == 0 else Candidate()
         answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._request)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
         _check_alike([turn.asked for turn in turns])
         self._skipped = [turn.asked.skip for turn in turns]
         choice = turns[0].candidate
         self.notes += choice.notes
-        self.begun, self.lost = choice.begun or self.begun, choice.lost or self.lost
+        self.begun = choice.begun or self.begun
+        self.has_lost_commit |= choice.lost
         directory, why = self._unread
         if directory not in ("", choice.directory):
             choice = Candidate(unreachable=f"{why}; {OLDER}")
@@ -335,10 +336,7 @@ class CheckpointLoad:
         return [msgspec.msgpack.decode(answer, type=_LoadFindings) for answer in answers]
 
     def _damaged(self, place: SavePoint, findings: list[_LoadFindings], state: str) -> bool:
-        """Return whether any rank has found damage.
-
-        Raises StorageError where a source is silent: an older checkpoint would lose steps.
-        """
+        """Return whether any rank has found damage. StorageError where a source is silent."""
         stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(findings) if s.stalled]
         if stalled:
             raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")

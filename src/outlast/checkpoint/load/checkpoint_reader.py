@@ -69,7 +69,7 @@ class CheckpointReader:
     ) -> None:
         self.checkpoint = checkpoint
         self.relay = relay
-        self._kept: dict[Key, bytes] = {}  # read for a blob; tensors lie there, too
+        self._cached: dict[Key, bytes] = {}  # read for a blob; tensors lie there, too
         self._mirrors = mirrors
         self._on_repair = on_repair
         store = checkpoint.store
@@ -112,8 +112,8 @@ class CheckpointReader:
         def take(chunk: Chunk, buffer: memoryview) -> None:
             first, last = max(chunk.at, blob.at), min(chunk.at + len(buffer), blob.at + len(data))
             data[first - blob.at : last - blob.at] = buffer[first - chunk.at : last - chunk.at]
-            if self.relay and len(self._kept) < _KEPT_MAX:
-                self._kept[rank, chunk.number] = bytes(buffer)
+            if self.relay and len(self._cached) < _KEPT_MAX:
+                self._cached[rank, chunk.number] = bytes(buffer)
 
         numbers = _numbers(manifest, blob.at, blob.at + blob.size_bytes)
         self._deliver([(rank, each) for each in numbers], take, self.relay if by_all else None)
@@ -131,7 +131,7 @@ class CheckpointReader:
         `straight` may handle one without it, and then returns True.
         """
         if relay:
-            wanted = relay.hand_on(wanted, self._kept, self._fetch, take)
+            wanted = relay.hand_on(wanted, self._cached, self._fetch, take)
 
         def read(chunk: Chunk, buffer: memoryview) -> None:
             if not straight(chunk, buffer):
@@ -174,13 +174,13 @@ class CheckpointReader:
 
     def _fetch(self, chunk: Chunk, into: memoryview) -> None:
         """Fill `into` with the chunk, from the checkpoint itself or a mirror."""
-        if kept := self._kept.get((chunk.manifest.rank, chunk.number)):
-            into[:] = kept
+        if cached := self._cached.get((chunk.manifest.rank, chunk.number)):
+            into[:] = cached
             return
         try:
             fetch(self.checkpoint.store, chunk, into)
         except StalledError:
-            raise  # what hangs may still write to `into`
+            raise  # the hanging read may still write to `into`
         except (CorruptionError, StorageError) as error:
             for mirror in self._mirrors:
                 try:
@@ -193,10 +193,14 @@ class CheckpointReader:
 
 
 def _refuse_differences(checkpoint: Checkpoint, targets: Iterable[ReadTarget]) -> None:
-    found = [difference for target in targets for difference in _differences(checkpoint, target)]
-    if found:
-        more = [f"and {len(found) - _LISTED_MAX} more"] if len(found) > _LISTED_MAX else []
-        lines = "\n  ".join(found[:_LISTED_MAX] + more)
+    differences = [
+        difference for target in targets for difference in _differences(checkpoint, target)
+    ]
+    if differences:
+        more = (
+            [f"and {len(differences) - _LISTED_MAX} more"] if len(differences) > _LISTED_MAX else []
+        )
+        lines = "\n  ".join(differences[:_LISTED_MAX] + more)
         raise MismatchError(
             f"{checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )
@@ -223,12 +227,12 @@ def _differences(checkpoint: Checkpoint, target: ReadTarget) -> Iterator[str]:
 def _pieces(
     manifests: Iterable[Manifest], names: set[str]
 ) -> dict[str, list[tuple[Manifest, TensorPiece]]]:
-    found: dict[str, list[tuple[Manifest, TensorPiece]]] = {}
+    pieces: dict[str, list[tuple[Manifest, TensorPiece]]] = {}
     for manifest in manifests:
         for piece in manifest.pieces:
             if piece.name in names:
-                found.setdefault(piece.name, []).append((manifest, piece))
-    return found
+                pieces.setdefault(piece.name, []).append((manifest, piece))
+    return pieces
 
 
 def _span(part: _Part, width: int) -> tuple[int, int]:
@@ -259,17 +263,17 @@ def _rooms(chunk: Chunk, parts: Iterable[_Part], spare: memoryview) -> list[memo
 
     None where a run of the chunk has no contiguous destination, or is wanted twice.
     """
-    wanted: list[tuple[int, memoryview]] = []
+    destinations: list[tuple[int, memoryview]] = []
     for part in parts:
         for offset, here in _runs(chunk.at, chunk.size_bytes, part):
             if hit := overlap(here, part.hit):
                 into = part.into[(*hit.relative(part.box).slices, ...)]
                 if hit != here or not into.flags.c_contiguous:
                     return None
-                wanted.append((offset, into.reshape(-1).view(np.uint8).data))
+                destinations.append((offset, into.reshape(-1).view(np.uint8).data))
     rooms: list[memoryview] = []
     at = 0
-    for offset, room in sorted(wanted, key=itemgetter(0)):
+    for offset, room in sorted(destinations, key=itemgetter(0)):
         if offset < at:
             return None
         rooms += [spare[at:offset], room]
@@ -289,7 +293,7 @@ def _runs(chunk_at: int, size_bytes: int, part: _Part) -> Iterator[tuple[int, Bo
 
 
 BLOCK_BYTES = 64 << 20
-# What NumPy copies by width alone, whatever the bytes mean.
+# Types that NumPy copies bit by bit, by width.
 _WIDTHS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 

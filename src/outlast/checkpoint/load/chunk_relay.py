@@ -79,7 +79,7 @@ class ChunkRelay:
         checkpoint = self._checkpoint
         entries = checkpoint.commit.manifests
         if not all(0 < entry.size_bytes <= GET_BYTES_MAX for entry in entries):
-            return  # whoever reads them is told that they are wrong
+            return  # reading them reports the error
         records: dict[int, bytes] = {}
 
         def fetch(entry: ManifestEntry, into: memoryview) -> None:
@@ -100,7 +100,7 @@ class ChunkRelay:
         return list(accumulate(counts, initial=0))
 
     def hand_on(
-        self, wanted: Iterable[Key], held: Collection[Key], fetch: Do, take: Do
+        self, wanted: Iterable[Key], in_memory: Collection[Key], fetch: Do, take: Do
     ) -> list[Key]:
         """Call `take` with each wanted chunk that other ranks want too; return the others.
 
@@ -111,7 +111,7 @@ class ChunkRelay:
         """
         numbers = {self._first[rank] + number: (rank, number) for rank, number in wanted}
         mine = spans(sorted(numbers))
-        has = spans(sorted(number for number, key in numbers.items() if key in held))
+        has = spans(sorted(number for number, key in numbers.items() if key in in_memory))
         legs = legs_of(self._ranks.rank, self._chain, self._tell(Wants(mine, has)))
         self._run([self._stop(leg, numbers) for leg in legs.relayed], fetch, take)
         return [numbers[number] for number in legs.alone]
@@ -275,7 +275,7 @@ class _RelayPass(Generic[T]):
     def _read_into(self, room: _RelayBuffer, item: T) -> _ReadChunk:
         try:
             self._fetch(item, room.memory[: item.size_bytes])
-        except StalledError as error:  # what hangs may still write there
+        except StalledError as error:  # the hanging read may still write there
             return _ReadChunk(_RelayBuffer(allocate(self._size), room.home), error)
         except (CorruptionError, StorageError) as error:
             return _ReadChunk(room, error)

@@ -143,13 +143,13 @@ def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]],
     silent: list[str] = []
     for at, source in enumerate(sources):
         try:
-            found = checkpoint_places(source)
+            places = checkpoint_places(source)
         except StorageError as error:
             if at == 0:
                 raise
             silent.append(str(error))
             continue
-        for place in found:
+        for place in places:
             positions.setdefault(place, []).append(at)
     newest_first = sorted(positions, key=lambda place: place.position, reverse=True)
     return {place: positions[place] for place in newest_first}, silent

@@ -101,7 +101,7 @@ def _state(
     """
     skeleton = fit.rest_of(prefix)
     inside = skeleton["holes"] if skeleton else {}
-    kept: dict[Any, Any] = {}
+    tensors_by_key: dict[Any, Any] = {}
     for key, full in tensors.items():
         saved = fit.look_at(full)
         if full in inside or saved is None:
@@ -114,19 +114,19 @@ def _state(
             if saved.dtype == was and key != "step" and fit.matching.casts(was, dtype_name(dtype)):
                 dtype = parameter.dtype  # moments that had the parameter's type have it again
             there = _make_state(parameter, key, tuple(saved.shape), dtype, settings)
-        kept[key] = there
+        tensors_by_key[key] = there
         fit.want(full, there)
-    if not kept and skeleton is None:
+    if not tensors_by_key and skeleton is None:
         return None
     others = fit.later(skeleton, live) if skeleton else dict[Any, Any]
-    return lambda: kept | others()
+    return lambda: tensors_by_key | others()
 
 
 def by_parameter(
     prefix: str, tensors: Iterable[str], parameters: set[str]
 ) -> dict[str, dict[str, str]]:
     """Return each parameter's state keys, with the full names of the tensors."""
-    found: dict[str, dict[str, str]] = {}
+    names: dict[str, dict[str, str]] = {}
     for full in tensors:
         if full.startswith(prefix):
             called, _, key = full.removeprefix(prefix).rpartition(".")
@@ -134,8 +134,8 @@ def by_parameter(
                 called, _, more = called.rpartition(".")
                 key = f"{more}.{key}"
             if called:
-                found.setdefault(called, {})[key] = full
-    return found
+                names.setdefault(called, {})[key] = full
+    return names
 
 
 def _make_state(
@@ -154,7 +154,7 @@ def _make_state(
         device = parameter.device if reads_it else torch.device("cpu")
         return torch.empty((), dtype=dtype, device=device)
     plain = torch.empty(shape, dtype=dtype, device=parameter.device)
-    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    # DTensors exist only after the import of their module, which takes a second.
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed and isinstance(parameter, distributed.DTensor):
         mesh = parameter.device_mesh

@@ -50,16 +50,16 @@ class Legs(NamedTuple):
 
 def spans(numbers: Iterable[int]) -> list[Span]:
     """Return ascending numbers as spans."""
-    found: list[Span] = []
+    result: list[Span] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
+        if result and result[-1][1] == number:
+            result[-1] = result[-1][0], number + 1
         else:
-            found.append((number, number + 1))
-    return found
+            result.append((number, number + 1))
+    return result
 
 
-def legs_of(rank: int, chain: Sequence[int], told: Sequence[Wants]) -> Legs:
+def legs_of(rank: int, chain: Sequence[int], wants: Sequence[Wants]) -> Legs:
     """Return one rank's legs of a pass in which each rank announced its wants.
 
     `chain`: all ranks in the order in which chunks pass them. Ranks that want a chunk read in turn,
@@ -67,10 +67,10 @@ def legs_of(rank: int, chain: Sequence[int], told: Sequence[Wants]) -> Legs:
     all compute them from the same input.
     """
     position = {each: at for at, each in enumerate(chain)}
-    holders = _holders(told)
+    holders = _holders(wants)
     turns: Counter[tuple[int, ...]] = Counter()
     legs = Legs([], [])
-    for first, end, ranks in _segments(told, rank):
+    for first, end, ranks in _segments(wants, rank):
         wanting = tuple(sorted(ranks, key=position.__getitem__))
         ends: dict[int, tuple[int | None, int | None]] = {}
         for chunk in range(first, end):
@@ -106,20 +106,20 @@ def _ends(way: Sequence[int], rank: int) -> tuple[int | None, int | None]:
     return way[at - 1] if at else None, way[at + 1] if at + 1 < len(way) else None
 
 
-def _holders(told: Sequence[Wants]) -> dict[int, set[int]]:
+def _holders(wants: Sequence[Wants]) -> dict[int, set[int]]:
     holders: dict[int, set[int]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(wants):
         for first, end in each.held:
             for chunk in range(first, end):
                 holders.setdefault(chunk, set()).add(rank)
     return holders
 
 
-def _segments(told: Sequence[Wants], rank: int) -> Iterator[tuple[int, int, frozenset[int]]]:
+def _segments(all_wants: Sequence[Wants], rank: int) -> Iterator[tuple[int, int, frozenset[int]]]:
     """Yield the longest spans that `rank` wants with a constant set of wanting ranks."""
     borders = sorted(
         (at, each, begins)
-        for each, wants in enumerate(told)
+        for each, wants in enumerate(all_wants)
         for span in wants.wanted
         for at, begins in zip(span, (True, False), strict=True)
     )

@@ -93,7 +93,7 @@ class StateFitting:
         for step in self._steps:
             step()
 
-    # --- for those who fit one entry ---
+    # --- helpers to fit one entry ------
 
     def differ(self, name: str, what: str) -> None:
         """Register a difference."""
@@ -200,11 +200,11 @@ class StateFitting:
 
     def _left_of_optimizers(self) -> set[str]:
         """Return the names of optimizer state of skipped parameters."""
-        found: set[str] = set()
+        names: set[str] = set()
         for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
             known = parameter_owners(self.saved.shared, name, self.saved.tensors)
-            found |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
-        return found
+            names |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
+        return names
 
     def _check_skipped(self, there: Collection[str]) -> None:
         """Register names to be skipped that do not exist: these are mistakes."""
@@ -236,7 +236,7 @@ class StateFitting:
             else:
                 values[entry.key] = self.later(skeleton, entry.value)
         if values:
-            # The module's own way in takes what a hook made; the rest is copied onto itself.
+            # load_state_dict passes computed values to their hooks; the rest stays unchanged.
             self.then(
                 lambda: module.load_state_dict(
                     module.state_dict() | {key: value() for key, value in values.items()}

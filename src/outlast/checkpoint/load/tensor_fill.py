@@ -65,9 +65,9 @@ def fill_tensors(
                 rooms[item.name] = torch.empty(item.box.size, dtype=dtype, device="cpu")
         into = {item.name: rooms.get(item.name, sources[item.name].detach()) for item in batch}
         reader.read([ReadTarget(item.name, item.box, _memory(into[item.name])) for item in batch])
-        whole = {name: fill_once(name, sources[name], room) for name, room in rooms.items()}
+        distinct = {name: fill_once(name, sources[name], room) for name, room in rooms.items()}
         for name, room in rooms.items():
-            into_once, values = whole[name]
+            into_once, values = distinct[name]
             if name not in repeated:
                 into_once.copy_(values)
             if name in casts and not _as_finite(sources[name], room):
@@ -90,7 +90,7 @@ def _sharing(
         if tensor.numel()
     )
     repeated, overlapping = set[str](), set[str]()
-    run, end = list[str](), ("", 0)  # names whose spans touch each other, and where the last ends
+    run, end = list[str](), ("", 0)  # names of adjoining spans; end of the last one
     for device, begin, at in spans:
         name = boxes[at].name
         if (device, begin) >= end:
@@ -173,14 +173,14 @@ def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
             if rights[1] != "w":
                 begin, _, end = span.partition("-")
                 closed.append((int(begin, 16), int(end, 16)))
-    found: list[str] = []
+    names: list[str] = []
     for name, tensor in sources.items():
         if tensor.device.type == "cpu" and tensor.numel():
             last = tensor.data_ptr() + _extent_bytes(tensor) - 1
             at = bisect_right(closed, (last, sys.maxsize)) - 1
             if at >= 0 and closed[at][1] > tensor.data_ptr():
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _is_not_in_host_memory(tensor: torch.Tensor) -> bool:
@@ -217,19 +217,21 @@ def _check(
     casts: Mapping[str, torch.dtype],
     read_only: Collection[str],
 ) -> None:
-    found = [f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only]
+    differences = [
+        f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only
+    ]
     saved = reader.checkpoint.tensors
     for name, dtype, shape, *_ in boxes:
         if name not in saved:
-            found.append(f"{name}: is not in the checkpoint")
+            differences.append(f"{name}: is not in the checkpoint")
             continue
         if saved[name].shape != shape:
-            found.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
+            differences.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
         expected = dtype_name(casts.get(name, dtype))
         if saved[name].dtype != expected:
-            found.append(f"{name}: is {saved[name].dtype} there, {expected} here")
-    if found:
-        lines = "\n  ".join(found)
+            differences.append(f"{name}: is {saved[name].dtype} there, {expected} here")
+    if differences:
+        lines = "\n  ".join(differences)
         raise MismatchError(
             f"{reader.checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )

@@ -171,7 +171,7 @@ class HeldParities:
         return cut_strip(self._group, manifest.rank, self._rank, manifest.size_bytes)
 
     @property
-    def whole(self) -> list[tuple[keeper_frames.VersionParity, Arena]]:
+    def complete(self) -> list[tuple[keeper_frames.VersionParity, Arena]]:
         """Return the complete parities with their arenas; the caller holds `change`."""
         return [
             (
@@ -222,10 +222,10 @@ class HeldParities:
         """Begin a version, in the memory of a void one, or of the oldest."""
         number, arena = -1 - len(self._versions), None
         if len(self._versions) > 1 or (self._versions and self._versions[0].void):
-            old = next((each for each in self._versions if each.void), self._versions[0])
-            self._versions.remove(old)
-            old.spoil("newer ones took its place")
-            number, arena = old.number, old.take_arena()
+            replaced = next((each for each in self._versions if each.void), self._versions[0])
+            self._versions.remove(replaced)
+            replaced.spoil("newer ones took its place")
+            number, arena = replaced.number, replaced.take_arena()
         self._versions.append(GroupParity(number, place, arena))
         self.change.notify_all()
         return self._versions[-1]

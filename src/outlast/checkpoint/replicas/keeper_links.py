@@ -21,7 +21,7 @@ from outlast.errors import WireError
 
 MAGIC = b"OLC1"
 HELLO_S = 5.0
-STALL_S = 10.0  # for one slice, or one answer: then the other end counts as gone
+STALL_S = 10.0  # for one slice, or one answer: then the other end counts as dead
 SLICE_BYTES = 1 << 20  # digested and passed on while it is in the processor's cache
 FRAME_BYTES_MAX = 256 << 20
 _HELLO_FRAME_BYTES_MAX = 1 << 10  # until a stranger has shown that it is none
@@ -195,7 +195,7 @@ class KeeperLink:
         except msgspec.DecodeError as error:
             raise WireError(f"not a frame: {error}") from error
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- authentication ---------------------------------------------------------------------
 
     def _ask(self, token: str) -> None:
         ours = secrets.token_bytes(_NONCE_BYTES)

@@ -89,11 +89,11 @@ class MemoryCopies:
             return _KeeperContents.of(address, token, name, on_silent)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(ask, addresses))
+            contents = list(pool.map(ask, addresses))
         return cls(
-            [part for each in found for part in each.parts],
-            [parity for each in found for parity in each.parities],
-            [memory for each in found for memory in each.memories.values()],
+            [part for each in contents for part in each.parts],
+            [parity for each in contents for parity in each.parities],
+            [memory for each in contents for memory in each.memories.values()],
         )
 
     def directories(self) -> list[str]:
@@ -164,25 +164,25 @@ class _KeeperContents:
         cls, address: str, token: str, name: str, on_silent: Callable[[str], None]
     ) -> _KeeperContents:
         """Return the contents of the keeper there; empty if it is missing or silent."""
-        found = cls()
+        contents = cls()
         try:
             keeper = KeeperClient.connect(address, token, name, REACH_S)
         except StorageError:
-            return found
+            return contents
         try:
             older_bytes = sum(each.size_bytes for each in keeper.older)
-            lying = keeper.lying(REACH_S + older_bytes / _DIGEST_BYTES_PER_S)
+            frame = keeper.contents(REACH_S + older_bytes / _DIGEST_BYTES_PER_S)
         except StorageError as error:
             on_silent(str(error))
-            return found
+            return contents
         else:
-            for version in lying.held:
-                memory = found.memories[version.arena] = keeper.take(version.arena)
-                found.parts.append(HeldPart(version.manifest, memory))
-            for parity in lying.parities:
-                memory = found.memories[parity.arena] = keeper.take(parity.arena)
-                found.parities.append(HeldParity(parity, memory))
-            return found
+            for version in frame.held:
+                memory = contents.memories[version.arena] = keeper.take(version.arena)
+                contents.parts.append(HeldPart(version.manifest, memory))
+            for parity in frame.parities:
+                memory = contents.memories[parity.arena] = keeper.take(parity.arena)
+                contents.parities.append(HeldParity(parity, memory))
+            return contents
         finally:
             keeper.close(0)
 

@@ -208,7 +208,7 @@ class ReplicaReceiver:
                 old.arena.close()
                 old = None
         if not old:
-            # Outside of the lock: it takes a while, and nobody else begins for this rank.
+            # Outside of the lock: it is slow, and this rank has only one transfer.
             old = ReplicaCopy(next(self._numbers), Arena.create(size_bytes))
             with self.change:
                 copies.insert(0, old)

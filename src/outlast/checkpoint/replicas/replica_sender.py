@@ -119,11 +119,11 @@ class SentVersion:
                 self._digested = self.full(tuple(chunks))
             return self._digested
 
-    def settle(self, held: bool, error: str = "") -> None:
+    def settle(self, is_held: bool, error: str = "") -> None:
         """Record that one peer is done, with or without success; the last one reports."""
         with self._lock:
             self._remaining -= 1
-            self._holders += held
+            self._holders += is_held
             self._errors += [error] if error else []
             if self._remaining:
                 return
@@ -229,7 +229,7 @@ class _PeerThread:
             passed_over, self._waiting = self._waiting, version
             self._change.notify_all()
         if passed_over:
-            passed_over.settle(held=False)
+            passed_over.settle(is_held=False)
 
     def stop(self) -> None:
         with self._change:

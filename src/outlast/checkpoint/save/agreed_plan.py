@@ -24,7 +24,7 @@ from outlast.checkpoint.save.value_samples import SharedHolders, digests_of
 from outlast.errors import GroupError, UsageError
 
 Exchange = Callable[[bytes], list[bytes]]
-VALUES = "values"  # the key of what is no tensor
+VALUES = "values"  # prefix of keys of values that are no tensors
 _NAMES_MAX = 5  # names in a message
 
 
@@ -36,7 +36,7 @@ class SavePlan(NamedTuple):
     this rank shares with others.
     """
 
-    held: tuple[HeldBox, ...]
+    boxes: tuple[HeldBox, ...]
     shares: tuple[ShardShare, ...]
     digest: str
     mates: tuple[SharedHolders, ...] = ()
@@ -137,7 +137,7 @@ def agree(
 
 def refuse(error: str, exchange: Exchange) -> None:
     """Take part in the exchange with an error instead of a table, so that no rank waits."""
-    with suppress(GroupError):  # nobody waits: what is wrong here is what counts
+    with suppress(GroupError):  # no rank waits: the error of this rank is raised
         exchange(msgspec.msgpack.encode(_RankStatement(error=error)))
 
 
@@ -170,8 +170,8 @@ def _digests(
         return dict.fromkeys((item.name for item in boxes), b"")
     alone = (rank,)
     looked_at = [i.name for i in boxes if i.name not in apart and i.holders != alone]
-    found = digests_of({name: sources[name] for name in looked_at}, 0)
-    return {item.name: found.get(item.name, b"") for item in boxes}
+    sampled = digests_of({name: sources[name] for name in looked_at}, 0)
+    return {item.name: sampled.get(item.name, b"") for item in boxes}
 
 
 def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _SharedBoxes:
@@ -214,7 +214,7 @@ def _check_values(statements: list[_RankStatement]) -> None:
     for each in statements:
         for name, digest in each.values.items():
             by_name.setdefault(name, set()).add(digest)
-    differing = [name for name, found in by_name.items() if len(found) > 1]
+    differing = [name for name, digests in by_name.items() if len(digests) > 1]
     if differing:
         raise UsageError(
             f"values that are no tensors differ by rank, and rank 0's would be everybody's:"
@@ -229,13 +229,13 @@ def _holders_by_name(
 
     Raises UsageError on all ranks where samples or types differ.
     """
-    mine = {
+    table = {
         item.name: _NamedTensor(
             str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
         )
         for item in boxes
     }
-    answers = exchange(msgspec.msgpack.encode(mine))
+    answers = exchange(msgspec.msgpack.encode(table))
     by_name: dict[str, dict[int, _NamedTensor]] = {}
     for other, answer in enumerate(answers):
         for name, named in msgspec.msgpack.decode(answer, type=dict[str, _NamedTensor]).items():
@@ -252,7 +252,7 @@ def _holders_by_name(
         )
 
     def same(name: str) -> tuple[int, ...]:
-        box = mine[name].start, mine[name].size
+        box = table[name].start, table[name].size
         return tuple(r for r, each in by_name[name].items() if (each.start, each.size) == box)
 
     return {item.name: same(item.name) for item in boxes}

@@ -90,17 +90,17 @@ def only_device(devices: Iterable[torch.device]) -> torch.device | None:
 
     Raises UsageError when there are several: a rank has one.
     """
-    found = sorted(str(device) for device in devices if device.type == "cuda")
-    if len(found) > 1:
+    names = sorted(str(device) for device in devices if device.type == "cuda")
+    if len(names) > 1:
         raise UsageError(
-            f"a rank's tensors are, or were at earlier saves, on {len(found)} CUDA devices"
-            f" ({', '.join(found)}); nothing was saved; keep them on one"
+            f"a rank's tensors are, or were at earlier saves, on {len(names)} CUDA devices"
+            f" ({', '.join(names)}); nothing was saved; keep them on one"
         )
-    return torch.device(found[0]) if found else None
+    return torch.device(names[0]) if names else None
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # whoever waits leaves the processor to the training
+    return torch.cuda.Event(blocking=True)  # a waiting thread leaves the processor to the training
 
 
 def _runtime() -> Any:
@@ -157,7 +157,7 @@ class ArenaSlot:
         """Create the copies of a layout, once."""
         if self._layout is layout:
             return
-        if self._layout:  # what lies between pieces is zero in every shard
+        if self._layout:  # padding between pieces is zero in every shard
             self._keeper.reuse(self.number)
             self._memory.zero_()
         self._copies = StagingCopies(self._memory, layout, table)
@@ -224,7 +224,7 @@ class ArenaSlot:
 
 _SLACK_BYTES = 1 << 20
 _PAUSE_S = 0.005
-_TOO_LARGE = 1.25  # times what is needed: an arena that was made ahead and is larger is given back
+_TOO_LARGE = 1.25  # times the needed size: larger reserved arenas are released
 
 
 class ArenaSlots:
@@ -261,7 +261,7 @@ class ArenaSlots:
                     slot = ArenaSlot(self._keeper, size_bytes, device, lambda: self._wanted)
                     self.ahead.append(slot)
             except OutlastError:
-                pass  # the first save tries again, and says it
+                pass  # the first save tries again, and reports the error
 
         self._making = threading.Thread(target=work, name="outlast-arenas", daemon=True)
         self._making.start()

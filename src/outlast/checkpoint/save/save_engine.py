@@ -53,7 +53,7 @@ from outlast.checkpoint.save.value_samples import digests_of, salt_of, samples_o
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
 
 _NAMES_MAX = 5  # in a message
-_OUTCOMES_MAX = 1024  # that nobody asked for
+_OUTCOMES_MAX = 1024  # unread ones
 
 
 class _Planned(NamedTuple):
@@ -108,8 +108,8 @@ class SaveEngine:
         self._slots = ArenaSlots(keeper, arenas, save_s, when_busy)
         self._cuda: torch.device | None = None
         self._device: CudaCopier | None = None
-        self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
-        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # those that nobody asked for yet
+        self._refused: dict[int, Outcome] = {}  # of saves that were never sent to the keeper
+        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread ones
 
     def prepare(
         self,
@@ -285,8 +285,8 @@ class SaveEngine:
         others = [group for group in plan.mates if group.key.startswith(VALUES)]
         names = [name for group in tensors for name in group.names]
         digests = digests_of({name: described.sources[name] for name in names}, salt_of(place))
-        found = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
-        return tuple(found)
+        samples = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
+        return tuple(samples)
 
     def _plan(
         self,
@@ -350,7 +350,7 @@ class SaveEngine:
     def _order(self, order: SaveOrder) -> None:
         try:
             self._keeper.order(order)
-        except OutlastError as error:  # training goes on, and hears of it
+        except OutlastError as error:  # training continues, and gets the error
             self._refuse(order.save, order.manifest.place, "failed", str(error))
 
     def _pass_over(self, save: int, place: SavePoint) -> None:

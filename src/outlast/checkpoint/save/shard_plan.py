@@ -73,14 +73,14 @@ class HeldBox(NamedTuple):
 class ShardShare(NamedTuple):
     """The elements `first` to `last` (exclusive) in C order of a box, written by this rank."""
 
-    held: HeldBox
+    held_box: HeldBox
     first: int
     last: int
 
     @property
     def size_bytes(self) -> int:
         """Return the size of the share in bytes."""
-        return (self.last - self.first) * self.held.dtype.itemsize
+        return (self.last - self.first) * self.held_box.dtype.itemsize
 
 
 class NamedTensors(NamedTuple):
@@ -163,11 +163,11 @@ class Untrained:
 
     def names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Return the names, at a save."""
-        found = frozen_names(tensors)
-        versions = {name: _version(tensors[name]) for name in found}
+        untrained = frozen_names(tensors)
+        versions = {name: _version(tensors[name]) for name in untrained}
         before, self._versions = self._versions, versions
         self._changes.update(n for n, at in versions.items() if before.get(n, at) != at)
-        return found - {name for name, count in self._changes.items() if count >= _CHANGES}
+        return untrained - {name for name, count in self._changes.items() if count >= _CHANGES}
 
     def loaded(self) -> None:
         """Forget the counts, so that a load is no change."""
@@ -221,7 +221,7 @@ def divide_boxes(boxes: Iterable[HeldBox], rank: int) -> list[ShardShare]:
     for item in boxes:
         if item.size_bytes:
             together.setdefault(item.holders, []).append(item)
-    mine: list[ShardShare] = []
+    own_shares: list[ShardShare] = []
     for holders, items in together.items():
         items.sort(key=lambda item: item.size_bytes >= WHOLE_BYTES)
         sizes = [item.size_bytes for item in items]
@@ -230,8 +230,8 @@ def divide_boxes(boxes: Iterable[HeldBox], rank: int) -> list[ShardShare]:
             grain = GRAIN_BYTES if item.size_bytes >= WHOLE_BYTES else item.size_bytes
             first, last = (min(-(-cut // grain) * grain, item.size_bytes) for cut in (begin, end))
             if first < last:
-                mine.append(ShardShare(item, first // itemsize, last // itemsize))
-    return mine
+                own_shares.append(ShardShare(item, first // itemsize, last // itemsize))
+    return own_shares
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -243,7 +243,7 @@ _name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype).removeprefix("torch."
 
 
 def _distributed_type() -> type | tuple[()]:
-    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    # DTensors exist only after the import of their module, which takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module.DTensor if module else ()
 

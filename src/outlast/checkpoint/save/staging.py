@@ -59,14 +59,14 @@ def lay_out(
     empty. `frozen`: names of tensors in front of all others, where they fill a region of complete
     chunks.
     """
-    first = _in_a_row([share for share in shares if share.held.name in frozen], 0)
+    first = _in_a_row([share for share in shares if share.held_box.name in frozen], 0)
     frozen_bytes = _region(first.end)
     if frozen_bytes:
-        others = [share for share in shares if share.held.name not in frozen]
+        others = [share for share in shares if share.held_box.name not in frozen]
         rest = _in_a_row(others, max(first.end, frozen_bytes))
     else:
         first, rest = _Row([], [], 0), _in_a_row(shares, 0)
-    written = {share.held.name for share in shares}
+    written = {share.held_box.name for share in shares}
     tensors = {
         name: tensor
         for name, tensor in known.items()
@@ -102,12 +102,12 @@ def _in_a_row(shares: Iterable[ShardShare], at: int) -> _Row:
     laid: list[LaidShare] = []
     pieces: list[TensorPiece] = []
     for share in shares:
-        itemsize = share.held.dtype.itemsize
+        itemsize = share.held_box.dtype.itemsize
         at = aligned(at, BLOCK_BYTES if share.size_bytes >= WHOLE_BYTES else itemsize)
         laid.append(LaidShare(share, at))
         for box in _boxes(share):
-            whole = box.moved(by=share.held.box.start)
-            pieces.append(TensorPiece(share.held.name, whole.start, whole.size, at))
+            whole = box.moved(by=share.held_box.box.start)
+            pieces.append(TensorPiece(share.held_box.name, whole.start, whole.size, at))
             at += box.elements * itemsize
     return _Row(laid, pieces, at)
 
@@ -175,16 +175,16 @@ class StagingCopies:
         self._others: list[_Copy] = []
         begin = memory.data_ptr()
         for share, at in layout.laid:
-            name, local = share.held.name, table[share.held.name]
+            name, local = share.held_box.name, table[share.held_box.name]
             if local.flat and local.device.type == "cpu":
-                first, size_bytes = share.first * share.held.dtype.itemsize, share.size_bytes
+                first, size_bytes = share.first * share.held_box.dtype.itemsize, share.size_bytes
                 moves = self._small if size_bytes < _SMALL_BYTES else self._large
                 moves.append(_Move(name, begin + at, first, size_bytes))
                 continue
-            into = memory[at : at + share.size_bytes].view(share.held.dtype)
+            into = memory[at : at + share.size_bytes].view(share.held_box.dtype)
             if local.flat:
-                whole = share.last - share.first == share.held.box.elements
-                into = into.view(share.held.box.size) if whole else into
+                whole = share.last - share.first == share.held_box.box.elements
+                into = into.view(share.held_box.box.size) if whole else into
                 self._others.append(_Copy(name, into, share.first, whole, None))
             else:
                 self._others += _by_region(into, share)
@@ -232,9 +232,9 @@ def _by_region(into: torch.Tensor, share: ShardShare) -> Iterator[_Copy]:
     done = 0
     for box in _boxes(share):
         part = into[done : done + box.elements].view(box.size)
-        yield _Copy(share.held.name, part, 0, False, box.slices)
+        yield _Copy(share.held_box.name, part, 0, False, box.slices)
         done += box.elements
 
 
 def _boxes(share: ShardShare) -> list[Box]:
-    return list(runs(share.held.box.size, share.first, share.last))
+    return list(runs(share.held_box.box.size, share.first, share.last))

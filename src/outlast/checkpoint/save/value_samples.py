@@ -19,7 +19,7 @@ from outlast.checkpoint.format.manifests import SavePoint, ValueSample
 
 _WHOLE_BYTES = 64 << 10
 _WINDOWS, _WINDOW_BYTES = 64, 512
-_DEVICE_WHOLE_BYTES = 8 << 10  # of a device's: what is looked at is copied to the host
+_DEVICE_WHOLE_BYTES = 8 << 10  # on a device: samples are copied to the host
 _DEVICE_WINDOWS = 16
 _SLICES = 4  # a dimension, of tensors that are no run of memory
 
@@ -56,21 +56,21 @@ def samples_of(
 @torch.no_grad()
 def digests_of(tensors: Mapping[str, torch.Tensor], salt: int) -> dict[str, bytes]:
     """Return 8 bytes a tensor, by name: equal where the sampled bytes are equal."""
-    found: dict[str, bytes] = {}
-    far: dict[str, torch.Tensor] = {}
+    digests: dict[str, bytes] = {}
+    on_device: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        near = _flat(tensor)
-        if near.is_cpu:
-            found[name] = _digest(near, salt)
+        flat = _flat(tensor)
+        if flat.is_cpu:
+            digests[name] = _digest(flat, salt)
         else:
-            far[name] = _windows(near, salt)
-    if far:  # one copy to the host for all of them
-        host = torch.cat(list(far.values())).cpu().numpy()
+            on_device[name] = _windows(flat, salt)
+    if on_device:  # one copy to the host for all of them
+        host = torch.cat(list(on_device.values())).cpu().numpy()
         at = 0
-        for name, part in far.items():
-            found[name] = xxhash.xxh3_64_digest(host[at : at + len(part)].data)
+        for name, part in on_device.items():
+            digests[name] = xxhash.xxh3_64_digest(host[at : at + len(part)].data)
             at += len(part)
-    return found
+    return digests
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from outlast.errors import CodecError, UnsupportedError, UsageError
 from outlast.random_state import GENERATOR_TYPES, Generator
 
-# What torch.compile and activation checkpointing put between a module and its tensors.
+# Names that torch.compile and activation checkpointing insert into those of tensors.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -39,20 +39,20 @@ def module_entries(module: nn.Module) -> list[ModuleEntry]:
     wrappers = _wrappers(module)
     parameters = {id(p) for p in module.parameters()}
     buffers = {id(b) for b in module.buffers()}
-    found: dict[str, ModuleEntry] = {}
+    entries: dict[str, ModuleEntry] = {}
     # Its hooks matter: FSDP2 puts the sharded parameters back in one of them.
     for key, value in module.state_dict(keep_vars=True).items():
         name = _canonical(key, wrappers)
-        if name in found and found[name].value is not value:
+        if name in entries and entries[name].value is not value:
             raise CodecError(
-                f"{key!r} and {found[name].key!r} are both called {name!r} without their wrappers;"
-                " nothing was saved; rename one of these submodules"
+                f"{key!r} and {entries[name].key!r} are both called {name!r} without their"
+                " wrappers; nothing was saved; rename one of these submodules"
             )
         kind = (
             "parameter" if id(value) in parameters else "buffer" if id(value) in buffers else "made"
         )
-        found[name] = ModuleEntry(name, key, value, kind)
-    return list(found.values())
+        entries[name] = ModuleEntry(name, key, value, kind)
+    return list(entries.values())
 
 
 def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[str, str]]:
@@ -67,7 +67,7 @@ def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[
 
 def _wrappers(module: nn.Module) -> list[str]:
     """Return the paths of modules whose only child is called "module", innermost first."""
-    found: list[str] = []
+    prefixes: list[str] = []
     for path, part in module.named_modules(remove_duplicate=False):
         if _is_flattened(type(part)):
             raise UnsupportedError(
@@ -75,8 +75,8 @@ def _wrappers(module: nn.Module) -> list[str]:
                 " parameters have no names of their own; use fully_shard (FSDP2)"
             )
         if isinstance(part, (DataParallel, DistributedDataParallel)):
-            found.append(f"{_strip_wrappers(path)}.".removeprefix("."))
-    return sorted(found, key=len, reverse=True)
+            prefixes.append(f"{_strip_wrappers(path)}.".removeprefix("."))
+    return sorted(prefixes, key=len, reverse=True)
 
 
 @lru_cache(maxsize=1024)
@@ -120,15 +120,15 @@ class ScriptState:
     belong to this rank. Raises UsageError, by name, for a part without a state that can be saved.
     """
 
-    def __init__(self, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        self.given = given
+    def __init__(self, parts: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        self.given = parts
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.objects: dict[str, Stateful] = {}
         self.values: dict[str, Any] = {}
         self.generators: dict[str, Generator] = {}
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {}
-        for name, value in given.items():
+        for name, value in parts.items():
             self._place(name, value)
         for name, value in (own or {}).items():
             self._place_own(name, value)
@@ -249,15 +249,15 @@ def expected_state(state: ScriptState) -> dict[str, torch.Tensor]:
     The names are arbitrary. The parameter itself stands for each of its moments: they have its
     shape, type and placement.
     """
-    found: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
     for name, optimizer in state.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             count = _expected_moments(optimizer, group)
             for index, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in optimizer.state:
                     prefix = f"{name}.state to come.{number}.{index}"
-                    found |= {f"{prefix}.{moment}": parameter for moment in range(count)}
-    return found
+                    expected |= {f"{prefix}.{moment}": parameter for moment in range(count)}
+    return expected
 
 
 def _expected_moments(optimizer: Optimizer, group: Mapping[str, Any]) -> int:

@@ -220,14 +220,14 @@ def is_within(name: str, subtree: str) -> bool:
 
 def matched_name(shared: Mapping[str, Any], optimizer: str, tensors: Collection[str]) -> list[str]:
     """Return the parameters of a checkpoint's `optimizer`: rank 0's, and any with a state."""
-    found = [each for group in shared["optimizers"][optimizer]["parameters"] for each in group]
+    names = [each for group in shared["optimizers"][optimizer]["parameters"] for each in group]
     prefixes, state = _prefixes(shared), f"{optimizer}.state."
     for name in tensors:
         each = name.removeprefix(state).rpartition(".")[0] if name.startswith(state) else ""
         while each and not any(f"{prefix}{each}" in tensors for prefix in prefixes):
             each = each.rpartition(".")[0]
-        found += [each] if each else []
-    return list(dict.fromkeys(found))
+        names += [each] if each else []
+    return list(dict.fromkeys(names))
 
 
 def parameter_owners(

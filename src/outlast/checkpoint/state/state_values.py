@@ -57,7 +57,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> di
         if kind not in _MAPPINGS and kind not in _SEQUENCES:
             return value
         if id(value) in inside or len(inside) >= DEPTH_MAX:
-            return value  # `tree` says what is wrong with it
+            return value  # `codec` reports the error
         if set(map(type, value.values() if kind in _MAPPINGS else value)) <= _PLAIN:
             return value
         inside.add(id(value))
@@ -119,7 +119,7 @@ def is_same(live: Any, saved: Any) -> bool:
     """Return whether both are encoded with the same bytes."""
     try:
         return codec.encode(live) == codec.encode(saved)
-    except CodecError:  # a refused attempt left there what could never be saved
+    except CodecError:  # a refused save left an unsupported value there
         return False
 
 
@@ -132,16 +132,16 @@ def restore_in_place(live: Any, saved: Any) -> Any:
     if type(live) is not type(saved):
         return saved
     if type(live) in _LIVE_MAPPINGS:
-        kept = {
+        restored = {
             key: restore_in_place(live[key], v) if key in live else v for key, v in saved.items()
         }
         live.clear()
-        live.update(kept)
+        live.update(restored)
         return live
     if type(live) is list:
         pairs = zip(live, saved, strict=False)
-        kept = [b if type(b) in _IMMUTABLE else restore_in_place(a, b) for a, b in pairs]
-        live[:] = kept + saved[len(live) :]
+        restored = [b if type(b) in _IMMUTABLE else restore_in_place(a, b) for a, b in pairs]
+        live[:] = restored + saved[len(live) :]
         return live
     if type(live) is tuple:
         parts = tuple(restore_in_place(a, b) for a, b in zip(live, saved, strict=False))

@@ -36,7 +36,7 @@ from outlast.checkpoint.stores.chunk_reader import Chunk, chunks_of, fetch, tens
 from outlast.checkpoint.stores.store_interfaces import ListedSource, Store, StoreSource
 from outlast.errors import CorruptionError, StalledError, StorageError
 
-_GETS = 8  # manifests asked for at a time: a bucket answers slowly, but many at once
+_GETS = 8  # parallel requests: a bucket has high latency
 
 
 class CheckpointDamage(NamedTuple):
@@ -162,10 +162,10 @@ def checkpoint_places(store: StoreSource) -> list[SavePoint]:
 
     Raises StorageError.
     """
-    found = sorted(_committed(store), key=_by_position, reverse=True)
+    places = sorted(_committed(store), key=_by_position, reverse=True)
     return [
         place
-        for _, rivals in groupby(found, lambda place: place.position)
+        for _, rivals in groupby(places, lambda place: place.position)
         for place in _latest_first(store, list(rivals))
     ]
 
@@ -176,8 +176,8 @@ def uncommitted(store: StoreSource) -> list[SavePoint]:
     Such a save is in progress, was abandoned, or has lost its record. Raises StorageError.
     """
     committed = set(_committed(store))
-    found = [place for place in _places(store) if place not in committed]
-    return sorted(found, key=_by_position, reverse=True)
+    places = [place for place in _places(store) if place not in committed]
+    return sorted(places, key=_by_position, reverse=True)
 
 
 def lineage_of(store: StoreSource, origin: SavePoint | None = None) -> Lineage:
@@ -218,7 +218,7 @@ def newest_checkpoint(
             if verify:
                 _check_every_byte(checkpoint)
         except StalledError:
-            raise  # an older one would cost what this one may still have
+            raise  # an older checkpoint would lose steps
         except (CorruptionError, StorageError) as error:
             on_damage(f"checkpoint {place.directory} is passed over: {error}")
             continue
@@ -243,8 +243,8 @@ def verify(
         missing = {name for name in faults if files.get(name, -1) < 0}
         for name, fault in faults.items():
             file = f"{checkpoint.where}/{name}"
-            lost = tensors_in(manifest, name) if name in missing else ()
-            damages.append(CheckpointDamage(file, None, f"{file}: {fault}", lost))
+            tensors = tensors_in(manifest, name) if name in missing else ()
+            damages.append(CheckpointDamage(file, None, f"{file}: {fault}", tensors))
         chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in missing]
     adding, done = Lock(), 0
 
@@ -297,7 +297,7 @@ def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], 
                 CheckpointDamage(f"{checkpoint.where}/{entry.name}", None, str(error), ())
             )
     if damages:
-        return damages, manifests  # what they would have covered is not known
+        return damages, manifests  # their coverage is unknown
     try:
         for name in _uncovered(checkpoint.manifests, checkpoint.tensors):
             what = f"{checkpoint.where}: its pieces of {name} do not cover it"
@@ -336,19 +336,19 @@ def _places(store: StoreSource) -> Iterator[SavePoint]:
 
 def _committed(store: StoreSource) -> list[SavePoint]:
     names = store.directories()
-    found = [place for name in names if (place := SavePoint.parse(name))]
-    # Of a bucket that holds other things as well, nobody knows how many there are to list.
-    if isinstance(store, ListedSource) and len(found) == len(names) and found:
+    places = [place for name in names if (place := SavePoint.parse(name))]
+    # A bucket with other objects may have any number of them to list.
+    if isinstance(store, ListedSource) and len(places) == len(names) and places:
         committed = store.holding(COMMIT)
-        return [place for place in found if place.directory in committed]
-    return [place for place in found if _has_commit(store, place)]
+        return [place for place in places if place.directory in committed]
+    return [place for place in places if _has_commit(store, place)]
 
 
 def _has_commit(store: StoreSource, place: SavePoint) -> bool:
     try:
         return COMMIT in store.files(place.directory)
     except (CorruptionError, StorageError):
-        return True  # whoever opens it is told why it cannot be looked at
+        return True  # opening it reports the error
 
 
 def _latest_first(store: StoreSource, rivals: list[SavePoint]) -> list[SavePoint]:

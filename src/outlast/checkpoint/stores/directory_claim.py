@@ -111,7 +111,7 @@ class Claimer:
             for rank, each in enumerate(self._exchange(_ClaimStatement(why, refused=True))):
                 if each.error:
                     raise UsageError(f"rank {rank}: {each.error}; nothing was saved")
-        except BaseException:  # a rank that is gone as well: nobody saves here
+        except BaseException:  # also if a rank died: then no rank saves here
             if owned:
                 owned.close()
             raise
@@ -136,17 +136,17 @@ class Claimer:
         return owned, _ClaimStatement(token=owned.token, lineage=lineage)
 
     def _line(self, loaded: LoadOrigin | None, branch: bool) -> Lineage:
-        found: list[SavePoint] = []
+        newest_places: list[SavePoint] = []
         for source in self._sources:
             try:
-                there = checkpoint_places(source)
+                places = checkpoint_places(source)
             except StorageError:
                 if source is self._root:
                     raise
-                continue  # told when it was opened; it is tried again
-            refuse_others(source, there, self._job)
-            found += there[:1]
-        newest = max(found, key=lambda place: place.position, default=None)
+                continue  # reported when it was opened; retried later
+            refuse_others(source, places, self._job)
+            newest_places += places[:1]
+        newest = max(newest_places, key=lambda place: place.position, default=None)
         if newest and loaded is None and not branch:
             raise UsageError(
                 f"{self._root.where} holds checkpoints, the newest of step {newest.step}, and this"
@@ -155,7 +155,7 @@ class Claimer:
                 " another directory"
             )
         abandoned = uncommitted(self._root)
-        tip = max([*found, *abandoned], key=lambda place: place.position, default=None)
+        tip = max([*newest_places, *abandoned], key=lambda place: place.position, default=None)
         place, base = loaded or (None, "")
         return resume_lineage(place, base, newest, tip)
 
@@ -172,15 +172,15 @@ def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: st
     """Raise UsageError where the newest readable commit record is not of `job`."""
     for place in newest_first:
         try:
-            known = open_checkpoint(store, place).job
+            found_job = open_checkpoint(store, place).job
         except StalledError:
             raise
         except (CorruptionError, StorageError):
             continue
-        if known != job:
+        if found_job != job:
             raise UsageError(
-                f"{store.where} holds checkpoints of job {known!r}, and this is {job!r}: they would"
-                " be taken for this one's, and deleted; use a place of its own"
+                f"{store.where} holds checkpoints of job {found_job!r}, and this is {job!r}: they"
+                " would be taken for this one's, and deleted; use a place of its own"
             )
         return
 
@@ -214,8 +214,8 @@ class Tiers:
             )
         self.root = Folder(Path(root), answer_s)
         self._keep: Keep | None = parse_keep(keep) if keep else None
-        given = [durable] if isinstance(durable, str | Path) else durable
-        self._durable = tuple(_parse_targets(each) for each in given)
+        addresses = [durable] if isinstance(durable, str | Path) else durable
+        self._durable = tuple(_parse_targets(each) for each in addresses)
 
     @property
     def plain(self) -> bool:

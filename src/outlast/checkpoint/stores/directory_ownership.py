@@ -114,7 +114,7 @@ class Ownership:
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_S):
-            with suppress(OSError):  # what is wrong with the file system is found by the next save
+            with suppress(OSError):  # the next save reports errors of the file system
                 os.utime(self._root / FILE)
 
 
@@ -132,19 +132,19 @@ def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> 
     begin, lease = time.monotonic(), _Lease()
     while True:
         try:
-            found = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
+            result = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
         except OSError as error:
             raise StorageError(
                 f"{root} cannot be saved to: {error.strerror or error}; nothing was saved"
             ) from error
-        if isinstance(found, Ownership):
-            return found
+        if isinstance(result, Ownership):
+            return result
         waited_s = time.monotonic() - begin
         most_s = {"finishing": wait_s, "none": _ELSEWHERE_S}
-        if found.state == "elsewhere":
+        if result.state == "elsewhere":
             most_s["elsewhere"] = _ELSEWHERE_S if lease.locks else 2 * LEASE_S
-        if waited_s >= most_s.get(found.state, 0.0):
-            raise InUseError(_refusal(root, found))
+        if waited_s >= most_s.get(result.state, 0.0):
+            raise InUseError(_refusal(root, result))
         time.sleep(_POLL_S)  # flock has no deadline of its own
 
 
@@ -159,15 +159,15 @@ def read_owner(root: Path) -> Owner:
 
 def check(root: Path, token: str) -> None:
     """Raise StorageError where `root` does not belong to the owner with `token` (any more)."""
-    if not token or (found := read_owner(root)).token == token:
+    if not token or (owner := read_owner(root)).token == token:
         return
-    if not found.token:
+    if not owner.token:
         raise StorageError(
             f"{root} on {socket.gethostname()} is not the directory that rank 0 saves to"
             f" ({FILE} is not there): it is another host's own, not mounted, or was renamed; let"
             " all ranks save to one shared directory"
         )
-    raise StorageError(f"{_owner(root, found)} has taken it over; save to a directory of its own")
+    raise StorageError(f"{_owner(root, owner)} has taken it over; save to a directory of its own")
 
 
 def wait_until_visible(root: Path, token: str, patience: IoTimeout) -> str:

@@ -136,7 +136,7 @@ class Folder:
             draft = f"{name}.part"
             file = _open_draft(draft, at, path)
             try:
-                os.ftruncate(file, 0)  # what a killed writer has left
+                os.ftruncate(file, 0)  # remains of a killed writer
                 written = 0
                 for part in parts:
                     before, written = written, written + _write(file, part)
@@ -173,12 +173,12 @@ class Folder:
     @_with_timeout
     def inodes(self, directory: str) -> dict[str, Inode]:
         """See LinkingStore.inodes."""
-        path, found = self.root / check_name(directory), dict[str, Inode]()
+        path, inodes = self.root / check_name(directory), dict[str, Inode]()
         with suppress(OSError), _directory(path) as at, os.scandir(at) as entries:
             for entry in entries:
                 this = entry.stat(follow_symlinks=False)
-                found[entry.name] = Inode((this.st_dev, this.st_ino), this.st_size, this.st_nlink)
-        return found
+                inodes[entry.name] = Inode((this.st_dev, this.st_ino), this.st_size, this.st_nlink)
+        return inodes
 
     @_with_timeout
     def create(self, directory: str, name: str, data: bytes) -> bool:
@@ -240,7 +240,7 @@ class Folder:
             with _directory(self.root / directory) as at:
                 file = os.open(COMMIT, _READ, dir_fd=at)
         except OSError:
-            return -1  # whoever reads it is told why
+            return -1  # the read reports the error
         with suppress(OSError):  # it is being removed, or there are no locks here
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return file
@@ -311,7 +311,7 @@ def _exclusive(path: Path, at: int) -> Iterator[None]:
     """Exclude readers that hold this checkpoint. Raises InUseError if there is one."""
     try:
         file = os.open(COMMIT, os.O_RDWR | os.O_NONBLOCK | _SAFE, dir_fd=at)
-    except OSError:  # no checkpoint, or no file that could be locked: nobody holds it either
+    except OSError:  # no checkpoint, or no lockable file: not held
         yield
         return
     try:
@@ -343,11 +343,11 @@ def _open_draft(draft: str, at: int, path: Path) -> int:
                 os.close(file)
                 raise
         with suppress(FileNotFoundError):
-            found = os.fstat(file)
-            if os.path.samestat(found, os.stat(draft, dir_fd=at, follow_symlinks=False)):
-                if found.st_nlink == 1:
+            status = os.fstat(file)
+            if os.path.samestat(status, os.stat(draft, dir_fd=at, follow_symlinks=False)):
+                if status.st_nlink == 1:
                     return file
-                os.unlink(draft, dir_fd=at)  # what other names of it say must stay as it is
+                os.unlink(draft, dir_fd=at)  # other links must keep their contents
         os.close(file)  # its writer renamed it between our open and our lock
     raise StorageError(f"{path}: somebody else is writing it; nothing was changed; try again later")
 

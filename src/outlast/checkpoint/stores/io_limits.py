@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from outlast.errors import StalledError, StorageError
 
 T = TypeVar("T")
-ANSWER_S = 120.0  # a server of NFSv4 that was started anew answers nobody for 90 s
+ANSWER_S = 120.0  # a restarted NFSv4 server does not answer for 90 s
 _LOOK_S = 1.0
 
 
@@ -24,7 +24,7 @@ class IoThread(threading.Thread):
     def __init__(self, do: Callable[[], None]) -> None:
         super().__init__(name="storage", daemon=True)
         self.given_up = False
-        self.where = ""  # what it asks for
+        self.where = ""  # the path or directory of the call
         self.error: BaseException | None = None
         self.ended: Callable[[IoThread], None] = lambda _: None
         self._do = do

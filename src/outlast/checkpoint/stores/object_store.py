@@ -84,7 +84,7 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
         "read_timeout": timedelta(seconds=min(_STALL_S, request_s)),
         "timeout": timedelta(seconds=request_s),
     }
-    again: RetryConfig = {
+    retry: RetryConfig = {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=retry_s),
         "backoff": {
@@ -98,9 +98,9 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
             # Many services that speak like S3 refuse to delete several objects at once, or even one
             # by that request (501 Not Implemented): one request an object is known to all of them.
             return from_url(  # pyright: ignore[reportCallIssue] - the key is not in its types
-                url, client_options=client, retry_config=again, aws_disable_bulk_delete=True
+                url, client_options=client, retry_config=retry, aws_disable_bulk_delete=True
             )
-        return from_url(url, client_options=client, retry_config=again)
+        return from_url(url, client_options=client, retry_config=retry)
     except (BaseError, ValueError) as error:
         scheme = url.partition("://")[0]
         raise ConfigError(
@@ -143,12 +143,12 @@ class Bucket:
         import obstore
 
         end = f"/{check_name(name)}"
-        found: set[str] = set()
+        directories: set[str] = set()
         with self._mapped("could not be listed"):
             for batch in obstore.list(self._store):
                 paths = (entry["path"] for entry in batch)
-                found |= {path.removesuffix(end) for path in paths if path.endswith(end)}
-        return {directory for directory in found if "/" not in directory}
+                directories |= {path.removesuffix(end) for path in paths if path.endswith(end)}
+        return {directory for directory in directories if "/" not in directory}
 
     def get(self, directory: str, name: str) -> bytes:
         """See StoreSource.get."""
@@ -183,19 +183,21 @@ class Bucket:
         import obstore
 
         path = _path(directory, name)
-        whole = _counted(parts, size_bytes, f"{self.where}/{path}")
+        chunks = _counted(parts, size_bytes, f"{self.where}/{path}")
         part_bytes = max(_PART_BYTES, -(-size_bytes // _PARTS_MAX))
         with self._mapped("could not be written", path):
             if size_bytes <= _PART_BYTES:
-                obstore.put(self._store, path, b"".join(whole), use_multipart=False)
+                obstore.put(self._store, path, b"".join(chunks), use_multipart=False)
             else:
                 obstore.put(
-                    self._store, path, whole, use_multipart=True,
+                    self._store, path, chunks, use_multipart=True,
                     chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE,
                 )  # fmt: skip
-            found = obstore.head(self._store, path)["size"]
-        if found != size_bytes:
-            raise StorageError(f"{self.where}/{path}: {size_bytes} bytes were sent, {found} stored")
+            stored_bytes = obstore.head(self._store, path)["size"]
+        if stored_bytes != size_bytes:
+            raise StorageError(
+                f"{self.where}/{path}: {size_bytes} bytes were sent, {stored_bytes} stored"
+            )
 
     def duplicate(self, directory: str, name: str, other: str) -> bool:
         """See DuplicatingStore.duplicate. Services copy up to 5 GB in one request."""
@@ -210,7 +212,7 @@ class Bucket:
                 obstore.copy(self._store, source, path)
                 return obstore.head(self._store, path)["size"] == size_bytes
         except (CorruptionError, StorageError):
-            return False  # what is wrong is told when it is sent
+            return False  # sending it reports the error
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
         """See Store.create. False is also possible for this very call, if an answer was lost."""
@@ -243,7 +245,7 @@ class Bucket:
                 paths = [entry["path"] for entry in batch]
                 try:
                     obstore.delete(self._store, paths)
-                except FileNotFoundError:  # somebody else removes it, too
+                except FileNotFoundError:  # removed concurrently
                     for path in paths:
                         with suppress(FileNotFoundError):
                             obstore.delete(self._store, path)
@@ -257,7 +259,7 @@ class Bucket:
             try:
                 return memoryview(obstore.get_range(self._store, path, start=at, length=size_bytes))
             except BaseError:
-                # Each service says in its own words that an object ends before `at`.
+                # Services differ in their error for an object that ends before `at`.
                 if obstore.head(self._store, path)["size"] <= at:
                     return memoryview(b"")
                 raise

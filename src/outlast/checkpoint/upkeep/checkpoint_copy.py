@@ -28,7 +28,7 @@ from outlast.checkpoint.stores.store_interfaces import (
 )
 from outlast.errors import CorruptionError, StalledError, StorageError
 
-AT_ONCE = 4  # ranks whose parts travel at the same time: a bucket answers slowly, but many at once
+AT_ONCE = 4  # ranks copied in parallel: a bucket has high latency
 _LOOKED_AT = 4  # of the target's checkpoints, for a file to link
 Progress = Callable[[int, int], None]
 
@@ -71,11 +71,11 @@ def copy_checkpoint(
     checkpoint = open_checkpoint(source, place)
     checkpoint.check()
     record = seal(checkpoint.commit)
-    there = target.files(place.directory)
-    if COMMIT in there:
+    present = target.files(place.directory)
+    if COMMIT in present:
         _refuse_another(target, place, record)
     pace = RateLimiter(limit_bytes_per_s, stop or Event())
-    parts = _Parts(checkpoint, target, there, pace, on_progress, verify)
+    parts = _Parts(checkpoint, target, present, pace, on_progress, verify)
     with hold_checkpoint(source, place.directory):
         parts.copy()
     if not target.create(place.directory, COMMIT, record):
@@ -114,7 +114,7 @@ class _Parts:
         self._checkpoint = checkpoint
         self._directory = checkpoint.place.directory
         self._target = target
-        self._there = there
+        self._present = there
         self._pace = pace
         self._on_progress = on_progress
         self._verify = verify
@@ -139,7 +139,7 @@ class _Parts:
         buffer = memoryview(mmap.mmap(-1, max(min(manifest.chunk_bytes, manifest.size_bytes), 1)))
         for name, size_bytes in manifest.files.items():
             chunks = [chunk for chunk in chunks_of(manifest) if chunk.file == name]
-            present = self._there.get(name, -1) == size_bytes
+            present = self._present.get(name, -1) == size_bytes
             if (present or self._is_taken_over(manifest, name)) and self._right(chunks, buffer):
                 self._progress(self._passes * size_bytes)
             else:
@@ -188,10 +188,10 @@ class _Parts:
         With each, whether the rank's frozen bytes are the same there.
         """
         rank, wanted = manifest.rank, _frozen_of(manifest)
-        found = (
+        places = (
             place for place in checkpoint_places(self._target) if place != self._checkpoint.place
         )
-        for place in islice(found, _LOOKED_AT):
+        for place in islice(places, _LOOKED_AT):
             try:
                 checkpoint = open_checkpoint(self._target, place)
                 for entry in checkpoint.commit.manifests[rank : rank + 1]:
@@ -222,7 +222,7 @@ class _Parts:
 
     def _send_manifest(self, manifest: Manifest) -> None:
         name, data = manifest_name(manifest.rank), seal(manifest)
-        if self._there.get(name) == len(data) and self._target.get(self._directory, name) == data:
+        if self._present.get(name) == len(data) and self._target.get(self._directory, name) == data:
             return
         self._target.put(self._directory, name, [data], len(data))
         if self._verify and self._target.get(self._directory, name) != data:

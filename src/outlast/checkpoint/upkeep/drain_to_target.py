@@ -68,14 +68,14 @@ def drain_store(
     when a store cannot be listed, before or between copies.
     """
     ended = stop or threading.Event()
-    there = {known.place: known for known in known_checkpoints(target)}
+    present = {known.place: known for known in known_checkpoints(target)}
     offered = {
-        known.place: known._replace(linked=())  # what is shared here need not be shared there
+        known.place: known._replace(linked=())  # the target may not share the same files
         for known in known_checkpoints(source)
-        if known.place not in there and not barred(known.place)
+        if known.place not in present and not barred(known.place)
     }
     while not ended.is_set():
-        known_there = list(there.values())
+        known_there = list(present.values())
         wanted = wanted_checkpoints(
             list(offered.values()), known_there, keep, every, now_ns(), last=last
         )
@@ -90,12 +90,12 @@ def drain_store(
             )
         except OutlastError as error:
             if COMMIT not in source.files(place.directory):
-                continue  # pruned since it was listed: nobody misses it
+                continue  # pruned since it was listed: no error
             if not ended.is_set():
                 on_error(place, error)
                 target.directories()  # a dead store ends the pass; it need not fail for each copy
             continue
-        there[place] = known
+        present[place] = known
         yield copied
 
 
@@ -205,8 +205,8 @@ class StoreDrainer:
             self._on_error(error)
 
         try:
-            found = checkpoint_places(self._source)
-            if found == self._drained and not last:
+            offered = checkpoint_places(self._source)
+            if offered == self._drained and not last:
                 return True  # to look at a bucket costs money
             for copied in drain_store(
                 self._source,
@@ -231,12 +231,12 @@ class StoreDrainer:
                     verified=self._is_whole,
                     barred=self._barred,
                 )
-                self._clear(found)
+                self._clear(offered)
         except Exception as error:  # noqa: BLE001 - it must be heard, and must not end all draining
             if not self._stop.is_set():  # else we have broken it off ourselves
                 tell(str(error) or type(error).__name__)
         else:
-            self._drained = None if failed else found
+            self._drained = None if failed else offered
         finally:
             self._copying = None
         return not failed and not self._stop.is_set()

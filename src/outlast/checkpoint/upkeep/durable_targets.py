@@ -53,7 +53,7 @@ class DurableRule(msgspec.Struct, frozen=True, kw_only=True):
 class DurableTarget(NamedTuple):
     """A durable target that was opened, with its rule."""
 
-    asked: DurableRule
+    rule: DurableRule
     store: Store
 
 
@@ -198,17 +198,17 @@ def _folder_or_bucket(address: str, root: Path, request_s: float) -> Store:
     store = open_target(address, request_s)
     if not isinstance(store, Folder):
         return store
-    there = store.root.absolute()
-    if there.resolve() == root.resolve():
+    path = store.root.absolute()
+    if path.resolve() == root.resolve():
         raise ConfigError(
-            f"{there} is where this run saves anyway; name storage that outlives this host"
+            f"{path} is where this run saves anyway; name storage that outlives this host"
         )
     try:
-        there.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{there} cannot be made ({error.strerror}); name a directory that can be written"
+            f"{path} cannot be made ({error.strerror}); name a directory that can be written"
         ) from error
-    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"{there} cannot be written; see to its rights")
-    return Folder(there)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written; see to its rights")
+    return Folder(path)

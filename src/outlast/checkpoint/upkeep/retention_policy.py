@@ -139,12 +139,12 @@ def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePo
 
 def _firsts(newest_first: Sequence[KnownCheckpoint], every: int) -> Iterator[SavePoint]:
     """Return the first step in each span from k * every on, k >= 1; of attempts, the newest."""
-    found: dict[int, SavePoint] = {}
+    firsts: dict[int, SavePoint] = {}
     for item in newest_first:
-        span, before = item.place.step // every, found.get(item.place.step // every)
+        span, before = item.place.step // every, firsts.get(item.place.step // every)
         if before is None or item.place.step < before.step:
-            found[span] = item.place
-    return (place for span, place in found.items() if span)
+            firsts[span] = item.place
+    return (place for span, place in firsts.items() if span)
 
 
 def _trimmed(item: KnownCheckpoint, keep: Keep, now_ns: int, room_bytes: int) -> str:

@@ -91,32 +91,32 @@ class UpkeepClient:
 
         If the process has died, that is one of them, and it is restarted up to _STARTS_MAX times.
         """
-        found = self._read()
+        errors = self._read()
         if self._news_fd < 0 and self._process:
             how = self._reap(_GRACE_S)
-            found.append(f"the process that deletes and carries on checkpoints {how}")
+            errors.append(f"the process that deletes and carries on checkpoints {how}")
             if self._starts < _STARTS_MAX:
                 self._start()
             else:
-                found.append(f"it was started {self._starts} times, and is not again: checkpoints"
+                errors.append(f"it was started {self._starts} times, and is not again: checkpoints"
                              f" stay in {self._setup.root}, and nowhere else")  # fmt: skip
-        return found
+        return errors
 
     def close(self, timeout_s: float) -> list[str]:
         """Wait until all copies are made, at most `timeout_s`; return the error messages."""
         self._send(Finish(timeout_s))
-        found: list[str] = []
+        errors: list[str] = []
         due = time.monotonic() + timeout_s + _GRACE_S
         while self._news_fd >= 0 and (left_s := due - time.monotonic()) > 0:
             select.select([self._news_fd], [], [], left_s)
-            found += self._read()
+            errors += self._read()
         if self._process and self._news_fd >= 0:
             self._process.kill()
-            found.append(f"the process that carries checkpoints on hung, and was killed; what is"
+            errors.append(f"the process that carries checkpoints on hung, and was killed; what is"
                          f" missing elsewhere is in {self._setup.root}")  # fmt: skip
         self._reap(_GRACE_S)
         self.let_go()
-        return found
+        return errors
 
     def let_go(self) -> None:
         """Close the pipes; the process finishes its work alone, and its errors are lost."""
@@ -141,7 +141,7 @@ class UpkeepClient:
         self._send(self._setup)
 
     def _send(self, order: UpkeepSetup | UpkeepOrder) -> None:
-        with suppress(OSError):  # `failures` finds that it has died; what is not read is no loss
+        with suppress(OSError):  # `failures` detects its death; unread orders do not matter
             os.write(self._order_fd, msgspec.json.encode(order) + b"\n")
 
     def _read(self) -> list[str]:

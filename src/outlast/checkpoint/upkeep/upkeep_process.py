@@ -74,7 +74,7 @@ class UpkeepThreads:
         self._keep = keep
         self._listener = listener
         self._now_ns = CheckpointClock().now_ns
-        self._last_error = ""  # the newest failure to delete: said once
+        self._last_error = ""  # the newest failure to delete: reported once
         self._ending = False
         self._wake = threading.Event()
         self._drainers = {target.store.where: self._drainer(target) for target in targets}
@@ -145,8 +145,8 @@ class UpkeepThreads:
         return any(drainer.uses(place) for drainer in self._drainers.values())
 
 
-_LOOK_S = 30.0  # without a word of a new checkpoint
-_WORDS_MAX = 2000  # so that a line goes into a pipe whole, or not at all
+_LOOK_S = 30.0  # without news of a checkpoint
+_WORDS_MAX = 2000  # so that a line is written to a pipe atomically
 
 
 class FailureReporter:
@@ -186,7 +186,7 @@ def main() -> int:
     targets = [DurableTarget(rule, open_target(rule.address)) for rule in setup.durable]
     upkeep = UpkeepThreads(root, setup.keep, targets, FailureReporter())
     keeper = _Keeper()
-    upkeep.committed()  # what an earlier trainer has left
+    upkeep.committed()  # for checkpoints of an earlier trainer
     for line in lines:
         order = msgspec.json.decode(line, type=UpkeepOrder) if line else Committed()
         if isinstance(order, Committed):
@@ -198,7 +198,7 @@ def main() -> int:
         else:
             break
     else:
-        keeper.wait(setup.save_s)  # it finishes what was ordered: that is to be carried on as well
+        keeper.wait(setup.save_s)  # its pending saves are to be copied as well
         order = Finish(setup.save_s)
     upkeep.finish(order.timeout_s, newest=True)
     for where in upkeep.behind:
@@ -238,7 +238,7 @@ class _Keeper:
         try:
             self._pidfd = os.pidfd_open(pid)
         except OSError:
-            self._pidfd = -1  # it has died: the trainer starts another, and says so
+            self._pidfd = -1  # it died: the trainer starts another, and announces it
         if before >= 0:
             os.close(before)
 
@@ -262,5 +262,5 @@ def _repair(order: Mend, root: Folder, targets: list[DurableTarget]) -> None:
 
 
 def _report_error(error: str) -> None:
-    with suppress(OSError):  # nobody reads, or there is so much unread that this is not missed
+    with suppress(OSError):  # the trainer died, or the pipe is full of errors
         os.write(1, msgspec.json.encode(UpkeepFailure(error[:_WORDS_MAX])) + b"\n")
