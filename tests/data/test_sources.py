@@ -360,13 +360,13 @@ sys.path.append(sys.argv[1])
 import torch
 from loaders import mapped
 from outlast.checkpoint.format import codec as tree
-from outlast import generators
+from outlast import random_state
 from driving import epoch, open_source
 place, states = tree.decode(sys.stdin.buffer.read())
 source = open_source(mapped("dice", num_workers=2))
 torch.rand(9)
 source.seek(tree.decode(place))
-generators.restore(states)
+random_state.restore(states)
 draws = []
 epoch(source, draws)
 source.close()
