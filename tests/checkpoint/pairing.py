@@ -115,7 +115,7 @@ def held(seat: Seat) -> dict[tuple[int, int], bytes]:
     """What a keeper holds, by rank and step."""
     keeper = KeeperClient.connect(seat.address, TOKEN)
     found = {}
-    for version in keeper.held():
+    for version in keeper.held_versions():
         manifest, arena = version.manifest, keeper.take(version.arena)
         data = bytearray(manifest.size_bytes)
         arena.read(0, memoryview(data))
@@ -131,7 +131,7 @@ def shard(seat: Seat, step: int) -> bytes:
 
 def held_after(seat: Seat) -> set[tuple[int, int]]:
     """What a keeper holds that its own trainer is asked for; its bytes are looked at elsewhere."""
-    return {(each.manifest.rank, each.manifest.place.step) for each in seat.keeper.held()}
+    return {(each.manifest.rank, each.manifest.place.step) for each in seat.keeper.held_versions()}
 
 
 def newest_of(*seats: Seat) -> tuple[int | None, list[str]]:

@@ -49,7 +49,7 @@ def test_what_changes_after_a_save_is_not_in_it(trainer: Trainer) -> None:
 
 def test_the_last_two_versions_stay_in_memory(trainer: Trainer) -> None:
     saved = [trainer.save({"a": torch.arange(10)}).checkpoint.place for _ in range(3)]
-    held = [each.manifest.place for each in trainer.keeper.held()]
+    held = [each.manifest.place for each in trainer.keeper.held_versions()]
     assert sorted(held, key=lambda place: place.position) == saved[1:]
 
 
@@ -63,7 +63,7 @@ def test_a_trainer_after_another_takes_no_more_memory(tmp_path: Path) -> None:
         trainer.keeper.forget(lambda place: place in saved[-1:])
         for _ in range(2):
             saved.append(trainer.save({"a": torch.arange(10)}).checkpoint.place)
-            lying = trainer.keeper.lying()
+            lying = trainer.keeper.contents()
             held = [each.manifest.place for each in lying.held]
             assert sorted(held, key=lambda place: place.position) == saved[-2:]
             assert len(lying.arenas) <= 2

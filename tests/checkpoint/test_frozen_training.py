@@ -97,7 +97,7 @@ class Bytes:
 def test_in_memory_a_part_is_one_piece(trainer: Trainer) -> None:
     tensors = adapted()
     place = trainer.save(tensors).checkpoint.place
-    (held,) = trainer.keeper.held()
+    (held,) = trainer.keeper.held_versions()
     assert held.manifest.frozen_bytes == FULL_BYTES
     *_, slot = trainer.engine._slots
     copies = MemoryCopies([HeldPart(held.manifest, Bytes(bytes(slot.arena.view)))])

@@ -226,7 +226,7 @@ def test_a_trainers_memory_outlives_it(served: tuple[ServedKeeper, str], tmp_pat
     done = run_trainer(root, "connected", served[1], "whole")
     assert done.returncode == -signal.SIGKILL, done.stderr
     keeper = KeeperClient.connect(served[1], TOKEN)
-    (held,) = keeper.held()
+    (held,) = keeper.held_versions()
     assert held.manifest.place == manifest_of(1).place
     assert (held.manifest.rank, held.manifest.world) == (0, 1)
     assert len(held.manifest.chunks) == 6
@@ -240,9 +240,9 @@ def test_a_trainers_memory_outlives_it(served: tuple[ServedKeeper, str], tmp_pat
         keeper.take(held.arena)
     other = keeper.lend(filled())
     assert other != held.arena
-    assert keeper.held() == [held]  # still, and it can be had again
+    assert keeper.held_versions() == [held]  # still, and it can be had again
     keeper.drop(held.arena)
-    assert keeper.held() == []
+    assert keeper.held_versions() == []
     keeper.close(TIMEOUT_S)
     assert not gone(served[0].process.pid)
     memory.close()
@@ -252,7 +252,7 @@ def test_half_a_copy_is_no_version(served: tuple[ServedKeeper, str], tmp_path: P
     done = run_trainer(tmp_path / "root", "connected", served[1], "copying")
     assert done.returncode == -signal.SIGKILL, done.stderr
     keeper = KeeperClient.connect(served[1], TOKEN)
-    assert keeper.held() == []
+    assert keeper.held_versions() == []
     keeper.drop(0)
     with pytest.raises(UsageError, match="told of no arena 0"):
         keeper.take(0)
@@ -285,7 +285,7 @@ def test_whoever_only_asks_waits_for_no_save_of_another(
         first.close(0)
     begin_s = time.monotonic()
     asker = KeeperClient.connect(served[1], TOKEN)
-    lying = asker.lying(TIMEOUT_S)
+    lying = asker.contents(TIMEOUT_S)
     asker.close(TIMEOUT_S)
     assert time.monotonic() - begin_s < ANSWER_S / 2
     assert [held.arena for held in lying.held] == [lent] == [number for number, _ in lying.arenas]

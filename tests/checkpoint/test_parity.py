@@ -127,14 +127,14 @@ def save(seats: list[Seat], step: int) -> None:
 
 def parities_of(seat: Seat) -> set[int]:
     """The steps of which a keeper that still has its trainer has parity."""
-    return {each.manifests[0].place.step for each in seat.keeper.lying().parities}
+    return {each.manifests[0].place.step for each in seat.keeper.contents().parities}
 
 
 def damage(seat: Seat, step: int) -> None:
     """One bit in a keeper's parity of a step."""
     keeper = KeeperClient.connect(seat.address, TOKEN)
     (found,) = (
-        each for each in keeper.lying().parities if each.manifests[0].place == place_of(step)
+        each for each in keeper.contents().parities if each.manifests[0].place == place_of(step)
     )
     memory = keeper.take(found.arena)
     byte = bytearray(1)
@@ -153,7 +153,7 @@ def test_a_keeper_and_its_worker_are_lost(three: list[Seat]) -> None:
     save(three, 2)
     expected[2] = [shard(seat, 2) for seat in three]
     assert parities_of(three[0]) == {1, 2}
-    lying = three[0].keeper.lying()
+    lying = three[0].keeper.contents()
     sizes = dict(lying.arenas)
     assert all(sizes[each.arena] == LARGE_BYTES // 2 for each in lying.parities)
     for seat in three:
@@ -283,7 +283,7 @@ def fold(folding: StripFolding, data: bytes) -> None:
 
 
 def whole(parities: HeldParities) -> list[int]:
-    return [found.manifests[0].place.step for found, _ in parities.whole]
+    return [found.manifests[0].place.step for found, _ in parities.complete]
 
 
 def test_longer_strips_come_later() -> None:
@@ -297,7 +297,7 @@ def test_longer_strips_come_later() -> None:
     expected = bytearray(5 << 20)
     for each in data:
         parity_arithmetic.xor_into(memoryview(expected), memoryview(each))
-    for _, arena in parities.whole:
+    for _, arena in parities.complete:
         assert arena.size_bytes == 6 << 20
         assert bytes(arena.view) == bytes(expected).ljust(6 << 20, b"\0")
         arena.close()

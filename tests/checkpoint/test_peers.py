@@ -170,7 +170,7 @@ def test_memory_of_earlier_trainers_is_given_back(pair: tuple[Seat, Seat]) -> No
     seat.leave()
     for turn in range(3):
         keeper = KeeperClient.connect(seat.address, TOKEN)
-        assert {each.manifest.place.step for each in keeper.held()} == {
+        assert {each.manifest.place.step for each in keeper.held_versions()} == {
             10 * turn + 1,
             10 * turn + 2,
         }
@@ -179,14 +179,16 @@ def test_memory_of_earlier_trainers_is_given_back(pair: tuple[Seat, Seat]) -> No
             step += 10 * (turn + 1)
             order = order_of(step, Path(), arena=keeper.lend(arena), rank=1, world=2)
             keeper.order(msgspec.structs.replace(order, to_disk=False))
-        assert len(keeper.held()) == 4 and len(keeper.older) == 2
+        assert len(keeper.held_versions()) == 4 and len(keeper.older) == 2
         newest = max(
             (each.place for each in keeper.older if each.place), key=lambda place: place.step
         )
         keeper.forget(lambda place, newest=newest: place == newest)
-        assert len(keeper.held()) == 3 and [each.place for each in keeper.older] == [newest]
+        assert len(keeper.held_versions()) == 3 and [each.place for each in keeper.older] == [
+            newest
+        ]
         keeper.forget(lambda _: False)
-        assert len(keeper.held()) == 2 and keeper.older == ()
+        assert len(keeper.held_versions()) == 2 and keeper.older == ()
         keeper.close(TIMEOUT_S)
         for arena in arenas:
             arena.close()

@@ -202,7 +202,7 @@ def test_holders_divide_boxes_evenly(
     shares = [divide_boxes(held, rank) for rank in everyone]
     for item in held:
         ranges = sorted(
-            (share.first, share.last) for mine in shares for share in mine if share.held is item
+            (share.first, share.last) for mine in shares for share in mine if share.held_box is item
         )
         cuts = [0, *(last for _, last in ranges)]
         assert cuts[-1] == item.box.elements
@@ -217,8 +217,8 @@ def test_small_tensors_are_the_first_holders() -> None:
     held = [
         HeldBox(name, torch.float32, (n,), Box((0,), (n,)), (2, 5)) for name, n in SIZES.items()
     ]
-    assert [share.held.name for share in divide_boxes(held, 2)] == ["mean", "steps", "a"]
-    assert [share.held.name for share in divide_boxes(held, 5)] == ["a", "b"]
+    assert [share.held_box.name for share in divide_boxes(held, 2)] == ["mean", "steps", "a"]
+    assert [share.held_box.name for share in divide_boxes(held, 5)] == ["a", "b"]
 
 
 SIZES = {"a": 100_000, "b": 90_000, "mean": 64, "steps": 1}
@@ -240,7 +240,7 @@ def plans(
 
 def written(plan: SavePlan | OutlastError) -> dict[str, int]:
     assert isinstance(plan, SavePlan), plan
-    return {share.held.name: share.size_bytes for share in plan.shares}
+    return {share.held_box.name: share.size_bytes for share in plan.shares}
 
 
 def test_equal_tables_are_replicas_and_others_are_not() -> None:

@@ -17,7 +17,9 @@ def held(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (0,)) -> Held
 
 
 def laid(shares: list[ShardShare]) -> ArenaLayout:
-    return lay_out({share.held.name: Tensor("any", share.held.shape) for share in shares}, shares)
+    return lay_out(
+        {share.held_box.name: Tensor("any", share.held_box.shape) for share in shares}, shares
+    )
 
 
 def staged(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:

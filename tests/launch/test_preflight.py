@@ -170,7 +170,7 @@ def test_a_target_out_of_reach_may_not_be_needed(
     far = str(tmp_path / "far")
     both = preflight.check(with_durable(tmp_path, f"{gone} every=6h rate=1MB/s", far))
     assert [target.store.where for target in both] == [gone, far]
-    assert both[0].asked.rate_bytes_per_s == 1_000_000
+    assert both[0].rule.rate_bytes_per_s == 1_000_000
     write(tmp_path / "run" / "run.json", "{}")
     assert len(preflight.check(with_durable(tmp_path, gone))) == 1
 

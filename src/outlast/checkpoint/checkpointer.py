@@ -41,7 +41,7 @@ from outlast.errors import CorruptionError, OutlastError, StorageError, UsageErr
 OnFailure: TypeAlias = Literal["warn", "raise"]
 WhenBusy: TypeAlias = Literal["wait", "skip"]
 OnUnreadable: TypeAlias = Literal["raise", "older"]
-_OWN_BYTES = 64 << 10  # about what a rank's own part takes at first
+_OWN_BYTES = 64 << 10  # estimated size of a rank's own part
 
 
 class CheckpointWarning(UserWarning):
@@ -49,7 +49,7 @@ class CheckpointWarning(UserWarning):
 
 
 class _Begun(msgspec.Struct, frozen=True, array_like=True):
-    """Rank 0's word at the start. `silent`: why targets do not answer."""
+    """Rank 0's answer at construction. `silent`: errors of targets that do not answer."""
 
     attempt: str = ""
     error: str = ""
@@ -57,29 +57,26 @@ class _Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpointer:
-    """Saves and loads a script's state under the directory `root`.
+    """Saves and loads the state of a training script under the directory `root`.
 
-    All ranks of `group` (torch.distributed's default one) make theirs together, and call `save`
-    and `load` together. A save blocks for one copy of the state in memory; the rest happens in
-    another process, which finishes it even if this one dies.
+    All ranks of `group` (default: the default group of torch.distributed) construct it together and
+    call `save` and `load` together. A save blocks for one copy of the state in memory; a separate
+    process writes that copy and finishes even if this process dies.
 
-    `keep`: which checkpoints stay ("last=3,every=1000"; as `outlast run --keep`), all where it is
-    empty. `durable`: one or several places where they are carried on to ("s3://bucket/run", or
-    "/mirror/run every=6h keep=last=2 rate=200MB/s"; as `--durable`), and which `load` reads, too.
-    Both are done by a process of their own, started at the first save.
-
-    `job`: a name; checkpoints of another job are refused, and so is a second process that saves to
-    `root`. A run that loads an older checkpoint begins a line: what it saves is newer than what was
-    there. One that loads none, where there are some, is refused unless it says `branch=True`.
-    `complete=False`: state may leave out
-    what the next step depends on (weights alone, say). `on_failure`: a failed save is a warning at
-    the next `save` or `wait`, or a StorageError there. `arenas`: saves in flight at a time, each
-    with this rank's part of the state in memory; `when_busy`: wait for one to end, or skip the
-    save with a warning. `save_s`: a save that has not become durable by then has failed; so long
-    ranks wait for each other. `answer_s`: a file system that gets no further for so long while it
-    is read has failed the load. `on_unreadable`: what a load does about a newer checkpoint that is
-    not damaged and cannot be read (an I/O error, a right that is missing): raise StorageError, or
-    pass it over for an older one, which is noted.
+    `keep`: retention policy ("last=3,every=1000"; as `outlast run --keep`); empty keeps all.
+    `durable`: targets to which checkpoints are copied, and from which `load` reads, too
+    ("s3://bucket/run", or "/mirror/run every=6h keep=last=2 rate=200MB/s"; as `--durable`). `job`:
+    a name. Checkpoints of another job are refused, and so is a second process that saves to `root`.
+    A run that loads an older checkpoint begins a line: its saves are newer than all that were
+    there. A run that loads none although there are some is refused without `branch=True`.
+    `complete=False`: the state may lack parts that the next step depends on (weights alone, say).
+    `on_failure`: report a failed save as a warning at the next `save` or `wait`, or raise
+    StorageError there. `arenas`: number of saves in flight, each with this rank's part of the state
+    in memory; `when_busy`: wait for one to end, or skip the save with a warning. `save_s`: deadline
+    for a save to become durable, and for ranks that wait for each other. `answer_s`: time without
+    progress after which reading a file system fails the load. `on_unreadable`: policy of a load for
+    a newer checkpoint that is undamaged but unreadable (an I/O error, missing permissions): raise
+    StorageError, or load an older one.
     """
 
     def __init__(
@@ -119,20 +116,22 @@ class Checkpointer:
         self._pending: dict[int, int] = {}  # steps, by save
 
     def _begin(self) -> str:
-        """How the names of all ranks' attempts begin. Raises UsageError on all of them where rank 0
-        finds that it cannot save as it was asked to."""
-        mine = _Begun()
+        """Return the prefix of the names of all ranks' attempts.
+
+        Raises UsageError on all ranks where rank 0 cannot save with these settings.
+        """
+        statement = _Begun()
         if self._ranks.rank == 0:
             try:
                 silent = self._tiers.check(self._job)
-                mine = _Begun(attempt=secrets.token_hex(6), silent=silent)
+                statement = _Begun(attempt=secrets.token_hex(6), silent=silent)
             except OutlastError as error:
-                mine = _Begun(error=f"{error}; nothing was started")
-        answer = self._ranks.exchange(msgspec.msgpack.encode(mine))[0]
+                statement = _Begun(error=f"{error}; nothing was started")
+        answer = self._ranks.exchange(msgspec.msgpack.encode(statement))[0]
         begun = msgspec.msgpack.decode(answer, type=_Begun)
         if begun.error:
             raise UsageError(begun.error)
-        for each in mine.silent:
+        for each in statement.silent:
             warnings.warn(f"{each}; it is tried again", CheckpointWarning, stacklevel=3)
         return begun.attempt
 
@@ -145,24 +144,23 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A failed save must not hide what ended the script.
+        # A failed save must not hide the script's exception.
         self._close(self._on_failure if kind is None else "warn", in_peace=kind is None)
 
     def prepare(self, state: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        """Make the memory that saves of `state` will need, in the background; the first save then
-        blocks about as long as later ones.
+        """Allocate the memory for saves of `state` in the background.
 
-        All ranks call it together, after `load`; it may come before the optimizers' first step.
-        What `save` would refuse is refused here: raises as `save` does, but for a lack of memory,
-        which the first save raises.
+        The first save then blocks about as long as later ones. All ranks call it together, after
+        `load`; it may come before the optimizers' first step. Raises as `save` does, but for a lack
+        of memory, which the first save raises.
         """
         with self._ranks.together("prepare"):
             self._check_open()
-            given = ScriptState(state, own)
-            self._check_parts(given)
+            script_state = ScriptState(state, own)
+            self._check_parts(script_state)
             engine = self._engine or self._start(self._claim or self._make_claim())
-            content = flatten_state(given)
-            tensors = content.tensors | expected_state(given)
+            content = flatten_state(script_state)
+            tensors = content.tensors | expected_state(script_state)
             mine = xxhash.xxh3_128_digest(repr([(n, t.shape) for n, t in tensors.items()]).encode())
             alike = self._ranks.exchange(mine)
             replicas = [rank for rank, each in enumerate(alike) if each == mine]
@@ -171,13 +169,13 @@ class Checkpointer:
     def save(
         self, step: int, state: Mapping[str, Any], own: Mapping[str, Any] | None = None
     ) -> int:
-        """Save what `state` holds after `step` steps; the save's number. `own`: state that is this
-        rank's alone (a loader's position), beside random generators, which are always kept.
+        """Save `state` after `step` steps; return the number of the save.
 
-        When this returns, everything may change again. Raises UsageError for a state that cannot
-        be saved, is not complete, or lacks what earlier saves had; StorageError when there is no
-        memory for a copy, or an earlier save failed and `on_failure` says so: nothing of this one
-        was begun then.
+        `own`: state of this rank alone (a loader's position), beside random generators, which are
+        always saved. When this returns, the state may change again. Raises UsageError for a state
+        that cannot be saved, is not complete, or lacks parts of earlier saves; StorageError when
+        there is no memory for a copy, or when an earlier save failed and `on_failure` is "raise":
+        then this save was not begun.
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
         with self._ranks.together("save"), collector_paused():
@@ -189,7 +187,7 @@ class Checkpointer:
             place, parent, base = claim.lineage.go_on(step, step, attempt)
             try:
                 return self._save(claim, place, parent, base, ScriptState(state, own))
-            except Exception as error:  # raised again: it is the other ranks that are told
+            except Exception as error:  # raised again: this informs the other ranks
                 self._refuse(place, str(error))
                 raise
 
@@ -202,15 +200,15 @@ class Checkpointer:
         return self._claim
 
     def _save(
-        self, claim: Claim, place: SavePoint, parent: str, base: str, given: ScriptState
+        self, claim: Claim, place: SavePoint, parent: str, base: str, state: ScriptState
     ) -> int:
         try:
             engine = self._engine or self._start(claim)
-            self._check_parts(given)
-            content = flatten_state(given)
-            own_bytes = rank_own.capture(given, content.rest, self._ranks.world)
-        except Exception as error:  # raised again, once the others know
-            if not self._parts:  # the first one: all others wait to hear from this rank
+            self._check_parts(state)
+            content = flatten_state(state)
+            own_bytes = rank_own.capture(state, content.rest, self._ranks.world)
+        except Exception as error:  # raised again, after informing the other ranks
+            if not self._parts:  # first save: all other ranks wait for this one
                 agreed_plan.refuse(str(error), self._ranks.exchange)
             raise
         if self._upkeep and self._keeper:
@@ -219,14 +217,14 @@ class Checkpointer:
             claim.owned.keeper_is(self._keeper.pid)
         save = engine.save(
             place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin(),
-            parent=parent, base=base, apart=rank_own.buffers(given), values=content.digests,
+            parent=parent, base=base, apart=rank_own.buffers(state), values=content.digests,
         )  # fmt: skip
-        self._parts = frozenset(_parts(given))
+        self._parts = frozenset(_parts(state))
         self._pending[save] = place.step
         return save
 
     def _refuse(self, place: SavePoint, why: str) -> None:
-        """Let rank 0's keeper hear at once that this rank's part will never come."""
+        """Tell rank 0's keeper at once that this rank's part will never come."""
         if self._ranks.rank == 0:
             return  # it was not ordered to wait for any
         name = failure_path(Path(manifest_name(self._ranks.rank))).name
@@ -245,19 +243,19 @@ class Checkpointer:
         rename: Mapping[str, str] | None = None,
         share: bool | None = None,
     ) -> Restored | None:
-        """Put the newest checkpoint that every rank can read into `state` and `own`, or that of
-        `step`; None when there never was one.
+        """Load the newest checkpoint that every rank can read, or that of `step`.
 
-        `strict=False`: names that only one side has are left out, and listed in what is returned.
-        `cast`: floating-point tensors may have another type than in the checkpoint. `skip`: names
-        that are left as they are ("model.head": all below it, and what optimizers keep of it).
-        `rename`: names of the checkpoint, and what `state` calls them. `share`: whether ranks hand
-        each other what several of them need, so that it is read once; None: where they lie on
-        several hosts, or it comes over a network. The same on all ranks.
+        Returns None when there is no checkpoint. `strict=False`: names that only one side has are
+        left out, and listed in the result. `cast`: floating-point tensors may have another dtype
+        than in the checkpoint. `skip`: names that stay unchanged ("model.head": all below it, and
+        their optimizer state). `rename`: names of the checkpoint, and their names in `state`.
+        `share`: let ranks pass each other chunks that several of them need, so that each chunk is
+        read once; None: only where ranks run on several hosts, or the source is reached over a
+        network. The same on all ranks.
 
-        Every byte is verified. Raises MismatchError listing all differences in names, shapes and
-        dtypes, before anything is touched; CorruptionError when there are checkpoints, but none is
-        whole; StorageError when the directory cannot be read.
+        Every byte is verified. Raises MismatchError with all differences in names, shapes and
+        dtypes, before anything is changed; CorruptionError when there are checkpoints, but all are
+        damaged; StorageError when the directory cannot be read.
         """
         with self._ranks.together("load"):
             loading = CheckpointLoad(
@@ -274,7 +272,7 @@ class Checkpointer:
                 self._loaded = LoadOrigin(restored.place, loading.base)
             if restored and self._claim:
                 self._claim.lineage.loaded(restored.place)
-            if restored is None and loading.lost:
+            if restored is None and loading.has_lost_commit:
                 warnings.warn(
                     f"nothing was loaded: {loading.begun}", CheckpointWarning, stacklevel=3
                 )
@@ -283,8 +281,11 @@ class Checkpointer:
             return restored
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until every save of this rank has ended: on rank 0 that is committed, elsewhere
-        written. Failures are told as by `save`; StorageError when there is one left by then."""
+        """Wait until every save of this rank has ended.
+
+        Ended means committed on rank 0, written on other ranks. Reports failures as `save` does;
+        raises StorageError when a save is still in progress after `timeout_s` (default: `save_s`).
+        """
         deadline = time.monotonic() + (self._save_s if timeout_s is None else timeout_s)
         if self._engine:
             for save in list(self._pending):
@@ -292,36 +293,36 @@ class Checkpointer:
             self._tell(self._on_failure)
 
     def close(self) -> None:
-        """Let saves end, and then the process that writes them. Failures are told as by `save`."""
+        """Wait for saves to end, then end their process. Reports failures as `save` does."""
         self._close(self._on_failure, in_peace=True)
 
     def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
         self._closed = True
         engine, self._engine = self._engine, None
-        found: list[str] = []
+        failures: list[str] = []
         if engine:
             try:
                 engine.close(self._save_s)
             except StorageError as error:
-                found.append(str(error))
-            found += self._failures(engine.outcomes())
+                failures.append(str(error))
+            failures += self._failures(engine.outcomes())
         if self._claim and self._claim.owned:
             self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None
         if upkeep and in_peace:
-            found += upkeep.close(self._save_s)
+            failures += upkeep.close(self._save_s)
         elif upkeep:
-            upkeep.let_go()  # it ends its work alone: nobody is to wait for that now
-        self._report(found, on_failure)
+            upkeep.let_go()  # it finishes alone, without delaying the exception
+        self._report(failures, on_failure)
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this Checkpointer is closed; nothing was saved")
 
-    def _check_parts(self, given: ScriptState) -> None:
+    def _check_parts(self, state: ScriptState) -> None:
         if self._complete:
-            check_complete(given)
-        missing = sorted(self._parts.difference(_parts(given)))
+            check_complete(state)
+        missing = sorted(self._parts.difference(_parts(state)))
         if missing:
             raise UsageError(
                 f"earlier saves had {', '.join(missing)} and this one has not: a run could not go"
@@ -348,7 +349,7 @@ class Checkpointer:
         return self._engine
 
     def _look_after(self) -> UpkeepClient:
-        """The process behind saves."""
+        """Return the client of the upkeep process; start the process if there is none."""
         if self._upkeep is None:
             setup = self._tiers.setup(self._save_s)
             self._upkeep = UpkeepClient(setup, f"rank {self._ranks.rank}")
@@ -356,11 +357,11 @@ class Checkpointer:
 
     def _tell(self, on_failure: OnFailure) -> None:
         if self._engine:
-            found = self._failures(self._engine.outcomes())
-            self._report(found + (self._upkeep.failures() if self._upkeep else []), on_failure)
+            failures = self._failures(self._engine.outcomes())
+            self._report(failures + (self._upkeep.failures() if self._upkeep else []), on_failure)
 
     def _failures(self, outcomes: list[Outcome]) -> list[str]:
-        found: list[str] = []
+        failures: list[str] = []
         for outcome in outcomes:
             if outcome.kind == "written" and outcome.error:
                 warnings.warn(outcome.error, CheckpointWarning, stacklevel=5)
@@ -371,8 +372,8 @@ class Checkpointer:
                 self._upkeep.committed()
             if outcome.kind in ("failed", "skipped"):
                 rank, what = self._ranks.rank, f"step {outcome.place.step} {outcome.kind}"
-                found.append(f"the save of {what} on rank {rank}: {outcome.error}")
-        return found
+                failures.append(f"the save of {what} on rank {rank}: {outcome.error}")
+        return failures
 
     def _report(self, failures: list[str], on_failure: OnFailure) -> None:
         if failures and on_failure == "raise":
@@ -381,12 +382,12 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
 
 
-def _parts(given: ScriptState) -> set[str]:
-    return {*given.given, *given.own, *given.generators}
+def _parts(state: ScriptState) -> set[str]:
+    return {*state.given, *state.own, *state.generators}
 
 
 def _origin() -> dict[str, str]:
-    """Who wrote a checkpoint."""
+    """Return the versions, host and script that a checkpoint records as its origin."""
     return {
         "outlast": __version__,
         "torch": str(torch.__version__),

@@ -1,8 +1,8 @@
 """Messages and chunk transfers among the ranks that save together.
 
-Ranks meet before they exchange messages, so that none waits for one that will not come: a rank
-inside a collective knows neither which rank is missing nor why. The meeting place is the store that
-their process group was made with: a few small keys, read only by ranks that wait.
+Ranks meet before they exchange messages, so that no rank waits for one that will not come: a rank
+inside a collective knows neither which rank is missing nor why. The rendezvous uses the store of
+their process group: a few small keys, read only by ranks that wait.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from outlast.errors import GroupError, UsageError
 
 _PAUSE_S = 0.001
 _PAUSE_MAX_S = 0.05
-_GRACE_S = 10.0  # for whoever has decided to say what
+_GRACE_S = 10.0  # for the deciding rank to publish the outcome
 _NAMED_MAX = 8
-_OPEN_CALLS_MAX = 16  # that ranks may be, and be told of each other at once
+_OPEN_CALLS_MAX = 16  # calls with a departure key of their own
 
 
 class RankRendezvous:
-    """The calls of one rank's that all ranks make, in the same order, numbered from 1 on."""
+    """Numbered rendezvous of all ranks for the collective calls of a Checkpointer."""
 
     def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
-        """All ranks make theirs together, and as many each. `timeout_s`: how long to wait for a
-        rank that says nothing."""
+        """Create the rendezvous; all ranks do so together, and equally often.
+
+        `timeout_s`: how long to wait for a rank that does not answer.
+        """
         self._store, self._rank, self._world = store, rank, world
         self._timeout_s = timeout_s
-        made = store.add(f"outlast/checkpoints/{rank}", 1)
-        self._root = f"outlast/checkpoints/made-{made}"
+        number = store.add(f"outlast/checkpoints/{rank}", 1)
+        self._root = f"outlast/checkpoints/made-{number}"
 
     def leave(self, call: int, why: str = "") -> None:
-        """Say that this rank is through with `call`, or failed, and comes to no meeting of it any
-        more. A few microseconds: nothing is waited for."""
-        with suppress(RuntimeError):  # a store that is gone: nobody can be waiting there either
-            self._store.set(self._left_key(call), f"{call} {self._rank} {why}")
+        """Record that this rank has left `call`, with `why` where it failed.
+
+        The rank comes to no later rendezvous of the call. Takes a few microseconds and never waits.
+        """
+        with suppress(RuntimeError):  # the store died: no rank can be waiting there
+            self._store.set(self._departure_key(call), f"{call} {self._rank} {why}")
 
     def come(self, call: int, turn: int) -> None:
         """Wait until all ranks have come to this turn of this call.
 
-        Raises GroupError on all that have come or still come once one of them has left the call,
-        which is known at once, or says nothing for `timeout_s`.
+        Raises GroupError on all ranks once one of them has left the call, which is detected at
+        once, or does not come for `timeout_s`.
         """
         at = f"{self._root}/{call}/{turn}"
         self._store.set(f"{at}/{self._rank}", "")
@@ -55,7 +59,7 @@ class RankRendezvous:
             self._decide(at, "")
         due, pause_s = time.monotonic() + self._timeout_s, _PAUSE_S
         while not self._store.check([f"{at}/end"]):
-            if why := self._left(call, at):
+            if why := self._departure(call, at):
                 self._decide(at, why)
             elif time.monotonic() > due:
                 self._decide(at, self._silent(at))
@@ -69,15 +73,15 @@ class RankRendezvous:
     def look(self, call: int) -> None:
         """Raise GroupError where a rank has left `call`, which none may leave before this one."""
         try:
-            key = self._left_key(call)
-            left = self._store.get(key).decode() if self._store.check([key]) else ""
+            key = self._departure_key(call)
+            departure = self._store.get(key).decode() if self._store.check([key]) else ""
         except RuntimeError as error:
             raise GroupError(
                 f"{self._who} cannot speak with the others: the store of their process group is"
                 f" gone: {error}"
             ) from error
-        if left:
-            number, rank, why = left.split(" ", 2)
+        if departure:
+            number, rank, why = departure.split(" ", 2)
             if int(number) == call:
                 raise GroupError(f"{self._who} cannot speak with the others: rank {rank} failed:"
                                  f" {why}")  # fmt: skip
@@ -87,24 +91,24 @@ class RankRendezvous:
         return f"rank {self._rank} of {self._world}"
 
     def _decide(self, at: str, end: str) -> None:
-        """How this meeting ends: for all ranks as the first one says."""
+        """Set the outcome of this rendezvous; the first rank decides for all."""
         if self._store.add(f"{at}/decided", 1) == 1:
             self._store.set(f"{at}/end", end)
 
-    def _left(self, call: int, at: str) -> str:
-        """Who will not come, and why, in words; empty where nobody has said so."""
-        key = self._left_key(call)
+    def _departure(self, call: int, at: str) -> str:
+        """Return the reason why a rank will not come; "" if no rank has left."""
+        key = self._departure_key(call)
         if not self._store.check([key]):
             return ""
-        left, rank, why = self._store.get(key).decode().split(" ", 2)
-        if int(left) < call or self._store.check([f"{at}/{rank}"]):
+        number, rank, why = self._store.get(key).decode().split(" ", 2)
+        if int(number) < call or self._store.check([f"{at}/{rank}"]):
             return ""
         return (
             f"rank {rank} failed: {why}" if why else f"rank {rank} saw no need to, and has gone on"
         )
 
-    def _left_key(self, call: int) -> str:
-        """Not one key for all calls: who leaves an earlier one late would hide it."""
+    def _departure_key(self, call: int) -> str:
+        """Return the key of departures; several keys, so that a late one hides no newer one."""
         return f"{self._root}/left/{call % _OPEN_CALLS_MAX}"
 
     def _silent(self, at: str) -> str:
@@ -119,11 +123,11 @@ _CALLS_APART, _NUMBERS_APART = 16, 1 << 20
 
 
 class RankGroup:
-    """The members of a process group: of torch.distributed's default one, where it is initialized;
-    else this process alone.
+    """Members of a process group, or this process alone without torch.distributed.
 
-    All members make theirs together: where the group carries no CPU tensors (NCCL), a group of
-    gloo's is made beside it. `timeout_s`: how long to wait for a rank that says nothing.
+    `group` defaults to the default group. All members construct it together: where the group
+    carries no CPU tensors (NCCL), a gloo group of the same ranks is created. `timeout_s`: how long
+    to wait for a rank that does not answer.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
@@ -140,7 +144,7 @@ class RankGroup:
         assert group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         backends = dist.get_backend_config(group)
-        if "outlast" not in backends:  # else the launcher finds who does not come
+        if "outlast" not in backends:  # else the launcher detects missing ranks
             store = group.get_group_store()
             self._meeting = RankRendezvous(store, self.rank, self.world, timeout_s)
         if "cpu:" not in backends:
@@ -151,14 +155,18 @@ class RankGroup:
 
     @property
     def can_relay(self) -> bool:
-        """Return whether ranks can hand each other chunks; the same on all. Not through groups of
-        `outlast run`, which answer a joiner out of what they have recorded."""
+        """Return whether ranks can send each other chunks; the same on all ranks.
+
+        False for groups of `outlast run`, which replay recorded results to a joiner.
+        """
         return self.world > 1 and self._meeting is not None
 
     @contextmanager
     def together(self, call: str) -> Iterator[None]:
-        """One call that all ranks make, in the same order. Who leaves it early says so, and lets
-        nobody wait at an `exchange` in it."""
+        """Delimit one call that all ranks make, in the same order.
+
+        A rank that leaves it early says so, so that no other rank waits for it in `exchange`.
+        """
         self._calls, self._turns, self._call = self._calls + 1, 0, call
         try:
             yield
@@ -169,24 +177,24 @@ class RankGroup:
             self._meeting.leave(self._calls)
 
     def leave(self, why: BaseException) -> None:
-        """Say at once that this rank fails in the call that it is in."""
+        """Announce at once that this rank fails in its current call."""
         if self._meeting:
             self._meeting.leave(self._calls, str(why) or type(why).__name__)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What all ranks give, in order of rank. All of them call it.
+        """Return the data of all ranks, in order of rank; all ranks call it.
 
-        Raises GroupError when a rank is gone, or does not come; it names those that have left the
-        call that this one is in, at once. UsageError on all ranks when they are in different calls.
+        Raises GroupError when a rank died or does not come, at once with the names of ranks that
+        have left the current call; UsageError on all ranks when they are in different calls.
         """
         if self.world == 1:
             return [data]
         answers = self._gathered(self._call.encode().ljust(_CALL_BYTES) + data)
         calls = [answer[:_CALL_BYTES].decode().strip() for answer in answers]
         if len(set(calls)) > 1:
-            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
+            names = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(calls))
             raise UsageError(
-                f"ranks call different methods ({said}); nothing was saved or loaded; let all call"
+                f"ranks call different methods ({names}); nothing was saved or loaded; let all call"
                 " the same, in the same order"
             )
         return [answer[_CALL_BYTES:] for answer in answers]
@@ -210,17 +218,19 @@ class RankGroup:
         ]
 
     def look(self) -> None:
-        """Raise GroupError where another rank has failed in the call that this one is in."""
+        """Raise GroupError where another rank has failed in the current call."""
         if self._meeting:
             self._meeting.look(self._calls)
 
     def send(self, data: memoryview, to: int, number: int) -> ChunkTransfer:
-        """Begin to send bytes, which stay as they are until that has ended. `number`: of what is
-        sent; two ranks send each other those of one number in the same order."""
+        """Begin to send bytes, which must not change until the transfer has ended.
+
+        `number`: of the chunk; two ranks transfer those of one number in the same order.
+        """
         return self._begin(data, to, number, sends=True)
 
     def receive(self, into: memoryview, source: int, number: int) -> ChunkTransfer:
-        """Begin to receive as many bytes as there is room for: they must be as many."""
+        """Begin to receive exactly `len(into)` bytes."""
         return self._begin(into, source, number, sends=False)
 
     def _begin(self, data: memoryview, peer: int, number: int, *, sends: bool) -> ChunkTransfer:
@@ -236,16 +246,16 @@ class RankGroup:
 
 
 def _gloo_beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a group of the same ranks."""
-    made = dist.new_group(
+    """Return a new gloo group of the same ranks."""
+    gloo = dist.new_group(
         dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
     )
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    assert isinstance(gloo, dist.ProcessGroup)
+    return gloo
 
 
 class ChunkTransfer(NamedTuple):
-    """Bytes on their way to another rank, or from it."""
+    """A transfer of bytes to or from another rank."""
 
     ranks: RankGroup
     work: dist.Work
@@ -254,7 +264,7 @@ class ChunkTransfer(NamedTuple):
     timeout: timedelta
 
     def wait(self) -> None:
-        """Wait until the bytes have left, or are there. Raises GroupError."""
+        """Wait until the bytes are sent or received. Raises GroupError."""
         try:
             self.work.wait(self.timeout)
         except RuntimeError as error:

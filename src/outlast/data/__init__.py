@@ -1,1 +1,1 @@
-"""Batch sources with an exact position, continued anywhere with the next batch."""
+"""Batch sources with an exact position, from which any process continues with the next batch."""

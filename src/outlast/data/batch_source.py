@@ -19,9 +19,9 @@ from outlast.errors import UsageError
 class BatchSource(Protocol):
     """Batches of one rank, epoch by epoch, that another process can continue.
 
-    `position` with the states of this process's generators, both taken before a `next`, is all
-    that a fresh source needs: after `seek`, and the generators put back, it gives the same batch,
-    and every later one. An epoch draws nothing before its first `next`.
+    `position` and the states of this process's generators, both taken before a `next`, restore a
+    fresh source: after `seek`, and with the generators restored, it yields the same batch, and
+    every later one. An epoch draws no random numbers before its first `next`.
     """
 
     note: str  # one sentence for the user when replayed
@@ -29,7 +29,7 @@ class BatchSource(Protocol):
 
     @property
     def length(self) -> int | None:
-        """Batches in this epoch on this rank, None if unknown."""
+        """Return the batches in this epoch on this rank, None if unknown."""
         ...
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
@@ -37,15 +37,15 @@ class BatchSource(Protocol):
         ...
 
     def next(self) -> Any:
-        """The next batch. Raises StopIteration at the end of the epoch."""
+        """Return the next batch. Raises StopIteration at the end of the epoch."""
         ...
 
     def position(self) -> Any:
-        """The place before the next batch, as data that `checkpoint.tree` encodes."""
+        """Return the position before the next batch, as data that `checkpoint.tree` encodes."""
         ...
 
     def seek(self, position: Any) -> None:
-        """Go to a place. This process's generators stay as they are."""
+        """Go to a position. This process's generators stay unchanged."""
         ...
 
     def close(self) -> None:
@@ -54,10 +54,10 @@ class BatchSource(Protocol):
 
 
 def open_source(loader: Any, codec: Codec) -> BatchSource:
-    """The source for what a script gives to `session.batches`. `codec`: of what a loader's
-    processes and this one send each other.
+    """Return the source for the loader that a script passes to `session.batches`.
 
-    Raises UsageError when the loader is empty, or nothing that gives batches.
+    `codec`: for messages between a loader's processes and this one. Raises UsageError when the
+    loader is empty, or yields no batches.
     """
     if loader is None:
         return IndexSource()
@@ -78,7 +78,7 @@ def open_source(loader: Any, codec: Codec) -> BatchSource:
 
 
 def _is_mapped(loader: DataLoader[Any]) -> bool:
-    """Whether the loader is nothing but its dataset and its sampler."""
+    """Return whether the loader is defined by its dataset and its sampler alone."""
     if isinstance(loader.dataset, IterableDataset | MapDataPipe):
         return False
     if is_torchdata(loader):

@@ -1,4 +1,4 @@
-"""The base of batch sources: epoch, count, agreed end, position as plain data."""
+"""Base class of batch sources: epoch, count, agreed end, position as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outlast.errors import UsageError
 
 
 def set_epoch(epoch: int, *things: Any) -> bool:
-    """Call `set_epoch` where it exists, once an object; whether one had it."""
+    """Call `set_epoch` where it exists, once an object; return whether any object had it."""
     able = {id(t): t for t in things if callable(getattr(t, "set_epoch", None))}
     for thing in able.values():
         thing.set_epoch(epoch)
@@ -18,8 +18,11 @@ def set_epoch(epoch: int, *things: Any) -> bool:
 
 
 class CountedSource(ABC):
-    """A source that counts its batches. An epoch begins at its first `next`: until then nothing
-    has been drawn or started, and a joiner may still seek elsewhere."""
+    """A source that counts its batches.
+
+    An epoch begins at its first `next`: until then nothing has been drawn or started, and a joiner
+    may still seek elsewhere.
+    """
 
     kind: ClassVar[str]
     note = ""
@@ -33,12 +36,15 @@ class CountedSource(ABC):
 
     @property
     def length(self) -> int | None:
-        """Batches in this epoch on this rank, None if unknown."""
+        """Return the batches in this epoch on this rank, None if unknown."""
         return None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
-        """The next batch is the first of `epoch`, which ends after `length` batches, or where the
-        loader ends when that is None. Raises UsageError for an epoch without batches."""
+        """Make the next batch the first of `epoch`.
+
+        The epoch ends after `length` batches, or with the loader when that is None. Raises
+        UsageError for an epoch without batches.
+        """
         if length is not None and length < 1:
             raise UsageError(
                 f"epoch {epoch} has {length} batches on some rank: nothing to train on"
@@ -49,8 +55,11 @@ class CountedSource(ABC):
         self._done, self._begun, self._ended = 0, False, ""
 
     def next(self) -> Any:
-        """The next batch. Raises StopIteration at the end of the epoch, UsageError when the loader
-        gives none at all or fewer than it announced."""
+        """Return the next batch.
+
+        Raises StopIteration at the end of the epoch, UsageError when the loader yields no batch at
+        all or fewer than it announced.
+        """
         if self._ended or (self._limit is not None and self._done >= self._limit):
             self._end("cut")
             raise StopIteration
@@ -67,15 +76,18 @@ class CountedSource(ABC):
         return batch
 
     def position(self) -> dict[str, Any]:
-        """The place before the next batch, as data that `checkpoint.tree` encodes."""
+        """Return the position before the next batch, as data that `checkpoint.tree` encodes."""
         return {
             "kind": self.kind, "epoch": self.epoch, "limit": self._limit, "done": self._done,
             "begun": self._begun, "ended": self._ended, "of": self.length, **self._mark(),
         }  # fmt: skip
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Go to `position`; generators of this process stay as they are, those that the loader
-        keeps move. Raises UsageError when the position is another loader's."""
+        """Go to `position`.
+
+        Generators of this process stay unchanged, those that the loader owns are restored. Raises
+        UsageError when the position belongs to another loader.
+        """
         if position.get("kind") != self.kind:
             raise UsageError(
                 f"the saved data position is that of a {position.get('kind')}, the loader given to"
@@ -96,7 +108,7 @@ class CountedSource(ABC):
             self._end(position["ended"])
 
     def close(self) -> None:
-        """Stop loader workers; the source is of no use afterwards."""
+        """Stop loader workers; the source cannot be used afterwards."""
         self._ended = "cut"
 
     def _end(self, how: Literal["cut", "exhausted"]) -> None:
@@ -119,27 +131,27 @@ class CountedSource(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """The first batch of the epoch is asked for."""
+        """Prepare the first batch of the epoch."""
 
     @abstractmethod
     def _take(self) -> Any:
-        """The next batch; StopIteration where there is none."""
+        """Return the next batch; raise StopIteration if there is none."""
 
     @abstractmethod
     def _mark(self) -> dict[str, Any]:
-        """What belongs to the position besides the counts."""
+        """Return the parts of the position besides the counts."""
 
     @abstractmethod
     def _return(self, position: dict[str, Any]) -> None:
-        """Go where `_mark` was taken; the counts are set already."""
+        """Go to a position of `_mark`; the counts are set already."""
 
     @abstractmethod
     def _finish(self, exhausted: bool) -> None:
-        """The epoch has ended: the loader said so, or its batches were counted."""
+        """End the epoch: `exhausted` by the loader, or cut by the count of batches."""
 
 
 class Codec(NamedTuple):
-    """Two functions that a loader's process can be sent."""
+    """An encoder and a decoder that can be sent to a loader's process."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]

@@ -35,7 +35,7 @@ _DRAWS_ONCE = (
 
 
 class EpochOrder(Iterator[Any]):
-    """One sampler's index lists, with all that is needed to come to the same place again."""
+    """The index lists of one sampler, with the state needed to repeat them."""
 
     def __init__(self, sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
         self._sampler = sampler
@@ -47,7 +47,7 @@ class EpochOrder(Iterator[Any]):
         self.begin()
 
     def begin(self) -> None:
-        """A new epoch: its iteration has not been opened yet."""
+        """Begin a new epoch: its iteration has not been opened yet."""
         self._start = self._kept.changes()
         self._owned = self._kept.generators()
         self._trail = IteratorReplay(self._owned)
@@ -57,13 +57,13 @@ class EpochOrder(Iterator[Any]):
         self.ended = False
 
     def open(self) -> None:
-        """Begin the sampler's iteration, or begin it anew, as loaders with processes do."""
+        """Begin the sampler's iteration, again if called again, as loaders with processes do."""
         self._opens += 1
         with self._trail.drawing():
             self._lists = iter(self._sampler)
 
     def __next__(self) -> Any:
-        """The next list. Once the sampler has ended it is not asked again."""
+        """Return the next list. A sampler that has ended is not iterated again."""
         if self.ended:
             raise StopIteration
         try:
@@ -79,7 +79,7 @@ class EpochOrder(Iterator[Any]):
         return fetched
 
     def place(self) -> dict[str, Any]:
-        """Return where the order is, as plain data."""
+        """Return the position of the order, as plain data."""
         now = self._kept.changes().items()
         return {
             "start": self._start,
@@ -92,7 +92,9 @@ class EpochOrder(Iterator[Any]):
 
     def go(self, place: Mapping[str, Any], done: int) -> list[Any]:
         """Go to `place`. Return the lists behind the first `done` that were fetched already.
-        Raises UsageError when the sampler gives fewer."""
+
+        Raises UsageError when the sampler gives fewer.
+        """
         self._kept.put(place["start"])
         self.begin()
         ahead: list[Any] = []
@@ -125,7 +127,7 @@ class EpochOrder(Iterator[Any]):
 
 
 class TicketSampler(Sampler[BatchTicket]):
-    """The sampler of our own DataLoader: the lists of `order`, and the base seed of processes."""
+    """The sampler of Outlast's own DataLoader: the lists of `order`, and the base seed."""
 
     def __init__(self, order: EpochOrder, loader: DataLoader[Any], codec: Codec) -> None:
         self._order, self._codec = order, codec
@@ -140,8 +142,10 @@ class TicketSampler(Sampler[BatchTicket]):
         self._states: dict[int, dict[str, Any]] = {}
 
     def begin(self, *, draws_seed: bool) -> None:
-        """The next iteration opens a new epoch. `draws_seed`: the user's loader would draw the
-        base seed of its processes."""
+        """Make the next iteration open a new epoch.
+
+        `draws_seed`: the user's loader would draw the base seed of its processes.
+        """
         self._draws_seed, self._opens = draws_seed, True
         self._blanks = self._fetched = self._given = 0
         self._ahead.clear()
@@ -149,8 +153,11 @@ class TicketSampler(Sampler[BatchTicket]):
             self._states.clear()
 
     def go(self, done: int, ahead: list[Any], states: dict[int, dict[str, Any]]) -> int:
-        """The next iteration goes on behind `done` lists, of which `ahead` were fetched already,
-        in new processes that are to have `states`. Return the number of blank batches before."""
+        """Make the next iteration continue behind `done` lists.
+
+        `ahead`: lists that were fetched already; `states`: of the new loader processes. Returns the
+        number of blank batches before the first one.
+        """
         self._draws_seed = self._opens = False
         self._ahead = deque(ahead)
         self._blanks = done % self._processes
@@ -185,5 +192,5 @@ class TicketSampler(Sampler[BatchTicket]):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """One number, drawn as a DataLoader draws its base seed."""
+    """Draw one number as a DataLoader draws its base seed."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())

@@ -11,12 +11,12 @@ from outlast.errors import UsageError
 
 
 class SequenceSource(CountedSource):
-    """A list of batches, or anything with a length that is asked by index."""
+    """A list of batches, or any object with a length and indexing."""
 
     kind = "sequence"
 
     def __init__(self, batches: Any) -> None:
-        """Raises UsageError when there are none."""
+        """Wrap the batches. Raises UsageError when there are none."""
         super().__init__()
         if len(batches) == 0:
             raise UsageError(
@@ -28,14 +28,16 @@ class SequenceSource(CountedSource):
 
     @property
     def length(self) -> int | None:
+        """Return the number of batches in the sequence."""
         return len(self._batches)
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
+        """See CountedSource.start_epoch; also calls the sequence's `set_epoch`, if any."""
         super().start_epoch(epoch, length)
         set_epoch(epoch, self._batches)
 
     def _begin(self) -> None:
-        """A sequence is always ready."""
+        """Do nothing: a sequence is always ready."""
 
     def _take(self) -> Any:
         if self._done >= len(self._batches):
@@ -50,21 +52,24 @@ class SequenceSource(CountedSource):
         self._kept.put(position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
-        """A sequence keeps nothing between epochs."""
+        """Do nothing: a sequence keeps no state between epochs."""
 
 
 class IndexSource(CountedSource):
-    """No loader: the batch is its index, and the one epoch ends where the loop does. Every rank
-    knows that without asking, so the length is a number: nobody has to agree on each index."""
+    """The source without a loader: each batch is its index, in one unbounded epoch.
+
+    Every rank knows the length without asking, so that ranks need not agree on each index.
+    """
 
     kind = "count"
 
     @property
     def length(self) -> int | None:
+        """Return sys.maxsize: the epoch has no end of its own."""
         return sys.maxsize
 
     def _begin(self) -> None:
-        """There is nothing to begin."""
+        """Do nothing."""
 
     def _take(self) -> int:
         return self._done
@@ -73,7 +78,7 @@ class IndexSource(CountedSource):
         return {}
 
     def _return(self, position: dict[str, Any]) -> None:
-        """The counts are all there is."""
+        """Do nothing: the position consists of the counts."""
 
     def _finish(self, exhausted: bool) -> None:
-        """The counts are all there is."""
+        """Do nothing: the position consists of the counts."""

@@ -1,9 +1,9 @@
 """Replay of an iterator with the random draws that it made before.
 
-Under torchrun a loader draws from the same generators as the model, and between the model's draws.
-So does ours. A `Trail` remembers the states that the iterator found wherever something else had
-moved a generator since the iterator's last draw, and only there: a generator that nobody else
-moves costs one state, whatever the iterator's length.
+Under torchrun a loader draws from the same generators as the model, between the model's draws.
+Outlast's loader does the same. A replay records the generator states that the iterator found
+wherever other code had moved a generator since the iterator's last draw, and only there: a
+generator that no other code moves costs one state, whatever the iterator's length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = "the process's "
 class IteratorReplay:
     """The generator states that an iterator found at its draws, by the number of the draw.
 
-    `owned`: generators that count besides the process's, which count unless `process` is False.
+    `owned`: generators besides those of the process, which count unless `process` is False.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class IteratorReplay:
     ) -> None:
         self._owned, self._process = owned, process
         self.draws = 0
-        self._found: list[tuple[int, dict[str, Any]]] = []
-        self._reached: dict[str, Any] = random_state.states(owned)  # what running again leads to
+        self._recorded: list[tuple[int, dict[str, Any]]] = []
+        self._reached: dict[str, Any] = random_state.states(owned)  # the states after a replay
         self._states = 0
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """The iterator runs inside, and may draw."""
+        """Record the draws of the iterator, which runs inside."""
         before = self._all()
         try:
             yield
@@ -50,18 +50,18 @@ class IteratorReplay:
         return states | {_PROCESS + name: s for name, s in random_state.snapshot().items()}
 
     def _note(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        found = {}
+        moved = {}
         for name, state in before.items():
             if random_state.same(state, after.get(name)):
                 continue
             if not random_state.same(state, self._reached.get(name)):
-                found[name] = state
+                moved[name] = state
             self._reached[name] = after[name]
-        if found:
-            self._found.append((self.draws, found))
-            self._states += len(found)
+        if moved:
+            self._recorded.append((self.draws, moved))
+            self._states += len(moved)
         if self._states > _STATES_MAX:
-            names = ", ".join(sorted(found)).replace(_PROCESS, _NAMED)
+            names = ", ".join(sorted(moved)).replace(_PROCESS, _NAMED)
             raise UsageError(
                 f"the loader and the rest of the script draw from the same generators in turn, more"
                 f" than {_STATES_MAX} times: more than can be kept for a worker that takes this"
@@ -70,16 +70,18 @@ class IteratorReplay:
             )
 
     def leads_to(self, name: str, state: Any) -> bool:
-        """Return whether running the iterator again leaves an owned generator in this state."""
+        """Return whether a replay leaves an owned generator in this state."""
         return name in self._reached and random_state.same(self._reached[name], state)
 
     def saved(self) -> dict[str, Any]:
-        """The trail as plain data."""
-        return {"draws": self.draws, "found": list(self._found)}
+        """Return the recorded states as plain data."""
+        return {"draws": self.draws, "found": list(self._recorded)}
 
     def follow(self, saved: Mapping[str, Any], draw: Callable[[], None]) -> None:
-        """Run `draw` as often as was drawn, each time from the states that it found then. The
-        process's generators are afterwards as before."""
+        """Call `draw` as often as recorded, each time from the recorded states.
+
+        The process's generators are restored afterwards.
+        """
         found = dict(saved["found"])
         with random_state.preserved():
             for number in range(saved["draws"]):

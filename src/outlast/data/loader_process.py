@@ -1,11 +1,12 @@
 """A DataLoader's worker processes: batches by ticket, and their generators' state.
 
-torch seeds each process from the epoch's base seed and its number; batch i comes from process
-i % num_workers. So the state of a process behind its last batch that was consumed is well defined,
-however far it has run ahead. It travels with the batch, as far as it has changed, and a process
-that takes over is given it with its first ticket.
+torch seeds each process from the epoch's base seed and its number; batch i comes from process i %
+num_workers. So the state of a process behind its last consumed batch is well defined, however far
+it has prefetched. The changed part of it travels with the batch, and a process that takes over
+receives it with its first ticket.
 
-    Tickets ──ticket──► Shelf: (dry load, states put back)? load, collate ──parcel──► MappedSource
+    TicketSampler --ticket--> TicketDataset: (dry load, states restored)? load, collate
+        --LoadedBatch--> MappedSource
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PROCESS = "process "
 
 
 class BatchTicket(NamedTuple):
-    """One batch to be loaded. `state`: what the process is to have before; b"": what it has."""
+    """One batch to be loaded. `state`: the process's state before it; b"": unchanged."""
 
     indices: Any
     state: bytes = b""
@@ -31,7 +32,7 @@ class BatchTicket(NamedTuple):
 
 
 class LoadedBatch(NamedTuple):
-    """One batch, and what has changed in the process that made it since its last one."""
+    """One batch, and the changes in its process since that process's last batch."""
 
     batch: Any
     process: int
@@ -39,13 +40,13 @@ class LoadedBatch(NamedTuple):
 
 
 class DatasetWrapper:
-    """A dataset of ours around the user's, which is the one that the user's code is shown."""
+    """A wrapper of the user's dataset; the user's code sees only the wrapped one."""
 
     dataset: Any
 
 
 class TicketDataset(Dataset[Any], DatasetWrapper):
-    """The user's dataset and collate function, asked for one ticket at a time."""
+    """The user's dataset and collate function, called with one ticket at a time."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[Any], Any], codec: Codec, *, is_batched: bool
@@ -64,7 +65,7 @@ class TicketDataset(Dataset[Any], DatasetWrapper):
         if self._desk is None:
             self._desk = LoaderProcessState({"dataset": self.dataset, "collate": self._collate})
         if ticket.state:
-            # What is made with the first batch (a file, a generator, a flag) is made by this.
+            # Creates the objects of the first batch (a file, a generator, a flag).
             self._load(ticket.indices)
             self._desk.put(self._codec.decode(ticket.state))
         batch = self._load(ticket.indices)
@@ -79,35 +80,35 @@ class TicketDataset(Dataset[Any], DatasetWrapper):
 
 
 class LoaderProcessState:
-    """State of one loader process."""
+    """Random generators and loader objects of one loader process."""
 
     def __init__(self, roots: dict[str, Any], *, attributes: bool = True) -> None:
         self._kept = LoaderState(roots, attributes=attributes)
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
         self._first = random_state.snapshot()
 
     def all_changes(self) -> dict[str, Any]:
-        """All that has changed since the process was started."""
+        """Return all changes since the process was started."""
         process = {
             _PROCESS + name: state
             for name, state in random_state.snapshot().items()
-            if _PROCESS + name in self._told or not random_state.same(state, self._first[name])
+            if _PROCESS + name in self._sent or not random_state.same(state, self._first[name])
         }
         return process | self._kept.changes()
 
     def changes(self) -> dict[str, Any]:
-        """Return what has changed since the last call."""
+        """Return the changes since the last call."""
         news = {
             path: value
             for path, value in self.all_changes().items()
-            if path not in self._told or not random_state.same(value, self._told[path])
+            if path not in self._sent or not random_state.same(value, self._sent[path])
         }
-        self._told |= news
+        self._sent |= news
         return news
 
     def put(self, saved: dict[str, Any]) -> None:
-        """Take over what another process had."""
-        self._told = dict(saved)
+        """Restore the state of another process."""
+        self._sent = dict(saved)
         process = {n: s for n, s in saved.items() if n.startswith(_PROCESS)}
         first = {_PROCESS + name: state for name, state in self._first.items()}
         whole = {n.removeprefix(_PROCESS): s for n, s in (first | process).items()}
@@ -116,7 +117,7 @@ class LoaderProcessState:
 
 
 class StartHook:
-    """The first call in a loader process: shows the user's dataset, and runs the user's hook."""
+    """The first call in a loader process: exposes the user's dataset, runs the user's hook."""
 
     def __init__(self, hook: Callable[[int], None] | None) -> None:
         self._hook = hook
@@ -131,5 +132,5 @@ class StartHook:
 
 
 def identity_collate(parcel: Any) -> Any:
-    """Collate nothing: the shelf has done so."""
+    """Return the batch unchanged: TicketDataset has collated it already."""
     return parcel

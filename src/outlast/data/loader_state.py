@@ -1,9 +1,9 @@
 """State of a loader's objects: generators and plain attributes that change.
 
-A dataset may draw from `self.rng`, count its items, or make its generator with the first item; a
-sampler may count its epochs. Whoever goes on in another process needs all that changed since the
-objects were built. Looked for in attributes, containers, closures and the top of modules, in a
-bounded way: not in long containers, which hold data.
+A dataset may draw from `self.rng`, count its items, or create its generator with the first item; a
+sampler may count its epochs. A process that continues needs all changes since the objects were
+built. The search covers attributes, containers, closures and module globals, with bounds: long
+containers are skipped, since they hold data.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class _Spot(NamedTuple):
 
 
 class LoaderState:
-    """Generators and plain attributes below `roots`, as far as they differ from the beginning.
+    """Generators and plain attributes below `roots` that differ from the beginning.
 
-    `apart` and what hangs from it is left out. `modules`: generators at the top of modules, too.
-    `attributes`: False for objects whose `state_dict` has them, so that only generators count.
+    `apart` and all objects below it are left out. `modules`: include generators in module globals.
+    `attributes`: False for objects whose `state_dict` covers them, so that only generators count.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class LoaderState:
     ) -> None:  # fmt: skip
         self._roots, self._apart = roots, apart
         self._modules, self._attributes = modules, attributes
-        self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays: whose, and which version
+        self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays, with their version
         self._first = self._values()
         self._changed: set[str] = set()
         self._moves: dict[str, int] = {}
 
     def changes(self) -> dict[str, Any]:
-        """All that has changed since the beginning, by path, as plain data."""
+        """Return all changes since the beginning, by path, as plain data."""
         large = self._large
         values = self._values()
         self._refuse_large(large)
@@ -78,7 +78,7 @@ class LoaderState:
         return {path: values[path] for path in sorted(self._changed) if path in values}
 
     def generators(self) -> dict[str, random_state.Generator]:
-        """The generators that are there now, by path."""
+        """Return the present generators, by path."""
         spots, _ = self._scan()
         return {
             path: spot.value
@@ -87,8 +87,10 @@ class LoaderState:
         }
 
     def put(self, saved: Mapping[str, Any]) -> None:
-        """Make everything what it was when `changes` gave `saved`. Raises UsageError where this
-        process has no place for a generator."""
+        """Restore the state that `changes` returned as `saved`.
+
+        Raises UsageError where this process has no place for a generator.
+        """
         self.changes()
         spots, places = self._scan()
         wanted = {path: self._first[path] for path in self._changed if path in self._first}
@@ -126,7 +128,7 @@ class LoaderState:
         spots: dict[str, _Spot] = {}
         self._large = {}
         places: dict[str, Any] = {}
-        seen = {id(self._apart), *_of_the_process()}
+        visited = {id(self._apart), *_of_the_process()}
 
         def visit(path: str, spot: _Spot, depth: int, is_settable: bool) -> None:
             thing = spot.value
@@ -135,9 +137,9 @@ class LoaderState:
                 spots[path] = spot
             elif is_settable and kind in (torch.Tensor, np.ndarray):
                 self._large[path] = (thing, getattr(thing, "_version", 0))
-            if _is_leaf(kind) or id(thing) in seen or len(seen) > _VISITS_MAX:
+            if _is_leaf(kind) or id(thing) in visited or len(visited) > _VISITS_MAX:
                 return
-            seen.add(id(thing))
+            visited.add(id(thing))
             if _is_generator(kind):
                 spots[path] = spot
             elif depth < _DEPTH_MAX:
@@ -152,24 +154,24 @@ class LoaderState:
             visit(name, _Spot(None, name, root), 0, False)
         if self._modules:
             for name, generator in module_generators().items():
-                if id(generator) not in seen:
+                if id(generator) not in visited:
                     spots[name] = _Spot(None, name, generator)
         return spots, places
 
 
 def module_generators() -> dict[str, random_state.Generator]:
-    """The generators at the top of imported modules, by "module:name"; the process's apart.
+    """Return generators in module globals by "module:name", without the process's own.
 
     The script and the modules beside it may bind new ones at any time, libraries do so when they
     are imported.
     """
-    own, found = _libraries(len(sys.modules))
-    return found | {place: value for name in own for place, value in _at_top(name)}
+    own, others = _libraries(len(sys.modules))
+    return others | {place: value for name in own for place, value in _at_top(name)}
 
 
 @cache
 def _libraries(_modules: int) -> tuple[list[str], dict[str, random_state.Generator]]:
-    """The names of the script's own modules, and the generators of all others."""
+    """Return the names of the script's own modules, and the generators of all others."""
     standard = str(Path(random.__file__).parent)
     own = [
         name
@@ -185,13 +187,15 @@ def _libraries(_modules: int) -> tuple[list[str], dict[str, random_state.Generat
 
 def _at_top(module: str) -> list[tuple[str, random_state.Generator]]:
     space = list(getattr(sys.modules.get(module), "__dict__", {}).items())
-    found = [(f"{module}:{name}", value) for name, value in space if _is_generator(type(value))]
-    return [(place, value) for place, value in found if id(value) not in _of_the_process()]
+    generators = [
+        (f"{module}:{name}", value) for name, value in space if _is_generator(type(value))
+    ]
+    return [(place, value) for place, value in generators if id(value) not in _of_the_process()]
 
 
 @cache
 def _of_the_process() -> frozenset[int]:
-    """Ids of the process's generators, which are kept by themselves."""
+    """Return the ids of the process's generators, which are saved separately."""
     own = (torch.default_generator, getattr(random, "_inst", None),
            getattr(np.random.mtrand, "_rand", None))  # fmt: skip
     return frozenset(map(id, own))
@@ -243,8 +247,8 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _class_generators(kind: type, _size: int) -> list[str]:
-    found = [item for base in kind.__mro__ for item in list(vars(base).items())]
-    return [name for name, value in found if _is_generator(type(value))]
+    members = [item for base in kind.__mro__ for item in list(vars(base).items())]
+    return [name for name, value in members if _is_generator(type(value))]
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -309,15 +313,15 @@ def _put(spot: _Spot, value: tuple[str, Any]) -> None:
         spot.value.load_state_dict(copy.deepcopy(saved))
         return
     if kind == "deque":
-        made: Any = deque(saved[0], saved[1])
+        restored: Any = deque(saved[0], saved[1])
     else:
-        made = random_state.make_generator(saved) if kind == "generator" else copy.copy(saved)
+        restored = random_state.make_generator(saved) if kind == "generator" else copy.copy(saved)
         if isinstance(saved, torch.Tensor):
-            made = saved.clone()
+            restored = saved.clone()
     parent, name = spot.parent, spot.name
     if isinstance(parent, list):
-        parent[int(name)] = made
+        parent[int(name)] = restored
     elif isinstance(parent, dict):
-        parent[next((key for key in parent if str(key) == name), name)] = made
+        parent[next((key for key in parent if str(key) == name), name)] = restored
     else:
-        setattr(parent, name, made)
+        setattr(parent, name, restored)

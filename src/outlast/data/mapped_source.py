@@ -1,8 +1,8 @@
 """Map-style DataLoaders with an exact position of a few kilobytes.
 
-The user's loader says what to load and how; the loading is done by a DataLoader of ours with the
-same settings, whose index lists come from `Order`. What is drawn, from which generator and when, is
-what the user's loader would draw.
+The user's loader defines data and settings; a DataLoader of Outlast's with the same settings does
+the loading, with index lists from EpochOrder. It draws the same numbers from the same generators at
+the same moments as the user's loader would.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _END = object()
 
 
 class MappedSource(CountedSource):
-    """A map-style DataLoader of any sampler, with or without processes of its own."""
+    """A map-style DataLoader of any sampler, with or without worker processes."""
 
     kind = "map-style DataLoader"
 
     def __init__(self, loader: DataLoader[Any], codec: Codec) -> None:
-        """Raises UsageError when the loader has no batches, or an order that nobody can repeat."""
+        """Wrap the loader. Raises UsageError when it has no batches, or no repeatable order."""
         super().__init__()
         if loader.num_workers > 1 and not getattr(loader, "in_order", True):
             raise UsageError(
@@ -63,16 +63,19 @@ class MappedSource(CountedSource):
 
     @property
     def length(self) -> int | None:
+        """Return the length of the sampler, None if it has none."""
         try:
             return len(self._sampler)
-        except (TypeError, NotImplementedError):  # a sampler that does not know
+        except (TypeError, NotImplementedError):  # a sampler without a length
             return None
 
     def close(self) -> None:
+        """Stop loader workers and drop the loader."""
         super().close()
         self._batches = self._inner = self._loader = None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
+        """See CountedSource.start_epoch; also calls `set_epoch` of dataset and samplers."""
         super().start_epoch(epoch, length)
         set_epoch(epoch, *self._epochs)
         self._order.begin()
@@ -97,7 +100,7 @@ class MappedSource(CountedSource):
         self._tickets.limit = self._limit if is_cut else None
 
     def _continue(self, done: int) -> None:
-        """Start processes that are what those of another process of the run were."""
+        """Start processes in the state that those of another process of the run had."""
         self._limit_tickets()
         now = self._kept.changes()
         blanks = self._tickets.go(done, self._ahead, self._states)
@@ -167,7 +170,7 @@ class MappedSource(CountedSource):
 
 
 def _like(loader: DataLoader[Any], shelf: TicketDataset, tickets: TicketSampler) -> DataLoader[Any]:
-    """A DataLoader with the settings of `loader` that loads tickets, in their order."""
+    """Return a DataLoader with the settings of `loader` that loads tickets, in their order."""
     workers: dict[str, Any] = {}
     if loader.num_workers > 0:
         workers = {
@@ -180,7 +183,7 @@ def _like(loader: DataLoader[Any], shelf: TicketDataset, tickets: TicketSampler)
     if loader.pin_memory and loader.pin_memory_device:
         workers["pin_memory_device"] = loader.pin_memory_device
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # said once, when the user's was made
+        warnings.simplefilter("ignore", UserWarning)  # the user's loader has raised them
         return DataLoader(
             shelf,
             batch_size=None,

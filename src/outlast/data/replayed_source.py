@@ -1,4 +1,4 @@
-"""Any other iterable, with its position found again by reading from the start."""
+"""Any other iterable, with its position restored by reading from the start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outlast.errors import UsageError
 
 
 class ReplayedSource(CountedSource):
-    """An iterable that cannot say its place.
+    """An iterable without a position of its own.
 
-    It draws from the process's generators as it does under torchrun; a `Trail` keeps what it found
-    there, so that reading again draws the same. Where an epoch depends on nothing but its number
-    and its trail, only the present one is read again, else every one since the first.
+    It draws from the process's generators as it does under torchrun; an IteratorReplay records the
+    states, so that reading again draws the same. Where an epoch depends only on its number and its
+    recorded states, only the present one is read again, else every one since the first.
     """
 
     kind = "iterable"
@@ -45,9 +45,11 @@ class ReplayedSource(CountedSource):
 
     @property
     def length(self) -> int | None:
+        """Return the loader's declared length; None for iterators."""
         return None if self._once else declared_length(self._loader)
 
     def close(self) -> None:
+        """Stop loader workers and drop the loader."""
         super().close()
         self._batches = None
         self._loader = None
@@ -133,7 +135,7 @@ class ReplayedSource(CountedSource):
 
 
 def _starts_anew(loader: Any, things: tuple[Any, ...]) -> bool:
-    """Return whether an epoch is the same whatever epochs were read before it in this process."""
+    """Return whether an epoch does not depend on epochs read before it in this process."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     if getattr(loader, "num_workers", 0) > 0:
         # Its processes copy the dataset as it is when the epoch begins, and end with the epoch.

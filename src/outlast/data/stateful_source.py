@@ -14,8 +14,8 @@ from outlast.data.stream_positions import is_torchdata, with_positions
 class StatefulSource(CountedSource):
     """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other.
 
-    The loader is left to itself as long as it goes on in one process. Only where a place is taken
-    over, or an epoch was cut in its middle, is a state loaded.
+    Within one process the loader just runs on. A state is loaded only where a position is restored,
+    or an epoch was cut in its middle.
     """
 
     kind = "loader with a state_dict"
@@ -29,20 +29,23 @@ class StatefulSource(CountedSource):
         roots = {"loader": loader} if not self._restarts else {"dataset": loader.dataset}
         self._kept = LoaderState(roots, attributes=False)
         self._batches: Iterator[Any] | None = None
-        self._left: Any = None  # the loader's state where the last epoch ended; None: untouched
+        self._saved_state: Any = None  # of the loader, where the last epoch ended; None: untouched
         self._cut = False  # that was in the middle, by the loader's count
         self._is_elsewhere = False  # the loader of this process is not there yet
 
     @property
     def length(self) -> int | None:
+        """Return the loader's declared length; None for streams."""
         return declared_length(self._loader)
 
     def close(self) -> None:
+        """Stop loader workers and drop the loader."""
         super().close()
         self._batches = None
         self._loader = None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
+        """See CountedSource.start_epoch; also calls `set_epoch` of loader, dataset and sampler."""
         super().start_epoch(epoch, length)
         self._set_epoch()
 
@@ -56,7 +59,7 @@ class StatefulSource(CountedSource):
         self._is_elsewhere = False
         kept = self._kept.changes()
         with random_state.preserved():
-            self._loader.load_state_dict(self._left)
+            self._loader.load_state_dict(self._saved_state)
             if self._restarts or self._cut:
                 self._batches = iter(self._loader)  # where the last epoch ended: it is over
             self._kept.put(kept)
@@ -68,25 +71,25 @@ class StatefulSource(CountedSource):
         try:
             return next(self._batches)
         except StopIteration:
-            if self._done or self._left is None:
+            if self._done or self._saved_state is None:
                 raise
-            # The place that was loaded is the loader's end: what comes next is its next beginning.
+            # The loaded position is the loader's end: restart it.
             self._batches = iter(self._loader)
             return next(self._batches)
 
     def _mark(self) -> dict[str, Any]:
-        state = self._left if self._batches is None else self._loader.state_dict()
+        state = self._saved_state if self._batches is None else self._loader.state_dict()
         return {"state": state, "cut": self._cut, "kept": self._kept.changes()}
 
     def _return(self, position: dict[str, Any]) -> None:
         self._batches = None
         self._set_epoch()
-        self._left, self._cut = position["state"], position["cut"]
-        self._is_elsewhere = self._left is not None
+        self._saved_state, self._cut = position["state"], position["cut"]
+        self._is_elsewhere = self._saved_state is not None
         if self._begun and not position["ended"]:
             self._is_elsewhere = False
             with random_state.preserved():
-                self._loader.load_state_dict(self._left)
+                self._loader.load_state_dict(self._saved_state)
                 self._batches = iter(self._loader)
         self._kept.put(position["kept"])
 
@@ -97,12 +100,15 @@ class StatefulSource(CountedSource):
         if not exhausted:
             with random_state.preserved():
                 self._run_out()
-        self._left = self._loader.state_dict()
+        self._saved_state = self._loader.state_dict()
         self._batches = None
 
     def _run_out(self) -> None:
-        """Bring the loader to an end of its own: a new epoch may begin only there, since most
-        loaders go on where they are when they are iterated again."""
+        """Read the loader to its end.
+
+        A new epoch may begin only there, since most loaders continue where they are when they are
+        iterated again.
+        """
         assert self._batches is not None, "only an epoch that has begun runs out"
         if self._restarts and self._limit != self.length:
             self._cut = True
@@ -112,7 +118,7 @@ class StatefulSource(CountedSource):
 
 
 def declared_length(loader: Any) -> int | None:
-    """What `len` says, where it is a promise: None for streams, whose length is an estimate."""
+    """Return `len(loader)` where it is exact; None for streams, whose length is an estimate."""
     from torch.utils.data import IterableDataset
 
     if isinstance(getattr(loader, "dataset", None), IterableDataset):

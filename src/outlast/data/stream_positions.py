@@ -1,7 +1,7 @@
 """Positions of torchdata's StatefulDataLoader over streams, with its processes' generators.
 
-Its state_dict keeps the place of the dataset and of its iterator, and not the generators of its
-processes. A bookmark around both adds them.
+Its state_dict has the position of the dataset and of its iterator, and not the generators of its
+processes. A wrapper around both adds them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ def is_torchdata(loader: Any) -> bool:
 
 
 def has_state_dict(thing: Any) -> bool:
-    """Return whether it has both methods of a state."""
+    """Return whether the object has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def is_stream_frame(dataset: Any) -> bool:
-    """Return whether iterating the dataset gives a generator's frame, which has no state."""
+    """Return whether iterating the dataset creates a generator frame, which has no state."""
     return not has_state_dict(dataset) and inspect.isgeneratorfunction(type(dataset).__iter__)
 
 
 def with_positions(loader: Any, codec: Codec) -> Any:
-    """Return the loader over a dataset whose place has its processes' generators, too."""
+    """Return the loader over a dataset whose position includes its processes' generators."""
     if not isinstance(loader.dataset, IterableDataset):
         return loader
-    made = copy.copy(loader)
+    copied = copy.copy(loader)
     kind = _StatefulBookmarks if has_state_dict(loader.dataset) else _Bookmarks
-    vars(made)["dataset"] = kind(loader.dataset, loader.collate_fn, codec)
+    vars(copied)["dataset"] = kind(loader.dataset, loader.collate_fn, codec)
     if loader.num_workers > 0:
-        made.worker_init_fn = StartHook(loader.worker_init_fn)
-    return made
+        copied.worker_init_fn = StartHook(loader.worker_init_fn)
+    return copied
 
 
 class _Bookmarks(IterableDataset[Any], DatasetWrapper):
@@ -72,7 +72,7 @@ class _Bookmarks(IterableDataset[Any], DatasetWrapper):
 
 
 class _StatefulBookmarks(_Bookmarks):
-    """A stream that says its place itself."""
+    """A stream with a state_dict of its own."""
 
     def state_dict(self) -> Any:
         return self.dataset.state_dict()

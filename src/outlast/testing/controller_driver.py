@@ -30,7 +30,7 @@ S = 1_000_000_000
 
 
 class ControllerDriver:
-    """Drives `handle` for one agent; keeps the newest actions in `actions`, all in `history`."""
+    """Drives `handle` for one agent; stores the newest actions in `actions`, all in `history`."""
 
     def __init__(
         self, world: int = 2, spares: int = 1, term: int = 1,
@@ -46,19 +46,23 @@ class ControllerDriver:
         self._seqs: dict[str, int] = {}
 
     def feed(self, event: Any) -> list[Action]:
+        """Process one input; answer Verify at once where `verifies` is set."""
         self.state, self.actions = handle(self.state, event)
         self.history += self.actions
-        asked = [action for action in self.actions if isinstance(action, Verify)]
-        if asked and self.verifies:
+        requests = [action for action in self.actions if isinstance(action, Verify)]
+        if requests and self.verifies:
             before = self.actions
             found = self.state.checkpoint
             self.feed(
-                CheckpointFound(t_ns=self.now_ns, generation=asked[0].generation, checkpoint=found)
+                CheckpointFound(
+                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=found
+                )
             )
             self.actions = before + self.actions
         return self.actions
 
     def begin(self, journal: tuple[Any, ...] = (), checkpoint: Any = None) -> ControllerDriver:
+        """Begin the term with this journal and checkpoint."""
         self.feed(
             BeginTerm(
                 t_ns=self.now_ns, run="r", term=self.term, journal=journal, checkpoint=checkpoint
@@ -67,6 +71,7 @@ class ControllerDriver:
         return self
 
     def say(self, worker: str, body: messages.AnyBody, **envelope: Any) -> list[Action]:
+        """Send a message of a worker ("": of the agent), 1 us later."""
         self.now_ns += 1000
         seq = self._seqs[worker] = self._seqs.get(worker, 0) + 1
         frame = {"term": self.term, "agent": "a", "incarnation": 1, "seq": seq, **envelope}
@@ -78,27 +83,32 @@ class ControllerDriver:
         )
 
     def agent(self, *workers: str, capacity: int = 9, **envelope: Any) -> list[Action]:
+        """Register the agent, with its living workers."""
         body = messages.AgentHello(
             host="h", address="", capacity=capacity, lease_s=10, workers=workers
         )
         return self.say("", body, **envelope)
 
     def tick(self, seconds: float) -> list[Action]:
+        """Advance the clock by `seconds` and wake the controller."""
         self.now_ns += int(seconds * S)
         return self.feed(Tick(t_ns=self.now_ns))
 
     def stop(self) -> list[Action]:
+        """Request the end of the run."""
         return self.feed(StopRequested(t_ns=self.now_ns, reason="asked"))
 
     def seats(self) -> tuple[str, ...]:
+        """Return the worker of each seat, "" for an empty one."""
         return self.state.seats
 
     def hello(self, worker: str, **fingerprint: str) -> list[Action]:
+        """Register a warm worker."""
         body = messages.WorkerHello(pid=1, fingerprint=fingerprint, address=f"{worker}:1")
         return self.say(worker, body)
 
     def open(self, n: int = 0) -> ControllerDriver:
-        """From Begin to an open first generation."""
+        """Drive the controller from BeginTerm to an open first generation."""
         if not self.state.agents:
             self.agent()
         for worker in list(self.state.workers):
@@ -108,7 +118,7 @@ class ControllerDriver:
         return self
 
     def heal(self, n: int, digest: str = "d") -> None:
-        """Everybody seated is ready, joins, and hands over what it should."""
+        """Make all seated workers ready and joined, with their transfers done."""
         generation = self.state.generation
         for worker in self.seats():
             if self.state.workers[worker].ready != generation:
@@ -125,10 +135,11 @@ class ControllerDriver:
             self.say(worker, body)
 
     def commit(self, n: int) -> list[Action]:
-        """The agent's pages show that every rank has completed `n` phases."""
+        """Report through the agent that every rank has completed `n` phases."""
         return self.say("", messages.Renew(beats=dict.fromkeys(self.seats(), (n, n, "idle", 0.0))))
 
     def status(self, worker: str, n: int, state: str, fault: Any = None) -> list[Action]:
+        """Send a worker's answer to the closing of the generation."""
         body = messages.Status(
             generation=self.state.generation, n=n, step=n, state=state, fault=fault
         )
@@ -137,15 +148,17 @@ class ControllerDriver:
     def lose(
         self, worker: str, n: int = 0, state: str = "running", slots: Any = None, **fault: Any
     ) -> list[Action]:
-        said = {"kind": "killed", "detail": f"{worker} was killed", **fault}
+        """Report through the agent that a worker was lost."""
+        fields = {"kind": "killed", "detail": f"{worker} was killed", **fault}
         body = messages.WorkerLostReport(
-            worker=worker, fault=events.Fault(**said), n=n, state=state, slots=slots or {}
+            worker=worker, fault=events.Fault(**fields), n=n, state=state, slots=slots or {}
         )
         return self.say("", body)
 
-    # --- what came out ---
+    # --- outputs ---------
 
     def sent(self, kind: type[Any], history: bool = False) -> list[tuple[str, Any]]:
+        """Return the (worker, body) of messages of one kind that were sent."""
         actions = self.history if history else self.actions
         return [
             (action.worker, action.body)
@@ -154,17 +167,22 @@ class ControllerDriver:
         ]
 
     def emitted(self, kind: type[Any], history: bool = False) -> list[Any]:
+        """Return the emitted events of one kind."""
         actions = self.history if history else self.actions
         return [a.event for a in actions if isinstance(a, Emit) and isinstance(a.event, kind)]
 
     def journal(self) -> tuple[Any, ...]:
+        """Return all journal entries so far."""
         return tuple(a.entry for a in self.history if isinstance(a, AppendJournal))
 
     def decision(self) -> DecisionMade:
+        """Return the last decision of the journal."""
         return [e for e in self.journal() if isinstance(e, DecisionMade)][-1]
 
     def end(self) -> EndRun | None:
+        """Return the action that ended the run, None while it runs."""
         return next((a for a in self.history if isinstance(a, EndRun)), None)
 
     def killed(self) -> set[str]:
+        """Return the workers whose kill was ordered."""
         return {body.worker for _, body in self.sent(messages.Kill, history=True)}

@@ -38,17 +38,19 @@ ATTEMPTS_AMPLE = 1000  # attempts of a plan that must end well
 
 
 class PlannedFault(NamedTuple):
-    """At the `nth` time that anybody (or `seat`) comes by `point`, `deed` happens to it. A wait
-    belongs to the script: whoever makes phase `nth` waits there, each time."""
+    """A fault at the `nth` time that any worker (or `seat`) passes `point`.
+
+    A "wait" belongs to the script: every worker that makes phase `nth` waits there, each time.
+    """
 
     point: str
     deed: FaultKind
     nth: int
-    seat: int  # -1: anybody
+    seat: int  # -1: any worker
 
 
 class FaultPlan(NamedTuple):
-    """All that a seed decides."""
+    """All choices that a seed determines."""
 
     world: int
     spares: int
@@ -72,7 +74,10 @@ class FaultPlan(NamedTuple):
 
 
 def draw_plan(seed: int) -> FaultPlan:
-    """The plan of a seed. Most strike after the first step: a death before it ends the run."""
+    """Draw the plan of a seed.
+
+    Most faults come after the first step, since a death before it ends the run.
+    """
     dice = random.Random(f"plan {seed}")
     world = dice.choice((2, 2, 3, 3, 4))
     spares = dice.choice((0, 1, 1, 2))
@@ -111,11 +116,11 @@ def draw_plan(seed: int) -> FaultPlan:
         fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
     )
     if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
-        found = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
-        plan = plan._replace(timed=(*plan.timed, *found))
+        checks = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
+        plan = plan._replace(timed=(*plan.timed, *checks))
     if dice.random() < 0.15:
         plan = plan._replace(timed=(*plan.timed, (dice.uniform(0.0, 4.0), "look")))
-    if dice.random() < 0.05:  # more moves than there may be, and terms that must know of them
+    if dice.random() < 0.05:  # more moves than allowed, over several terms
         often = ("unwell",) * 12 + ("crash",) * 3
         when = [(dice.uniform(3.0, 20.0), what) for what in often]
         plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))
@@ -125,7 +130,7 @@ def draw_plan(seed: int) -> FaultPlan:
 
 
 def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:
-    """Fewer kills before the first step than there may be failed starts in a row."""
+    """Return a plan with fewer kills before the first step than failed starts are allowed."""
     kills = tuple(
         PlannedFault(dice.choice(_EARLY), "kill", dice.randint(1, plan.world), -1)
         for _ in range(dice.choice((1, 1, 2)))
@@ -137,8 +142,10 @@ def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:
 
 
 def _waiting(dice: random.Random, plan: FaultPlan) -> FaultPlan:
-    """In some plans the script waits, at one place of one phase: one rank or all of them; beside
-    whatever else happens, or alone."""
+    """Make the script wait in some plans.
+
+    It waits at one place of one phase, on one rank or on all of them, beside other faults or alone.
+    """
     if dice.random() >= 0.15:
         return plan
     waits = tuple(strike for _ in range(dice.choice((1, 1, 2))) for strike in _wait(dice, plan))
@@ -165,7 +172,7 @@ def _wait(dice: random.Random, plan: FaultPlan) -> list[PlannedFault]:
 
 
 def _flipping(dice: random.Random, plan: FaultPlan) -> FaultPlan:
-    """In some plans bits of one rank's state flip, and every phase is audited."""
+    """Flip bits of one rank's state in some plans, and audit every phase there."""
     if plan.waits or plan.early or dice.random() >= 0.2:
         return plan
     often = plan.world * plan.phases

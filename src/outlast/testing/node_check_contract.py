@@ -31,30 +31,32 @@ WITHIN_S = 60.0
 
 
 class CheckContract:
-    """The promises of `outlast.health.check_contract.Check`, a test each."""
+    """Tests of the promises of `outlast.health.check_contract.Check`."""
 
     @pytest.fixture
     def check(self) -> AnyCheck:
-        """The check; subclasses override it."""
+        """Return the check; subclasses override it."""
         pytest.fail("a subclass of CheckContract must have a fixture `check`")
 
     @pytest.fixture
     def samples(self) -> list[Sample]:
-        """Samples of a sound node and of broken ones; subclasses override it."""
+        """Return samples of a sound node and of broken ones; subclasses override it."""
         pytest.fail("a subclass of CheckContract must have a fixture `samples`")
 
     @pytest.fixture
     def settings(self) -> CheckSettings:
-        """What the node should be; subclasses may override it."""
+        """Return the expected configuration of the node; subclasses may override it."""
         return CheckSettings()
 
     def test_it_has_a_name(self, check: AnyCheck) -> None:
+        """The name and the symptom are valid."""
         assert re.fullmatch(r"[a-z][a-z0-9_.-]*", check.name)
         assert check.symptom in SYMPTOMS
 
     def test_something_is_said_of_every_sample(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
+        """Every sample leads to at least one valid finding."""
         assert samples
         for sample in samples:
             found = list(check.findings(sample, _about(settings)))
@@ -67,6 +69,7 @@ class CheckContract:
     def test_trouble_and_health_are_not_said_of_one_thing(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
+        """No device is both healthy and broken."""
         for sample in samples:
             found = list(check.findings(sample, _about(settings)))
             well = {one.device for one in found if one.severity == "healthy"}
@@ -76,6 +79,7 @@ class CheckContract:
     def test_judging_is_pure(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
+        """Findings are repeatable, and the sample stays unchanged."""
         for sample in samples:
             before = msgspec.json.encode(sample)
             first = list(check.findings(sample, _about(settings)))
@@ -85,6 +89,7 @@ class CheckContract:
     def test_samples_survive_a_recording(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
+        """Encoding a sample as JSON loses nothing."""
         for sample in samples:
             again = msgspec.json.decode(msgspec.json.encode(sample), type=check.sample)
             assert again == sample
@@ -92,6 +97,7 @@ class CheckContract:
             assert first == second
 
     def test_counters_are_told_apart(self, check: AnyCheck, samples: list[Sample]) -> None:
+        """Counters have unique keys and integer values."""
         for sample in samples:
             counts = list(check.counts(sample))
             assert len({one.key for one in counts}) == len(counts)
@@ -100,7 +106,7 @@ class CheckContract:
     def test_it_can_be_judged_with_a_memory(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
-        """Of any sample before any other, as counters are reset and devices come and go."""
+        """Any sample can follow any other one: counters are reset, devices come and go."""
         for first in samples:
             memory = _after(check, first, settings)
             for second in samples:
@@ -110,8 +116,9 @@ class CheckContract:
     def test_its_probes_answer_here_or_say_why_not(
         self, check: AnyCheck, settings: CheckSettings
     ) -> None:
-        asked = [ProbeRequest(check, probe) for probe in check.probes(settings)]
-        for one in run_probes(asked, within_s=WITHIN_S):
+        """Each probe yields a sample or an error."""
+        requests = [ProbeRequest(check, probe) for probe in check.probes(settings)]
+        for one in run_probes(requests, within_s=WITHIN_S):
             if bytes(one.sample) == bytes(NOTHING):
                 assert one.absent or one.failed or one.late
             else:

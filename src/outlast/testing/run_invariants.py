@@ -28,10 +28,11 @@ _MASK = (1 << 61) - 1
 
 
 class SimFailure(AssertionError):  # noqa: N818 - a failed assertion with a story
-    """The protocol broke a promise; the message names the seed and tells the last events."""
+    """A broken invariant; the message names the seed and lists the last events."""
 
 
 def mix(*parts: int) -> int:
+    """Return a hash of the parts (61 bits)."""
     value = 7
     for part in parts:
         value = (value * _PRIME ^ part) & _MASK
@@ -39,22 +40,22 @@ def mix(*parts: int) -> int:
 
 
 def model_step(model: int, n: int) -> int:
-    """The replicated state after phase n."""
+    """Return the replicated state after phase n."""
     return mix(model, n, 1)
 
 
 def own_step(own: int, n: int) -> int:
-    """A rank's own state after phase n, before the script goes on."""
+    """Return a rank's own state after phase n, before the script continues."""
     return mix(own, n, 2)
 
 
 def own_tail(own: int, n: int) -> int:
-    """A rank's own state when the script has run on to the next phase."""
+    """Return a rank's own state when the script has run on to the next phase."""
     return mix(own, n, 3)
 
 
 class RunInvariants:
-    """Keeps what has happened for good and checks every new fact against it."""
+    """Records all durable facts of a run and checks every new one against them."""
 
     def __init__(self, world: int) -> None:
         self.world = world
@@ -66,7 +67,7 @@ class RunInvariants:
         self.shared: dict[str, bytes] = {}
         self.moved: dict[FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
-        self.left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
+        self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
         self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
@@ -74,41 +75,43 @@ class RunInvariants:
         self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
 
     def fail(self, text: str) -> NoReturn:
+        """Raise SimFailure with the story of the run."""
         raise SimFailure(self.tell(text))
 
     def model(self, n: int) -> int:
+        """Return the correct replicated state after phase n."""
         while len(self._models) <= n:
             self._models.append(model_step(self._models[-1], len(self._models)))
         return self._models[n]
 
     def flip(self, model: int) -> int:
-        """A bit of the replicated state flips on one rank."""
+        """Return the model with a flipped bit, and record it as wrong."""
         self.wrong[model ^ 1] = len(self.wrong)
         return model ^ 1
 
     def after(self, model: int, n: int) -> int:
-        """The replicated state after phase n; a wrong one stays wrong."""
+        """Return the replicated state after phase n; a wrong one stays wrong."""
         found = model_step(model, n)
         if model in self.wrong:
             self.wrong[found] = self.wrong[model]
         return found
 
     def own(self, seat: int, n: int) -> int:
-        """The rank's own state before phase n+1."""
+        """Return the rank's own state before phase n+1."""
         owns = self._owns[seat]
         while len(owns) <= n:
             owns.append(own_tail(own_step(owns[-1], len(owns)), len(owns)))
         return owns[n]
 
     def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
-        """A worker stands before phase n+1 of its seat."""
+        """Check the state of a worker before phase n+1 of its seat."""
         if model != self.model(n) and model not in self.wrong:
             self.fail(f"{name} at rank {seat} holds another model than phase {n} leaves")
         if own != self.own(seat, n):
             self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
 
     def seats(self, taken: Iterable[tuple[str, int]]) -> None:
-        """Nobody sits where another one does."""
+        """Check that no two workers have the same seat."""
         names: dict[int, str] = {}
         for name, seat in taken:
             other = names.setdefault(seat, name)
@@ -116,7 +119,7 @@ class RunInvariants:
                 self.fail(f"{name} and {other} both have seat {seat}")
 
     def slots(self, body: messages.Seat) -> None:
-        """What a joiner is given must be its rank's state at the place that it takes."""
+        """Check that a joiner receives its rank's state at the position that it takes."""
         before, after = body.slots.get(f"before:{body.n}"), body.slots.get(f"after:{body.n}")
         if before is None and after is None:
             self.fail(
@@ -128,16 +131,18 @@ class RunInvariants:
             self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
 
     def left_behind(self, body: messages.WorkerLostReport) -> None:
+        """Record the slots of a lost worker."""
         seat = self.seated.get(body.worker, -1)
-        self.left.setdefault(seat, set()).update(body.slots)
+        self.slots_left.setdefault(seat, set()).update(body.slots)
 
     def durable(self, entry: AnyEntry) -> None:
+        """Check a journal entry and record it."""
         match entry:
             case DecisionMade():
                 if entry.generation <= self.decided:
                     self.fail(f"generation {entry.generation} was decided after {self.decided}")
                 if entry.verdict == "start":
-                    self.left = {}
+                    self.slots_left = {}
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
                 self.decided, self.decided_n = entry.generation, entry.n
@@ -161,7 +166,7 @@ class RunInvariants:
                     self.fail(f"more than {MOVES_MAX} were moved: {self.moved}")
 
     def sent(self, body: messages.AnyBody) -> None:
-        """A frame leaves the controller: what it says must be durable before."""
+        """Check that the content of an outgoing frame is durable."""
         if isinstance(body, (messages.Decide, messages.Seat)) and body.generation > self.decided:
             self.fail(f"{type(body).__name__}({body.generation}) was sent before it was durable")
         if isinstance(body, messages.Open) and body.generation not in self.opened:
@@ -172,7 +177,7 @@ class RunInvariants:
             self.slots(body)
 
     def applies(self, name: str, generation: int, n: int) -> None:
-        """A vote's answer is acted on."""
+        """Check that a worker may commit phase n in this generation."""
         self.stepped.add(name)
         if name in self.condemned:
             self.fail(f"{name} committed phase {n} after an audit had found it wrong")
@@ -184,7 +189,7 @@ class RunInvariants:
 
 
 def check_ending(plan: FaultPlan, ledger: RunInvariants, end: EndRun) -> None:
-    """A run is done, or one of its faults says why not; raises SimFailure otherwise."""
+    """Raise SimFailure unless the run is done, or one of its faults explains its end."""
     if end.outcome == "done":
         if end.n != ledger.last:
             ledger.fail(f"done at phase {end.n} of {ledger.last}")

@@ -1,4 +1,4 @@
-"""A simulated agent: starts and reaps workers, forwards frames, holds a lease."""
+"""A simulated agent: starts and reaps workers, forwards frames, renews a lease."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from outlast.transport.worker_page import WARM_PHASES, PhasePace, State
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster
 
-_PHASE_NS = 100_000_000  # about what it takes
+_PHASE_NS = 100_000_000  # typical duration
 
 
 def observe_worker(worker: SimWorker) -> WorkerObservation:
-    """As the watch sees it now."""
+    """Return the present observation of a worker, as the hang monitor gets it."""
     word: State = "healing"
     if worker.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
         word = cast("State", worker.state)
@@ -43,7 +43,7 @@ def observe_worker(worker: SimWorker) -> WorkerObservation:
 
 
 _LOOK_S = 0.5
-_NEWS_S = 0.15  # until the controller has heard that the connection broke
+_NEWS_S = 0.15  # until the controller notices a broken connection
 _WORDS = {"prepared": "voting", "torn": "applying"}
 
 
@@ -98,7 +98,7 @@ class SimAgent:
                 worker.say(worker.hello)
 
     def hang_up(self, for_s: float) -> None:
-        """The connection breaks; the controller notices at its own time."""
+        """Break the connection; the controller notices it later."""
         self.blocked_s = max(self.blocked_s, self.line.now_s + for_s)
         if self.connected:
             self.connected = False
@@ -113,6 +113,7 @@ class SimAgent:
         self._send("", self._seq, body)
 
     def relay(self, worker: SimProcess, seq: int, body: messages.AnyBody) -> None:
+        """Forward a worker's frame to the controller."""
         self._send(worker.name, seq, body)
 
     def _send(self, worker: str, seq: int, body: messages.AnyBody) -> None:
@@ -140,7 +141,7 @@ class SimAgent:
             line.at(self._up_s + line.between(0.0, 0.5), arrive)
 
     def deliver(self, worker: str, body: messages.AnyBody) -> None:
-        """A frame of the controller is on its way here."""
+        """Send a frame of the controller to this agent, with a delay."""
         if not self.connected:
             return
         line, epoch, incarnation = self.line, self.epoch, self.incarnation
@@ -179,11 +180,11 @@ class SimAgent:
             return
         known = [lost for lost in self.lost if lost.worker == name]
         fault = Fault(kind="requested", detail="never started")
-        gone = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
-        self._say(known[0] if known else gone)
+        report = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
+        self._say(known[0] if known else report)
 
     def reap(self, worker: SimProcess, fault: Fault) -> None:
-        """A worker is dead; the news goes out when its session is reaped."""
+        """Report a dead worker once its session is reaped."""
         incarnation = self.incarnation
 
         def reaped() -> None:
@@ -204,7 +205,7 @@ class SimAgent:
         self.line.after(self.line.between(0.001, 0.02), reaped)
 
     def _watch(self) -> None:
-        """The real watch over simulated pages."""
+        """Run the real hang detection over simulated pages."""
         self.line.after(_LOOK_S, self._watch)
         looks = [observe_worker(worker) for worker in self.workers.values() if worker.alive]
         now_ns = self.line.now_ns
@@ -217,7 +218,7 @@ class SimAgent:
             self._say(messages.Suspect(worker="", fault=verdict.retry))
 
     def check(self) -> None:
-        """A node check finds a device unwell, and perhaps another one, or cannot tell."""
+        """Report a node check that finds broken devices, or none, or cannot tell."""
         dice = self.line.dice
         names = sorted(self.workers)
         found = tuple(
@@ -247,7 +248,7 @@ class SimAgent:
             self.present = True
 
     def die(self) -> None:
-        """Every process of this host ends; a later incarnation knows nothing of them."""
+        """End every process of this host; the next incarnation knows nothing of them."""
         self.present = False
         self.cluster.shelf.forget(self.line.now_s + _NEWS_S if self.connected else math.inf)
         self.hang_up(0.0)

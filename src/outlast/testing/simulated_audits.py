@@ -20,25 +20,25 @@ AGAIN_S = 2.0
 
 
 def bars_of(journal: Iterable[object]) -> tuple[CopyBar, ...]:
-    """Return what a launcher reads of its journal before it looks for a copy to begin from."""
+    """Return the barred copies that a launcher reads from its journal before a start."""
     entries = [entry for entry in journal if isinstance(entry, CopiesBarred)]
     return tuple(CopyBar(entry.after_n, entry.generation) for entry in entries)
 
 
 class AuditJudge:
-    """Knows what every rank really holds, and what must follow from it."""
+    """Compares the controller's verdicts with the models that ranks really have."""
 
     def __init__(self, ledger: RunInvariants, shelf: SimCheckpoints) -> None:
         self._ledger, self._shelf = ledger, shelf
         self._reports: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
 
     def reported(self, worker: AuditedProcess) -> None:
-        """A rank has sent its digests."""
+        """Record the digests that a rank has sent."""
         key = worker.opened, worker.n
         self._reports.setdefault(key, {})[worker.seat] = worker.name, worker.model
 
     def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
-        """The controller's verdict is what counting gives; who is wrong commits nothing more."""
+        """Check the controller's verdict against a count; condemn the ranks in the wrong."""
         ledger = self._ledger
         reports = self._reports.get((event.generation, event.n), {})
         if len(reports) < ledger.world:
@@ -64,13 +64,13 @@ class AuditJudge:
 
 
 def _mode(models: list[int]) -> int | None:
-    """Return what most of them are; None in a tie."""
-    found = multimode(models)
-    return found[0] if len(found) == 1 else None
+    """Return the most frequent model; None in a tie."""
+    modes = multimode(models)
+    return modes[0] if len(modes) == 1 else None
 
 
 class AuditedProcess(SimProcess):
-    """A rank that reports what it holds after a phase, and waits for the answer before it votes."""
+    """A rank that reports its state after a phase, and waits for the answer before it votes."""
 
     model: int
     generation: int
@@ -79,15 +79,17 @@ class AuditedProcess(SimProcess):
     answered: int
 
     def begin_audits(self) -> None:
+        """Initialize the state of audits."""
         self._audited = 0  # the generation whose first phase was audited
         self._pending: messages.Audited | None = None
         self._waiting = -1  # the attempt's token while it waits
 
     def is_open(self) -> bool:
+        """Return whether the process is in an open generation."""
         return self.opened == self.generation > max(self.closed, self.answered)
 
     def audit(self) -> None:
-        """Phase n is applied."""
+        """Report digests after phase n was applied."""
         self._pending = None
         if self.point("audited") == "flip":
             self.model = self.ledger.flip(self.model)
@@ -104,14 +106,14 @@ class AuditedProcess(SimProcess):
         return {"parameters": str(self.model).encode()}
 
     def stage(self) -> messages.Checkpointed:
-        """A copy of what all ranks hold after this phase, right or wrong."""
+        """Return a memory copy of all ranks' state after this phase, right or wrong."""
         alive = [w for agent in self.cluster.agents.values() for w in agent.workers.values()]
         models = {worker.model for worker in alive if worker.alive} & self.ledger.wrong.keys()
         flips = (self.ledger.wrong[model] for model in models)
         return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips)
 
     def waits(self) -> bool:
-        """Return whether the vote must wait for the answer to the audit of the phase before."""
+        """Return whether the vote must wait for the answer to the audit of the last phase."""
         pending = self._pending
         if pending is None or pending.generation != self.opened:
             return False
@@ -130,7 +132,7 @@ class AuditedProcess(SimProcess):
         self.soon(AGAIN_S, AGAIN_S, lambda: self._again(pending, token, until_s))
 
     def hear_audit(self, body: messages.AuditRequest | messages.AuditAgreed) -> bool:
-        """Take a question or the answer; whether a vote waited for it."""
+        """Handle a question or an answer; return whether a vote waited for it."""
         pending = self._pending
         if isinstance(body, messages.AuditRequest):
             if pending is not None and pending.n == body.n:

@@ -10,20 +10,25 @@ from outlast.transport import messages
 
 
 class SimCheckpoints:
-    """Checkpoints by phase: the newest two in memory, until a host is lost, and those on the disk.
-    With `rots`, the newest on the disk is damaged when a restart looks."""
+    """Checkpoints by phase: the newest two in memory, until a host is lost, and those on disk.
+
+    With `rots`, the newest one on disk is damaged when a restart reads it.
+    """
 
     def __init__(self, *, rots: bool) -> None:
         self._rots = rots
         self._copies: list[messages.Checkpointed] = []
-        self._whole: list[messages.Checkpointed] = []
-        self._tainted: dict[str, set[int]] = {}  # saved while ranks held what these flips led to
+        self._on_disk: list[messages.Checkpointed] = []
+        self._tainted: dict[str, set[int]] = {}  # saved while ranks had models with these flips
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
     def stage(self, n: int, mark: str = "", flips: Iterable[int] = ()) -> messages.Checkpointed:
-        """Every rank has copied its part. `mark`: term and generation, as in a real name. `flips`:
-        that ranks suffer from."""
+        """Record that every rank has copied its part.
+
+        `mark`: term and generation, as in a real name. `flips`: flipped bits that ranks suffer
+        from.
+        """
         copy = _at(n, "memory", mark)
         self._copies = [*self._copies[-1:], copy]
         self._known_s = math.inf
@@ -34,66 +39,69 @@ class SimCheckpoints:
     def save(
         self, n: int, mark: str = "", *, fails: bool = False
     ) -> messages.Checkpointed | messages.SaveFailed:
-        """It is on the disk now, unless it fails."""
+        """Write a checkpoint to disk, unless it `fails`."""
         if fails:
             return messages.SaveFailed(n=n, step=n, error="no space left")
-        self._whole.append(_at(n, "disk", mark))
-        return self._whole[-1]
+        self._on_disk.append(_at(n, "disk", mark))
+        return self._on_disk[-1]
 
     def forget(self, known_s: float) -> None:
-        """A host is gone, and its part of every copy in memory, which everybody knows by then."""
+        """Drop the copies in memory after the loss of a host, known to all from `known_s` on."""
         self._copies = []
         self._known_s = min(self._known_s, known_s)
 
     def condemn(self) -> None:
-        """An audit has found a rank wrong: what was saved with it must not be started from."""
+        """Bar checkpoints that were saved while a rank was wrong, after an audit found it."""
         self._condemned |= self._tainted.keys()
 
     def absolve(self, flip: int) -> None:
-        """All ranks hold what this flip led to: nobody is left that could find it wrong."""
+        """Clear checkpoints of a flip that all ranks share: no audit can find it any more."""
         for path in [path for path, flips in self._tainted.items() if flips <= {flip}]:
             del self._tainted[path]
 
     def is_condemned(self, checkpoint: messages.Checkpointed | None) -> bool:
+        """Return whether the run must not start from this checkpoint."""
         return checkpoint is not None and checkpoint.path in self._condemned
 
     def newest(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
-        return _newest(self._whole, bars)
+        """Return the newest unbarred checkpoint on disk."""
+        return _newest(self._on_disk, bars)
 
     def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
-        """What a restart finds; the last one stays whole, so that progress is possible."""
-        disk = _newest(self._whole, bars)
-        if self._rots and disk is not None and len({one.n for one in self._whole}) > 1:
-            self._whole = [one for one in self._whole if one.path != disk.path]
-            disk = _newest(self._whole, bars)
+        """Return the checkpoint that a restart finds; the last one never rots."""
+        disk = _newest(self._on_disk, bars)
+        if self._rots and disk is not None and len({one.n for one in self._on_disk}) > 1:
+            self._on_disk = [one for one in self._on_disk if one.path != disk.path]
+            disk = _newest(self._on_disk, bars)
         copy = _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
     def load(self, checkpoint: messages.Checkpointed | None) -> int | None:
-        """Its phase (0 without one); None where there is no such one."""
+        """Return the phase of a checkpoint (0 for None); None where it does not exist."""
         if checkpoint is None:
             return 0
-        held = self._copies if self.is_in_memory(checkpoint) else self._whole
-        return checkpoint.n if checkpoint.path in {one.path for one in held} else None
+        checkpoints = self._copies if self.is_in_memory(checkpoint) else self._on_disk
+        return checkpoint.n if checkpoint.path in {one.path for one in checkpoints} else None
 
     def is_in_memory(self, checkpoint: messages.Checkpointed | None) -> bool:
+        """Return whether it is a copy in keepers' memory."""
         return checkpoint is not None and checkpoint.tier == "memory"
 
     def is_known_to_lack(self, checkpoint: messages.Checkpointed | None, now_s: float) -> bool:
-        """Whether nobody should be told any more to start from it."""
+        """Return whether all know that it does not exist any more."""
         lost = self.load(checkpoint) is None
         return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
 
 
 def _newest(
-    held: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
+    checkpoints: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
 ) -> messages.Checkpointed | None:
-    allowed = [one for one in held if not is_barred(bars, one.n, one.path)]
+    allowed = [one for one in checkpoints if not is_barred(bars, one.n, one.path)]
     return max(allowed, key=lambda one: one.n, default=None)
 
 
 def _at(n: int, tier: str, mark: str) -> messages.Checkpointed:
-    """With what it took, as seat 0 says it."""
+    """Return a checkpoint with typical times, as seat 0 reports it."""
     return messages.Checkpointed(
         n=n, step=n, path=f"{tier} n{n} {mark}", tier=tier, blocking_s=0.01, flush_s=0.2,
         step_s=0.2,

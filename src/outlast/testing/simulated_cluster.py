@@ -1,7 +1,6 @@
-"""A whole cluster on a virtual clock: the real `handle`, all else simulated, seeded faults.
+"""A cluster on a virtual clock: the real `handle`, all else simulated, seeded faults.
 
-`run_seed(seed)` plays one schedule to its end and returns its Outcome; a broken promise raises
-SimFailure with the seed and the last events.
+`run_seed(seed)` plays one schedule to its end; a broken invariant raises SimFailure.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _PURITY_EVERY = 61
 
 
 class SimOutcome(NamedTuple):
-    """How a simulated run ended."""
+    """The end of a simulated run, with its counts."""
 
     seed: int
     outcome: str
@@ -100,15 +99,14 @@ class SimCluster:
         room = self.plan.world + self.plan.spares
         if self.plan.agents > 1:
             room = -(-room // self.plan.agents) + 1
-        self.agents = {
-            name: SimAgent(self, name, room)
-            for name in (f"host{index}" for index in range(self.plan.agents))
-        }
+        names = [f"host{index}" for index in range(self.plan.agents)]
+        self.agents = {name: SimAgent(self, name, room) for name in names}
         self._start_controller()
         for time_s, what in self.plan.timed:
             self.timeline.at(time_s, lambda what=what: self._happen(what))
 
     def run(self) -> SimOutcome:
+        """Play the plan to its end. Raises SimFailure where an invariant is broken."""
         while self.end is None:
             if not self.timeline.step():
                 self.ledger.fail("nothing is left to happen, and the run has not ended")
@@ -134,7 +132,7 @@ class SimCluster:
         self.term += 1
         self.controller_up = True
         self._state = self._first
-        self.ledger.condemned.clear()  # a term knows nothing of what the last one had found
+        self.ledger.condemned.clear()  # a new term does not know the last one's findings
         self._feed(
             BeginTerm(
                 t_ns=self.timeline.now_ns,
@@ -150,16 +148,17 @@ class SimCluster:
             self._feed(event)
 
     def controller_hears(self, envelope: messages.MessageEnvelope) -> None:
+        """Deliver a frame to the controller, if it runs."""
         if self.controller_up and envelope.term <= self.term:
             if isinstance(envelope.body, messages.WorkerLostReport):
                 self.ledger.left_behind(envelope.body)
             self._feed(Received(t_ns=self.timeline.now_ns, envelope=envelope))
 
     def agent_gone(self, agent: SimAgent, incarnation: int, epoch: int) -> None:
+        """Tell the controller that an agent's connection was lost."""
         if self.controller_up and not agent.connected and agent.epoch == epoch:
-            self._feed(
-                AgentLost(t_ns=self.timeline.now_ns, agent=agent.name, incarnation=incarnation)
-            )
+            t_ns = self.timeline.now_ns
+            self._feed(AgentLost(t_ns=t_ns, agent=agent.name, incarnation=incarnation))
 
     def _feed(self, event: Input) -> None:
         if self.end is not None:
@@ -221,7 +220,7 @@ class SimCluster:
                     self._look_costs_a_host = False
                     line.after(line.between(0.0, 1.5), lambda: self._happen("agent"))
             case Emit():
-                self._heard(action.event)
+                self._observe(action.event)
             case EndRun():
                 self.end = action
 
@@ -237,11 +236,10 @@ class SimCluster:
         for agent in self.agents.values():
             agent.connected = False
         line = self.timeline
-        line.after(
-            line.between(0.1, 1.0 if line.dice.random() < 0.7 else 5.0), self._start_controller
-        )
+        longest_s = 1.0 if line.dice.random() < 0.7 else 5.0
+        line.after(line.between(0.1, longest_s), self._start_controller)
 
-    def _heard(self, event: events.AnyEvent) -> None:
+    def _observe(self, event: events.AnyEvent) -> None:
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             self.restarts += 1
             self._check_need(event)
@@ -252,20 +250,20 @@ class SimCluster:
                 if worker.name == event.worker:
                     self.ledger.fail(f"{worker.name} was counted as lost while it lives")
 
-    # --- what breaks ---
+    # --- faults --------
 
     def strike(self, point: str, worker: SimProcess) -> str:
-        """What the plan does to a worker that comes by here; "" nearly always."""
+        """Return the planned fault of a worker at this point; "" nearly always."""
         for armed in self._strikes:
-            strike, left = armed
-            if strike.point == point and left > 0 and strike.seat in (-1, worker.seat):
-                if strike.deed == "wait":  # as its script has it: whoever makes that phase waits
+            strike, remaining = armed
+            if strike.point == point and remaining > 0 and strike.seat in (-1, worker.seat):
+                if strike.deed == "wait":  # part of the script: every worker of that phase waits
                     if strike.nth == worker.n + 1:
                         self.story.append((self.timeline.now_s, f"{worker.name} waits at {point}"))
                         return "wait"
                     continue
-                armed[1] = left - 1
-                if left == 1:
+                armed[1] = remaining - 1
+                if remaining == 1:
                     self.struck += 1
                     worker.struck = True
                     deed = f"{strike.deed} {worker.name} at {point}"
@@ -299,24 +297,27 @@ class SimCluster:
         elif what == "unwell":
             agent.check()
         elif what in ("stop", "save") and self.controller_up:
-            asked = StopRequested if what == "stop" else SaveRequested
-            self._feed(asked(t_ns=line.now_ns, reason="asked"))
+            request = StopRequested if what == "stop" else SaveRequested
+            self._feed(request(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
+        """Return whether the script raises at this phase on this seat."""
         return n == self.plan.bug_at and seat == self.plan.world - 1
 
-    # --- what workers share ---
+    # --- shared by workers ----
 
     def mesh(self, body: messages.Connect) -> WorkerMesh:
+        """Return the connections of a generation, created on first use."""
         if body.generation not in self._meshes:
             self._meshes[body.generation] = WorkerMesh(self, body)
         return self._meshes[body.generation]
 
     def checkpoint_due(self, n: int) -> bool:
+        """Return whether the script saves after phase n."""
         return self.plan.checkpoint_every > 0 and n % self.plan.checkpoint_every == 0
 
     def makes(self, worker: SimProcess) -> None:
-        """What is made for the job's life must not be made twice while its maker lives."""
+        """Check that a shared value is not made twice while its maker lives."""
         if self.maker and self.maker is not worker and self.maker.alive and self.term == 1:
             self.ledger.fail(f"{worker.name} makes what {self.maker.name} is making")
         self.maker = worker
@@ -327,7 +328,7 @@ class SimCluster:
         return [w for a in self.agents.values() for w in a.workers.values() if w.alive]
 
     def _check_fence(self, entry: DecisionMade) -> None:
-        """Invariant (g): who was given up is dead before the decision."""
+        """Check that workers without a seat are dead before the decision (invariant g)."""
         for worker in self._alive():
             if worker.seat >= 0 and worker.name not in entry.seats:
                 self.ledger.fail(
@@ -336,23 +337,21 @@ class SimCluster:
                 )
 
     def _check_origin(self, entry: DecisionMade) -> None:
-        """Nobody starts from what was lost, as far as that can be known."""
+        """Check that no run starts from a checkpoint that is known to be lost."""
         checkpoint = self._state.checkpoint if entry.verdict == "start" and entry.n else None
         if self.shelf.is_known_to_lack(checkpoint, self.timeline.now_s):
             self.ledger.fail(f"{checkpoint} does not exist")
 
     def _check_kill(self, body: messages.Kill) -> None:
-        """Who answers at once when it is asked is never silent."""
-        if "has not answered" not in body.reason or self._state.end is not None:
-            return
-        if self._news_may_be_lost():
+        """Check that a worker that answers at once is not killed for silence."""
+        if "has not answered" not in body.reason or self._state.end or self._news_may_be_lost():
             return
         for worker in self._alive():
             if worker.name == body.worker and not (worker.struck or worker.hung):
                 self.ledger.fail(f"{worker.name} was killed for a silence that was not its own")
 
     def _check_calm(self) -> None:
-        """Scripts that wait lose nothing: who is alone out of a collective is given up once."""
+        """Check that waiting scripts lose nothing; a lone waiter is given up once at most."""
         seats: dict[int, set[int]] = {}
         for strike in self.plan.strikes:
             if strike.point == "attempt":
@@ -372,16 +371,18 @@ class SimCluster:
         )
 
     def _check_need(self, event: events.Decided) -> None:
-        """A restart loses steps: wrong where a survivor and every rank's own state are left."""
+        """Check that no restart loses steps while a survivor and all own states exist."""
         if self._news_may_be_lost() or self.plan.flips:
             return
-        whole = {w.seat: w for w in self._alive() if w.seat >= 0 and w.is_set_up and w.has_state}
-        if not whole or any(not w.is_set_up for w in self._alive() if w.seat >= 0):
+        seated = [w for w in self._alive() if w.seat >= 0]
+        survivors = {w.seat: w for w in seated if w.is_set_up and w.has_state}
+        if not survivors or any(not w.is_set_up for w in seated):
             return
-        n = max([self._state.n, *(worker.n for worker in whole.values())])
+        n = max([self._state.n, *(worker.n for worker in survivors.values())])
         keys = {f"before:{n}", f"after:{n}"}
-        left = self.ledger.left
-        if all(seat in whole or keys & left.get(seat, set()) for seat in range(self.plan.world)):
+        slots = self.ledger.slots_left
+        lost = set(range(self.plan.world)) - survivors.keys()
+        if all(keys & slots.get(seat, set()) for seat in lost):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _check_seats(self) -> None:

@@ -16,28 +16,30 @@ if TYPE_CHECKING:
 
 
 class WorkerKilled(Exception):  # noqa: N818 - unwinds a callback of a worker that has just died
-    """The worker died in the middle of what it did."""
+    """Unwinds the callback of a worker that has just died."""
 
 
 class SimSlots:
-    """The ring of slots of a page: a write first destroys the oldest one."""
+    """The ring of slots of a worker page: a write first destroys the oldest slot."""
 
     def __init__(self) -> None:
         self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
         self._next = 0
 
     def put(self, key: str, value: int, halfway: Callable[[], object]) -> None:
+        """Write a slot; `halfway` runs while the slot is invalid."""
         self._ring[self._next] = None
         halfway()
         self._ring[self._next] = (key, str(value).encode())
         self._next = (self._next + 1) % SLOTS
 
     def read(self) -> dict[str, bytes]:
+        """Return the valid slots by key."""
         return dict(slot for slot in self._ring if slot is not None)
 
 
 class SimProcess(ABC):
-    """What a worker is to its host. `token` changes whenever what was under way is over."""
+    """A worker process as its host sees it. `token` changes when pending work is void."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
         self.agent, self.name = agent, name
@@ -50,7 +52,7 @@ class SimProcess(ABC):
         self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], object]] = []
         self._unsaid: list[messages.WorkerBody] = []
-        self.said: dict[str, messages.WorkerBody] = {}
+        self.replies: dict[str, messages.WorkerBody] = {}
         self.seq = 0
         self.slots = SimSlots()
         self.state = "starting"
@@ -60,11 +62,11 @@ class SimProcess(ABC):
 
     @abstractmethod
     def proceed(self) -> None:
-        """Make the next move, if nothing is under way and one is due."""
+        """Make the next move, if no work is pending and one is due."""
 
     @abstractmethod
     def trouble(self, fault: Fault) -> None:
-        """Say that something broke, while the process lives."""
+        """Report a fault, while the process lives."""
 
     @abstractmethod
     def tear(self) -> None:
@@ -72,10 +74,10 @@ class SimProcess(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """The process is dead: its connections break."""
+        """Break the connections of the dead process."""
 
     def call(self, what: Callable[[], object]) -> None:
-        """Run a piece of this process, unless it is dead; later, while it is stopped."""
+        """Run a callback of this process: not when it is dead, later while it is stopped."""
         if not self.alive:
             return
         if self.hung:
@@ -87,10 +89,11 @@ class SimProcess(ABC):
             return
 
     def soon(self, low_s: float, high_s: float, what: Callable[[], object]) -> None:
+        """Run a callback of this process after a random delay."""
         self.line.after(self.line.between(low_s, high_s), lambda: self.call(what))
 
     def work(self, low_s: float, high_s: float, what: Callable[[], object]) -> None:
-        """Something that ends by itself, and is dropped when `token` changes meanwhile."""
+        """Run a callback after some work, unless `token` changes meanwhile."""
         self.busy = True
         token = self.token
 
@@ -105,11 +108,11 @@ class SimProcess(ABC):
 
     @property
     def lag_s(self) -> float:
-        """Return how long the script will still stand where it is."""
+        """Return the seconds for which the script still waits."""
         return max(0.0, self.waits_until_s - self.line.now_s)
 
     def load(self, checkpoint: messages.Checkpointed | None) -> int:
-        """The phase that it starts from."""
+        """Return the phase of the checkpoint that it starts from; die if it does not exist."""
         if self.cluster.shelf.is_condemned(checkpoint):
             self.ledger.fail(f"{self.name} starts from {checkpoint}, saved with a wrong rank")
         n = self.cluster.shelf.load(checkpoint)
@@ -124,6 +127,7 @@ class SimProcess(ABC):
         return n
 
     def die(self, fault: Fault) -> None:
+        """End the process; the agent reaps it."""
         if not self.alive:
             return
         self.alive = False
@@ -131,13 +135,14 @@ class SimProcess(ABC):
         self.agent.reap(self, fault)
 
     def wait_for_word(self, waits: Callable[[], bool]) -> None:
-        """A worker to which the controller says nothing for so long ends by itself."""
+        """End the process if `waits` still holds after the controller's silence."""
         limits = self.cluster.limits
         fault = Fault(kind="exited", detail="no word", exit_code=1, traceback="GaveUpError")
         patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
         self.line.after(patience_s, lambda: self.die(fault) if waits() else None)
 
     def pause(self, seconds: float) -> None:
+        """Stop the process for `seconds`; 0: for ever."""
         self.hung = True
         if seconds:
             self.line.after(seconds, self._resume)
@@ -154,7 +159,7 @@ class SimProcess(ABC):
             self.call(what)
 
     def point(self, name: str) -> str:
-        """A place where the seed may strike. Returns the deed that the caller carries out."""
+        """Let a planned fault strike; return the fault that the caller must carry out."""
         self.moved_ns = self.line.now_ns
         deed = self.cluster.strike(name, self)
         if deed in ("kill", "exit"):
@@ -178,6 +183,7 @@ class SimProcess(ABC):
         return deed
 
     def say(self, body: messages.WorkerBody) -> None:
+        """Send a frame; while the process is stopped, later."""
         if not self.alive:
             return
         if self.hung:
@@ -187,9 +193,11 @@ class SimProcess(ABC):
         self.agent.relay(self, self.seq, body)
 
     def say_again(self, kind: str) -> None:
-        if kind in self.said and self.cluster.plan.repeats:
-            self.say(self.said[kind])
+        """Repeat the last frame of this kind, if the plan repeats frames."""
+        if kind in self.replies and self.cluster.plan.repeats:
+            self.say(self.replies[kind])
 
     def tell(self, body: messages.WorkerBody) -> None:
-        self.said[type(body).__name__] = body
+        """Send a frame that may be repeated."""
+        self.replies[type(body).__name__] = body
         self.say(body)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SimWorker(AuditedProcess):
-    """A rank or a spare: its place, its state, its answers."""
+    """A rank or a spare: its seat, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
         super().__init__(agent, name)
@@ -38,11 +38,12 @@ class SimWorker(AuditedProcess):
 
     def leave(self) -> None:
         if self.mesh is not None:
-            self.mesh.left(self)
+            self.mesh.remove(self)
 
-    # --- what it hears ---
+    # --- frames of the controller ---
 
     def hear(self, body: messages.AnyBody) -> None:
+        """Handle a frame of the controller."""
         match body:
             case messages.Seat():
                 self._take_seat(body)
@@ -61,8 +62,8 @@ class SimWorker(AuditedProcess):
                 value = f"made by {self.name}".encode()
                 self.cluster.makes(self)
                 long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
-                made = messages.SharedValueMade(name="id", value=value)
-                self.soon(0.0, long_s, lambda: self.say(made))
+                reply = messages.SharedValueMade(name="id", value=value)
+                self.soon(0.0, long_s, lambda: self.say(reply))
             case messages.SharedValueReply():
                 if not self.is_set_up:
                     self.is_set_up = True
@@ -75,8 +76,7 @@ class SimWorker(AuditedProcess):
                 if self.seat:
                     self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
             case messages.Stop():
-                code = 0 if body.ok else 3
-                self.die(Fault(kind="exited", detail="stopped", exit_code=code))
+                self.die(Fault(kind="exited", detail="stopped", exit_code=0 if body.ok else 3))
 
     def _say_hello(self) -> None:
         self.point("spawned")
@@ -126,7 +126,7 @@ class SimWorker(AuditedProcess):
         self.say_again("Status") if self.answered >= generation else self._leave_generation(None)
 
     def _sever(self) -> None:
-        """No vote can end well here any more; one under way is answered now or never."""
+        """End the running attempt; a pending vote is answered now or never."""
         if self.state == "voting":
             self.token += 1
             self.busy = False
@@ -152,8 +152,8 @@ class SimWorker(AuditedProcess):
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
-        self.answered = left = self.generation
-        self.wait_for_word(lambda: self.generation == left)
+        self.answered = generation = self.generation
+        self.wait_for_word(lambda: self.generation == generation)
         n, word = self.n + (self.state == "applying"), self._word()
         self.tell(messages.Status(generation=self.generation, n=n, step=n, state=word, fault=fault))
         self.point("reported")
@@ -164,11 +164,11 @@ class SimWorker(AuditedProcess):
         return "joining" if not self.has_state else "idle" if self.is_set_up else "broken"
 
     def trouble(self, fault: Fault) -> None:
-        """First word about a failure: this worker's answer, too."""
         if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
             self._leave_generation(fault)
 
     def peer_gone(self, generation: int) -> None:
+        """Notice that a peer's connection was closed."""
         if generation == self.generation:
             fault = Fault(kind="transport", detail="connection closed by peer")
             self.call(lambda: self.trouble(fault))
@@ -225,7 +225,7 @@ class SimWorker(AuditedProcess):
         if self.readied < body.generation:
             self.ledger.fail(f"{self.name} is to connect before it is ready")
         self.sent, self.received, self.staged = {}, {}, None
-        self.said.pop("Joined", None)
+        self.replies.pop("Joined", None)
         self.mesh = self.cluster.mesh(body)
         self.mesh.arrive(self)
         self.point("connect")
@@ -234,11 +234,12 @@ class SimWorker(AuditedProcess):
             member.call(member.mesh_when_met)
 
     def mesh_when_met(self) -> None:
+        """Connect once all members' addresses are known."""
         mesh = self.mesh
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
         met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
-        if not (met and mesh.whole()) or "Joined" in self.said or self.busy:
+        if not (met and mesh.is_complete()) or "Joined" in self.replies or self.busy:
             return
         self.point("meshed")
         self.work(0.005, 0.03, self._move_state)
@@ -260,13 +261,13 @@ class SimWorker(AuditedProcess):
         self._joined_when_moved()
 
     def receive(self) -> None:
+        """Receive the state from donors that have sent it."""
         mesh = self.mesh
         if mesh is None or mesh.generation <= self.closed:
             return
         for (donor, joiner), model in mesh.states.items():
             if joiner == self.seat and donor not in self.received:
-                damaged = self.point("receive") == "corrupt"
-                model += damaged
+                model += self.point("receive") == "corrupt"
                 self.staged = model
                 self.received[donor] = (f"{mix(model):x}", 8, 0.1)
         self._joined_when_moved()
@@ -274,8 +275,10 @@ class SimWorker(AuditedProcess):
     def _joined_when_moved(self) -> None:
         mesh = self.mesh
         assert mesh is not None
-        due = sum(1 for _, joiner in mesh.transfers if joiner == self.seat)
-        if len(self.received) < due or "Joined" in self.said or self.busy or not mesh.whole():
+        due = sum(joiner == self.seat for _, joiner in mesh.transfers)
+        if len(self.received) < due or "Joined" in self.replies:
+            return
+        if self.busy or not mesh.is_complete():
             return
         self.tell(
             messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
@@ -320,7 +323,7 @@ class SimWorker(AuditedProcess):
     def _ask(self) -> None:
         if not self.is_set_up:
             self.say(messages.SharedValueRequest(name="id"))
-            self.soon(4.0, 5.0, self._ask)  # a lost question is asked again
+            self.soon(4.0, 5.0, self._ask)  # a lost request is repeated
 
     # --- phases ---
 
@@ -356,7 +359,7 @@ class SimWorker(AuditedProcess):
         self.point("voted")
 
     def answer(self, token: int) -> None:
-        """The vote is won, if this process still listens."""
+        """Deliver the result of a vote that is won, if this process still waits for it."""
         self.call(partial(self._win, token))
 
     def _win(self, token: int) -> None:

@@ -14,7 +14,7 @@ _EVERY_S = 5.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play seeds one after another; 1 at the first that fails, with its story."""
+    """Play seeds one after another; return 1 at the first failure, after printing its story."""
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first one (default %(default)s)")

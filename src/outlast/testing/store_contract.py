@@ -25,19 +25,21 @@ ESCAPES = ["..", ".", "", "../x", "a/b", "/etc/passwd", ".hidden", "a\0b", "a\nb
 
 
 class StoreContract:
-    """The promises of `outlast.checkpoint.stores.store_interfaces.Store`, a test each."""
+    """Tests of the promises of `outlast.checkpoint.stores.store_interfaces.Store`."""
 
     @pytest.fixture
     def store(self) -> Store:
-        """An empty store; subclasses override it."""
+        """Return an empty store; subclasses override it."""
         pytest.fail("a subclass of StoreContract must have a fixture `store`")
 
     def test_an_empty_store_has_nothing(self, store: Store) -> None:
+        """An empty store has no directories and no files."""
         assert store.where
         assert store.directories() == []
         assert store.files(PLACE) == {}
 
     def test_what_was_put_is_there_whole(self, store: Store) -> None:
+        """A put file has all its bytes; an empty file is possible."""
         data = bytes(range(256)) * 100
         store.put(PLACE, "shard-00000", [data[:1000], memoryview(data)[1000:]], len(data))
         store.put(OTHER, "empty", [], 0)
@@ -48,6 +50,7 @@ class StoreContract:
         assert store.get(OTHER, "empty") == b""
 
     def test_parts_may_share_one_buffer(self, store: Store) -> None:
+        """Each part is consumed before the next one is taken."""
         buffer = bytearray(100_000)
 
         def parts() -> Iterator[memoryview]:
@@ -60,6 +63,7 @@ class StoreContract:
         assert data == b"".join(bytes([k]) * len(buffer) for k in range(5))
 
     def test_any_range_can_be_read(self, store: Store) -> None:
+        """Reads work at any offset and length."""
         data = bytes(k * 7 % 251 for k in range(20_000))
         store.put(PLACE, "shard-00000", [data], len(data))
         for at, size in ((0, 20_000), (0, 4096), (8192, 8192), (1, 4096), (19_999, 1), (777, 0)):
@@ -69,11 +73,13 @@ class StoreContract:
 
     @pytest.mark.parametrize(("at", "size"), [(0, 8193), (4096, 8192), (8192, 1), (1 << 40, 4096)])
     def test_a_file_that_ends_early_is_damage(self, store: Store, at: int, size: int) -> None:
+        """A read past the end raises CorruptionError."""
         store.put(PLACE, "shard-00000", [bytes(8192)], 8192)
         with pytest.raises(CorruptionError, match="shard-00000"):
             store.read(PLACE, "shard-00000", at, memoryview(bytearray(size)))
 
     def test_what_is_missing_is_damage(self, store: Store) -> None:
+        """Missing files raise CorruptionError."""
         with pytest.raises(CorruptionError, match="missing"):
             store.get(PLACE, COMMIT)
         store.put(PLACE, "shard-00000", [b"x"], 1)
@@ -83,17 +89,21 @@ class StoreContract:
             store.read(PLACE, "shard-00001", 0, memoryview(bytearray(1)))
 
     def test_a_put_replaces_what_was_there(self, store: Store) -> None:
+        """A put replaces an older file."""
         store.put(PLACE, "shard-00000", [b"older and longer"], 16)
         store.put(PLACE, "shard-00000", [b"newer"], 5)
         assert store.get(PLACE, "shard-00000") == b"newer"
 
     @pytest.mark.parametrize("data", [b"too short", b"longer than was said"])
     def test_a_put_of_another_size_leaves_nothing(self, store: Store, data: bytes) -> None:
+        """A put of a wrong size raises and leaves no file."""
         with pytest.raises(Exception, match="bytes"):
             store.put(PLACE, "shard-00000", [data], 15)
         assert "shard-00000" not in store.files(PLACE)
 
     def test_a_put_that_is_broken_off_leaves_what_was_there(self, store: Store) -> None:
+        """An interrupted put changes nothing."""
+
         def parts() -> Iterator[bytes]:
             yield b"half"
             raise RuntimeError("the source is gone")
@@ -107,25 +117,29 @@ class StoreContract:
         assert "shard-00000" not in store.files(OTHER)
 
     def test_create_never_replaces(self, store: Store) -> None:
+        """A second `create` returns False and changes nothing."""
         assert store.create(PLACE, COMMIT, b"first") is True
         assert store.create(PLACE, COMMIT, b"second") is False
         assert store.get(PLACE, COMMIT) == b"first"
         assert set(store.files(PLACE)) == {COMMIT}
 
     def test_one_of_many_creates_it(self, store: Store) -> None:
+        """One of several concurrent callers of `create` gets True."""
         data = [f"writer {k}".encode() * 1000 for k in range(8)]
         with ThreadPoolExecutor(len(data)) as pool:
-            made = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
-        assert made.count(True) == 1
-        assert store.get(PLACE, COMMIT) == data[made.index(True)]
+            created = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
+        assert created.count(True) == 1
+        assert store.get(PLACE, COMMIT) == data[created.index(True)]
 
     def test_latest_is_no_checkpoint(self, store: Store) -> None:
+        """The `latest` pointer is no directory."""
         store.create(PLACE, COMMIT, b"x")
         store.point(PLACE)
         store.point(OTHER)
         assert store.directories() == [PLACE]
 
     def test_removal_is_whole_and_only_of_one(self, store: Store) -> None:
+        """`remove` deletes one checkpoint and is idempotent."""
         for directory in (PLACE, OTHER):
             store.put(directory, "shard-00000", [b"x"], 1)
             store.create(directory, COMMIT, b"x")
@@ -137,6 +151,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("name", ESCAPES)
     def test_no_name_leads_out(self, store: Store, name: str) -> None:
+        """Names that might leave the root raise CorruptionError."""
         store.put(PLACE, "shard-00000", [b"x"], 1)
         into = memoryview(bytearray(1))
         for attempt in (
@@ -156,6 +171,7 @@ class StoreContract:
         assert store.files(PLACE) == {"shard-00000": 1}
 
     def test_threads_may_share_it(self, store: Store) -> None:
+        """Several threads may write and read at once."""
         data = {f"shard-{k:05d}": bytes([k]) * 50_000 for k in range(8)}
 
         def there_and_back(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Synthetic run directories: events of runs that never ran, on a virtual clock."""
+"""Synthetic run directories: events of runs that never happened, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MS = 1_000_000
 
 
 class SyntheticRun:
-    """Tells one run. Every method moves the clock (`t_ns`) on; durations are milliseconds."""
+    """Writes the events of one run. Methods advance the clock (`t_ns`); durations are in ms."""
 
     def __init__(
         self, run_dir: Path, *, world: int = 4, spares: int = 1, host: str = "node-1"
@@ -33,20 +33,22 @@ class SyntheticRun:
         self._writers: dict[str, EventWriter] = {}
 
     def write(self, writer: str, event: events.AnyEvent) -> None:
+        """Write an event to the file of `writer`."""
         if writer not in self._writers:
             self._writers[writer] = EventWriter(self.run_dir / DIRECTORY, writer)
         self._writers[writer].emit(event)
 
     def say(self, event: events.AnyEvent) -> None:
-        """The launcher says it."""
+        """Write an event of the launcher."""
         self.write(f"launcher-{self.term}", event)
 
     def wait(self, ms: float) -> int:
+        """Advance the clock; return the new time in ns."""
         self.t_ns += round(ms * _MS)
         return self.t_ns
 
     def close(self) -> None:
-        """The files end here. Without `end` before it, the launcher died."""
+        """Close the files. Without `end` before it, the launcher died."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
@@ -54,7 +56,7 @@ class SyntheticRun:
     def start(
         self, *, resumed_n: int = -1, resumed_step: int = -1, ms: float = 500
     ) -> SyntheticRun:
-        """A launcher starts; the first generation of its term opens."""
+        """Start a launcher; the first generation of its term opens."""
         self.term += 1
         self.generation += 1
         self._count = 0
@@ -88,6 +90,7 @@ class SyntheticRun:
         return self
 
     def spawn(self, seat: int) -> str:
+        """Start a worker for a seat (-1: a spare); return its name."""
         worker = f"w{self.term}-{self._count}"
         self._count += 1
         self.say(
@@ -98,7 +101,7 @@ class SyntheticRun:
         return worker
 
     def phase(self, kind: str = "step", *, ms: float = 100, loss: float = 0.0) -> SyntheticRun:
-        """One phase that every seat commits."""
+        """Commit one phase on every seat."""
         begin_ns = self.t_ns
         self.n += 1
         self.step += kind == "step"
@@ -119,7 +122,7 @@ class SyntheticRun:
         begin_ns: int = 0,
         t_ns: int = 0,
     ) -> None:
-        """One seat has committed a phase: the story's newest one, unless `n` and `step` differ."""
+        """Commit a phase on one seat: the newest one, unless `n` and `step` differ."""
         t_ns = t_ns or self.t_ns
         self.write(
             self.seats[seat],
@@ -145,6 +148,7 @@ class SyntheticRun:
         )
 
     def steps(self, count: int, *, ms: float = 100, script_ms: float = 2) -> SyntheticRun:
+        """Commit `count` steps."""
         for _ in range(count):
             self.wait(script_ms)
             self.phase(ms=ms)
@@ -153,7 +157,7 @@ class SyntheticRun:
     def broken(
         self, seat: int, fault: events.Fault, *, how: str = "pidfd", ms: float = 20
     ) -> SyntheticRun:
-        """In the middle of an attempt, `ms` into it, `fault` befalls `seat` and is noticed."""
+        """Break an attempt after `ms`: `fault` hits `seat` and is noticed."""
         begin_ns = self.t_ns
         broke_ns = self.wait(ms)
         self.wait(1)
@@ -168,6 +172,7 @@ class SyntheticRun:
         return self
 
     def notice(self, fault: events.Fault, *, how: str = "pidfd") -> None:
+        """Write that a fault was noticed."""
         self.say(
             events.Noticed(
                 t_ns=self.t_ns,
@@ -179,7 +184,7 @@ class SyntheticRun:
         )
 
     def closed(self) -> None:
-        """The generation is over."""
+        """Close the generation."""
         self.say(
             events.GenerationClosed(
                 t_ns=self.t_ns, incident=self.incident, generation=self.generation
@@ -226,7 +231,7 @@ class SyntheticRun:
         n: int = -1,
         step: int = -1,
     ) -> SyntheticRun:
-        """Seats get new workers (spares first); `n`, `step`: where a restart goes back to."""
+        """Give seats new workers, spares first. `n`, `step`: target of a restart."""
         if n >= 0:
             self.n, self.step = n, step
         self.wait(2)
@@ -264,13 +269,13 @@ class SyntheticRun:
         )
 
     def give_up(self, seats: tuple[int, ...]) -> SyntheticRun:
-        """No rung is left, and no survivor of `seats` says where the job stood."""
+        """Stop the run: no rung is left, and no survivor of `seats` knows the position."""
         self.wait(2)
         self._decided("stop", 0, 0, tuple((seat, self.seats[seat], "") for seat in seats))
         return self
 
     def restart(self, *, n: int, step: int, start_ms: float = 3000) -> SyntheticRun:
-        """All workers are killed and started anew, from a checkpoint."""
+        """Kill all workers and start new ones from a checkpoint."""
         self.n, self.step = n, step
         self.wait(2)
         self._decided("restart", n, step, tuple((s, w, "") for s, w in enumerate(self.seats)))
@@ -282,20 +287,20 @@ class SyntheticRun:
         return self.heal()
 
     def drained(self) -> SyntheticRun:
-        """SIGTERM: the generation closes, all ranks checkpoint at one place, the run ends."""
+        """Drain after SIGTERM: the generation closes, all ranks save, the run ends."""
         self.incident += 1
         detail = "SIGTERM to the launcher"
-        asked = events.Fault(kind="requested", detail=detail, t_ns=self.t_ns)
-        self.notice(asked, how="report")
+        cause = events.Fault(kind="requested", detail=detail, t_ns=self.t_ns)
+        self.notice(cause, how="report")
         self.closed()
         self.decide(rung="retry").heal()
         self.phase("checkpoint", ms=200)
-        return self.end("interrupted", 4, asked)
+        return self.end("interrupted", 4, cause)
 
     def heal(
         self, seats: tuple[int, ...] = (), *, join_ms: float = 400, copy_ms: float = 90
     ) -> SyntheticRun:
-        """Joiners get ready, groups connect, state moves, the generation opens."""
+        """Reopen the generation: joiners get ready, groups connect, state moves."""
         for seat in seats:
             self.wait(join_ms)
             self.say(
@@ -328,11 +333,12 @@ class SyntheticRun:
         return self
 
     def killed(self, seat: int, signal: int = 9) -> SyntheticRun:
-        """A kill, healed: the next phase is the redone one."""
+        """Kill a worker and heal the run: the next phase is the redone one."""
         self.broken(seat, self.fault("killed", seat, signal=signal))
         return self.decide((seat,), reason="a warm spare is there").heal((seat,))
 
     def fault(self, kind: events.FaultKind, seat: int, /, **more: object) -> events.Fault:
+        """Return a fault of a seat at the present position."""
         fields: dict[str, object] = {
             "worker": self.seats[seat],
             "seat": seat,
@@ -352,6 +358,7 @@ class SyntheticRun:
     def end(
         self, outcome: str = "done", exit_code: int = 0, cause: events.Fault | None = None
     ) -> SyntheticRun:
+        """End the run and close its files."""
         self.wait(55)
         self.say(
             events.RunEnded(

@@ -1,4 +1,4 @@
-"""Connections among simulated workers: votes, state transfers, notice of a peer's end."""
+"""Connections among simulated workers: votes, state transfers, loss of a peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Ballot:
-    """One vote on one phase: complete when every rank's yes has arrived; answers travel apart."""
+    """One vote on one phase: complete when every rank's yes has arrived.
+
+    Each rank's answer travels separately.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -33,18 +36,21 @@ class WorkerMesh:
         self._ballots: dict[int, Ballot] = {}
 
     def arrive(self, worker: SimWorker) -> None:
+        """Connect a member; it must own the seat."""
         if self.seats[worker.seat] != worker.name:
             self.cluster.ledger.fail(f"{worker.name} connects at rank {worker.seat} of another")
         self.members[worker.seat] = worker
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
+        """Return whether all members are connected."""
         return len(self.members) == len(self.seats)
 
     def ballot(self, n: int) -> Ballot:
+        """Return the ballot of phase n, created on first use."""
         return self._ballots.setdefault(n, Ballot(n))
 
     def vote(self, worker: SimWorker) -> Ballot:
-        """A yes on phase n+1. The answer reaches each rank at its own time, or never."""
+        """Vote yes on phase n+1. The answer reaches each rank at its own time, or never."""
         ballot = self.ballot(worker.n + 1)
         if ballot.complete:
             self.cluster.ledger.fail(f"{worker.name} votes twice on phase {ballot.n}")
@@ -58,8 +64,8 @@ class WorkerMesh:
                 line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
         return ballot
 
-    def left(self, worker: SimWorker) -> None:
-        """A member is dead: what it had sent may still arrive, its neighbours may notice."""
+    def remove(self, worker: SimWorker) -> None:
+        """Remove a dead member: its frames may still arrive, its neighbours may notice."""
         line = self.cluster.timeline
         for ballot in self._ballots.values():
             if not ballot.complete and line.dice.random() < 0.5:

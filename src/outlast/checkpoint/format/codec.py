@@ -1,11 +1,11 @@
-"""Values without pickle, to bytes and back: numbers, containers, tensors, generator states.
+"""Codec of values without pickle: numbers, containers, tensors, generator states.
 
-`encode` and `decode` make one self-contained blob: `OLB1 | length of schema | schema | tensors |
-xxh3_128`, little endian. `flatten` and `unflatten` keep the tensors apart, for those who stream
-them. What is kept: None, bool, int, float (each bit), complex, str, bytes, list, tuple, dict,
+`encode` and `decode` use one self-contained blob: `OLB1 | length of schema | schema | tensors |
+xxh3_128`, little endian. `flatten` and `unflatten` separate the tensors, for callers that stream
+them. Supported: None, bool, int, float (each bit), complex, str, bytes, list, tuple, dict,
 OrderedDict, Counter, defaultdict of a builtin type, set, frozenset, strided tensors of every dtype
 (values and device type; not strides, sharing or requires_grad), torch.Size, dtype and device, NumPy
-arrays and scalars without objects, pathlib paths. Anything else is a CodecError with its place.
+arrays and scalars without objects, pathlib paths. Anything else is a CodecError with its path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from outlast.errors import CorruptionError
 
 
 class NodeReader:
-    """One body being read. `tensor` is called once for each tensor node, in order."""
+    """Reader of one body. `tensor` is called once for each tensor node, in order."""
 
     def __init__(self, body: memoryview, tensor: Callable[[TensorSpec], torch.Tensor]) -> None:
         self.body = body
@@ -48,6 +48,10 @@ class NodeReader:
         self.depth = 0
 
     def node(self) -> Any:
+        """Return the value of the next node.
+
+        Raises ValueError for an unknown tag or too deep nesting.
+        """
         tag = self.take(1).tobytes()
         read = _READERS.get(tag)
         if read is None:
@@ -60,6 +64,7 @@ class NodeReader:
         return value
 
     def take(self, size: int) -> memoryview:
+        """Return the next `size` bytes. Raises ValueError where the body ends before."""
         end = self.at + size
         if end > len(self.body):
             raise ValueError(f"cut short at byte {self.at}")
@@ -68,32 +73,42 @@ class NodeReader:
         return piece
 
     def size(self) -> int:
+        """Read a size (64 bits)."""
         (size,) = SIZE.unpack(self.take(SIZE.size))
         return size
 
     def raw(self) -> memoryview:
+        """Read bytes with their size before them."""
         return self.take(self.size())
 
     def text(self) -> str:
+        """Read a string."""
         return str(self.raw(), "utf-8", "surrogatepass")
 
     def numbers(self, code: str) -> array[Any]:
-        found = array(code)
-        found.frombytes(self.raw())
-        return found
+        """Read an array of numbers of the type `code`."""
+        values = array(code)
+        values.frombytes(self.raw())
+        return values
 
     def pairs(self) -> list[tuple[Any, Any]]:
+        """Read the pairs of a mapping."""
         return [(self.node(), self.node()) for _ in range(self.size())]
 
     def items(self) -> list[Any]:
+        """Read the items of a container."""
         return [self.node() for _ in range(self.size())]
 
     def packed(self) -> array[Any]:
+        """Read an array with its type code before it."""
         return self.numbers(self.take(1).tobytes().decode("ascii"))
 
 
 def read_node(schema: bytes | memoryview, tensor: Callable[[TensorSpec], torch.Tensor]) -> Any:
-    """The value of `schema`. Raises CorruptionError when it is damaged or of another version."""
+    """Return the value of `schema`.
+
+    Raises CorruptionError when it is damaged or of another version.
+    """
     body = unseal(schema)
     reader = NodeReader(body, tensor)
     try:
@@ -192,7 +207,7 @@ __all__ = ["TensorSpec", "decode", "encode", "flatten", "layout", "raw", "unflat
 
 
 def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The schema of `value`, and its tensors: detached, by reference where contiguous.
+    """Return the schema of `value`, and its tensors: detached, by reference where contiguous.
 
     Raises CodecError naming the place ("scheduler.lr_lambdas[0] is a function ...").
     """
@@ -202,7 +217,7 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> Any:
-    """The value of `schema` with `tensors` in their places, by reference.
+    """Return the value of `schema` with `tensors` in their places, by reference.
 
     Raises CorruptionError when the schema is damaged or does not fit the tensors.
     """
@@ -226,7 +241,7 @@ def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> An
 
 
 def layout(schema: bytes | memoryview) -> list[TensorSpec]:
-    """The tensors that belong to `schema`, in order, for who must allocate them.
+    """Return the specs of the tensors of `schema`, in order, for allocation.
 
     Raises CorruptionError when the schema is damaged.
     """
@@ -242,8 +257,10 @@ def layout(schema: bytes | memoryview) -> list[TensorSpec]:
 
 
 def raw(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor: its own memory on the CPU (writing there writes the
-    tensor), a copy from elsewhere."""
+    """Return the bytes of a contiguous tensor.
+
+    On the CPU these are its own memory (writing there writes the tensor), else a copy.
+    """
     flat = tensor.detach().reshape(-1)
     if not flat.numel():  # it may have any strides, which a view of its bytes must not have
         flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
@@ -251,17 +268,17 @@ def raw(tensor: torch.Tensor) -> memoryview:
 
 
 def encode(value: Any) -> bytes:
-    """`value` as one blob. Raises CodecError as `flatten` does."""
+    """Return `value` as one blob. Raises CodecError as `flatten` does."""
     schema, tensors = flatten(value)
     body = b"".join((BLOB_MAGIC, SIZE.pack(len(schema)), schema, *map(raw, tensors)))
     return body + xxhash.xxh3_128_digest(body)
 
 
 def decode(blob: bytes | memoryview) -> Any:
-    """The value of a blob; tensors own their memory, and are on this process's device of the type
-    that they were on (on the CPU where it has none).
+    """Return the value of a blob.
 
-    Raises CorruptionError when any bit of it is wrong; nothing is taken over then.
+    Tensors own their memory, and are on this process's device of the type that they were on (on the
+    CPU where it has none). Raises CorruptionError when any bit is wrong.
     """
     view = memoryview(blob)
     body, end = view[:-DIGEST_BYTES], len(view) - DIGEST_BYTES

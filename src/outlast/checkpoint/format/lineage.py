@@ -4,10 +4,10 @@
               +----- line 1:  110 -- 120      110 is newer than 300, its base is 100
 
 Positions are (line, step, n). A save whose position would be behind the greatest in its directory
-begins a line, with a number of its own; at an equal position the save committed last is newer.
+begins a line, with a number of its own; at an equal position the later commit is newer.
 
-The newest checkpoint and what it comes from are its *ancestry*. The last checkpoint of a line that
-the ancestry has left is that line's *end*.
+The newest checkpoint and its predecessors are its *ancestry*. The last checkpoint of a line outside
+the ancestry is that line's *end*.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outlast.errors import UsageError
 class Lineage(msgspec.Struct):
     """Position of a run's saves among those of its directory. The same on all ranks.
 
-    `line`, `base`: of the next save, unless that goes back. `last`: the greatest position that is
-    known; `parent`: the directory of the save or load before.
+    `line`, `base`: of the next save, unless that goes back. `last`: the greatest known position;
+    `parent`: the directory of the previous save or load.
     """
 
     line: int = 0
@@ -33,8 +33,10 @@ class Lineage(msgspec.Struct):
     last: tuple[int, int, int] = (-1, -1, -1)
 
     def go_on(self, step: int, n: int, attempt: str) -> tuple[SavePoint, str, str]:
-        """The place of the next save, its parent and its base. Raises UsageError when there are no
-        more lines."""
+        """Return the place of the next save, its parent and its base.
+
+        Raises UsageError when there are no more lines.
+        """
         if (self.line, step, n) < self.last:
             self.begin_line()
         place, parent = SavePoint(step, n, attempt, self.line), self.parent
@@ -42,14 +44,14 @@ class Lineage(msgspec.Struct):
         return place, parent, self.base
 
     def begin_line(self) -> None:
-        """Let what is saved from here on be newer than all before: the state came from `parent`."""
+        """Begin a line at `parent`, so that later saves are newer than all before."""
         self.line = self.last[0] + 1
         self.base = self.parent
         if self.line > LINES_MAX:
             raise UsageError(f"line {self.line}: a directory has at most {LINES_MAX}; use another")
 
     def loaded(self, place: SavePoint) -> None:
-        """The state is that of `place` now: what was saved after it is of a line that has ended."""
+        """Record that the state is that of `place` now; saves after it belong to an ended line."""
         before, self.parent = self.parent, place.directory
         if place.directory != before and self.last >= (0, 0, 0):
             self.begin_line()
@@ -58,10 +60,10 @@ class Lineage(msgspec.Struct):
 def resume_lineage(
     loaded: SavePoint | None, base: str, newest: SavePoint | None, tip: SavePoint | None
 ) -> Lineage:
-    """The lineage of a run that has loaded `loaded`, of a line that began at `base`.
+    """Return the lineage of a run that loaded `loaded`, of a line that began at `base`.
 
-    `newest`: the newest committed checkpoint that there is, `tip`: the greatest place, committed
-    or not. Where the run did not load the newest one, it begins a line.
+    `newest`: the newest committed checkpoint, `tip`: the greatest place, committed or not. A run
+    that did not load the newest one begins a line.
     """
     parent = loaded.directory if loaded else ""
     known = [place for place in (loaded, newest, tip) if place]
@@ -79,27 +81,29 @@ def resume_lineage(
 def ancestry(
     newest_first: Sequence[SavePoint], bases: Mapping[SavePoint, str]
 ) -> frozenset[SavePoint]:
-    """The newest place and those that it comes from. `bases`: as commit records have them, "" or
-    missing where there is none. Where the records of a line are gone, what came before is unknown
-    and left out."""
+    """Return the newest place and its predecessors.
+
+    `bases`: bases of the commit records, "" or missing where there is none. Where the records of a
+    line are missing, earlier places are unknown and left out.
+    """
     if not newest_first:
         return frozenset()
     base_of_line = {place.line: bases.get(place, "") for place in newest_first}
-    found, line, bound = set[SavePoint](), newest_first[0].line, newest_first[0].position
+    ancestors, line, bound = set[SavePoint](), newest_first[0].line, newest_first[0].position
     while True:
-        found |= {p for p in newest_first if p.line == line and p.position <= bound}
+        ancestors |= {p for p in newest_first if p.line == line and p.position <= bound}
         base = SavePoint.parse(base_of_line.get(line, ""))
         if base is None or base.line >= line:
-            return frozenset(found)
+            return frozenset(ancestors)
         line, bound = base.line, base.position
 
 
 def line_ends(
     newest_first: Sequence[SavePoint], ancestors: frozenset[SavePoint]
 ) -> list[SavePoint]:
-    """The last checkpoint of each line that was left, the newest line first."""
-    found: dict[int, SavePoint] = {}
+    """Return the last checkpoint of each abandoned line, the newest line first."""
+    ends: dict[int, SavePoint] = {}
     for place in newest_first:
         if place not in ancestors:
-            found.setdefault(place.line, place)
-    return list(found.values())
+            ends.setdefault(place.line, place)
+    return list(ends.values())

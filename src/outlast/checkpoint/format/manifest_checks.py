@@ -1,7 +1,7 @@
 """Consistency checks of commit records, manifests and files. Pure.
 
-Digests tell a damaged record; this tells one that was written wrongly, or put where it does not
-belong. What is wrong comes as a sentence's part ("is of job 'a' where ...").
+Digests detect a damaged record; these checks detect one that was written wrongly, or is in the
+wrong place. A fault is part of a sentence ("is of job 'a' where ...").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST = (1 << 63) // 16  # elements, of any type: torch counts bytes in 64 bits
 
 
 def check_commit(commit: Commit, directory: str) -> Iterator[str]:
-    """What is wrong with a commit record that lies in `directory`."""
+    """Yield the faults of a commit record in the directory `directory`."""
     if commit.place.directory != directory:
         yield f"is the record of {commit.place.directory}"
     named = [(entry.rank, entry.name) for entry in commit.manifests]
@@ -43,7 +43,7 @@ def check_commit(commit: Commit, directory: str) -> Iterator[str]:
 
 
 def check_manifest(data: bytes, entry: ManifestEntry) -> Iterator[str]:
-    """What is wrong with a manifest's bytes, as the commit record has them."""
+    """Yield the faults of a manifest's bytes, by the commit record."""
     if len(data) != entry.size_bytes:
         yield f"has {len(data)} bytes where the commit record has {entry.size_bytes}"
     elif digest_of(data) != entry.digest:
@@ -51,7 +51,7 @@ def check_manifest(data: bytes, entry: ManifestEntry) -> Iterator[str]:
 
 
 def check_part(manifest: Manifest, rank: int, commit: Commit) -> Iterator[str]:
-    """What is wrong with rank `rank`'s manifest as a part of the checkpoint of `commit`."""
+    """Yield the faults of rank `rank`'s manifest as a part of the checkpoint of `commit`."""
     for field, found, wanted in (
         ("job", manifest.job, commit.job),
         ("place", manifest.place.directory, commit.place.directory),
@@ -91,8 +91,11 @@ def check_part(manifest: Manifest, rank: int, commit: Commit) -> Iterator[str]:
 
 
 def merge_manifests(manifests: Sequence[Manifest]) -> dict[str, Tensor]:
-    """Every tensor by name. Raises CorruptionError where two ranks describe one differently, or it
-    is larger than all shards: memory is made for it before its pieces are looked at."""
+    """Return every tensor by name.
+
+    Raises CorruptionError where two ranks describe one differently, or it is larger than all
+    shards: memory is allocated for it before its pieces are read.
+    """
     tensors: dict[str, Tensor] = {}
     size_bytes = sum(manifest.size_bytes for manifest in manifests)
     for manifest in manifests:
@@ -111,25 +114,27 @@ def merge_manifests(manifests: Sequence[Manifest]) -> dict[str, Tensor]:
 
 
 def find_disagreements(samples: Mapping[int, Sequence[ValueSample]]) -> list[str]:
-    """Return what ranks hold in common and see differently, in words: tensors and values by name.
-    What they wrote of it together is a mixture."""
+    """Return the differences of values that ranks share, in words: tensors and values by name.
+
+    The ranks' common save of such a value is a mixture.
+    """
     by_key: dict[str, dict[int, ValueSample]] = {}
-    for rank, seen in samples.items():
-        for sample in seen:
+    for rank, views in samples.items():
+        for sample in views:
             by_key.setdefault(sample.key, {})[rank] = sample
     wrong: list[str] = []
-    for found in by_key.values():
-        ranks = next(iter(found.values())).ranks
+    for samples_by_rank in by_key.values():
+        ranks = next(iter(samples_by_rank.values())).ranks
         named = ", ".join(map(str, ranks[:_NAMED_MAX])) + ("..." if ranks[_NAMED_MAX:] else "")
-        if tuple(sorted(found)) != ranks:
+        if tuple(sorted(samples_by_rank)) != ranks:
             wrong.append(f"not all of ranks {named} tell of what they hold in common")
-        elif len({each.digest for each in found.values()}) > 1:
-            wrong.append(f"{_differing(found)} on ranks {named}")
+        elif len({each.digest for each in samples_by_rank.values()}) > 1:
+            wrong.append(f"{_differing(samples_by_rank)} on ranks {named}")
     return wrong
 
 
-def _differing(found: Mapping[int, ValueSample]) -> str:
-    views = list(found.values())
+def _differing(samples: Mapping[int, ValueSample]) -> str:
+    views = list(samples.values())
     names = next((each.names for each in views if each.names), ())
     pieces = [[each.each[at : at + 8] for at in range(0, len(each.each), 8)] for each in views]
     odd = [number for number, row in enumerate(zip(*pieces, strict=False)) if len(set(row)) > 1]
@@ -139,27 +144,27 @@ def _differing(found: Mapping[int, ValueSample]) -> str:
 
 
 def check_files(files: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, str]:
-    """What is wrong with the files that are there, by name, where these sizes are wanted."""
+    """Return the faults of files by name; `wanted`: the sizes in bytes."""
     faults: dict[str, str] = {}
     for name, size in wanted.items():
-        found = files.get(name)
-        if found is None:
+        size_bytes = files.get(name)
+        if size_bytes is None:
             faults[name] = "is missing"
-        elif found < 0:
+        elif size_bytes < 0:
             faults[name] = "is no regular file"
-        elif found != size:
-            faults[name] = f"has {found} bytes where {size} were written"
+        elif size_bytes != size:
+            faults[name] = f"has {size_bytes} bytes where {size} were written"
     return faults
 
 
 def uncovered_elements(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
-    """What of `wanted` lies in none of `boxes`."""
-    left = [wanted] if wanted.elements else []
+    """Return the parts of `wanted` that lie in none of `boxes`."""
+    uncovered = [wanted] if wanted.elements else []
     for box in boxes:
-        if not left:
+        if not uncovered:
             break
-        _, left = divide(left, box)
-    return left
+        _, uncovered = divide(uncovered, box)
+    return uncovered
 
 
 def _is_region(size_bytes: int, manifest: Manifest) -> bool:

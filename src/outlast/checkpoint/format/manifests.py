@@ -27,11 +27,11 @@ _NAME = re.compile(r"step-([0-9]{9,18})-n([0-9]{1,18})(?:-l([1-9][0-9]{0,8}))?-(
 
 
 class SavePoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a run was when it was saved, and which attempt at saving it this is.
+    """The position of a run at a save, and the attempt at that save.
 
     `n`: phases completed (under `outlast run`; else the step). `attempt`: letters and digits, new
     for every attempt, equal on all ranks of one. `line`: how often the job had gone back, or begun
-    anew, in this directory; what a later line holds is newer, whatever its step (lineage.py).
+    anew, in this directory; a later line is newer, whatever its steps (lineage.py).
     """
 
     step: int
@@ -41,25 +41,25 @@ class SavePoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Return what checkpoints are ordered by; of equal positions the one committed last is
-        newer."""
+        """Return the sort key of checkpoints; of equal positions the later commit is newer."""
         return self.line, self.step, self.n
 
     @property
     def directory(self) -> str:
+        """Return the name of its directory."""
         line = f"-l{self.line}" if self.line else ""
         return f"step-{self.step:09d}-n{self.n}{line}-{self.attempt}"
 
     @classmethod
     def parse(cls, directory: str) -> SavePoint | None:
-        """The place that a directory's name says, or None for a name of somebody else's."""
+        """Return the place that a directory's name encodes; None for any other name."""
         match = _NAME.fullmatch(directory)
         place = cls(int(match[1]), int(match[2]), match[4], int(match[3] or 0)) if match else None
         return place if place and place.directory == directory else None
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole tensor, wherever its pieces are. `dtype`: torch's name without "torch."."""
+    """A complete tensor, independent of its pieces. `dtype`: torch's name without "torch."."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -83,9 +83,9 @@ class Blob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class ValueSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Sample of tensors that a rank holds with others, to be compared at the commit.
+    """Sample of tensors that a rank shares with others, to be compared at the commit.
 
-    `key`: equal on all ranks that hold these tensors. `ranks`: these. `digest`: xxh3_128 in hex of
+    `key`: equal on all ranks that have these tensors. `ranks`: these. `digest`: xxh3_128 in hex of
     the sample of all of them. `each`: 8 hex digits a tensor, in order of their names. `names`: on
     the first of the ranks; empty on the others.
     """
@@ -98,10 +98,11 @@ class ValueSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rank's part of a checkpoint. `chunks`: xxh3_128 in hex of each `chunk_bytes` of the
-    shard, the last one shorter. `plan`: a digest of how tensors were divided; equal on all ranks.
-    `samples`: since format 3. `frozen`: in format 4 alone, the bytes of the frozen region, which
-    come first: a whole number of chunks.
+    """One rank's part of a checkpoint.
+
+    `chunks`: xxh3_128 in hex of each `chunk_bytes` of the shard, the last one shorter. `plan`: a
+    digest of the division of tensors; equal on all ranks. `samples`: since format 3. `frozen`: in
+    format 4 alone, the bytes of the frozen region, which come first: a multiple of the chunk size.
     """
 
     format: int = FORMAT
@@ -123,18 +124,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def frozen_bytes(self) -> int:
+        """Return the bytes of the frozen region, 0 without one."""
         return self.frozen or 0
 
     @property
     def files(self) -> dict[str, int]:
-        """Return the size of each file that the part lies in, in the order of its bytes."""
+        """Return the size of each file of the part, in the order of its bytes."""
         frozen = {frozen_name(self.rank): self.frozen_bytes} if self.frozen_bytes else {}
         return frozen | {self.shard: self.size_bytes - self.frozen_bytes}
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A manifest that belongs to a checkpoint. `size_bytes` and `digest` are the file's own:
-    its length, and the xxh3_128 in hex of all its bytes."""
+    """A manifest that belongs to a checkpoint.
+
+    `size_bytes` and `digest` are the file's: its length, and the xxh3_128 in hex of its bytes.
+    """
 
     rank: int
     name: str
@@ -143,10 +147,12 @@ class ManifestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The record that makes a checkpoint exist. `time_ns`: Unix, told by the committing host; it
-    orders attempts at one position, and tells its age. `origin`: who wrote it (versions, host).
-    Since format 3: `parent`, the directory of the save or load before it ("" for none; that save
-    may have failed), and `base`, the one that its line began from ("" for none).
+    """The record that makes a checkpoint exist.
+
+    `time_ns`: Unix time of the committing host; it orders attempts at one position, and gives the
+    age. `origin`: the writer (versions, host). Since format 3: `parent`, the directory of the
+    previous save or load ("" for none; that save may have failed), and `base`, the one that its
+    line began from ("" for none).
     """
 
     format: int = FORMAT
@@ -167,15 +173,17 @@ Sealed = TypeVar("Sealed", Manifest, Commit)
 
 
 def shard_name(rank: int) -> str:
+    """Return the file name of a rank's shard."""
     return f"shard-{rank:05d}"
 
 
 def frozen_name(rank: int) -> str:
+    """Return the file name of a rank's frozen region."""
     return f"frozen-{rank:05d}"
 
 
 def step_count(step: Any) -> int:
-    """Return a number of steps, whatever type of integer it has. Raises UsageError for others."""
+    """Return a number of steps as int, for any type of integer. Raises UsageError for others."""
     try:
         count = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -189,22 +197,23 @@ def step_count(step: Any) -> int:
 
 
 def manifest_name(rank: int) -> str:
+    """Return the file name of a rank's manifest."""
     return f"rank-{rank:05d}.json"
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """xxh3_128 in hex: of a chunk of a shard, of a manifest's file."""
+    """Return xxh3_128 in hex: of a chunk of a shard, of a manifest's file."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def seal(record: Sealed) -> bytes:
-    """The record as JSON with its digest filled in, as it lies in a file."""
+    """Return the record as JSON with its digest filled in, the contents of its file."""
     empty = _encode(msgspec.structs.replace(record, digest=""))
     return _encode(msgspec.structs.replace(record, digest=digest_of(empty))) + b"\n"
 
 
 def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
-    """The record of a file's bytes; `where` names the file in errors.
+    """Return the record of a file's bytes; `where` names the file in errors.
 
     Raises CorruptionError when one bit of it is wrong, or it is of another version.
     """

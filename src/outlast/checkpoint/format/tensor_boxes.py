@@ -15,34 +15,37 @@ class Box(NamedTuple):
 
     @property
     def elements(self) -> int:
+        """Return the number of elements; 1 for a 0-d box."""
         return math.prod(self.size)
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
+        """Return the box of a complete tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
     def within(self, shape: tuple[int, ...]) -> bool:
-        """Whether it lies inside a tensor of `shape`."""
+        """Return whether it lies inside a tensor of `shape`."""
         return len(self.start) == len(self.size) == len(shape) and all(
             a >= 0 and n >= 0 and a + n <= limit
             for a, n, limit in zip(self.start, self.size, shape, strict=True)
         )
 
     def moved(self, by: tuple[int, ...]) -> Box:
-        """The same region, told from an origin that lies `by` before this one's."""
+        """Return the same region relative to an origin that lies `by` before this one's."""
         return Box(tuple(a + d for a, d in zip(self.start, by, strict=True)), self.size)
 
     def relative(self, to: Box) -> Box:
-        """The same region in coordinates of the box `to`, which contains it."""
+        """Return the same region in coordinates of the box `to`, which contains it."""
         return Box(tuple(a - b for a, b in zip(self.start, to.start, strict=True)), self.size)
 
     @property
     def slices(self) -> tuple[slice, ...]:
+        """Return the index of the region in its tensor."""
         return tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """What both contain; None when that is no element. A 0-d tensor is one element."""
+    """Return the intersection; None when it is empty. A 0-d tensor is one element."""
     start: list[int] = []
     size: list[int] = []
     for x, n, y, m in zip(a.start, a.size, b.start, b.size, strict=True):
@@ -56,7 +59,7 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def divide(boxes: list[Box], by: Box) -> tuple[list[Box], list[Box]]:
-    """What of `boxes` lies in `by`, and what does not: boxes that overlap no more than before."""
+    """Return the parts of `boxes` inside `by` and outside; no new overlaps arise."""
     inside: list[Box] = []
     outside: list[Box] = []
     for box in boxes:
@@ -69,7 +72,7 @@ def divide(boxes: list[Box], by: Box) -> tuple[list[Box], list[Box]]:
 
 
 def _around(box: Box, hole: Box) -> Iterator[Box]:
-    """`box` without `hole`, which lies in it."""
+    """Yield `box` without `hole`, which lies in it."""
     start, size = box
     for d in range(len(start)):
         end = hole.start[d] + hole.size[d]
@@ -82,10 +85,10 @@ def _around(box: Box, hole: Box) -> Iterator[Box]:
 
 
 def runs(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
-    """The elements `first` to `last` (exclusive) of a tensor in C order, as boxes in that order.
+    """Yield the elements `first` to `last` (exclusive) of a tensor in C order, as boxes.
 
-    Each box is one run of memory in a contiguous tensor of `shape`; there are at most
-    2 * len(shape) - 1 of them (0-d: one).
+    Each box is one run of memory in a contiguous tensor of `shape`; there are at most 2 *
+    len(shape) - 1 of them (0-d: one).
     """
     if first >= last:
         return
@@ -111,20 +114,20 @@ def runs(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
 def shares(sizes: list[int], of: int) -> list[list[tuple[int, int, int]]]:
     """Divide items of `sizes` (elements weighted alike) among `of` takers, within items.
 
-    Taker k gets a list of (item, first, last): one range a list of neighbours, all of which in
-    order are everything once; no two takers differ by more than one element.
+    Taker k gets a list of (item, first, last), consecutive ranges of elements; together they cover
+    all elements once, and no two takers differ by more than one element.
     """
     total = sum(sizes)
     cuts = [total * k // of for k in range(of + 1)]
-    taken: list[list[tuple[int, int, int]]] = [[] for _ in range(of)]
+    ranges: list[list[tuple[int, int, int]]] = [[] for _ in range(of)]
     at, taker = 0, 0
     for item, size in enumerate(sizes):
         done = 0
         while done < size:
             while cuts[taker + 1] <= at:
                 taker += 1
-            here = min(size - done, cuts[taker + 1] - at)
-            taken[taker].append((item, done, done + here))
-            done += here
-            at += here
-    return taken
+            count = min(size - done, cuts[taker + 1] - at)
+            ranges[taker].append((item, done, done + count))
+            done += count
+            at += count
+    return ranges

@@ -45,7 +45,7 @@ assert sys.byteorder == "little", "values are stored as this machine's bytes: li
 
 
 class TensorSpec(NamedTuple):
-    """What a receiver must know of one tensor. `device` is a type ("cpu", "cuda")."""
+    """Shape, dtype and device type ("cpu", "cuda") of an encoded tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,32 +53,36 @@ class TensorSpec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Return the size of its elements in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def allocate(self) -> torch.Tensor:
-        """Memory for its bytes, on the CPU whatever the script's default device is."""
+        """Return memory for it, on the CPU whatever the script's default device is."""
         return torch.empty(self.shape, dtype=self.dtype, device="cpu")
 
     def home(self) -> torch.device:
-        """Where this process keeps such a tensor: its own device of that type, else the CPU."""
+        """Return this process's device of that type, else the CPU."""
         if self.device == "cpu":
             return torch.device("cpu")
         own = torch.accelerator.current_accelerator(check_available=True)
         return torch.device(self.device if own is not None and own.type == self.device else "cpu")
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A model that waits to be taken over stays on the CPU, or it would lie in the device's
-        memory twice. What is small goes home: owners of counters copy nothing, they keep them."""
+        """Return `tensor` on the device where it waits for its owner.
+
+        Large tensors wait on the CPU, or they would take the device's memory twice. Small ones go
+        to their device: owners of counters use them without a copy.
+        """
         return tensor if self.size_bytes > STAGED_BYTES_MIN else tensor.to(self.home())
 
 
 def seal(body: bytes) -> bytes:
-    """`body` with its head."""
+    """Return `body` with its header."""
     return _HEAD.pack(MAGIC, xxhash.xxh3_64_intdigest(body)) + body
 
 
 def unseal(schema: bytes | memoryview) -> memoryview:
-    """The body. Raises CorruptionError when it is damaged or of another version."""
+    """Return the body. Raises CorruptionError when it is damaged or of another version."""
     if len(schema) < _HEAD.size:
         raise CorruptionError(f"a schema of {len(schema)} bytes is cut short; nothing was read")
     magic, digest = _HEAD.unpack_from(schema)
@@ -104,7 +108,7 @@ class _Refused(Exception):  # noqa: N818 - collects the path on its way up, neve
 
 
 class NodeWriter:
-    """One value being written: `parts` is the body so far, `tensors` what travels beside it."""
+    """Writer of one value: `parts` is the body so far, `tensors` its tensors."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -112,7 +116,7 @@ class NodeWriter:
         self.inside: set[int] = set()  # ids of the containers that we are in
 
     def value(self, value: Any) -> None:
-        """The whole value. Raises CodecError naming the place of what cannot be written."""
+        """Write a value. Raises CodecError naming the path of the part that cannot be written."""
         try:
             self.node(value)
         except _Refused as refused:
@@ -123,6 +127,7 @@ class NodeWriter:
             ) from None
 
     def node(self, value: Any) -> None:
+        """Write a node, of any supported type."""
         write = _WRITERS.get(type(value))
         if write is not None:
             write(self, value)
@@ -132,6 +137,7 @@ class NodeWriter:
             raise _Refused(_is(value))
 
     def enter(self, value: Any) -> None:
+        """Enter a container; refuse cycles and too deep nesting."""
         if id(value) in self.inside:
             raise _Refused("contains itself")
         if len(self.inside) >= DEPTH_MAX:
@@ -139,6 +145,7 @@ class NodeWriter:
         self.inside.add(id(value))
 
     def leave(self, value: Any) -> None:
+        """Leave a container."""
         self.inside.discard(id(value))
 
 
@@ -217,7 +224,7 @@ def _items(
 
 
 def _packed(items: list[Any] | tuple[Any, ...]) -> bytes | None:
-    """Integers or floats of one width as one array; None where they are neither."""
+    """Encode integers or floats of one width as one array; None for other items."""
     kinds = set(map(type, items))
     codes = ("I", "q") if kinds == {int} else ("d",) if kinds == {float} else ()
     for code in codes:

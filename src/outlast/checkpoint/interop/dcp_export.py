@@ -39,17 +39,17 @@ from outlast.checkpoint.load.checkpoint_reader import (
 )
 
 _FILE = "__0_0.distcp"
-_ENTRY_BYTES = 4096  # what torch.save adds to a tensor, and more
+_ENTRY_BYTES = 4096  # upper bound of torch.save's overhead a tensor
 
 
 def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> None:
-    """Write what is selected to the new directory `target`.
+    """Write the selected tensors and values to the new directory `target`.
 
     Tensors keep their names, but for `naming`. Hyperparameters, counters and other plain values
-    have those that torch's `get_state_dict` would give them. Objects that DCP saved through
-    `OutlastWriter` come along as they were. Every byte is verified as it is read, in blocks that
-    fit into memory, and `target` appears whole or not at all. Raises UsageError for a selection
-    that is empty or contradicts itself, and what reading and writing raise.
+    have the names of torch's `get_state_dict`. Objects that DCP saved through `OutlastWriter` are
+    copied unchanged. Every byte is verified as it is read, in blocks that fit into memory, and
+    `target` appears complete or not at all. Raises UsageError for a selection that is empty or
+    contradicts itself, and errors of reading and writing.
     """
     tensors, objects = split_objects(reader.checkpoint.tensors)
     shared = shared_in(reader)
@@ -58,17 +58,17 @@ def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> N
     names = naming.apply([*tensors, *objects, *values])
     saved = {names[name]: _saved(value) for name, value in values.items() if name in names}
     blocks = [b for name in tensors if name in names for b in blocks_of(name, tensors[name])]
-    kept = [
+    object_blocks = [
         TensorBlock(OBJECT + name, tensor, Box.whole(tensor.shape))
         for name, tensor in objects.items()
         if name in names
     ]
-    size_bytes = sum(block.size_bytes + _ENTRY_BYTES for block in [*blocks, *kept])
+    size_bytes = sum(block.size_bytes + _ENTRY_BYTES for block in [*blocks, *object_blocks])
     with new_directory(target, size_bytes + sum(map(len, saved.values()))) as draft:
         metadata = _metadata(blocks, names, {**paths, **paths_of(reader)})
         results: list[WriteResult] = []
         with (draft / _FILE).open("wb") as out:
-            for index, at in _entries(reader, [*kept, *blocks], names, saved, out):
+            for index, at in _entries(reader, [*object_blocks, *blocks], names, saved, out):
                 length = out.tell() - at
                 results.append(WriteResult(index, length, _StorageInfo(_FILE, at, length)))
                 if index.offset is None:
@@ -77,9 +77,10 @@ def write_dcp(reader: CheckpointReader, target: Path, naming: TensorNaming) -> N
 
 
 class _MetadataWriter(FileSystemWriter):
-    """torch's own, which pickles what it must; without the name of a draft."""
+    """torch's writer of metadata, without the name of a draft."""
 
     def storage_meta(self) -> StorageMeta:
+        """Return empty metadata of the storage."""
         return StorageMeta()
 
 
@@ -90,7 +91,7 @@ def _saved(value: Any) -> bytes:
 
 
 def _metadata(blocks: list[TensorBlock], names: Mapping[str, str], known: Paths) -> Metadata:
-    """What the directory holds, without what is no tensor."""
+    """Return the metadata of the tensors; objects are added later."""
     about: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, tensor, box in blocks:
         entry = about.setdefault(names[name], _storage_metadata(tensor))
@@ -112,7 +113,7 @@ def _entries(
     saved: Mapping[str, bytes],
     out: io.BufferedWriter,
 ) -> Iterator[tuple[MetadataIndex, int]]:
-    """Write everything, one entry after the other; each with where it began."""
+    """Write all entries in order; yield each with its offset."""
     for name, data in saved.items():
         at = out.tell()
         out.write(data)

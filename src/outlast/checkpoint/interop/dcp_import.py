@@ -36,7 +36,7 @@ _CHUNK_BYTES = 16  # the least that a chunk takes there; torch writes some 200
 
 
 class DcpEntry(NamedTuple):
-    """Bytes that one torch.save wrote: in which file, from where on."""
+    """The bytes of one torch.save: file, offset and size."""
 
     file: str
     at: int
@@ -44,24 +44,24 @@ class DcpEntry(NamedTuple):
 
 
 class DcpSection(NamedTuple):
-    """A box of a tensor, and where it is."""
+    """A box of a tensor, and its entry."""
 
     box: Box
     entry: DcpEntry
 
 
 class DcpLayout(NamedTuple):
-    """A whole directory: tensors with the sections that are one together, and other objects."""
+    """The contents of a directory: tensors, each with its sections, and other objects."""
 
     tensors: dict[str, tuple[Tensor, tuple[DcpSection, ...]]]
     objects: dict[str, DcpEntry]
 
 
 def read_layout(source: Path) -> DcpLayout:
-    """What a directory says that it holds; each claim about files and boxes is checked.
+    """Return the layout of a directory; each claim about files and boxes is checked.
 
-    Raises CodecError for metadata that name what is no part of the format, CorruptionError for
-    what contradicts itself or is missing, StorageError for what cannot be read.
+    Raises CodecError for metadata outside of the format, CorruptionError for contradictions and
+    missing files, StorageError for unreadable files.
     """
     path = source / METADATA
     try:
@@ -86,7 +86,10 @@ def read_layout(source: Path) -> DcpLayout:
 def _layout(
     metadata: PickleRecord, files: Mapping[str, int], path: Path, size_bytes: int
 ) -> DcpLayout:
-    """`size_bytes`: of the metadata. A list may be named in a pickle any number of times."""
+    """Return the checked layout.
+
+    `size_bytes`: of the metadata; it bounds the chunks, since a pickle may repeat a list.
+    """
     entries: dict[tuple[str, tuple[int, ...] | None], DcpEntry] = {}
     for index, info in metadata.field("storage_data").items():
         name, offset = _name(index.field("fqn")), index.field("offset")
@@ -120,7 +123,7 @@ def _layout(
 
 
 def _dtype(about: PickleRecord, where: str) -> str:
-    """The dtype's name of a tensor's metadata."""
+    """Return the name of the dtype in a tensor's metadata."""
     dtype = about.field("properties").state[0]
     name = dtype.name.removeprefix("torch.")
     if not isinstance(dtype, PickleGlobal) or name not in DTYPES:
@@ -178,14 +181,13 @@ _OBJECTS_BYTES_MAX = 1 << 30  # of all of them: they are in memory until they ar
 def read_dcp(
     source: Path, store: Store, naming: TensorNaming, *, step: int, job: str
 ) -> ImportedCheckpoint:
-    """Import a directory that torch.distributed.checkpoint wrote, as a checkpoint of its own at
-    `step`.
+    """Import a directory of torch.distributed.checkpoint as a checkpoint at `step`.
 
-    Nothing in it is unpickled. Tensors come over in the pieces in which they were saved, each with
-    its checksum checked; objects of plain values become part of the shared value, others are
-    skipped by name. Raises CorruptionError for what is damaged or contradicts itself, CodecError
-    for what is more than data, UsageError for a selection of nothing, StorageError for what cannot
-    be read or written. Nothing is left of an import that failed.
+    Nothing in it is unpickled. Tensors are imported in the pieces in which they were saved, each
+    with its checksum checked; objects of plain values become part of the shared value, others are
+    skipped by name. Raises CorruptionError for damage and contradictions, CodecError for objects
+    that are more than data, UsageError for an empty selection, StorageError for files that cannot
+    be read or written. A failed import leaves nothing.
     """
     layout = read_layout(source)
     names = naming.apply([*layout.tensors, *layout.objects])
@@ -218,7 +220,7 @@ def read_dcp(
 def _tensor_parts(
     source: Path, name: str, tensor: Tensor, section: DcpSection
 ) -> Iterator[PartBytes]:
-    """The bytes of a section in C order."""
+    """Yield the bytes of a section in C order."""
     with _open(source, name, section.entry) as saved:
         stored = saved.value
         if (
@@ -234,10 +236,10 @@ def _tensor_parts(
 
 
 def _plain(source: Path, name: str, entry: DcpEntry, limit_bytes: int) -> tuple[Any, int]:
-    """An object, and about how many bytes it has. Raises CodecError for one that is too large."""
+    """Return an object, and its size in bytes. Raises CodecError for one that is too large."""
     with _open(source, name, entry) as saved:
         value = saved.plain(limit_bytes)
-    flatten(value)  # refuses what the shared value cannot keep
+    flatten(value)  # raises CodecError for unsupported values
     return value, saved.object_bytes
 
 

@@ -71,7 +71,7 @@ from outlast.errors import CodecError, CorruptionError, UnsupportedError, UsageE
 
 
 class _ItemOrder(NamedTuple):
-    """What the coordinator tells a rank. `paths`: of all names, for rank 0; else none."""
+    """The coordinator's order to a rank. `paths`: of all names, for rank 0; else none."""
 
     save: StreamSave
     rank: int
@@ -79,11 +79,11 @@ class _ItemOrder(NamedTuple):
 
 
 class OutlastWriter(StorageWriter):
-    """Writes what DCP plans as a checkpoint of this format at `step`.
+    """Writes a save of DCP as a checkpoint of this format at `step`.
 
     Every save gets a directory of its own under `root`; nothing is overwritten, and nothing is a
-    checkpoint before all ranks' parts are durable. For a further save with the same writer give
-    `checkpoint_id` the step. Objects are kept as the bytes that DCP's planner made of them.
+    checkpoint before all ranks' parts are durable. For a further save with the same writer pass the
+    step as `checkpoint_id`. Objects are stored as the bytes that DCP's planner made of them.
     `dcp.async_save` works as with DCP's own writer, in a thread or a process.
     """
 
@@ -93,6 +93,7 @@ class OutlastWriter(StorageWriter):
         self._job = job
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Set the step of the next save."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
@@ -102,6 +103,7 @@ class OutlastWriter(StorageWriter):
         *_: Any,
         **kwargs: Any,
     ) -> None:
+        """Raise UnsupportedError for use_collectives=False: no rank could commit."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedError(
                 "use_collectives=False leaves nobody to commit the ranks' parts as one checkpoint;"
@@ -109,9 +111,11 @@ class OutlastWriter(StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give each rank's plan the order to write. Raises UnsupportedError for cached plans."""
         if not all(plan.usable for plan in plans):
             raise UnsupportedError(
                 "enable_plan_caching repeats the plan of an earlier save with the directory that is"
@@ -128,6 +132,7 @@ class OutlastWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's shard and manifest; both are durable then."""
         order: _ItemOrder = plan.storage_data
         items = [_item(item, planner) for item in plan.items]
         blobs = {} if order.rank else {SHARED: encode_paths(order.paths)}
@@ -141,6 +146,7 @@ class OutlastWriter(StorageWriter):
         metadata: Metadata,  # noqa: ARG002 - ours is in the manifests
         results: list[list[WriteResult]],
     ) -> None:
+        """Commit the checkpoint."""
         parts: list[tuple[StreamSave, WrittenPart]] = [
             r.storage_data for rank in results for r in rank
         ]
@@ -148,15 +154,17 @@ class OutlastWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether it is a step."""
         return str(checkpoint_id).isdecimal()
 
 
 def store_of(root: Store | Path | str) -> Store:
+    """Return the store at `root`: a Folder for a path, else `root` itself."""
     return Folder(Path(root)) if isinstance(root, str | Path) else root
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """DCP's name for a checkpoint, which is the step here."""
+    """Return the step of DCP's `checkpoint_id`. Raises UsageError for any other name."""
     if not str(checkpoint_id).isdecimal():
         raise UsageError(
             f"checkpoint_id is {str(checkpoint_id)!r} where a step is wanted; the directory of all"
@@ -172,14 +180,14 @@ def _box(item: WriteItem) -> Box:
 
 
 def _item(item: WriteItem, planner: SavePlanner) -> StreamItem:
-    """What DCP wants written. Objects are resolved now, since their length is not known before."""
+    """Return an item of DCP's plan. Objects are resolved now, since their length is unknown."""
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         data = planner.resolve_data(item)
         assert isinstance(data, io.BytesIO)
-        held = data.getvalue()
-        tensor = Tensor("uint8", (len(held),))
-        return StreamItem(OBJECT + name, tensor, Box.whole(tensor.shape), lambda: [held])
+        payload = data.getvalue()
+        tensor = Tensor("uint8", (len(payload),))
+        return StreamItem(OBJECT + name, tensor, Box.whole(tensor.shape), lambda: [payload])
     assert item.tensor_data is not None
     dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -213,17 +221,20 @@ _log = logging.getLogger(__name__)
 class OutlastReader(StorageReader):
     """Reads a checkpoint of this format: one that DCP saved with `OutlastWriter`, or any other.
 
-    It is the newest whole one under `root`, or that of `step`; which one is settled here, so that
-    a missing or damaged one is an error before DCP starts. Chunks that are damaged come from
+    It reads the newest undamaged one under `root`, or that of `step`; the constructor chooses it,
+    so that a missing or damaged one is an error before DCP starts. Damaged chunks come from
     `mirrors`, stores with a copy of the checkpoint. Values are verified, then copied into the
-    tensors of the state; where one is nowhere whole, CorruptionError names file, chunk and tensors.
+    tensors of the state; where no copy is undamaged, CorruptionError names file, chunk and tensors.
     """
 
     def __init__(
         self, root: Store | Path | str, step: int | None = None, mirrors: Sequence[Store] = ()
     ) -> None:
-        """Raises UsageError where there is none, CorruptionError where that of `step` is damaged,
-        StorageError where it cannot be read."""
+        """Open the checkpoint.
+
+        Raises UsageError where there is none, CorruptionError where that of `step` is damaged,
+        StorageError where it cannot be read.
+        """
         self._store = store_of(root)
         self._mirrors = mirrors
         self._reader = self._open(step)
@@ -236,11 +247,12 @@ class OutlastReader(StorageReader):
         return CheckpointReader(checkpoint, self._mirrors, _log.warning)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Open the checkpoint of the step `checkpoint_id`."""
         if checkpoint_id is not None:
             self._reader = self._open(step_of(checkpoint_id))
 
     def read_metadata(self) -> Metadata:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What the checkpoint holds; each tensor as one chunk, since any box of it can be read."""
+        """Return DCP's metadata; each tensor is one chunk, since any box of it can be read."""
         tensors, objects = split_objects(self._reader.checkpoint.tensors)
         known = paths_of(self._reader)
         return Metadata(
@@ -252,12 +264,14 @@ class OutlastReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Nothing is left to do: everything needed is in the records."""
+        """Do nothing: the records contain all that is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Add the directory of the checkpoint to the plan."""
         return replace(plan, storage_data=self._reader.checkpoint.place.directory)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that all ranks opened the same checkpoint. Raises CorruptionError."""
         opened = [plan.storage_data for plan in plans]
         if len(set(opened)) > 1:
             other = next(rank for rank, place in enumerate(opened) if place != opened[0])
@@ -268,6 +282,7 @@ class OutlastReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read and verify all items of the plan."""
         targets: list[ReadTarget] = []
         ready: list[tuple[ReadItem, torch.Tensor]] = []
         objects: list[tuple[ReadItem, np.ndarray]] = []
@@ -298,7 +313,7 @@ class OutlastReader(StorageReader):
         return DTYPES[self._reader.checkpoint.tensors[item.storage_index.fqn].dtype]
 
     def _fits(self, item: ReadItem, into: torch.Tensor) -> bool:
-        """Whether its memory can take the values as they are."""
+        """Return whether the bytes can be read straight into its memory."""
         plain = into.device.type == "cpu" and not into.is_conj() and not into.is_neg()
         return plain and into.dtype == self._dtype(item)
 
@@ -315,7 +330,7 @@ class OutlastReader(StorageReader):
         yield batch
 
     def _read_staged(self, batch: list[ReadItem], planner: LoadPlanner) -> None:
-        """Into memory of the host first: for a device, or another element type."""
+        """Read via host memory: for a device, or another element type."""
         rooms = [torch.empty(i.lengths, dtype=self._dtype(i), device="cpu") for i in batch]
         self._reader.read([_target(i, room) for i, room in zip(batch, rooms, strict=True)])
         for item, room in zip(batch, rooms, strict=True):
@@ -325,6 +340,7 @@ class OutlastReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether it is a step."""
         return str(checkpoint_id).isdecimal()
 
 

@@ -1,6 +1,6 @@
-"""Entries of a script's state in the order of DCP and of Checkpointer.
+"""Entries of a script's state in the layouts of DCP and of Checkpointer.
 
-Objects of a save by torch.distributed.checkpoint are kept as tensors of bytes, as DCP's planner
+Objects of a save by torch.distributed.checkpoint are stored as tensors of bytes, as DCP's planner
 made them, and are never unpickled. The shared value has the paths of names in the saved dict.
 """
 
@@ -16,10 +16,10 @@ IMPORTED = "imported"  # in the shared value: objects that are part of no entry,
 
 
 def values_of(shared: Mapping[str, Any]) -> dict[str, Any]:
-    """What is no tensor, nested as a script would give it to DCP; what has tensors inside is left
-    out, but for optimizers.
+    """Return the values that are no tensors, nested as a script would pass them to DCP.
 
-    Hyperparameters come in both orders that torch has for names instead of numbers: by group, and
+    Values with tensors inside are left out, but for optimizers. Hyperparameters come in both
+    layouts that torch has for names instead of numbers: by group, and
     (`flatten_optimizer_state_dict`) by parameter.
     """
     values: dict[str, Any] = dict(shared.get(IMPORTED, {}))
@@ -45,7 +45,7 @@ def values_of(shared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path_of(name: str, kinds: Mapping[str, str]) -> tuple[str | int, ...]:
-    """Where a tensor is in the nested dict that a script would give to DCP."""
+    """Return the path of a tensor in the nested dict that a script would pass to DCP."""
     entry = next((entry for entry in kinds if name.startswith(f"{entry}.")), "")
     inside = name.removeprefix(f"{entry}.")
     if kinds.get(entry) == "optimizer" and inside.startswith("state."):
@@ -55,16 +55,18 @@ def path_of(name: str, kinds: Mapping[str, str]) -> tuple[str | int, ...]:
 
 
 def shared_of(tensors: Iterable[str], objects: Mapping[str, Any]) -> bytes:
-    """A shared value that `Checkpointer.load` understands: modules by the first part of their
-    tensors' names, and optimizers whose hyperparameters name parameters. Where these are there by
-    parameter alone, those with equal ones are one group."""
-    left = dict(objects)
+    """Return a shared value for `Checkpointer.load`.
+
+    Modules are the first parts of their tensors' names; optimizers are those whose hyperparameters
+    name parameters. Where hyperparameters come by parameter, equal ones form a group.
+    """
+    unassigned = dict(objects)
     names = list(tensors)
     kinds = {entry: "module" if dot else "value" for entry, dot, _ in map(_split_name, names)}
     stateful = {
         entry for entry, _, inside in map(_split_name, names) if inside.startswith("state.")
     }
-    found = {entry: _optimizer(entry, left) for entry in kinds if entry in stateful}
+    found = {entry: _optimizer(entry, unassigned) for entry in kinds if entry in stateful}
     optimizers = {entry: optimizer for entry, optimizer in found.items() if optimizer}
     values = {
         entry: {"value": None, "holes": {entry: ((), "cpu")}}
@@ -79,13 +81,13 @@ def shared_of(tensors: Iterable[str], objects: Mapping[str, Any]) -> bytes:
             "objects": {},
             "values": values,
             "rest": {},
-            IMPORTED: left,
+            IMPORTED: unassigned,
         }
     )
 
 
 def empty_rank_state() -> bytes:
-    """A rank's own part that leaves generators as they are."""
+    """Return a rank's own part that leaves generators unchanged."""
     return codec.encode({"random": {"named": {}}, "objects": {}, "buffers": {}, "rest": {}})
 
 
@@ -94,8 +96,10 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _optimizer(entry: str, objects: dict[str, Any]) -> dict[str, Any] | None:
-    """The groups of an optimizer, its hyperparameters taken out of `objects`; None where they are
-    there by neither names nor groups of names."""
+    """Return the groups of an optimizer; remove its hyperparameters from `objects`.
+
+    None where there are neither parameter names nor groups of names.
+    """
     prefix = f"{entry}.param_groups."
     owners: dict[str, dict[str, Any]] = {}  # groups by number, and parameters
     for name, value in objects.items():
@@ -135,12 +139,12 @@ Paths = Mapping[str, tuple[str | int, ...]]
 
 
 def encode_paths(paths: Paths) -> bytes:
-    """As the shared value of a checkpoint that DCP saved."""
+    """Return the shared value of a checkpoint that DCP saved."""
     return codec.encode({_PATHS: dict(paths)})
 
 
 def shared_in(reader: CheckpointReader) -> dict[str, Any]:
-    """The shared value of a checkpoint, decoded; an empty one where it has none.
+    """Return the decoded shared value of a checkpoint; {} where it has none.
 
     Raises CorruptionError or StorageError as reading does.
     """
@@ -151,7 +155,7 @@ def shared_in(reader: CheckpointReader) -> dict[str, Any]:
 
 
 def paths_of(reader: CheckpointReader) -> Paths:
-    """The path of each name in the nested dict that was saved, or that a script would give."""
+    """Return the path of each name in the saved nested dict, or in that of a script."""
     shared = shared_in(reader)
     if _PATHS in shared:
         return shared[_PATHS]

@@ -20,11 +20,11 @@ _SHOWN_MAX = 10
 
 @dataclass(frozen=True)
 class TensorNaming:
-    """Names here and names there.
+    """Selection and renaming of tensors for import and export.
 
-    `select`: only names with one of these prefixes (none given: all), less those of `drop` (whole
-    names). The first prefix of `strip` that fits is taken off, `add` is put in front, and `rename`
-    (whole names as they would then be) has the last word.
+    `select`: only names with one of these prefixes (none given: all), without those of `drop`
+    (complete names). The first matching prefix of `strip` is removed, `add` is prepended, and
+    `rename` (complete names after these steps) comes last.
     """
 
     select: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class TensorNaming:
     rename: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def apply(self, names: Iterable[str]) -> dict[str, str]:
-        """Each selected name with what it becomes.
+        """Return the new name of each selected name.
 
         Raises UsageError where nothing is selected or two names become one.
         """
@@ -46,11 +46,11 @@ class TensorNaming:
                 f"no tensor has a name with the prefix {' or '.join(map(repr, self.select))};"
                 f" there are {', '.join(_heads(names)) or 'none at all'}{more}; nothing was written"
             )
-        taken: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for name, other in chosen.items():
-            if taken.setdefault(other, name) != name:
+            if sources.setdefault(other, name) != name:
                 raise UsageError(
-                    f"{taken[other]} and {name} would both be called {other!r}; nothing was"
+                    f"{sources[other]} and {name} would both be called {other!r}; nothing was"
                     " written; select fewer, or rename one"
                 )
         return chosen
@@ -65,7 +65,7 @@ class TensorNaming:
 
 
 def split_objects(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint's tensors by name, and the bytes of objects by the name that these had."""
+    """Return a checkpoint's tensors, and the bytes of DCP's objects, by name."""
     objects = {
         name.removeprefix(OBJECT): tensor
         for name, tensor in tensors.items()
@@ -75,7 +75,7 @@ def split_objects(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
 
 
 def _heads(names: list[str]) -> list[str]:
-    """Some of the names, of each first part one before a second."""
+    """Return some of the names; those with new first parts come first."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(name.partition(".")[0], name)
@@ -87,7 +87,7 @@ _SIZE_MAX = (1 << 63) - 1  # torch's
 
 
 def sizes_of(values: Any) -> tuple[int, ...]:
-    """A tensor's sizes, strides or offsets. Raises TypeError or ValueError for what is none."""
+    """Return a tensor's sizes, strides or offsets. Raises TypeError or ValueError if invalid."""
     sizes = tuple(values)
     if len(sizes) > DIMS_MAX:
         raise ValueError(f"{len(sizes)} dimensions, where {DIMS_MAX} are possible")
@@ -100,10 +100,10 @@ def sizes_of(values: Any) -> tuple[int, ...]:
 
 @contextmanager
 def new_directory(target: Path, size_bytes: int) -> Iterator[Path]:
-    """A draft to fill; it is synced and renamed to `target` at the end, removed after an error.
+    """Yield a draft directory; at the end sync it and rename it to `target`.
 
-    Raises UsageError where `target` is there already or its parent is not, StorageError where
-    `size_bytes` do not fit or nothing can be written.
+    The draft is removed after an error. Raises UsageError where `target` exists or its parent does
+    not, StorageError where `size_bytes` do not fit or nothing can be written.
     """
     target = target.absolute()
     draft = draft_path(target)

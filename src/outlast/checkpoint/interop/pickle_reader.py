@@ -1,9 +1,9 @@
-"""Pickles read without execution: opcodes become plain values, globals become names.
+"""Reader of pickles without execution: opcodes become plain values, globals become names.
 
 A pickle is a program that may import and call anything. `pickletools` only splits one into opcodes;
-the machine here interprets the few that data needs. What a pickle wants to call is looked up by
-name in a table that the caller gives, whose functions are ours; nothing is ever imported. A name
-that is not in the table is refused (docs/adr/0007-reading-dcp.md).
+the machine here interprets the few that data needs. Callables of a pickle are looked up by name in
+the caller's table of builders; nothing is ever imported. A name that is not in the table is refused
+(docs/adr/0007-reading-dcp.md).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class PickleGlobal:
-    """A class, function or constant that a pickle names: "module.name", and nothing else."""
+    """A class, function or constant that a pickle names: only the text "module.name"."""
 
     name: str
 
 
 class PickleRecord:
-    """An object of a known class, as data: its arguments, and the state that was set."""
+    """An object of a known class, as data: its arguments, and its state."""
 
     def __init__(self, name: str, *args: Any) -> None:
         self.name = name
@@ -39,12 +39,12 @@ class PickleRecord:
         self.state: Any = None
 
     def field(self, name: str) -> Any:
-        """A field of its state; None where it has none of this name."""
+        """Return a field of its state; None where it has none of this name."""
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
 def known_records(*names: str) -> dict[str, Builder]:
-    """A table in which each of these classes makes a Record."""
+    """Return a table in which each of these classes builds a PickleRecord."""
 
     def maker(name: str) -> Builder:
         return lambda *args: PickleRecord(name, *args)
@@ -60,13 +60,13 @@ def read_pickle(
     opcodes_max: int = sys.maxsize,
     keys: tuple[type, ...] = (),
 ) -> Any:
-    """The value of a pickle (protocols 2 to 5).
+    """Return the value of a pickle (protocols 2 to 5).
 
-    `known`: what may be named, and what to make of a call of it (None: it may be named, not
-    called). `stored`: what to make of a reference to an object outside of the pickle.
-    `opcodes_max`: one byte may make an object of 200. `keys`: all that may be a key or in a set:
-    numbers and tuples can be chosen so that all have one hash. Raises CodecError for a name that is
-    not known, or too many opcodes, CorruptionError for what is no whole pickle.
+    `known`: the allowed names, each with its builder (None: it may be named, not called). `stored`:
+    builder for references to objects outside of the pickle. `opcodes_max`: one opcode may create an
+    object of 200 bytes. `keys`: the allowed types of keys and set items: numbers and tuples can be
+    chosen so that all have one hash. Raises CodecError for a name that is not known, or too many
+    opcodes, CorruptionError for an invalid pickle.
     """
     machine = _Machine(known, where, stored, keys)
     try:
@@ -80,24 +80,24 @@ def read_pickle(
 
 
 def record_member(owner: Any, name: Any) -> PickleRecord:
-    """What Python 3.11 to 3.11.3 writes for a member of an enumeration: getattr(class, name)."""
+    """Return an enumeration member as Python 3.11 to 3.11.3 pickle it: getattr(class, name)."""
     if not isinstance(owner, PickleGlobal) or not isinstance(name, str):
         raise TypeError("a member of what is no class")
     return PickleRecord(owner.name, name)
 
 
 def ordered(pairs: Iterable[Any] = ()) -> OrderedDict[Any, Any]:
-    """An ordered dict of what a pickle gives, with flat keys only."""
+    """Return an ordered dict of unpickled pairs, with flat keys only."""
     return OrderedDict((_key(key), value) for key, value in pairs)
 
 
 def flat_set(items: Iterable[Any], kind: type = set) -> Any:
-    """A set of what a pickle gives, of flat items only."""
+    """Return a set of unpickled items, flat ones only."""
     return kind(map(_key, items))
 
 
 class _Machine:
-    """A stack, the marks in it, and a memo, as the protocol has them."""
+    """The stack, marks and memo of the pickle protocol."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Machine:
         self.stack.pop()
 
     def marked(self) -> list[Any]:
-        """What was pushed since the last mark, taken off."""
+        """Pop and return all items since the last mark."""
         at = self._marks.pop()
         items = self.stack[at:]
         del self.stack[at:]
@@ -214,7 +214,7 @@ class _Machine:
 
 
 def _key(value: Any) -> Any:
-    """A key that is flat: to hash a million tuples in one another would end the process."""
+    """Return the key if it is flat: hashing deeply nested tuples would end the process."""
     items = value if isinstance(value, tuple) else (value,)
     if not all(item is None or isinstance(item, _FLAT) for item in items):
         raise TypeError(f"a {type(value).__name__} is no key")

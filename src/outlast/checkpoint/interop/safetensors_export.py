@@ -18,7 +18,7 @@ from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, blocks_o
 from outlast.errors import CodecError, UsageError
 
 INDEX = "model.safetensors.index.json"
-HEADER_BYTES_MAX = 100_000_000  # what the safetensors library reads
+HEADER_BYTES_MAX = 100_000_000  # limit of the safetensors library
 KINDS = {  # by torch's names
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
     "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16",
@@ -38,13 +38,13 @@ def write_safetensors(
     shard_bytes: int = SHARD_BYTES,
     tied: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """Write the selected tensors to the new directory `target`; the names of its files.
+    """Write the selected tensors to the new directory `target`; return its file names.
 
-    No file has more than `shard_bytes` of tensors, unless one tensor has. `tied`: names (ours) that
-    are left out because another one has the same values, which is checked. Every byte is verified
-    as it is read, and `target` appears whole or not at all. Raises UsageError for a selection that
-    is empty or contradicts itself, CodecError for element types that safetensors have not, and
-    what reading and writing raise.
+    No file has more than `shard_bytes` of tensors, unless one tensor has. `tied`: names (Outlast's)
+    that are left out because another one has the same values, which is checked. Every byte is
+    verified as it is read, and `target` appears complete or not at all. Raises UsageError for a
+    selection that is empty or contradicts itself, CodecError for element types that safetensors
+    lack, and errors of reading and writing.
     """
     tensors, _ = split_objects(reader.checkpoint.tensors)
     names = naming.apply(tensors)
@@ -90,17 +90,20 @@ def _size_bytes(tensor: Tensor) -> int:
 def _divide(
     names: Mapping[str, str], tensors: Mapping[str, Tensor], shard_bytes: int
 ) -> list[list[str]]:
-    """Names by file: in the order of their names there, within a file wide elements first, so
-    that each tensor lies at a multiple of its element's size."""
+    """Return the names of each file.
+
+    Files follow the order of target names; within a file wide elements come first, so that each
+    tensor lies at a multiple of its element's size.
+    """
     files: list[list[str]] = [[]]
-    held = 0
+    file_bytes = 0
     for name in sorted(names, key=lambda name: names[name]):
         size = _size_bytes(tensors[name])
-        if files[-1] and held + size > shard_bytes:
+        if files[-1] and file_bytes + size > shard_bytes:
             files.append([])
-            held = 0
+            file_bytes = 0
         files[-1].append(name)
-        held += size
+        file_bytes += size
     for file in files:
         file.sort(key=lambda name: -ITEM_BYTES[tensors[name].dtype])
     return files
@@ -138,7 +141,7 @@ def _check_tied(
     other: str,
     names: Mapping[str, str],
 ) -> None:
-    """Raises UsageError unless both are selected and hold the same values."""
+    """Raise UsageError unless both are selected and have the same values."""
     if missing := [each for each in (name, other) if each not in names]:
         raise UsageError(f"{missing[0]} is said to be tied, and is not selected")
     if tensors[name] == tensors[other]:

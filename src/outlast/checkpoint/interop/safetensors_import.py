@@ -1,6 +1,6 @@
 """Import of safetensors, one file or several with an index.
 
-The format has no digests: what is checked is that the header contradicts neither itself nor the
+The format has no digests: the import checks that the header contradicts neither itself nor the
 file's length. From the import on every byte is covered.
 """
 
@@ -53,21 +53,20 @@ class SafetensorsFiles(NamedTuple):
 def read_safetensors(
     source: Path, store: Store, naming: TensorNaming, *, step: int, job: str
 ) -> ImportedCheckpoint:
-    """Import a file, or a directory with `model.safetensors` or an index, as a checkpoint of its
-    own at `step`.
+    """Import a file, or a directory with one file or an index, as a checkpoint at `step`.
 
     Raises CorruptionError for files that contradict themselves or are cut short, CodecError for
-    element types that a checkpoint cannot keep, UsageError for a selection of nothing, StorageError
-    for what cannot be read or written. Nothing is left of an import that failed.
+    element types that a checkpoint cannot keep, UsageError for an empty selection, StorageError for
+    files that cannot be read or written. A failed import leaves nothing.
     """
-    found = find_safetensors(source)
-    names = naming.apply(found)
-    items = [_item(new, found[old]) for old, new in names.items()]
+    tensors = find_safetensors(source)
+    names = naming.apply(tensors)
+    items = [_item(new, tensors[old]) for old, new in names.items()]
     return import_items(store, items, {}, step=step, job=job, by=f"import of {source.name}")
 
 
 def find_safetensors(source: Path) -> dict[str, SafetensorsFiles]:
-    """Every tensor of a file or a directory, by name. Raises as `read_safetensors`."""
+    """Return every tensor of a file or a directory, by name. Raises as `read_safetensors`."""
     if not source.is_dir():
         return _in_file(source)
     if (source / INDEX).exists():
@@ -90,15 +89,15 @@ def _indexed(source: Path) -> dict[str, SafetensorsFiles]:
     except _MALFORMED as error:
         raise CorruptionError(f"{path}: {error}; nothing was read") from error
     files: dict[str, dict[str, SafetensorsFiles]] = {}
-    found: dict[str, SafetensorsFiles] = {}
+    tensors: dict[str, SafetensorsFiles] = {}
     for name, title in placed.items():
         if Path(title).name != title or "\0" in title:
             raise CorruptionError(f"{path}: {title!r} leads out of its directory")
-        held = files.get(title) or files.setdefault(title, _in_file(source / title))
-        if name not in held:
+        file_tensors = files.get(title) or files.setdefault(title, _in_file(source / title))
+        if name not in file_tensors:
             raise CorruptionError(f"{path}: {name} is not in {title}; nothing was read")
-        found[name] = held[name]
-    return found
+        tensors[name] = file_tensors[name]
+    return tensors
 
 
 def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
@@ -110,8 +109,10 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         about = msgspec.json.decode(entries.pop("__metadata__", b"{}"), type=dict[str, str])
-        held = {name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()}
-        for one in held.values():
+        header_entries = {
+            name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()
+        }
+        for one in header_entries.values():
             sizes_of(one.shape)
     except _MALFORMED as error:
         raise CorruptionError(f"{path}: {error}; nothing was read") from error
@@ -120,16 +121,16 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
             f"{path} holds parts of tensors, as torch.distributed.checkpoint writes them for"
             " consolidation; consolidate them first"
         )
-    return _checked(held, path, 8 + length, size)
+    return _checked(header_entries, path, 8 + length, size)
 
 
 def _checked(
-    held: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
+    header_entries: Mapping[str, _HeaderEntry], path: Path, start: int, size: int
 ) -> dict[str, SafetensorsFiles]:
-    """What the header says, if it fits: dtypes known, sizes right, every byte of one tensor."""
-    found: dict[str, SafetensorsFiles] = {}
+    """Return the tensors of a valid header: known dtypes, right sizes, no gaps."""
+    tensors: dict[str, SafetensorsFiles] = {}
     at = 0
-    for name, one in sorted(held.items(), key=lambda pair: pair[1].data_offsets):
+    for name, one in sorted(header_entries.items(), key=lambda pair: pair[1].data_offsets):
         begin, end = one.data_offsets
         if one.dtype not in _NAMES:
             raise CodecError(f"{path}: {name} is of type {one.dtype}, which Outlast cannot keep")
@@ -140,39 +141,39 @@ def _checked(
                 f"{path}: {name} of {one.dtype} {one.shape} at bytes {begin} to {end}, where"
                 f" {at} to {at + needed} were due; nothing was read"
             )
-        found[name] = SafetensorsFiles(tensor, path, start + begin, needed)
+        tensors[name] = SafetensorsFiles(tensor, path, start + begin, needed)
         at = end
     if start + at != size:
         raise CorruptionError(
             f"{path}: {size} bytes where its header has {start + at}; nothing was read"
         )
-    return found
+    return tensors
 
 
-def _item(name: str, found: SafetensorsFiles) -> StreamItem:
-    return StreamItem(name, found.tensor, Box.whole(found.tensor.shape), partial(_parts, found))
+def _item(name: str, stored: SafetensorsFiles) -> StreamItem:
+    return StreamItem(name, stored.tensor, Box.whole(stored.tensor.shape), partial(_parts, stored))
 
 
-def _parts(found: SafetensorsFiles) -> Iterator[bytes]:
-    for at in range(0, found.size_bytes, _PART_BYTES):
-        size = min(_PART_BYTES, found.size_bytes - at)
-        yield _read(found.file, found.at + at, size)
+def _parts(stored: SafetensorsFiles) -> Iterator[bytes]:
+    for at in range(0, stored.size_bytes, _PART_BYTES):
+        size = min(_PART_BYTES, stored.size_bytes - at)
+        yield _read(stored.file, stored.at + at, size)
 
 
 def _size(path: Path) -> int:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError as error:
         raise CorruptionError(f"{path} is missing; nothing was read") from error
     except OSError as error:
         raise StorageError(f"{path}: could not be read: {error.strerror or error}") from error
-    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+    if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise CorruptionError(f"{path} is no regular file; nothing was read")
-    return found.st_size
+    return status.st_size
 
 
 def _read(path: Path, at: int, size_bytes: int) -> bytes:
-    """Exactly these bytes. Raises CorruptionError where the file ends before them."""
+    """Return exactly these bytes. Raises CorruptionError where the file ends before them."""
     try:
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size_bytes, at)

@@ -1,7 +1,6 @@
 """Checkpoints written as a stream in this process, for imports and DCP saves.
 
-A training run saves through the keeper; here nobody waits for a step, and what comes in is larger
-than memory.
+A training run saves through the keeper; here no step waits, and the input may exceed memory.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PartBytes = bytes | memoryview
 
 
 class StreamItem(NamedTuple):
-    """A box of a tensor on its way into a shard. `parts`: its bytes in C order, when asked for."""
+    """A box of a tensor to be written to a shard. `parts`: yields its bytes in C order."""
 
     name: str
     tensor: Tensor
@@ -55,11 +54,12 @@ class StreamItem(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Return the size of the box in bytes."""
         return self.box.elements * ITEM_BYTES[self.tensor.dtype]
 
 
 class StreamSave(NamedTuple):
-    """What is equal on all ranks of a save."""
+    """The properties of a save that are equal on all ranks."""
 
     job: str
     place: SavePoint
@@ -70,17 +70,17 @@ class StreamSave(NamedTuple):
 
 
 class WrittenPart(NamedTuple):
-    """A rank's part, durable. `size_bytes`: of its shard."""
+    """A rank's durable part. `size_bytes`: of its shard."""
 
     entry: ManifestEntry
     size_bytes: int
 
 
 def new_save(store: Store, job: str, step: int, world: int, plan: str) -> StreamSave:
-    """A save at `step` that is newer than what the store holds, however often there was one.
+    """Return a save at `step` that is newer than all in the store, also at the same step.
 
-    Raises UsageError for a step that no directory's name can have, since nobody would find it
-    again; StorageError where the store cannot be listed.
+    Raises UsageError for a step outside of the range of directory names; StorageError where the
+    store cannot be listed.
     """
     if not 0 <= step <= STEPS_MAX:
         raise UsageError(f"step {step}: a checkpoint is of step 0 to 10^18 - 1; nothing was saved")
@@ -89,7 +89,7 @@ def new_save(store: Store, job: str, step: int, world: int, plan: str) -> Stream
 
 
 def plan_of(divided: Iterable[tuple[int, str, Box]]) -> str:
-    """The digest of who writes what: rank, name, box."""
+    """Return the digest of the division of work: rank, name, box."""
     return digest_of(msgspec.json.encode([(rank, name, *box) for rank, name, box in divided]))
 
 
@@ -102,13 +102,13 @@ def write_part(
 ) -> WrittenPart:
     """Write one rank's shard and manifest; both are durable when this returns.
 
-    Raises StorageError where they cannot be written, and what `parts` raises; CorruptionError for
-    an item whose parts are not as long as its box.
+    Raises StorageError where they cannot be written, and errors of `parts`; CorruptionError for an
+    item whose parts are not as long as its box.
     """
-    pieces, held, size_bytes = _lay_out(items, blobs)
+    pieces, blob_table, size_bytes = _lay_out(items, blobs)
     directory, shard = save.place.directory, shard_name(rank)
     digests: list[str] = []
-    stream = _digested(_padded(items, pieces, held, blobs, size_bytes), digests)
+    stream = _digested(_padded(items, pieces, blob_table, blobs, size_bytes), digests)
     store.put(directory, shard, stream, size_bytes)
     manifest = seal(
         Manifest(
@@ -123,7 +123,7 @@ def write_part(
             plan=save.plan,
             tensors={item.name: item.tensor for item in items},
             pieces=tuple(pieces.values()),
-            blobs=held,
+            blobs=blob_table,
         )
     )
     name = manifest_name(rank)
@@ -132,7 +132,7 @@ def write_part(
 
 
 def commit(store: Store, save: StreamSave, written: Sequence[WrittenPart], by: str) -> None:
-    """Make the checkpoint exist. `by`: what wrote it, for people.
+    """Make the checkpoint exist. `by`: name of the writer, for people.
 
     Raises StorageError, also where this attempt has been committed before.
     """
@@ -156,7 +156,7 @@ def commit(store: Store, save: StreamSave, written: Sequence[WrittenPart], by: s
 def _lay_out(
     items: Sequence[StreamItem], blobs: Mapping[str, bytes]
 ) -> tuple[dict[int, TensorPiece], tuple[Blob, ...], int]:
-    """Where each item (by index; none for an empty one) and each blob lies, and their length."""
+    """Return the piece of each non-empty item by index, the blobs, and the length."""
     pieces: dict[int, TensorPiece] = {}
     at = 0
     for index, item in enumerate(items):
@@ -165,11 +165,11 @@ def _lay_out(
             at = _up(at, _PAGE_BYTES if large else ITEM_BYTES[item.tensor.dtype])
             pieces[index] = TensorPiece(item.name, item.box.start, item.box.size, at)
             at += item.size_bytes
-    held: list[Blob] = []
+    blob_table: list[Blob] = []
     for name, data in blobs.items():
-        held.append(Blob(name, at, len(data)))
+        blob_table.append(Blob(name, at, len(data)))
         at += len(data)
-    return pieces, tuple(held), _up(at, _PAGE_BYTES)
+    return pieces, tuple(blob_table), _up(at, _PAGE_BYTES)
 
 
 def _up(at: int, unit: int) -> int:
@@ -179,11 +179,11 @@ def _up(at: int, unit: int) -> int:
 def _padded(
     items: Sequence[StreamItem],
     pieces: Mapping[int, TensorPiece],
-    held: Sequence[Blob],
+    blob_table: Sequence[Blob],
     blobs: Mapping[str, bytes],
     size_bytes: int,
 ) -> Iterator[PartBytes]:
-    """The shard from its first byte to its last."""
+    """Yield the bytes of the shard in order, with padding."""
     at = 0
     for index, piece in pieces.items():
         yield bytes(piece.at - at)
@@ -193,7 +193,7 @@ def _padded(
             yield part
         if at != end:
             raise CorruptionError(f"{piece.name} has {at - end} bytes too many; nothing was kept")
-    for blob in held:
+    for blob in blob_table:
         yield bytes(blob.at - at)
         yield blobs[blob.name]
         at = blob.at + blob.size_bytes
@@ -201,12 +201,12 @@ def _padded(
 
 
 def _digested(parts: Iterable[PartBytes], digests: list[str]) -> Iterator[PartBytes]:
-    """The same parts; `digests` gets the digest of each chunk of them."""
+    """Yield the same parts; `digests` gets the digest of each chunk of them."""
     digest, room = xxhash.xxh3_128(), CHUNK_BYTES
     for part in parts:
-        left = memoryview(part).cast("B")
-        while left:
-            head, left = left[:room], left[room:]
+        rest = memoryview(part).cast("B")
+        while rest:
+            head, rest = rest[:room], rest[room:]
             digest.update(head)
             room -= len(head)
             if not room:
@@ -218,7 +218,7 @@ def _digested(parts: Iterable[PartBytes], digests: list[str]) -> Iterator[PartBy
 
 
 class ImportedCheckpoint(NamedTuple):
-    """A checkpoint that was imported. `skipped`: what was left out, by name, and why."""
+    """A checkpoint that was imported. `skipped`: objects left out, by name, with the reason."""
 
     place: SavePoint
     tensors: tuple[str, ...]
@@ -238,8 +238,8 @@ def import_items(
 ) -> ImportedCheckpoint:
     """Write and commit a checkpoint of these tensors and plain values.
 
-    Raises what `write_part` and `commit` raise; the directory is removed then. CodecError for a
-    tensor with the name of an object of DCP's, which its planner would unpickle at a load.
+    Raises errors of `write_part` and `commit`; the directory is removed then. Raises CodecError for
+    a tensor with the name of a DCP object, which DCP's planner would unpickle at a load.
     """
     if forged := next((item.name for item in items if item.name.startswith(OBJECT)), ""):
         raise CodecError(

@@ -1,6 +1,6 @@
 """Files of torch.save read as data: a zip of one pickle and tensor storages.
 
-The zip's checksums, which torch writes and does not look at, are checked.
+The zip's checksums, which torch writes and never verifies, are checked.
 """
 
 from __future__ import annotations
@@ -56,18 +56,22 @@ class StoredTensor(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Return the size of its elements in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class TorchSaveFile:
-    """One object that torch.save wrote, its tensors as `Stored`."""
+    """One object that torch.save wrote, its tensors as StoredTensor."""
 
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
-        """Raises CodecError where it is more than data, CorruptionError where it is damaged."""
+        """Read the pickle.
+
+        Raises CodecError where it is more than data, CorruptionError where it is damaged.
+        """
         self._archive = archive
         self._where = where
         self._limit_bytes = _OBJECT_BYTES_MAX
-        self.object_bytes = 0  # of what `plain` has made
+        self.object_bytes = 0  # size of the object made by `plain`
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise CorruptionError(f"{where}: {len(pickles)} pickles where torch.save writes one")
@@ -92,10 +96,10 @@ class TorchSaveFile:
         return self._archive.read(entry)
 
     def parts(self, tensor: StoredTensor) -> Iterator[bytes | memoryview]:
-        """The bytes of a tensor in C order, in parts; the checksum of its storage is checked when
-        the last one has been taken.
+        """Yield the bytes of a tensor in C order.
 
-        Raises CorruptionError where they are damaged, or fewer than the tensor needs.
+        The checksum of its storage is verified after the last part was taken. Raises
+        CorruptionError where the bytes are damaged, or fewer than the tensor needs.
         """
         itemsize = DTYPES[tensor.dtype].itemsize
         entry = self._entry(f"{self._prefix}data/{tensor.storage.key}")
@@ -113,18 +117,19 @@ class TorchSaveFile:
             if contiguous:
                 yield from _range(file, first, tensor.size_bytes)
             else:
-                held = np.frombuffer(b"".join(_range(file, first, needed)), f"V{itemsize}")
+                elements = np.frombuffer(b"".join(_range(file, first, needed)), f"V{itemsize}")
                 strides = tuple(n * itemsize for n in tensor.stride)
-                view = np.lib.stride_tricks.as_strided(held, tensor.shape, strides, writeable=False)
+                view = np.lib.stride_tricks.as_strided(
+                    elements, tensor.shape, strides, writeable=False
+                )
                 yield np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
             while file.read(PART_BYTES):  # the checksum is looked at behind the last byte
                 pass
 
     def plain(self, limit_bytes: int = _OBJECT_BYTES_MAX) -> Any:
-        """The object as plain values and torch tensors.
+        """Return the object as plain values and torch tensors.
 
-        Raises CodecError for one that is more than that, or has more bytes than `limit_bytes` or
-        256 MiB.
+        Raises CodecError for other objects, or more bytes than `limit_bytes` or 256 MiB.
         """
         self._limit_bytes = min(limit_bytes, _OBJECT_BYTES_MAX)
         budget = iter(range(_VALUES_MAX))
@@ -142,11 +147,11 @@ class TorchSaveFile:
         if isinstance(value, PickleGlobal):
             return _constant(value, self._where)
         if isinstance(value, dict):
-            held = {
+            items = {
                 self._plain(key, budget, depth - 1): self._plain(each, budget, depth - 1)
                 for key, each in value.items()
             }
-            return OrderedDict(held) if isinstance(value, OrderedDict) else held
+            return OrderedDict(items) if isinstance(value, OrderedDict) else items
         if isinstance(value, torch.Size):
             return value
         if isinstance(value, list | tuple | set | frozenset):
@@ -168,7 +173,7 @@ class TorchSaveFile:
 
 @contextmanager
 def open_torch_save(file: int, at: int, size_bytes: int, where: str) -> Iterator[TorchSaveFile]:
-    """What torch.save wrote into these bytes of an open file.
+    """Open the torch.save file in these bytes of an open file.
 
     Damage that is found while it is open is a CorruptionError.
     """
@@ -183,7 +188,7 @@ def open_torch_save(file: int, at: int, size_bytes: int, where: str) -> Iterator
 
 
 class _Section(io.RawIOBase):
-    """Some bytes of an open file, as a file of its own."""
+    """A range of bytes of an open file, as a file of its own."""
 
     def __init__(self, file: int, at: int, size_bytes: int) -> None:
         self._file = file
@@ -213,16 +218,18 @@ class _Section(io.RawIOBase):
 
 
 def _range(file: IO[bytes], first: int, size_bytes: int) -> Iterator[bytes]:
-    """Some bytes of an entry. What is before them is read, too: to seek would switch the check of
-    the checksum off."""
-    left = first + size_bytes
-    while left:
-        part = file.read(min(left, PART_BYTES))
+    """Yield some bytes of an entry.
+
+    Bytes before them are read, too: seeking would disable the verification of the checksum.
+    """
+    remaining = first + size_bytes
+    while remaining:
+        part = file.read(min(remaining, PART_BYTES))
         if not part:
             raise EOFError("a storage ends too early")
-        left -= len(part)
-        if wanted := part[max(0, len(part) + left - size_bytes) :]:
-            yield wanted
+        remaining -= len(part)
+        if selected := part[max(0, len(part) + remaining - size_bytes) :]:
+            yield selected
 
 
 def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -235,7 +242,7 @@ def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def _storage(reference: Any) -> TorchStorage:
-    """torch's reference to a storage: ("storage", its class, its key, a device, its elements)."""
+    """Return a storage by torch's reference: ("storage", class, key, device, elements)."""
     kind, of, key, _, _ = reference
     if kind != "storage" or not isinstance(of, PickleGlobal) or not isinstance(key, str):
         raise ValueError("a reference to no storage")
@@ -276,7 +283,7 @@ def _tensor_v3(
 
 
 def _bytes(text: str, coding: str) -> bytes:
-    """Bytes as protocol 2 has them: text of characters 0 to 255."""
+    """Return bytes from protocol 2's form: text of characters 0 to 255."""
     if coding != "latin1":
         raise ValueError(f"bytes as {coding}")
     return text.encode("latin1")

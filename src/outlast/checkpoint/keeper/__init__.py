@@ -1,1 +1,1 @@
-"""The keeper: a process without torch that writes what a trainer has copied to memory."""
+"""The keeper: a process without torch that writes a trainer's copies in shared memory."""

@@ -1,4 +1,4 @@
-"""The keeper as a program: `python -P .../keeper/__main__.py`; see `process.main`."""
+"""The keeper as a program: `python -P .../keeper/__main__.py`; see `keeper_process.main`."""
 
 import sys
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Shared memory of trainer and keeper, and the memory that limits leave for it.
+"""Shared memory of trainer and keeper, and the free memory within limits.
 
-Fresh pages cost many times what a copy into old ones does; an arena never has any.
+Fresh pages cost many times the copy into present ones; all pages of an arena are present.
 
-The memory left is the host's, or less where a control group limits this process; the kernel shows
-the host's figures inside containers.
+Free memory is the host's, or less where a control group limits this process; inside containers the
+kernel shows the host's figures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outlast.errors import CorruptionError, StorageError
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 # By version of the interface: where the hierarchy is mounted, its limit, its use, and the line of
-# memory.stat that names what the kernel would give back before it kills anybody.
+# memory.stat with the memory that the kernel can reclaim.
 _FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -32,7 +32,7 @@ _FILES = {
 
 
 class MemoryHeadroom(NamedTuple):
-    """One limit of memory. `used_bytes` leaves out what the kernel would give back."""
+    """One limit of memory. `used_bytes` excludes memory that the kernel can reclaim."""
 
     free_bytes: int
     whose: str
@@ -41,7 +41,7 @@ class MemoryHeadroom(NamedTuple):
 
 
 def check_memory(wanted_bytes: int, what: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-    """Raises StorageError with the arithmetic when `wanted_bytes` more would break a limit."""
+    """Raise StorageError with the arithmetic when `wanted_bytes` more would break a limit."""
     room = tightest_limit(proc, cgroups)
     if wanted_bytes > room.free_bytes:
         raise StorageError(
@@ -53,18 +53,18 @@ def check_memory(wanted_bytes: int, what: str, proc: Path = PROC, cgroups: Path 
 
 
 def tightest_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryHeadroom:
-    """The limit that leaves least; a limit that cannot be read is none."""
-    found = [*_control_groups(proc, cgroups)]
+    """Return the limit with the least free memory; limits that cannot be read are ignored."""
+    limits = [*_control_groups(proc, cgroups)]
     host = dict(line.split()[:2] for line in _lines(proc / "meminfo"))
     if "MemAvailable:" in host:
         free, total = (int(host.get(key, "0")) << 10 for key in ("MemAvailable:", "MemTotal:"))
-        found.append(MemoryHeadroom(free, "of this host", total, max(0, total - free)))
+        limits.append(MemoryHeadroom(free, "of this host", total, max(0, total - free)))
     nobody = MemoryHeadroom(1 << 63, "that nobody limits", 1 << 63, 0)
-    return min(found, default=nobody, key=lambda room: room.free_bytes)
+    return min(limits, default=nobody, key=lambda room: room.free_bytes)
 
 
 def as_size(size_bytes: int) -> str:
-    """A size in words: three digits and a decimal unit."""
+    """Return a size with three digits and a decimal unit."""
     size, unit = float(size_bytes), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:
@@ -74,8 +74,8 @@ def as_size(size_bytes: int) -> str:
 
 
 def _control_groups(proc: Path, cgroups: Path) -> list[MemoryHeadroom]:
-    """Every control group that this process is in and that limits memory."""
-    found = []
+    """Return every memory limit of this process's control groups."""
+    limits = []
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -86,10 +86,10 @@ def _control_groups(proc: Path, cgroups: Path) -> list[MemoryHeadroom]:
         group = mount / name.strip("/")
         for path in (group, *group.parents):
             if room := _headroom_of(path, version):
-                found.append(room)
+                limits.append(room)
             if path == mount:
                 break
-    return found
+    return limits
 
 
 def _headroom_of(group: Path, version: int) -> MemoryHeadroom | None:
@@ -121,10 +121,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)  # mmap.madvise holds the interpreter'
 
 
 class Arena:
-    """One shared mapping of `size_bytes`, with a stamp behind it that says what it holds.
+    """One shared mapping of `size_bytes`, with a stamp behind it that identifies its contents.
 
-    Its size is sealed: nobody who has the descriptor can cut the memory off under a writer. The
-    stamp is in the memory itself, so that it tells the truth after the trainer was killed.
+    Its size is sealed: no holder of the descriptor can truncate the memory under a writer. The
+    stamp is in the memory itself, so that it stays correct after the trainer was killed.
     """
 
     def __init__(self, fd: int, size_bytes: int, mapping: mmap.mmap) -> None:
@@ -136,10 +136,10 @@ class Arena:
 
     @classmethod
     def create(cls, size_bytes: int, wanted: Callable[[], bool] = lambda: True) -> Arena:
-        """Make memory of at least `size_bytes` (rounded up to 2 MiB), every page there already.
+        """Allocate at least `size_bytes` (rounded up to 2 MiB), with every page present.
 
-        Raises StorageError with the arithmetic when there is no room for it, and soon after it is
-        not `wanted` any more. Other threads run meanwhile.
+        Raises StorageError with the arithmetic when there is not enough memory, and soon after
+        `wanted` returns False. Other threads run meanwhile.
         """
         size_bytes = max(1, -(-size_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         what = f"an arena of {as_size(size_bytes)}"
@@ -162,7 +162,7 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> Arena:
-        """The arena behind a descriptor that was passed here, which it takes over.
+        """Map the arena behind a received descriptor, which it then owns.
 
         Raises StorageError when that is no sealed memory of this size; `fd` is closed then.
         """
@@ -173,7 +173,7 @@ class Arena:
 
     @property
     def stamp(self) -> int:
-        """What the memory holds: a number that was set once a copy was complete; 0 for nothing."""
+        """Return the number that identifies the complete copy in the memory; 0 for none."""
         return _STAMP.unpack_from(self._mapping, self.size_bytes)[0]
 
     @stamp.setter
@@ -181,7 +181,7 @@ class Arena:
         _STAMP.pack_into(self._mapping, self.size_bytes, value)
 
     def close(self) -> None:
-        """Let go of the memory. Where somebody still has a view of it, it goes with the last."""
+        """Release the memory; it is freed with the last view of it."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -192,11 +192,13 @@ class Arena:
 
 
 class Unmapped:
-    """An arena's memory, read through its descriptor: to map what is read once costs more than to
-    copy it."""
+    """An arena's memory, read through its descriptor.
+
+    Mapping memory that is read once costs more than copying it.
+    """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Takes `fd` over. Raises StorageError, and closes it, when that is no such memory."""
+        """Take `fd` over. Raises StorageError, and closes it, when it is no such memory."""
         with _taking_over(fd, size_bytes):
             self.fd = fd
             self.size_bytes = size_bytes
@@ -211,7 +213,7 @@ class Unmapped:
             done += count
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -219,7 +221,7 @@ class Unmapped:
 
 @contextlib.contextmanager
 def _taking_over(fd: int, size_bytes: int) -> Iterator[None]:
-    """With a descriptor that was passed here; it is closed where it is no arena of this size."""
+    """Close a received descriptor where it is no arena of this size; raise StorageError."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         found_bytes = os.fstat(fd).st_size - PAGE_BYTES
@@ -234,7 +236,7 @@ def _taking_over(fd: int, size_bytes: int) -> Iterator[None]:
 
 
 def _populate(mapping: mmap.mmap, how: int, wanted: Callable[[], bool] = lambda: True) -> None:
-    """Make every page present. Raises OSError when memory is refused, or is not wanted."""
+    """Make every page present. Raises OSError when memory is refused, or not wanted."""
     first = ctypes.c_char.from_buffer(mapping)  # the mapping cannot be closed while this exists
     for at in range(0, len(mapping), _STEP_BYTES):
         size_bytes = min(_STEP_BYTES, len(mapping) - at)

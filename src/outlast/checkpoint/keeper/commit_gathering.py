@@ -1,4 +1,4 @@
-"""The commit record, written by rank 0's keeper when every rank's part is there and agrees."""
+"""The commit record, written by rank 0's keeper once all ranks' parts exist and agree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NAMED_MAX = 8
 
 
 class CommitGathering:
-    """One checkpoint whose parts come in. `look` again and again; then `commit`, or `clear`."""
+    """One checkpoint whose parts arrive. Call `look` repeatedly, then `commit` or `clear`."""
 
     def __init__(self, disk: KeeperDisk, root: Path, commit: Commit) -> None:
         self.disk = disk
@@ -55,7 +55,7 @@ class CommitGathering:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that have neither finished nor said that they failed."""
+        """Return the ranks that have neither finished nor reported a failure."""
         return [
             rank
             for rank in range(self._commit.world)
@@ -63,13 +63,13 @@ class CommitGathering:
         ]
 
     def give_up(self, rank: int, why: str) -> None:
-        """Expect nothing of a rank whose part has failed, for a disk may refuse even word of it."""
+        """Expect no part of a rank that failed: its disk may refuse even the failure's file."""
         self._failed[rank] = why
 
     def look(self) -> bool:
-        """Take in what is new; whether all parts are there, whole, of this very checkpoint.
+        """Read new parts; return whether all parts of this checkpoint are complete.
 
-        Raises StorageError or CorruptionError naming ranks, once it can never be.
+        Raises StorageError or CorruptionError naming ranks, once they can never be.
         """
         names = {path.name for path in self.directory.iterdir()}
         wrong: dict[int, str] = {}
@@ -82,13 +82,13 @@ class CommitGathering:
                 self._failed[rank] = why or "its part failed"
         if wrong:
             self._failed.update(wrong)
-            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
             raise CorruptionError(
-                f"{self.directory} cannot be committed, parts do not belong together: {said}"
+                f"{self.directory} cannot be committed, parts do not belong together: {reasons}"
             )
         if self._failed:
-            said = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
-            raise StorageError(f"{self.directory} cannot be committed: {said}")
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
+            raise StorageError(f"{self.directory} cannot be committed: {reasons}")
         if not self.missing and (mixed := find_disagreements(self._samples)):
             raise CorruptionError(
                 f"{self.directory} cannot be committed, what ranks hold in common is no longer"
@@ -99,7 +99,7 @@ class CommitGathering:
         return not self.missing
 
     def commit(self) -> Commit:
-        """Make the checkpoint exist. Returns once that is on the disk, and once only."""
+        """Make the checkpoint exist, once. Returns when it is durable."""
         entries = tuple(self._entries[rank] for rank in range(self._commit.world))
         record = msgspec.structs.replace(
             self._commit,
@@ -128,8 +128,10 @@ class CommitGathering:
         self.disk.sync_directory(self.root)
 
     def clear(self) -> None:
-        """Remove what lies in the directory, the commit record first, as far as that goes. Where
-        there is a commit record of somebody else's, nothing is touched."""
+        """Remove the files of the directory, the commit record first, as far as possible.
+
+        Nothing is touched where the commit record belongs to another attempt.
+        """
         with contextlib.suppress(OSError):
             if not self._linked and (self.directory / COMMIT).exists():
                 return
@@ -141,7 +143,7 @@ class CommitGathering:
             self.disk.sync_directory(self.root)
 
     def _now_ns(self) -> int:
-        """Later than what was committed at this place before, though the clock may be set back."""
+        """Return a time after earlier commits at this position, even if the clock went back."""
         place, now_ns = self._commit.place, time.time_ns()
         for other in self.root.iterdir():
             known = SavePoint.parse(other.name)
@@ -152,7 +154,7 @@ class CommitGathering:
         return now_ns
 
     def _take(self, rank: int, record: Path) -> dict[int, str]:
-        """Check one manifest and note it; what is wrong with it, if anything is."""
+        """Check and record one manifest; return its faults by rank."""
         data = record.read_bytes()
         try:
             manifest = unseal(data, Manifest, str(record))
@@ -179,8 +181,10 @@ class CommitGathering:
         return {}
 
     def _create(self, path: Path, data: bytes) -> None:
-        """The record's file, whole and synced from the first moment on that it has its name;
-        FileExistsError where there is one."""
+        """Write the record's file, complete and synced before it has its name.
+
+        Raises FileExistsError where there is one.
+        """
         part = path.with_name(path.name + PART)
         self.disk.remove(part)  # of a keeper that died here
         write_file(self.disk, part, data)
@@ -194,18 +198,20 @@ class CommitGathering:
             self.disk.remove(part)
 
     def _same(self, path: Path, record: Commit) -> Commit:
-        """The commit record that is there already, if it is this one but for the time: a keeper
-        that linked it died before it could say so."""
+        """Return the existing record if it is this one but for the time.
+
+        That happens when a keeper died between linking the record and reporting it.
+        """
         try:
-            found = unseal(path.read_bytes(), Commit, str(path))
+            existing = unseal(path.read_bytes(), Commit, str(path))
         except CorruptionError as error:
             raise StorageError(f"{path} is there already, and damaged: {error}") from error
-        alike = msgspec.structs.replace(record, time_ns=found.time_ns, digest=found.digest)
-        if found != alike:
+        alike = msgspec.structs.replace(record, time_ns=existing.time_ns, digest=existing.digest)
+        if existing != alike:
             raise StorageError(
                 f"{path} is there already, of another attempt at this place; it was left as it is"
             )
-        return found
+        return existing
 
 
 def _size_bytes(path: Path) -> int:
@@ -216,11 +222,11 @@ def _size_bytes(path: Path) -> int:
 
 
 def join_ranks(numbers: list[int]) -> str:
-    """Some ranks in words, the first few of many."""
+    """Return ranks in words, the first few of many."""
     named = ", ".join(str(number) for number in numbers[:_NAMED_MAX])
     more = f" and {len(numbers) - _NAMED_MAX} more" if len(numbers) > _NAMED_MAX else ""
     return f"rank{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
-def _first(said: dict[int, str]) -> list[tuple[int, str]]:
-    return sorted(said.items())[:_NAMED_MAX]
+def _first(faults: dict[int, str]) -> list[tuple[int, str]]:
+    return sorted(faults.items())[:_NAMED_MAX]

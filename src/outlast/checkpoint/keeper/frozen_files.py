@@ -37,8 +37,11 @@ _KNOWN_MAX = 64
 
 
 class FrozenFile(NamedTuple):
-    """The frozen region of one rank in an earlier checkpoint. `identity`: device, inode, and when
-    its bytes were last changed; None where there is no such region, or no file that could be it."""
+    """The frozen region of one rank in an earlier checkpoint.
+
+    `identity`: device, inode, and time of the last change of its bytes; None where there is no such
+    region, or no matching file.
+    """
 
     path: Path
     digests: tuple[str, ...]
@@ -48,13 +51,13 @@ class FrozenFile(NamedTuple):
 
 
 class FrozenFiles:
-    """Knowledge of a keeper of the files that it has linked and written. One thread at a time."""
+    """The files that a keeper has linked and written. One thread at a time."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int, int], int] = {}  # the chunk to be read back next
         self._written: tuple[tuple[str, ...], int] = (), 0  # digests, files written of them
         self._damaged: set[tuple[int, int, int]] = set()
-        self._damages: list[str] = []  # not told yet
+        self._damages: list[str] = []  # not reported yet
 
     def link(
         self,
@@ -64,10 +67,10 @@ class FrozenFiles:
         memory: memoryview,
         check: Callable[[], None],
     ) -> tuple[str, ...] | None:
-        """Link a file with the bytes of `memory` into the manifest's directory; its digests, or
-        None where there is no such file, or it cannot be linked.
+        """Link a file with the bytes of `memory` into the manifest's directory.
 
-        `check` raises where there is no time left. A file that is in the way is a FileExistsError.
+        Returns its digests, or None where there is no such file, or it cannot be linked. `check`
+        raises after the deadline. Raises FileExistsError where the name is taken.
         """
         known = _earlier(root, manifest)
         digests, equal = _equal(known, memory, manifest.chunk_bytes, check)
@@ -76,28 +79,28 @@ class FrozenFiles:
         whole = [each for each in equal if each.identity not in self._damaged]
         useful = [each for each in whole if each.identity != known[0].identity]
         if len(known) == 1 and self._written[0] == digests and self._written[1] >= FILES:
-            useful = whole  # no older checkpoint is kept: one more file would help nobody
+            useful = whole  # no older checkpoint is kept: another file is useless
         to = root / manifest.place.directory / frozen_name(manifest.rank)
         one_each = {each.identity: each for each in reversed(useful)}
         linked = any(self._link(disk, each, to, check) for each in reversed(one_each.values()))
         return digests if linked else None
 
     def take_damages(self) -> str:
-        """Return what was found damaged since the last call, as a sentence, or nothing."""
-        found, self._damages = self._damages, []
+        """Return the damage found since the last call, as a sentence; "" for none."""
+        damages, self._damages = self._damages, []
         return (
-            f"{'; '.join(found)}; it was not linked, and the save has the bytes of the memory;"
+            f"{'; '.join(damages)}; it was not linked, and the save has the bytes of the memory;"
             " older checkpoints with that file are damaged: see 'outlast ckpt verify --all'"
-            if found
+            if damages
             else ""
         )
 
     def forget(self) -> None:
-        """Read every file back whole before it is linked again: damage may be known by now."""
+        """Make each file be read back completely before it is linked again."""
         self._next.clear()
 
     def wrote(self, digests: tuple[str, ...]) -> None:
-        """Note that a file with these bytes was written."""
+        """Record that a file with these bytes was written."""
         before, count = self._written
         self._written = digests, count + 1 if digests == before else 1
 
@@ -123,7 +126,7 @@ class FrozenFiles:
             self._damaged.add(file.identity)
             self._damages.append(str(error))
         except OSError:
-            pass  # no links here, or no more of this file, or it is gone or cannot be read
+            pass  # links unsupported or exhausted, or the file is unreadable
         finally:
             disk.close(fd)
         return False
@@ -131,7 +134,7 @@ class FrozenFiles:
     def _read_back(
         self, disk: KeeperDisk, fd: int, file: FrozenFile, check: Callable[[], None]
     ) -> None:
-        """Compare a file's bytes with their digests: all of them at first, then a part in turn."""
+        """Compare a file's bytes with their digests: all at first, then a part in turn."""
         count = len(file.digests)
         assert file.identity
         begin = self._next.get(file.identity)
@@ -153,19 +156,19 @@ class FrozenFiles:
 
 
 def _earlier(root: Path, manifest: Manifest) -> list[FrozenFile]:
-    """The frozen regions of this rank in the newest of the other directories, the newest first."""
+    """Return this rank's frozen regions in the newest other directories, newest first."""
     places = [place for path in root.iterdir() if (place := SavePoint.parse(path.name))]
     places.sort(key=lambda place: (place.position, place.attempt), reverse=True)
-    found: list[FrozenFile] = []
+    regions: list[FrozenFile] = []
     for place in places:
-        if place == manifest.place or len(found) >= _LOOKED_AT:
+        if place == manifest.place or len(regions) >= _LOOKED_AT:
             continue
         try:
             earlier = _manifest_in(root / place.directory, manifest.rank)
         except (OSError, CorruptionError):
             continue  # no part of ours, or none that is whole
-        found.append(_file_of(root / place.directory, earlier, manifest))
-    return found
+        regions.append(_file_of(root / place.directory, earlier, manifest))
+    return regions
 
 
 def _file_of(directory: Path, earlier: Manifest, manifest: Manifest) -> FrozenFile:
@@ -187,17 +190,17 @@ def _manifest_in(directory: Path, rank: int) -> Manifest:
     return unseal(path.read_bytes(), Manifest, str(path))
 
 
-def _identity(found: os.stat_result, size_bytes: int) -> tuple[int, int, int] | None:
-    """None for what is no regular file of that size."""
-    if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
+def _identity(status: os.stat_result, size_bytes: int) -> tuple[int, int, int] | None:
+    """Return device, inode and change time; None for no regular file of that size."""
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _equal(
     known: Iterable[FrozenFile], memory: memoryview, chunk_bytes: int, check: Callable[[], None]
 ) -> tuple[tuple[str, ...] | None, list[FrozenFile]]:
-    """The digests of `memory` and the files that have the same; None as soon as there are none."""
+    """Return the digests of `memory` and the files that have the same; None without any."""
     equal, digests = [each for each in known if each.identity], list[str]()
     for number, at in enumerate(range(0, len(memory), chunk_bytes)):
         if not equal:

@@ -1,6 +1,6 @@
 """The trainer's handle on its keeper: orders, outcomes, replacement of a dead keeper.
 
-Only `wait`, `held` and `close` ever wait. A thread hears what the keeper says and supervises it.
+Only `wait`, `held` and `close` ever wait. A thread receives the keeper's frames and supervises it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KeeperClient:
         self._lent: dict[int, _LentArena] = {}
         self._offered: dict[int, Unmapped] = {}  # from before this trainer, and not taken yet
         self._welcome: keeper_frames.Welcome | None = None
-        self._lying: keeper_frames.Lying | None = None
+        self._contents: keeper_frames.Lying | None = None
         self._next_arena = 0
         self._older: dict[int, keeper_frames.OlderVersion] = {}
         self._close_due = math.inf
@@ -60,9 +60,9 @@ class KeeperClient:
 
     @classmethod
     def start(cls, name: str, pass_fds: tuple[int, ...] = ()) -> KeeperClient:
-        """A process of this trainer's own; `name` says whose, in messages and to `ps`.
+        """Start a keeper process of this trainer; `name` identifies it in messages and `ps`.
 
-        When the trainer dies, the keeper finishes what was ordered, and ends. It holds `pass_fds`
+        When the trainer dies, the keeper finishes pending orders, and ends. It keeps `pass_fds`
         open until then. Raises StorageError.
         """
         return cls(name, lambda: keeper_launch.start_keeper(name, pass_fds))
@@ -71,7 +71,7 @@ class KeeperClient:
     def connect(
         cls, address: str, token: str, name: str = "a trainer", timeout_s: float = ANSWER_S
     ) -> KeeperClient:
-        """The launcher's keeper, by the path of its socket (or an abstract name, with @).
+        """Connect to the launcher's keeper at its socket's path (or abstract name, with @).
 
         Raises StorageError when it does not answer, or does not know the token.
         """
@@ -90,13 +90,12 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """Of its process, where that is this one's own and lives; else 0."""
+        """Return the pid of this trainer's own keeper while it lives; else 0."""
         with self._change:
             return self._end.process.pid if self._end and self._end.process else 0
 
     def lend(self, arena: Arena) -> int:
-        """Give the keeper an arena to read; its number. It stays lent until `drop` or the end.
-        StorageError where no file descriptor is free."""
+        """Lend an arena until `drop`; return its number. StorageError without free descriptors."""
         with self._change:
             number = self._next_arena
             self._next_arena += 1
@@ -109,17 +108,20 @@ class KeeperClient:
         return number
 
     def reuse(self, arena: int) -> None:
-        """Say that a copy into the arena begins: what it held is no version any more, whoever
-        looks, even if this process is killed on the spot. UsageError while it is busy."""
+        """Invalidate the version in the arena before a copy into it begins.
+
+        This holds even if this process is killed during the copy. Raises UsageError while it is
+        busy.
+        """
         with self._change:
             self._check_idle(arena)
             self._lent[arena].arena.stamp = 0
 
     def order(self, order: SaveOrder) -> None:
-        """Have a save written from its arena, into which all of it has been copied.
+        """Order the write of a save whose copy in its arena is complete.
 
-        Returns at once; unless the keeper has just died, it has the order by then, and the death
-        of this process does not matter any more. UsageError where the arena is busy or not lent,
+        Returns at once; unless the keeper has just died, it has the order by then, and the save
+        survives the death of this process. Raises UsageError where the arena is busy or not lent,
         or the save's number was used before; StorageError when too many have not ended.
         """
         with self._change:
@@ -130,20 +132,23 @@ class KeeperClient:
             self._push()
 
     def outcomes(self) -> list[Outcome]:
-        """What has happened since the last call, in order; never waits."""
+        """Return the outcomes since the last call, in order; never waits."""
         with self._change:
             news = list(self._ledger.news)
             self._ledger.news.clear()
         return news
 
     def wait_news(self, timeout_s: float) -> bool:
-        """Whether `outcomes` has something to say; waits for it, at most so long."""
+        """Wait at most `timeout_s` for outcomes; return whether there are any."""
         with self._change:
             return bool(self._change.wait_for(lambda: self._ledger.news, timeout_s))
 
     def wait(self, save: int, timeout_s: float) -> Outcome:
-        """A save's last outcome: committed or failed where it was ordered with a commit record,
-        else written or failed. StorageError when there is none by then: the save goes on."""
+        """Wait for a save's last outcome and return it.
+
+        Committed or failed where it was ordered with a commit record, else written or failed.
+        Raises StorageError after `timeout_s`: the save continues.
+        """
         with self._change:
             order, last = self._ledger.order(save), self._ledger.last
             if save not in last and not order:
@@ -157,46 +162,45 @@ class KeeperClient:
             return last[save]
 
     def busy(self, arena: int) -> bool:
-        """Whether some write still reads the arena, or may: then nothing must be copied there."""
+        """Return whether a write may still read the arena, so that it must not change."""
         with self._change:
             return self._ledger.busy(arena)
 
     @property
     def copying(self) -> bool:
-        """Whether a version is on its way to peers. A copy over it may begin all the same: then
-        they keep the version before."""
+        """Return whether a version is being sent; if it is copied over, peers keep the last."""
         with self._change:
             return self._ledger.copying(time.monotonic())
 
-    def held(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
-        """The versions in the keeper's memory, of this trainer and of those before it: `take`
-        gives the arena of one. StorageError when the keeper does not answer."""
-        return self.lying(timeout_s).held
+    def held_versions(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
+        """Return the versions in the keeper's memory, of this trainer and of earlier ones.
 
-    def lying(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
-        """All that lies there: the versions, and parity of others'. Raises as `held` does."""
+        `take` gives the arena of one. Raises StorageError when the keeper does not answer.
+        """
+        return self.contents(timeout_s).held
+
+    def contents(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
+        """Return the keeper's contents: versions, and parity of others. Raises as `held`."""
         with self._change:
-            self._lying = None
+            self._contents = None
             if self._end:
                 self._end.stream.send(keeper_frames.Ask())
                 self._wake()
-            if not self._change.wait_for(lambda: self._lying, timeout_s) or not self._lying:
+            if not self._change.wait_for(lambda: self._contents, timeout_s) or not self._contents:
                 raise StorageError(
                     f"the keeper of {self.name} did not say within {timeout_s:g} s what it holds"
                 )
-            return self._lying
+            return self._contents
 
     def take(self, arena: int) -> Unmapped:
-        """The memory of an arena that `held` told of, for the caller to read and close; the keeper
-        goes on holding it. UsageError when there is none of this number."""
+        """Return the memory of an arena listed by `held`, for the caller to read and close."""
         with self._change:
             if arena not in self._offered:
                 raise UsageError(f"the keeper of {self.name} told of no arena {arena}")
             return self._offered.pop(arena)
 
     def drop(self, arena: int) -> None:
-        """End the loan of an arena, or refuse one that `held` told of: the keeper lets go of it,
-        and of the version in it. UsageError while it is busy."""
+        """Release an arena, lent or listed by `held`, and its version. UsageError while busy."""
         with self._change:
             self._older.pop(arena, None)
             if offered := self._offered.pop(arena, None):
@@ -210,13 +214,15 @@ class KeeperClient:
 
     @property
     def older(self) -> tuple[keeper_frames.OlderVersion, ...]:
-        """Arenas of trainers before this one, which the keeper still has."""
+        """Return the arenas of earlier trainers that the keeper still has."""
         with self._change:
             return tuple(self._older.values())
 
     def forget(self, stays: Callable[[SavePoint | None], bool]) -> None:
-        """Have the keeper let go of arenas of trainers before this one, but of those whose version
-        (None: there is none in it) stays."""
+        """Make the keeper release arenas of earlier trainers.
+
+        Kept are those whose version (None: without one) passes `stays`.
+        """
         with self._change:
             for number in [n for n, each in self._older.items() if not stays(each.place)]:
                 del self._older[number]
@@ -227,18 +233,21 @@ class KeeperClient:
             self._wake()
 
     def close(self, timeout_s: float) -> None:
-        """Let saves end, then the process. Raises StorageError naming what had not ended by then:
-        the keeper goes on with that alone, until its deadline."""
+        """Wait for saves to end, then end the process.
+
+        Raises StorageError naming saves that have not ended after `timeout_s`: the keeper continues
+        with them alone, until their deadline.
+        """
         with self._change:
             self._close_due = min(self._close_due, time.monotonic() + timeout_s)
             self._wake()
-            left = self._ledger.open
-            if self._change.wait_for(lambda: self._ended, timeout_s + (0 if left else ANSWER_S)):
+            pending = self._ledger.open
+            if self._change.wait_for(lambda: self._ended, timeout_s + (0 if pending else ANSWER_S)):
                 return
-            left = self._ledger.open
-        if left:
+            pending = self._ledger.open
+        if pending:
             raise StorageError(
-                f"saves {left} had not ended after {timeout_s:g} s; the keeper of {self.name}"
+                f"saves {pending} had not ended after {timeout_s:g} s; the keeper of {self.name}"
                 " goes on with them alone, until their deadline"
             )
 
@@ -258,7 +267,7 @@ class KeeperClient:
             )
 
     def _push(self) -> None:
-        """Say what has not been said yet; what the socket does not take now goes out later."""
+        """Send what is new; frames that the socket does not accept now are sent later."""
         if self._end and not self._end.stream.broken:
             for number, lent in self._lent.items():
                 if not lent.sent:
@@ -278,20 +287,20 @@ class KeeperClient:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake_fd, 1)
 
-    def _take_in(self, heard: ReceivedFrame) -> None:
-        frame = heard.frame
+    def _take_in(self, received: ReceivedFrame) -> None:
+        frame = received.frame
         if isinstance(frame, keeper_frames.Outcome):
             self._ledger.settle(frame)
         elif isinstance(frame, keeper_frames.Welcome):
             self._welcome = frame
             self._ledger.copies = frame.peers > 0
         elif isinstance(frame, keeper_frames.Lying):
-            for (number, size_bytes), fd in zip(frame.arenas, heard.fds, strict=True):
+            for (number, size_bytes), fd in zip(frame.arenas, received.fds, strict=True):
                 if number in self._lent or number in self._offered:
                     os.close(fd)
                 else:
                     self._offered[number] = Unmapped(fd, size_bytes)
-            self._lying = frame
+            self._contents = frame
         self._change.notify_all()
 
     # --- the supervisor's thread -------------------------------------------------------------
@@ -304,7 +313,7 @@ class KeeperClient:
                     self._finish()
                     return
             if self._dying:
-                self._bury(self._dying)
+                self._reap_lost(self._dying)
             elif self._end:
                 self._listen(self._end, closing)
             elif self._ledger.open:
@@ -313,7 +322,7 @@ class KeeperClient:
                 self._sleep([], None)
 
     def _listen(self, end: TrainerEnd, closing: bool) -> None:
-        """One round with a keeper that lives, as far as is known."""
+        """Run one round with a keeper that is believed alive."""
         with self._change:
             if closing and not end.stream.pending:
                 with contextlib.suppress(OSError):
@@ -328,20 +337,20 @@ class KeeperClient:
             now = time.monotonic()
             end.stream.flush()
             try:
-                heard = end.stream.receive()
-                for one in heard or ():
+                received = end.stream.receive()
+                for one in received or ():
                     self._take_in(one)
             except (WireError, StorageError):
-                heard = None
+                received = None
             stuck = self._ledger.overdue(now)
-            lost = heard is None or now > self._end_due
+            lost = received is None or now > self._end_due
             if lost or (stuck and end.process):
                 self._end, self._dying = None, end
             if lost or stuck:
                 self._change.notify_all()
 
     def _sleep(self, waited: list[tuple[int, bool]], due: float | None) -> None:
-        """Until there is something to hear, to say or to do."""
+        """Wait for a frame, room to send, or a wake-up, at most until `due`."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         for fd, writing in waited:
@@ -350,8 +359,8 @@ class KeeperClient:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
-    def _bury(self, end: TrainerEnd) -> None:
-        """Arenas are free once nothing can read them any more."""
+    def _reap_lost(self, end: TrainerEnd) -> None:
+        """Reap a lost keeper; arenas are free once no process can read them any more."""
         how = end.lost(_REAP_S)
         with self._change:
             self._ledger.overdue(time.monotonic())
@@ -361,7 +370,7 @@ class KeeperClient:
             self._change.notify_all()
 
     def _replace(self) -> None:
-        """Another keeper, for the saves that the last one left."""
+        """Start another keeper for the saves that the last one left."""
         try:
             end = self._open_end()
         except StorageError as error:

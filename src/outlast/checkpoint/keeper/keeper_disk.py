@@ -1,7 +1,7 @@
 """File system steps of the keeper, and faults injected into them by tests.
 
-Everything that a save does to files goes through here, so that a test can watch the order of the
-steps, and end the process at each of them. Errors are OSError.
+All file operations of a save go through here, so that a test can observe their order, and end the
+process at each of them. Errors are OSError.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 
 
 class KeeperDisk:
-    """The real one."""
+    """The file system steps of a save."""
 
     def make_directory(self, path: Path) -> None:
-        """It and its parents, where they are missing; each new name is synced into its parent."""
+        """Create a directory and its missing parents; sync each new name into its parent."""
         missing = [one for one in (path, *path.parents) if not one.is_dir()]
         for one in reversed(missing):
             with contextlib.suppress(FileExistsError):  # of another rank, since we looked
@@ -36,11 +36,11 @@ class KeeperDisk:
             self.sync_directory(one.parent)
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new file; FileExistsError where there is one."""
+        """Create a file; return its descriptor. Raises FileExistsError."""
         return os.open(path, _CREATE, 0o644)
 
     def open(self, path: Path) -> int:
-        """A descriptor to read a file with; no link of that name is followed."""
+        """Open a file for reading, without following a symbolic link; return its descriptor."""
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def read(self, fd: int, into: memoryview, at: int) -> None:
@@ -59,8 +59,7 @@ class KeeperDisk:
             done += count
 
     def go_direct(self, fd: int, direct: bool) -> bool:
-        """Read and write past the page cache from here on, or through it; whether it is past it
-        now."""
+        """Switch between direct and cached I/O; return whether it is direct now."""
         flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))
@@ -71,7 +70,7 @@ class KeeperDisk:
         return direct
 
     def allocate(self, fd: int, size_bytes: int) -> None:
-        """Take the file's blocks now, so that a full disk is heard of before the first byte."""
+        """Allocate the file's blocks, so that a full disk is detected before the first write."""
         # Not posix_fallocate: where the file system cannot, the C library would write each block.
         offset, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
         if _libc.fallocate(fd, 0, offset, size) == 0:
@@ -82,14 +81,14 @@ class KeeperDisk:
         os.ftruncate(fd, size_bytes)
 
     def write(self, fd: int, data: memoryview, at: int) -> int:
-        """How many bytes were written: at least one, maybe fewer than there are."""
+        """Write; return the number of bytes: at least one, maybe fewer than given."""
         written = os.pwrite(fd, data, at)
         if not written:
             raise OSError(errno.EIO, "a write of no bytes")
         return written
 
     def write_back(self, fd: int, at: int, size_bytes: int, settle: bool) -> None:
-        """Start writing this part of the page cache; with `settle` wait for it and let it go."""
+        """Start writing this part of the page cache; `settle`: wait, and drop the pages."""
         how = ctypes.c_uint(_SETTLE if settle else _START)
         if _libc.sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(size_bytes), how) != 0:
             number = ctypes.get_errno()
@@ -101,26 +100,31 @@ class KeeperDisk:
             os.posix_fadvise(fd, at, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def sync(self, fd: int) -> None:
+        """Sync a file."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
+        """Close a file."""
         os.close(fd)
 
     def rename(self, path: Path, to: Path) -> None:
+        """Rename a file, replacing one of that name."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
-        """A second name of a file; FileExistsError where there is one."""
+        """Link a file to a second name. Raises FileExistsError."""
         os.link(path, to)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or nothing where there is none."""
+        """Remove a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory."""
         path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
+        """Sync a directory, where the file system supports it."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -132,7 +136,7 @@ class KeeperDisk:
 
 
 def write_file(disk: KeeperDisk, path: Path, data: bytes) -> None:
-    """A new file, whole and synced. Not the directory: the caller syncs that."""
+    """Write a new file, complete and synced; the caller syncs the directory."""
     fd = disk.create(path)
     try:
         view = memoryview(data)
@@ -145,9 +149,12 @@ def write_file(disk: KeeperDisk, path: Path, data: bytes) -> None:
 
 
 class DiskFault(msgspec.Struct, frozen=True):
-    """Before the `nth` step named `step` (any, if empty) whose file's name contains `name`, do
-    `action`: "kill", "hang", or fail with this error's name (ENOSPC). `attempts`: in how many
-    keepers, one after the other, it happens."""
+    """A fault for tests: `action` before the `nth` matching step.
+
+    Matching are steps named `step` (any, if empty) on files whose name contains `name`. `action`:
+    "kill", "hang", or the name of an error (ENOSPC). `attempts`: number of successive keepers that
+    it strikes.
+    """
 
     action: str
     step: str = ""
@@ -157,7 +164,7 @@ class DiskFault(msgspec.Struct, frozen=True):
 
 
 class FaultyDisk(KeeperDisk):
-    """A disk that says each step, and the file's name, before it is taken."""
+    """A disk that calls `before` with each step and file name."""
 
     def __init__(self, before: Callable[[str, str], None]) -> None:
         self._before = before
@@ -213,19 +220,20 @@ class FaultyDisk(KeeperDisk):
 
 
 class _Script:
-    """Counts steps, from several threads, and acts on the ones that were named."""
+    """Counts steps, from several threads, and executes the planned faults."""
 
     def __init__(self, faults: tuple[DiskFault, ...], attempt: int) -> None:
-        self._left = {fault: fault.nth for fault in faults if attempt < fault.attempts}
+        self._counts = {fault: fault.nth for fault in faults if attempt < fault.attempts}
         self._lock = threading.Lock()
 
     def before(self, step: str, name: str) -> None:
+        """Count a step, and execute the faults that are due."""
         due = []
         with self._lock:
-            for fault in self._left:
+            for fault in self._counts:
                 if fault.step in ("", step) and fault.name in name:
-                    self._left[fault] -= 1
-                    due += [fault.action] if self._left[fault] == 0 else []
+                    self._counts[fault] -= 1
+                    due += [fault.action] if self._counts[fault] == 0 else []
         for action in due:
             if action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -237,5 +245,5 @@ class _Script:
 
 
 def disk_of(faults: tuple[DiskFault, ...], attempt: int) -> KeeperDisk:
-    """The disk that an order asks for: the real one, unless a test wants it to fail."""
+    """Return the disk of an order: with faults, if a test has set any."""
     return FaultyDisk(_Script(faults, attempt).before) if faults else KeeperDisk()

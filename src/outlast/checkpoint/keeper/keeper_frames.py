@@ -1,7 +1,7 @@
 """Frames between trainer and keeper over a Unix socket, with file descriptors.
 
 A frame is `length(4, little endian) | descriptors(1) | payload(length)`, the payload a msgpack
-structure with its type. Both ends are of one installation; Hello says the version all the same.
+structure with its type. Both ends are of one installation; Hello has the version all the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _HEADER = struct.Struct("<IB")
 
 
 class SaveOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One save, as the trainer orders it: the arena's first `manifest.size_bytes` are the shard.
+    """One save as ordered: the arena's first `manifest.size_bytes` are the shard.
 
     `manifest` comes without chunks, `commit` (on rank 0) without manifests, time and size: the
-    keeper fills them in. Without `to_disk` the version is held in memory, and no more.
-    `deadline_s` counts from the order. `read_back`: what is linked is read whole before. `owner`:
-    the token that `root` must have (ownership.py); "" for any. `faults` are for tests.
+    keeper fills them in. Without `to_disk` the version is only held in memory. `deadline_s` counts
+    from the order. `read_back`: read files completely before linking them. `owner`: the token that
+    `root` must have (directory_ownership.py); "" for any. `faults` are for tests.
     """
 
     save: int
@@ -50,17 +50,20 @@ class SaveOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerKeeper(msgspec.Struct, frozen=True, kw_only=True):
-    """Another keeper, which is to hold copies of what this one's trainer saves: HOST:PORT."""
+    """Another keeper, which holds copies of this keeper's versions. `address`: HOST:PORT."""
 
     name: str
     address: str
 
 
 class KeeperSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher tells its keeper once, as a line of JSON. `door_fd`: a listening TCP socket
-    for other keepers, which the launcher keeps open: its address outlives the keeper. With a
-    `group` of ranks, this one's among them, `peers` are those of the others, in its order, and get
-    strips for their parity instead of copies. `peers_bytes_per_s`: to all of them together."""
+    """A launcher's settings for its keeper, one line of JSON.
+
+    `door_fd`: a listening TCP socket for other keepers, which the launcher keeps open: its address
+    outlives the keeper. With a `group` of ranks, including this one's, `peers` are those of the
+    others, in its order, and get strips for their parity instead of copies. `peers_bytes_per_s`: to
+    all of them together.
+    """
 
     token: str
     door_fd: int = -1
@@ -71,14 +74,14 @@ class KeeperSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeeperFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of everything that is said."""
+    """Base of all frames."""
 
 
-# --- the trainer speaks ---------------------------------------------------------------------
+# --- frames of the trainer ------------------------------------------------------------------
 
 
 class Hello(KeeperFrame, frozen=True, kw_only=True):
-    """The first frame. Beside it: a pidfd of the trainer, whose forks keep the socket open."""
+    """The first frame, with a pidfd of the trainer: its forks may keep the socket open."""
 
     version: int = VERSION
     token: str = ""
@@ -86,21 +89,23 @@ class Hello(KeeperFrame, frozen=True, kw_only=True):
 
 
 class Lend(KeeperFrame, frozen=True, kw_only=True):
-    """An arena, its descriptor beside it. A number lent before is another memory from here on."""
+    """An arena, with its descriptor. A number lent before now means this memory."""
 
     arena: int
     size_bytes: int
 
 
 class Drop(KeeperFrame, frozen=True, kw_only=True):
-    """Let go of an arena, and of the version in it."""
+    """Release an arena, and the version in it."""
 
     arena: int
 
 
 class Write(KeeperFrame, frozen=True, kw_only=True):
-    """Do this order. `stamp` is what the arena says while it holds this version. `attempt` counts
-    keepers that died over it; `written`: this rank's part is on the disk, only the commit is left.
+    """Execute this order.
+
+    `stamp`: the arena's stamp while it holds this version. `attempt`: number of keepers that died
+    over it; `written`: this rank's part is on the disk, only the commit is missing.
     """
 
     order: SaveOrder
@@ -111,14 +116,14 @@ class Write(KeeperFrame, frozen=True, kw_only=True):
 
 
 class Ask(KeeperFrame, frozen=True, kw_only=True):
-    """What lies in your memory? Answered by Lying."""
+    """Request for the contents of the keeper's memory, answered by Lying."""
 
 
-# --- the keeper speaks ----------------------------------------------------------------------
+# --- frames of the keeper -------------------------------------------------------------------
 
 
 class OlderVersion(msgspec.Struct, frozen=True, array_like=True):
-    """An arena from a trainer before this one, and the version in it, if there is one."""
+    """An arena of an earlier trainer, and the version in it, if there is one."""
 
     arena: int
     size_bytes: int
@@ -126,8 +131,7 @@ class OlderVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(KeeperFrame, frozen=True, kw_only=True):
-    """The answer to Hello. `peers`: how many others are sent copies, of which each order's "copied"
-    tells."""
+    """The answer to Hello. `peers`: number of keepers that get copies of each order."""
 
     pid: int
     peers: int
@@ -135,11 +139,14 @@ class Welcome(KeeperFrame, frozen=True, kw_only=True):
 
 
 class Outcome(KeeperFrame, frozen=True, kw_only=True):
-    """What became of a save. "committed" only on rank 0, after its own "written"; "skipped" is an
-    engine's word, for saves that it never ordered. "copied" comes beside all these, once, where
-    there are peers: `copies` of them hold it, or their strip of it where there are `strips`, and
-    `error` says what is wrong with others. It ends nothing, and no save fails by it. Beside
-    "written" it says what older file was found damaged."""
+    """The outcome of a save.
+
+    "committed" only on rank 0, after its own "written"; "skipped" is set by an engine, for saves
+    that it never ordered. "copied" comes once beside all these, where there are peers: `copies` of
+    them hold it, or their strip of it where there are `strips`, and `error` names failures of
+    others. It ends nothing, and no save fails by it. The `error` of "written" names older files
+    that were found damaged.
+    """
 
     save: int
     place: SavePoint
@@ -152,17 +159,21 @@ class Outcome(KeeperFrame, frozen=True, kw_only=True):
 
 
 class HeldVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version in a keeper's memory, whatever became of its write: its trainer's, or a copy from
-    another rank's keeper (an arena below zero). `manifest` has its chunks: their digests as they
-    were written or sent, or as they are now where they have not been."""
+    """A version in a keeper's memory, independent of its write.
+
+    It is the trainer's, or a copy from another rank's keeper (an arena below zero). `manifest` has
+    its chunks: digests of the write or transfer, or else of the present bytes.
+    """
 
     manifest: Manifest
     arena: int
 
 
 class VersionParity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the keeper of `rank` has of its group's parity of one version, in an arena: the XOR of a
-    strip of each part that `manifests` describe, of all others in the group."""
+    """Parity of one version in the keeper of `rank`.
+
+    It is the XOR of a strip of each part that `manifests` describe, of all others in the group.
+    """
 
     rank: int
     group: tuple[int, ...]
@@ -171,7 +182,10 @@ class VersionParity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lying(KeeperFrame, frozen=True, kw_only=True):
-    """`arenas`: (number, size_bytes) of each; their descriptors beside it, in this order."""
+    """The keeper's contents.
+
+    `arenas`: (number, size_bytes) of each; their descriptors come with it, in this order.
+    """
 
     held: list[HeldVersion]
     parities: list[VersionParity]
@@ -183,7 +197,7 @@ _decoder = msgspec.msgpack.Decoder(KeeperMessage)
 
 
 class ReceivedFrame(NamedTuple):
-    """A frame, and the descriptors that came beside it: whoever takes it owns them."""
+    """A frame, and the descriptors that came with it; the receiver owns them."""
 
     frame: KeeperMessage
     fds: list[int]
@@ -198,17 +212,18 @@ class KeeperStream:
         self._out: deque[tuple[memoryview, list[int]]] = deque()
         self._in = bytearray()
         self._fds: list[int] = []
-        self.broken = False  # nothing can be said any more; what was heard may still be read
+        self.broken = False  # no more sends; received frames may still be read
 
     @property
     def pending(self) -> bool:
-        """Whether something waits for the socket to take it."""
+        """Return whether frames wait for room in the socket."""
         return bool(self._out) and not self.broken
 
     def send(self, frame: KeeperMessage, fds: Sequence[int] = ()) -> None:
-        """Queue a frame and send what the socket takes. `fds` stay the caller's.
+        """Queue a frame and send as much as the socket accepts. `fds` stay the caller's.
 
-        Raises WireError for what cannot be said, and StorageError where no descriptor is free.
+        Raises WireError for a frame that cannot be encoded, and StorageError where no descriptor is
+        free.
         """
         try:
             payload = msgspec.msgpack.encode(frame)
@@ -221,6 +236,7 @@ class KeeperStream:
         self.flush()
 
     def flush(self) -> None:
+        """Send queued frames as far as the socket accepts them."""
         try:
             while self._out and not self.broken:
                 data, fds = self._out[0]
@@ -233,24 +249,24 @@ class KeeperStream:
                     self._out.popleft()
         except BlockingIOError:
             return
-        except OSError:  # the other end is gone: that is told by receive(), after its last words
+        except OSError:  # the peer closed; receive() reports it after the last frame
             self.broken = True
 
     def receive(self) -> list[ReceivedFrame] | None:
-        """The frames that are there; None when there will never be another.
+        """Return the complete frames; None when there will never be another.
 
-        Raises WireError for what is no frame.
+        Raises WireError for invalid data.
         """
         ended = False
         try:
             while not ended:
                 room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
                 flags = socket.MSG_CMSG_CLOEXEC
-                data, beside, said, _ = self.sock.recvmsg(_READ_BYTES, room, flags)
+                data, beside, flags_received, _ = self.sock.recvmsg(_READ_BYTES, room, flags)
                 for level, kind, raw in beside:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self._fds += array.array("i", raw[: len(raw) // 4 * 4])
-                if said & socket.MSG_CTRUNC:
+                if flags_received & socket.MSG_CTRUNC:
                     raise WireError("more descriptors came than a frame may carry")
                 self._in += data
                 ended = not data
@@ -258,10 +274,11 @@ class KeeperStream:
             pass
         except OSError:
             ended = True
-        heard = self._parse()
-        return None if ended and not heard else heard
+        frames = self._parse()
+        return None if ended and not frames else frames
 
     def close(self) -> None:
+        """Close the socket and all descriptors."""
         self.broken = True
         self.sock.close()
         _close(self._fds)
@@ -270,7 +287,7 @@ class KeeperStream:
         self._out.clear()
 
     def _parse(self) -> list[ReceivedFrame]:
-        heard, at = [], 0
+        frames, at = [], 0
         while len(self._in) - at >= _HEADER.size:
             length, count = _HEADER.unpack_from(self._in, at)
             if length > FRAME_BYTES_MAX or count > DESCRIPTORS_MAX:
@@ -285,10 +302,10 @@ class KeeperStream:
             except msgspec.DecodeError as error:
                 raise WireError(f"not a frame: {error}") from error
             fds, self._fds = self._fds[:count], self._fds[count:]
-            heard.append(ReceivedFrame(frame, fds))
+            frames.append(ReceivedFrame(frame, fds))
             at = end
         del self._in[:at]
-        return heard
+        return frames
 
 
 def _doubled(fds: Sequence[int]) -> list[int]:

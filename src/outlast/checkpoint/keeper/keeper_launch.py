@@ -21,11 +21,11 @@ _BACKLOG = 64
 
 
 class ChildProcess:
-    """A keeper's process, or of another `program` beside the trainer, in a session of its own: what
-    ends the trainer's group leaves it alone.
+    """A keeper's process, or another `program`, in a session of its own.
 
-    Its last words go to memory: it must keep none of the trainer's files open, or whoever waits
-    for the end of the trainer's output would wait for the keeper. Raises StorageError.
+    Signals to the trainer's group do not reach it. Its stderr goes to memory: it must keep none of
+    the trainer's files open, or a reader of the trainer's output would wait for the keeper. Raises
+    StorageError.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class ChildProcess:
         self.pid = self._popen.pid
 
     def kill(self) -> None:
+        """Kill the process."""
         self._popen.kill()
 
     def reap(self, timeout_s: float) -> str | None:
-        """How it ended, in words; None when it has not by then."""
+        """Return the exit in words; None when the process still runs after `timeout_s`."""
         try:
             code = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -73,12 +74,12 @@ class ChildProcess:
         return f"{how}: {words.strip()}" if words.strip() else how
 
     def close(self) -> None:
-        """Once it is reaped."""
+        """Release its stderr, after `reap`."""
         os.close(self._words_fd)
 
 
 class TrainerEnd:
-    """The trainer's end of a connection, and the process at the other one where that is ours."""
+    """The trainer's end of a connection, and the keeper's process where that is its child."""
 
     def __init__(self, sock: socket.socket, process: ChildProcess | None, hello: Hello) -> None:
         self.stream = KeeperStream(sock)
@@ -90,8 +91,10 @@ class TrainerEnd:
             os.close(pidfd)
 
     def lost(self, timeout_s: float) -> str | None:
-        """Why the other end is gone, in words, once it really is: a process of ours that is not
-        dead by then gives None, for it may still read the arenas."""
+        """Return why the other end ended, in words, once it cannot read arenas any more.
+
+        None when a child process has not died after `timeout_s`.
+        """
         self.stream.close()
         if not self.process:
             return "closed the connection"
@@ -103,8 +106,10 @@ class TrainerEnd:
 
 
 def start_keeper(name: str, pass_fds: tuple[int, ...] = ()) -> TrainerEnd:
-    """A keeper of this process's own, which holds `pass_fds` open. Raises StorageError when there
-    cannot be one."""
+    """Start a keeper of this process's own, which keeps `pass_fds` open.
+
+    Raises StorageError when that fails.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with theirs:
@@ -117,7 +122,7 @@ def start_keeper(name: str, pass_fds: tuple[int, ...] = ()) -> TrainerEnd:
 
 
 def reach_keeper(address: str, token: str, name: str, timeout_s: float) -> TrainerEnd:
-    """The launcher's keeper. Raises StorageError when it cannot be reached in time."""
+    """Connect to the launcher's keeper. Raises StorageError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     where = f"\0{address[1:]}" if address.startswith("@") else address
     while True:
@@ -137,8 +142,10 @@ def reach_keeper(address: str, token: str, name: str, timeout_s: float) -> Train
 
 
 def open_door(host: str = "127.0.0.1") -> socket.socket:
-    """Where other keepers reach one, until it is closed: it may be given to one keeper after the
-    other. Raises StorageError."""
+    """Open a listening socket for other keepers; successive keepers can use it.
+
+    Raises StorageError.
+    """
     try:
         door = socket.create_server((host, 0), backlog=_BACKLOG)
     except OSError as error:
@@ -150,12 +157,13 @@ def open_door(host: str = "127.0.0.1") -> socket.socket:
 
 
 def address_of(door: socket.socket) -> str:
+    """Return HOST:PORT of a listening socket."""
     host, port = door.getsockname()[:2]
     return f"{host}:{port}"
 
 
 class ServedKeeper:
-    """The launcher's side: a keeper that outlives trainers, and ends with the launcher."""
+    """The launcher's handle on a keeper that outlives trainers, and ends with the launcher."""
 
     def __init__(
         self,
@@ -170,9 +178,12 @@ class ServedKeeper:
         rank: int = 0,
         group: tuple[int, ...] = (),
     ) -> None:
-        """Starts it; trainers come with `Keeper.connect`, other keepers through the `door`, and
-        this one goes to `peers`, to all together at no higher rate than is given, with strips where
-        they are the others of its rank's `group`. Raises StorageError."""
+        """Start the keeper.
+
+        Trainers connect with `KeeperClient.connect`, other keepers through the `door`; this one
+        sends to `peers`, to all together at most at the given rate, and strips where they are the
+        others of its rank's `group`. Raises StorageError.
+        """
         door_fd = door.fileno() if door else -1
         setup = KeeperSetup(
             token=token, door_fd=door_fd, peers=peers, peers_bytes_per_s=peers_bytes_per_s,
@@ -192,7 +203,7 @@ class ServedKeeper:
         os.write(self._control_fd, msgspec.json.encode(setup) + b"\n")
 
     def close(self, timeout_s: float) -> str:
-        """Let it finish what was ordered; how it ended. Beyond `timeout_s` it is killed."""
+        """Let it finish pending orders; return its exit in words. Kills it after `timeout_s`."""
         os.close(self._control_fd)
         how = self.process.reap(timeout_s)
         if how is None:

@@ -50,8 +50,11 @@ class _TrainerLink(msgspec.Struct, eq=False):
 
 
 class _KeptVersion(msgspec.Struct, eq=False):
-    """What an arena was last ordered to be written from. `stamp`: what it says while that lies
-    in it; `full`: the manifest with chunks, once its write has ended well."""
+    """The version in an arena.
+
+    `stamp`: the arena's stamp while that version is in it; `full`: the manifest with chunks, once
+    its write has succeeded.
+    """
 
     manifest: Manifest
     stamp: int
@@ -61,8 +64,8 @@ class _KeptVersion(msgspec.Struct, eq=False):
 class KeeperProcess:
     """One loop over sockets; two other threads do the saving, and one a peer the sending.
 
-    With a `listener` it waits for the next trainer when one has gone, until `control` ends; else
-    it ends after the first. Either way all that was ordered is finished, or fails, before.
+    With a `listener` it waits for the next trainer after each one, until `control` ends; else it
+    ends after the first. Either way all pending orders are finished, or fail, before.
     """
 
     def __init__(self, listener: socket.socket | None, control_fd: int, setup: KeeperSetup) -> None:
@@ -71,11 +74,11 @@ class KeeperProcess:
         self._token = setup.token
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._told: deque[tuple[KeeperStream, Outcome, bool]] = deque()
-        self._owed: Counter[KeeperStream] = Counter()  # orders whose end has not been told
+        self._outcomes: deque[tuple[KeeperStream, Outcome, bool]] = deque()
+        self._pending_ends: Counter[KeeperStream] = Counter()  # orders whose end has not been told
         self._arenas: dict[int, Arena] = {}
         self._refused: dict[int, str] = {}
-        self._kept: dict[int, _KeptVersion] = {}
+        self._versions: dict[int, _KeptVersion] = {}
         self._trainer: _TrainerLink | None = None
         self._leaving: list[KeeperStream] = []
         self._finishing = False
@@ -97,16 +100,16 @@ class KeeperProcess:
             self._watch(control_fd, self._released)
 
     def run(self, sock: socket.socket | None = None) -> None:
-        """Until there is nothing left to do, and nobody to do it for."""
+        """Serve until there are no trainers and no pending work any more."""
         if sock:
             self._meet(sock)
         while True:
-            # Looked at before outcomes are sent: what ended until here has been told by then.
+            # Read before outcomes are sent: all that ended by now is reported below.
             idle = self._writer.idle and self._committer.idle
             self._tell()
             self._see_off()
             if self._finishing and not self._listener and self._writer.idle:
-                for number in list(self._arenas):  # nobody will read them: only commits are left
+                for number in list(self._arenas):  # no reader is left: only commits are pending
                     self._drop(number)
             late = time.monotonic() > self._last_due + GRACE_S
             if self._finishing and (late or (idle and not self._leaving)):
@@ -116,11 +119,11 @@ class KeeperProcess:
             self._expect_hello()
 
     def _see_off(self) -> None:
-        """Close what has nothing more to hear: whoever only asked waits for no save of another."""
+        """Close connections without pending outcomes."""
         for stream in [each for each in self._leaving if not each.pending]:
-            if stream.broken or not self._owed[stream]:
+            if stream.broken or not self._pending_ends[stream]:
                 self._leaving.remove(stream)
-                self._owed.pop(stream, None)
+                self._pending_ends.pop(stream, None)
                 stream.close()
 
     def _pause_s(self) -> float | None:
@@ -128,13 +131,13 @@ class KeeperProcess:
             return _FINISHING_S
         return HELLO_S if self._trainer and not self._trainer.said_hello else None
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------
 
     def _accept(self) -> None:
         assert self._listener
         if self._finishing:
             return  # it ended in the same moment
-        with contextlib.suppress(OSError):  # whoever it was is gone again
+        with contextlib.suppress(OSError):  # the peer closed already
             sock, _ = self._listener.accept()
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             _, uid, _ = struct.unpack("3i", peer)
@@ -144,31 +147,31 @@ class KeeperProcess:
                 sock.close()
 
     def _admit(self) -> None:
-        """Another keeper, or a stranger: that is found out elsewhere."""
+        """Accept another keeper, or a stranger: the receiver authenticates it."""
         assert self._door
-        with contextlib.suppress(OSError):  # whoever it was is gone again
+        with contextlib.suppress(OSError):  # the peer closed already
             self._receiver.meet(self._door.accept()[0])
 
     def _meet(self, sock: socket.socket) -> None:
-        """One trainer at a time: the next waits in the listener's queue."""
+        """Serve one trainer at a time: the next waits in the listener's queue."""
         stream = KeeperStream(sock)
         self._trainer = _TrainerLink(stream, since=time.monotonic())
-        self._watch(sock, self._heard)
+        self._watch(sock, self._read_trainer)
         if self._listener:
             self._selector.unregister(self._listener)
 
     def _expect_hello(self) -> None:
         trainer = self._trainer
         if trainer and not trainer.said_hello and time.monotonic() > trainer.since + HELLO_S:
-            self._gone()
+            self._detach_trainer()
 
     def _died(self) -> None:
-        """Its forks may hold the socket open; but what it had said still counts."""
-        self._heard()
-        self._gone()
+        """Read the last frames of a dead trainer, whose forks may hold the socket open."""
+        self._read_trainer()
+        self._detach_trainer()
 
-    def _gone(self) -> None:
-        """The trainer says nothing more; it may still listen, until its saves have ended."""
+    def _detach_trainer(self) -> None:
+        """Stop reading from the trainer; it may still receive outcomes of its saves."""
         trainer, self._trainer = self._trainer, None
         if not trainer:
             return
@@ -177,7 +180,7 @@ class KeeperProcess:
             self._selector.unregister(trainer.pidfd)
             os.close(trainer.pidfd)
         self._leaving.append(trainer.stream)
-        for number in self._arenas.keys() - self._kept.keys():
+        for number in self._arenas.keys() - self._versions.keys():
             self._drop(number)  # it holds no version, and the next trainer has its own
         if self._listener and not self._finishing:
             self._watch(self._listener, self._accept)
@@ -185,7 +188,7 @@ class KeeperProcess:
             self._finish()
 
     def _released(self) -> None:
-        """The launcher closed its end, or died: no trainer will come any more."""
+        """Finish after the launcher closed its end, or died: no trainer will come any more."""
         with contextlib.suppress(OSError):
             if os.read(self._control_fd, 1):
                 return
@@ -199,25 +202,25 @@ class KeeperProcess:
         self._committer.hurry()
         self._sender.stop()
 
-    # --- what is said -----------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------
 
-    def _heard(self) -> None:
+    def _read_trainer(self) -> None:
         trainer = self._trainer
         if not trainer:
             return
         trainer.stream.flush()
         try:
-            heard = trainer.stream.receive()
-            for one in heard or ():
+            frames = trainer.stream.receive()
+            for one in frames or ():
                 self._take(trainer, one)
         except WireError as error:
             sys.stderr.write(f"a trainer is not understood, and cut off: {error}\n")
-            heard = None
-        if heard is None:
-            self._gone()
+            frames = None
+        if frames is None:
+            self._detach_trainer()
 
-    def _take(self, trainer: _TrainerLink, heard: ReceivedFrame) -> None:
-        frame, fds = heard
+    def _take(self, trainer: _TrainerLink, received: ReceivedFrame) -> None:
+        frame, fds = received
         if isinstance(frame, keeper_frames.Hello):
             if (
                 frame.token != self._token
@@ -246,17 +249,17 @@ class KeeperProcess:
             self._say_held(trainer.stream)
 
     def _older(self) -> list[keeper_frames.OlderVersion]:
-        places = {number: kept.manifest.place for number, kept in self._kept.items()}
+        places = {number: version.manifest.place for number, version in self._versions.items()}
         return [
             keeper_frames.OlderVersion(number, arena.size_bytes, places.get(number))
             for number, arena in sorted(self._arenas.items())
         ]
 
     def _drop(self, arena: int) -> None:
-        self._kept.pop(arena, None)
+        self._versions.pop(arena, None)
         self._refused.pop(arena, None)
         if known := self._arenas.pop(arena, None):
-            known.close()  # a write that reads it goes on: the memory goes with its last view
+            known.close()  # a write in progress continues: its view keeps the memory
 
     def _write(self, stream: KeeperStream, frame: keeper_frames.Write) -> None:
         order = frame.order
@@ -267,7 +270,7 @@ class KeeperProcess:
         def tell(outcome: Outcome) -> None:
             ended = outcome.kind in ("committed", "failed")
             ended |= outcome.kind == "written" and not order.commit
-            self._told.append((stream, outcome, ended))
+            self._outcomes.append((stream, outcome, ended))
             os.eventfd_write(self._wake_fd, 1)
 
         def on_digested(full: Manifest) -> None:
@@ -282,7 +285,7 @@ class KeeperProcess:
                 if self._peers:
                     stream.send(Outcome(save=order.save, place=place, kind="copied"))
                 return
-            self._kept[order.arena] = kept
+            self._versions[order.arena] = kept
             shard = memory.view[: manifest.size_bytes]
             if self._peers:
                 self._sender.add(SentVersion(order, memory, frame.stamp, tell, on_digested))
@@ -291,38 +294,40 @@ class KeeperProcess:
                 return
         due = time.monotonic() + frame.deadline_s
         self._last_due = max(self._last_due, due)
-        self._owed[stream] += 1
+        self._pending_ends[stream] += 1
         self._writer.add(
             SaveWork(order, shard, frame.attempt, frame.written, due, tell, on_digested)
         )
 
     def _say_held(self, stream: KeeperStream) -> None:
-        held: list[HeldVersion] = []
-        for number, kept in self._kept.items():
+        versions: list[HeldVersion] = []
+        for number, version in self._versions.items():
             arena = self._arenas[number]
-            if arena.stamp == kept.stamp and not kept.full:
-                kept.full = _digested(kept.manifest, arena)
-            if arena.stamp == kept.stamp and kept.full:  # else a copy over it has begun
-                held.append(HeldVersion(manifest=kept.full, arena=number))
+            if arena.stamp == version.stamp and not version.full:
+                version.full = _digested(version.manifest, arena)
+            if arena.stamp == version.stamp and version.full:  # else a copy over it has begun
+                versions.append(HeldVersion(manifest=version.full, arena=number))
         parities: list[keeper_frames.VersionParity] = []
         with contextlib.ExitStack() as looking:
             looking.enter_context(self._receiver.change)
             copies = self._receiver.copies
             arenas = self._arenas | {copy.number: copy.arena for copy in copies}
-            held += [HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest]
+            versions += [
+                HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest
+            ]
             if self._parities:
                 looking.enter_context(self._parities.change)
-                for parity, arena in self._parities.whole:
+                for parity, arena in self._parities.complete:
                     parities.append(parity)
                     arenas[parity.arena] = arena
             sizes = [(number, arena.size_bytes) for number, arena in arenas.items()]
             fds = [arena.fd for arena in arenas.values()]
-            stream.send(keeper_frames.Lying(held=held, parities=parities, arenas=sizes), fds)
+            stream.send(keeper_frames.Lying(held=versions, parities=parities, arenas=sizes), fds)
 
     def _tell(self) -> None:
-        while self._told:
-            stream, outcome, ended = self._told.popleft()
-            self._owed[stream] -= ended
+        while self._outcomes:
+            stream, outcome, ended = self._outcomes.popleft()
+            self._pending_ends[stream] -= ended
             if not stream.broken:
                 stream.send(outcome)
         trainer = self._trainer
@@ -330,7 +335,9 @@ class KeeperProcess:
             stream.flush()
         if trainer:
             events = selectors.EVENT_WRITE if trainer.stream.pending else 0
-            self._selector.modify(trainer.stream.sock, selectors.EVENT_READ | events, self._heard)
+            self._selector.modify(
+                trainer.stream.sock, selectors.EVENT_READ | events, self._read_trainer
+            )
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -350,9 +357,12 @@ def _digested(manifest: Manifest, arena: Arena) -> Manifest:
 
 
 def main(arguments: list[str]) -> int:
-    """`--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME`:
-    serve one after the other; the first line of the standard input is the Setup, its end the
-    keeper's. An address that begins with @ is in the abstract namespace."""
+    """Run a keeper; return its exit code.
+
+    `--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME`: serve
+    one trainer after the other; the first line of the standard input is the KeeperSetup, and its
+    end ends the keeper. An address that begins with @ is in the abstract namespace.
+    """
     step_back()
     how, where, _ = arguments
     if how == "--socket":
@@ -362,7 +372,7 @@ def main(arguments: list[str]) -> int:
     line = b""
     while not line.endswith(b"\n") and len(line) < _SETUP_BYTES_MAX:
         if not (byte := os.read(0, 1)):
-            return 0  # the launcher is gone already
+            return 0  # the launcher died already
         line += byte
     setup = msgspec.json.decode(line, type=KeeperSetup)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -374,10 +384,10 @@ def main(arguments: list[str]) -> int:
 
 
 def step_back() -> None:
-    """Leave the processor, the disk and the terminal's signals to the training."""
+    """Lower the priority of processor and disk; ignore the terminal's signals."""
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # They are meant for the trainer; the keeper ends when it has, and what it has is safe.
+        # They are meant for the trainer; the keeper ends after it, with all saves finished.
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _PRIORITY)

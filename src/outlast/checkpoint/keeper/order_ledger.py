@@ -10,13 +10,13 @@ from outlast.errors import StorageError, UsageError
 
 RESTARTS_MAX = 3
 ORDERS_MAX = 16
-OUTCOMES_MAX = 1024  # that nobody asked for, or that `last` still knows
-GRACE_S = 2.0  # beyond a deadline: the keeper itself knows better what it waited for
+OUTCOMES_MAX = 1024  # unread ones, and those in `last`
+GRACE_S = 2.0  # after a deadline: the keeper's own error is more precise
 
 
 @dataclass
 class _Save:
-    """An order without an end. `given_up`: it has one, but the keeper may still be at it."""
+    """A pending order. `given_up`: its outcome was reported; the keeper may still work on it."""
 
     order: SaveOrder
     stamp: int
@@ -29,8 +29,11 @@ class _Save:
 
 @dataclass
 class OrderLedger:
-    """Saves from their order to their last outcome. `owner` names the keeper in messages;
-    `copies`: it also tells, of each order, how many peers hold it."""
+    """Saves from their order to their last outcome.
+
+    `owner` names the keeper in messages; `copies`: it also reports the number of peers that hold
+    each version.
+    """
 
     owner: str
     copies: bool = False
@@ -40,7 +43,7 @@ class OrderLedger:
     _copying: dict[int, float] = field(default_factory=dict)  # until when at the latest
 
     def add(self, order: SaveOrder, stamp: int, now: float) -> None:
-        """Raises UsageError or StorageError when the order cannot be taken."""
+        """Add an order. Raises UsageError or StorageError when it cannot be accepted."""
         if order.save in self._saves or order.save in self.last:
             raise UsageError(f"save {order.save} was ordered before: count up")
         if len(self._saves) >= ORDERS_MAX:
@@ -51,25 +54,25 @@ class OrderLedger:
         self._saves[order.save] = _Save(order, stamp, now + order.deadline_s)
 
     def order(self, save: int) -> SaveOrder | None:
-        """The order of a save that has not ended."""
-        known = self._saves.get(save)
-        return known.order if known else None
+        """Return the order of a pending save, else None."""
+        pending = self._saves.get(save)
+        return pending.order if pending else None
 
     @property
     def open(self) -> list[int]:
-        """Saves without an end, in order."""
+        """Return the pending saves, in order."""
         return sorted(number for number, save in self._saves.items() if not save.given_up)
 
     def busy(self, arena: int) -> bool:
-        """Whether the keeper may still read the arena."""
+        """Return whether the keeper may still read the arena."""
         return any(s.order.arena == arena and not s.written for s in self._saves.values())
 
     def copying(self, now: float) -> bool:
-        """Whether some version is still on its way to peers."""
+        """Return whether a version is still being sent to peers."""
         return any(due > now for due in self._copying.values())
 
     def unsent(self, now: float) -> list[Write]:
-        """What the keeper has not been told; it counts as told from here on."""
+        """Return the frames of unsent orders; they count as sent from here on."""
         frames = []
         for number in self.open:
             save = self._saves[number]
@@ -89,12 +92,12 @@ class OrderLedger:
         return frames
 
     def refuse(self, save: int, why: str) -> None:
-        """The order cannot even be said."""
+        """Fail an order that cannot be sent."""
         self._copying.pop(save, None)
         self._fail(self._saves.pop(save), why)
 
     def settle(self, outcome: Outcome) -> None:
-        """The keeper's word on a save."""
+        """Record an outcome reported by the keeper."""
         if outcome.kind == "copied":
             self._copying.pop(outcome.save, None)
             self.news.append(outcome)
@@ -111,13 +114,15 @@ class OrderLedger:
             self._tell(outcome, ended)
 
     def due(self) -> float | None:
-        """When `overdue` should be asked next."""
+        """Return the time of the next call of `overdue`; None without pending saves."""
         dues = [self._saves[number].due + GRACE_S for number in self.open]
         return min(dues, default=None)
 
     def overdue(self, now: float) -> bool:
-        """Fail what has outlived its deadline without a word; whether there was any. Its arena
-        stays busy until the keeper has spoken, or is dead."""
+        """Fail saves that outlived their deadline; return whether there were any.
+
+        Their arenas stay busy until the keeper has answered, or is dead.
+        """
         late = [number for number in self.open if self._saves[number].due + GRACE_S <= now]
         for number in late:
             save = self._saves[number]
@@ -130,8 +135,10 @@ class OrderLedger:
         return bool(late)
 
     def died(self, how: str) -> None:
-        """The keeper is gone, and reads nothing any more. What it had not finished is to be sent
-        to the next one, unless this was one death too many."""
+        """Record the death of the keeper: pending saves go to the next one.
+
+        A save that was pending at too many deaths fails.
+        """
         self._copying.clear()
         for number, save in list(self._saves.items()):
             save.attempt += 1

@@ -32,9 +32,9 @@ _THREADS = 2
 class PartFiles:
     """The files of one rank in one directory.
 
-    `write` returns once shard, manifest and their names are on the disk. When it raises, the files
-    that it made are gone again. It never touches a file that it did not make; `again` says that
-    those of this rank are its own, made by a keeper that died over this very order.
+    `write` returns once shard, manifest and their names are durable. If it raises, the files that
+    it created are removed. It never touches a file that it did not create; `again` means that files
+    of this rank come from a keeper that died over this very order.
     """
 
     def __init__(
@@ -45,18 +45,21 @@ class PartFiles:
         due: float,
         frozen: FrozenFiles | None = None,
     ) -> None:
-        """`frozen`: what is known of earlier checkpoints' files."""
+        """Prepare the files of a part. `frozen`: known files of earlier checkpoints."""
         self.disk = disk
         self._root = root
         self.directory = root / manifest.place.directory
         self.due = due  # on the monotonic clock
-        self.taken = False  # the directory has files of somebody else's under this rank's names
+        self.is_taken = False  # another save has files under this rank's names
         self._manifest = manifest
         self._frozen_files = frozen or FrozenFiles()
-        self._made: list[Path] = []
+        self._created: list[Path] = []
 
     def write(self, memory: memoryview, again: bool) -> Manifest:
-        """The manifest with its chunks. `memory`: the bytes of the shard, page aligned."""
+        """Write the part; return the manifest with its chunks.
+
+        `memory`: the bytes of the shard, page aligned.
+        """
         manifest = self._manifest
         shard = self.directory / shard_name(manifest.rank)
         frozen = self.directory / frozen_name(manifest.rank)
@@ -81,17 +84,17 @@ class PartFiles:
                 self.disk.close(claim)
             self._rename(_part(shard), shard)
             full = msgspec.structs.replace(manifest, chunks=chunks)
-            self._made.append(_part(record))
+            self._created.append(_part(record))
             write_file(self.disk, _part(record), seal(full))
             self._rename(_part(record), record)
             self.disk.sync_directory(self.directory)
-        except BaseException:  # whatever it is, what was written takes room that is needed
+        except BaseException:  # after any error the written files' space is needed
             self.take_back()
             raise
         return full
 
     def _write_frozen(self, path: Path, memory: memoryview) -> tuple[str, ...]:
-        """The digests of the frozen region, once it lies at `path`: linked or written."""
+        """Link or write the frozen region at `path`; return its digests."""
         if not memory:
             return ()
         files = self._frozen_files
@@ -100,7 +103,7 @@ class PartFiles:
         except FileExistsError as error:
             raise self._refused(path) from error
         if linked is not None:
-            self._made.append(path)
+            self._created.append(path)
             return linked
         fd = self._create(_part(path))
         try:
@@ -112,7 +115,7 @@ class PartFiles:
         return digests
 
     def _fill(self, fd: int, memory: memoryview) -> tuple[str, ...]:
-        """Write a file, synced when this returns, and digest it."""
+        """Write and sync a file; return its digests."""
         chunk_bytes = self._manifest.chunk_bytes
         digests = _Chunks(self.disk, fd, memory, chunk_bytes, self.due).write()
         self.disk.sync(fd)
@@ -123,15 +126,15 @@ class PartFiles:
             raise StorageError("the deadline passed before the first byte was handed to the disk")
 
     def take_back(self) -> None:
-        """Remove what was made here, as far as that is possible."""
-        for path in reversed(self._made):
+        """Remove the files created here, as far as possible."""
+        for path in reversed(self._created):
             with contextlib.suppress(OSError):  # a disk that refuses the save may refuse this, too
                 self.disk.remove(path)
-        self._made.clear()
+        self._created.clear()
 
     def say_failed(self, why: str) -> None:
-        """Leave word that this part will never come, so that nobody waits for it."""
-        if self.taken:
+        """Write a file that announces the failure of this part, so that no rank waits for it."""
+        if self.is_taken:
             return
         path = failure_path(self.directory / manifest_name(self._manifest.rank))
         with contextlib.suppress(OSError):  # rank 0 then finds out by its deadline
@@ -142,37 +145,40 @@ class PartFiles:
             fd = self.disk.create(path)
         except FileExistsError as error:
             raise self._refused(path) from error
-        self._made.append(path)
+        self._created.append(path)
         return fd
 
     def _rename(self, path: Path, to: Path) -> None:
         self.disk.rename(path, to)
-        self._made[self._made.index(path)] = to
+        self._created[self._created.index(path)] = to
 
     def _refuse_another(self, *paths: Path) -> None:
-        """Only once the name of the part is ours: two keepers at once do not both get past here."""
+        """Raise StorageError where files of another save exist.
+
+        Only valid after the part's name was claimed: of two concurrent keepers one fails here.
+        """
         for path in (*paths, self.directory / COMMIT):
             if path.exists():
                 raise self._refused(path)
 
     def _refused(self, path: Path) -> StorageError:
-        self.taken = True
+        self.is_taken = True
         return StorageError(
             f"{path} is there already: this place was saved before; nothing of it was changed"
         )
 
     def _finished(self, record: Path) -> Manifest | None:
-        """This rank's manifest, where a keeper before this one came as far as that."""
+        """Return this rank's manifest, where an earlier keeper has finished the part."""
         try:
-            found = unseal(record.read_bytes(), Manifest, str(record))
+            manifest = unseal(record.read_bytes(), Manifest, str(record))
         except (FileNotFoundError, CorruptionError):
             return None
-        bare = msgspec.structs.replace(found, chunks=(), digest="")
-        return found if bare == msgspec.structs.replace(self._manifest, digest="") else None
+        bare = msgspec.structs.replace(manifest, chunks=(), digest="")
+        return manifest if bare == msgspec.structs.replace(self._manifest, digest="") else None
 
 
 def failure_path(record: Path) -> Path:
-    """Where a rank whose manifest would be `record` says that it failed."""
+    """Return the path of the failure file of the rank whose manifest is `record`."""
     return record.with_suffix(".failed")
 
 
@@ -195,7 +201,7 @@ class _Chunks:
         self._direct = False
 
     def write(self) -> tuple[str, ...]:
-        """Each chunk's digest. The file is not synced yet."""
+        """Write and digest each chunk; return the digests. The file is not synced yet."""
         if self._memory:
             self._disk.allocate(self._fd, len(self._memory))
         self._direct = self._disk.go_direct(self._fd, True)

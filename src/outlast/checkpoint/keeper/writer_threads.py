@@ -34,7 +34,7 @@ PAUSE_S, PAUSE_MAX_S = 0.002, 0.1
 
 
 class SaveWork(msgspec.Struct, eq=False):
-    """One order under way. `shard`: the memory that it reads; `tell`: who hears of it."""
+    """One order in progress. `shard`: the memory that it reads; `tell`: receives its outcomes."""
 
     order: SaveOrder
     shard: memoryview
@@ -48,6 +48,7 @@ class SaveWork(msgspec.Struct, eq=False):
     def end(
         self, kind: Literal["written", "committed", "failed"], size_bytes: int = 0, error: str = ""
     ) -> None:
+        """Report an outcome."""
         order = self.order
         self.tell(
             Outcome(
@@ -61,21 +62,21 @@ class SaveWork(msgspec.Struct, eq=False):
         )
 
     def fail(self, error: BaseException) -> str:
-        """Say that the save has failed, and how; the sentence."""
+        """Report that the save has failed; return the description of the error."""
         order = self.order
-        said = _describe_error(error)
+        description = _describe_error(error)
         where = f"rank {order.manifest.rank} on {socket.gethostname()}"
         why = (
             f"the save of step {order.manifest.place.step} failed on {where} in {order.root}:"
-            f" {said}; what it had written is removed where the disk allows it; the training and"
-            " older checkpoints are untouched"
+            f" {description}; what it had written is removed where the disk allows it; the"
+            " training and older checkpoints are untouched"
         )
         self.end("failed", error=why)
-        return said
+        return description
 
 
 class PartWriter:
-    """A thread that does one order after the other."""
+    """A thread that writes the parts of orders one after the other."""
 
     def __init__(self, committer: CommitThread) -> None:
         self._committer = committer
@@ -87,12 +88,14 @@ class PartWriter:
         self._thread.start()
 
     def add(self, work: SaveWork) -> None:
+        """Queue an order."""
         with self._change:
             self._queue.append(work)
             self._change.notify_all()
 
     @property
     def idle(self) -> bool:
+        """Return whether there is no order, queued or in progress."""
         with self._change:
             return not self._queue and not self._busy
 
@@ -123,7 +126,7 @@ class PartWriter:
                 work.on_written(full)
                 work.end("written", manifest.size_bytes, self._frozen.take_damages())
         work.shard = memoryview(b"")  # a commit may take long, and needs no memory
-        if order.commit and not part.taken:
+        if order.commit and not part.is_taken:
             gathering = CommitGathering(disk, Path(order.root), order.commit)
             if failed:
                 gathering.give_up(manifest.rank, failed)
@@ -138,10 +141,10 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class CommitThread:
-    """A thread that looks after checkpoints whose other parts are still being written.
+    """A thread that waits for checkpoints whose other parts are still being written.
 
-    They are looked at in turn, so that one which never completes holds up no other. The directory
-    of one that failed is removed once nobody writes into it any more, at its deadline at last.
+    They are checked in turn, so that one which never completes delays no other. The directory of a
+    failed one is removed once no rank writes into it any more, at its deadline at last.
     """
 
     def __init__(self) -> None:
@@ -155,19 +158,21 @@ class CommitThread:
         self._thread.start()
 
     def add(self, work: SaveWork, gathering: CommitGathering, failed: bool) -> None:
+        """Add a checkpoint to wait for; `failed`: only its removal is pending."""
         with self._change:
             self._count += 1
             self._pending.append(_Pending(self._count, work, gathering, failed))
             self._change.notify_all()
 
     def hurry(self) -> None:
-        """Wait no longer before what failed is removed."""
+        """Remove failed checkpoints without further waiting."""
         with self._change:
             self._hurry = True
             self._change.notify_all()
 
     @property
     def idle(self) -> bool:
+        """Return whether no checkpoint is pending."""
         with self._change:
             return not self._pending
 
@@ -190,7 +195,7 @@ class CommitThread:
                     pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _turn(self, pending: _Pending) -> bool:
-        """Go on with one; whether it is over."""
+        """Check one checkpoint; return whether it is done."""
         work, gathering = pending.work, pending.gathering
         if not pending.failed:
             try:
@@ -218,9 +223,12 @@ class CommitThread:
         return True
 
     def _check_overtaken(self, pending: _Pending) -> None:
-        """Ranks write in the order of their saves: what lacks a part when one that was ordered
-        later is complete will always lack it (a rank died before it copied, and all tried again).
-        Its step may be lower: a run that has gone back saves the same steps again."""
+        """Raise StorageError where a later save is complete and this one lacks parts.
+
+        Ranks write in the order of their saves, so that it will always lack them (a rank died
+        before its copy, and all tried again). Its step may be lower: a run that went back saves
+        steps again.
+        """
         number, step = self._complete
         if pending.number < number:
             raise StorageError(
@@ -236,7 +244,7 @@ class CommitThread:
             )
 
     def _point(self, work: SaveWork, gathering: CommitGathering) -> str:
-        """Move `latest`, forwards only; what went wrong, which is no reason to fail a save."""
+        """Move `latest`, forwards only; return the error, which does not fail the save."""
         place = work.order.manifest.place
         if place.position < self._newest:
             return ""
@@ -248,11 +256,11 @@ class CommitThread:
         return ""
 
     def _look_on(self, gathering: CommitGathering) -> None:
-        """See who else has finished with a checkpoint that has failed."""
+        """Check which other ranks have finished with a failed checkpoint."""
         try:
             gathering.look()
         except (OSError, OutlastError):
-            return  # it has failed already; only who is through counts
+            return  # the save has failed already; only finished ranks matter
 
 
 def _describe_error(error: BaseException) -> str:

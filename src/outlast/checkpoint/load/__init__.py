@@ -1,1 +1,1 @@
-"""Loads and comparisons: candidates, verified reading, relay among ranks, fitting to a state."""
+"""Loads and comparisons: candidates, verified reading, relay among ranks, state fitting."""

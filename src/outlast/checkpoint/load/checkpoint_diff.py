@@ -1,6 +1,6 @@
 """Differences of two checkpoints: suspect tensors by digest, elements, decoded values.
 
-How their tensors were divided among ranks does not matter.
+The division of tensors among ranks does not matter.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class TensorDifference(msgspec.Struct, frozen=True):
-    """A tensor that is not the same in both. `a` and `b` say what it is there, "" where it is not.
+    """A tensor that differs. `a` and `b` describe it on both sides, "" where it is missing.
 
     `elements`: all of them. `differing`: those that differ (in any bit, or by more than the
     tolerance). `difference_max`: the largest |a - b| of finite numbers. `not_finite`: of those that
-    differ, where a NaN or an infinity faces something else. 0 where nothing could be compared.
+    differ, where a NaN or an infinity meets another value. 0 where nothing could be compared.
     """
 
     name: str
@@ -63,21 +63,23 @@ def compare_tensors(
     tolerance: float | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Iterator[TensorDifference]:
-    """Every tensor that differs, by name. Without `tolerance` one bit is a difference, so that a
-    NaN equals itself and -0.0 is not 0.0; with it, numbers that are no further apart are equal, and
-    so are NaNs. Raises as `Reader.read` does.
+    """Yield every tensor that differs, by name.
+
+    Without `tolerance` one bit is a difference, so that a NaN equals itself and -0.0 is not 0.0;
+    with it, numbers that are no further apart are equal, and so are NaNs. Raises as
+    `CheckpointReader.read` does.
     """
-    left, right = a.checkpoint.tensors, b.checkpoint.tensors
-    names = sorted(name for name in left.keys() | right.keys() if wanted(name))
-    alike = [n for n in names if n in left and n in right and left[n].shape == right[n].shape]
-    total = sum(_size_bytes(left[n]) + _size_bytes(right[n]) for n in alike)
-    found = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
+    first, second = a.checkpoint.tensors, b.checkpoint.tensors
+    names = sorted(name for name in first.keys() | second.keys() if wanted(name))
+    alike = [n for n in names if n in first and n in second and first[n].shape == second[n].shape]
+    total = sum(_size_bytes(first[n]) + _size_bytes(second[n]) for n in alike)
+    results = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
     for name in names:
-        one, two = left.get(name), right.get(name)
+        one, two = first.get(name), second.get(name)
         if one is None or two is None or one.shape != two.shape:
             yield TensorDifference(name, _describe_tensor(one), _describe_tensor(two))
             continue
-        differing, largest, not_finite = next(found)
+        differing, largest, not_finite = next(results)
         if differing or one.dtype != two.dtype:
             count = math.prod(one.shape)
             yield TensorDifference(
@@ -98,20 +100,20 @@ def _compare_range(
     tolerance: float | None,
     on_progress: Callable[[int], None],
 ) -> Iterator[_Found]:
-    """One result for each name, in order."""
+    """Yield one result for each name, in order."""
     one, two = a.checkpoint.tensors, b.checkpoint.tensors
     done = 0
     pairs = zip(_read(a, one, two, names), _read(b, two, one, names), strict=True)
     for name in names:
-        left = math.prod(one[name].shape)
+        remaining = math.prod(one[name].shape)
         result = _Found(0, 0.0, 0)
         while True:
             (block, data), (other, more) = next(pairs)
             result = _merge(result, _differences(block.tensor, data, other.tensor, more, tolerance))
-            left -= block.box.elements
+            remaining -= block.box.elements
             done += len(data) + len(more)
             on_progress(done)
-            if left <= 0:
+            if remaining <= 0:
                 break
         yield result
 
@@ -122,7 +124,7 @@ def _read(
     others: Mapping[str, Tensor],
     names: list[str],
 ) -> Iterator[tuple[TensorBlock, memoryview]]:
-    """Blocks of so many elements as the wider of the two types allows."""
+    """Yield blocks, sized in elements by the wider of the two types."""
 
     def blocks() -> Iterator[TensorBlock]:
         for name in names:
@@ -164,7 +166,10 @@ def _numbers_differ(
     bits: np.ndarray[Any, Any] | None,
     tolerance: float | None,
 ) -> _Found:
-    """`bits`: which elements have other bits, where both are of one type."""
+    """Return the differences of two ranges of elements.
+
+    `bits`: mask of elements with different bits, where both are of one type.
+    """
     a, b = _numbers(one, kind), _numbers(two, other)
     if a is None or b is None:  # a type that nothing computes with
         return _Found(int(bits.sum()) if bits is not None else len(one), 0.0, 0)
@@ -180,8 +185,10 @@ def _numbers_differ(
 
 
 def _numbers(data: memoryview, kind: str) -> np.ndarray[Any, Any] | None:
-    """The elements in 64 bits, exactly; a complex one as two columns. None for a type that torch
-    cannot widen."""
+    """Return the elements in 64 bits, exactly; a complex one as two columns.
+
+    None for a type that torch cannot widen.
+    """
     if kind not in DTYPES or kind == "float4_e2m1fn_x2":
         return None
     tensor = torch.frombuffer(data, dtype=DTYPES[kind])
@@ -195,7 +202,7 @@ def _numbers(data: memoryview, kind: str) -> np.ndarray[Any, Any] | None:
 def _distances(
     a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """|a - b| where both are finite and else 0; where one is not finite and the other differs."""
+    """Return |a - b| (0 unless both are finite), and the mask of differing non-finite elements."""
     if a.dtype == b.dtype and a.dtype.kind in "iu":
         larger, smaller = np.maximum(a, b), np.minimum(a, b)
         # Taken modulo 2**64, a difference of 64-bit integers is exact.
@@ -227,14 +234,14 @@ def _describe_tensor(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} {' x '.join(map(str, tensor.shape)) or 'one number'}" if tensor else ""
 
 
-_LISTED_MAX = 8  # longer lists of numbers are told by how many of them differ
+_LISTED_MAX = 8  # of longer lists of numbers the differences are counted
 _NUMBERS = (bool, int, float)
 _SHOWN_MAX = 60
 _ABSENT = object()
 
 
 class ValueDifference(NamedTuple):
-    """Where (`groups.0.lr`), and in short what is there; "" where there is nothing."""
+    """The path of a difference (`groups.0.lr`), and short texts of both sides; "" if missing."""
 
     path: str
     a: str
@@ -242,7 +249,7 @@ class ValueDifference(NamedTuple):
 
 
 def value_differences(a: Any, b: Any) -> list[ValueDifference]:
-    """Every place where the two differ. A NaN equals itself, -0.0 is not 0.0, 1 is not 1.0."""
+    """Return every difference. A NaN equals itself, -0.0 is not 0.0, 1 is not 1.0."""
     return list(_walk((), a, b))
 
 
@@ -268,7 +275,7 @@ def _walk(path: tuple[str, ...], a: Any, b: Any) -> Iterator[ValueDifference]:
 
 
 def _arrays(path: tuple[str, ...], a: Any, b: Any, one: str, two: str) -> Iterator[ValueDifference]:
-    """`a` and `b`: rows of bytes, one for each element."""
+    """Yield the difference of two arrays. `a` and `b`: rows of bytes, one for each element."""
     if one != two:
         yield ValueDifference(".".join(path), one, two)
     elif differing := int((a != b).any(axis=1).sum()):
@@ -287,8 +294,8 @@ def _kind(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
 
 
 def _counted(path: tuple[str, ...], differing: int, one: int, two: int) -> ValueDifference:
-    said = f"{differing} differ of {one}"
-    return ValueDifference(".".join(path), said, said if one == two else f"of {two}")
+    summary = f"{differing} differ of {one}"
+    return ValueDifference(".".join(path), summary, summary if one == two else f"of {two}")
 
 
 def _many_numbers(values: Sequence[Any]) -> bool:
@@ -313,24 +320,26 @@ def _short(value: Any) -> str:
 
 
 def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
-    """Names of tensors that may differ, or be in one of them only; all others are equal to the
-    bit. Where a rank's part was laid out otherwise, all that lies in it may differ.
+    """Return the names of tensors that may differ, or are on one side only.
 
-    Raises CorruptionError or StorageError where a manifest cannot be trusted.
+    All others are equal in every bit. Where the layout of a rank's part differs, all tensors in it
+    may differ. Raises CorruptionError or StorageError where a manifest is unreadable.
     """
-    found: set[str] = set()
+    suspects: set[str] = set()
     for one, two in zip_longest(a.manifests, b.manifests):
         if one is None or two is None or not _laid_out_alike(one, two):
-            found |= {name for each in (one, two) if each for name in each.tensors}
+            suspects |= {name for each in (one, two) if each for name in each.tensors}
             continue
         pairs = enumerate(zip_longest(one.chunks, two.chunks))
-        for number in [number for number, (left, right) in pairs if left != right]:
+        for number in [number for number, (digest_a, digest_b) in pairs if digest_a != digest_b]:
             for manifest in (one, two):
                 if number < len(manifest.chunks):
-                    found |= {n for n in Chunk(manifest, number).tensors if n in manifest.tensors}
-    return found
+                    suspects |= {
+                        n for n in Chunk(manifest, number).tensors if n in manifest.tensors
+                    }
+    return suspects
 
 
 def _laid_out_alike(one: Manifest, two: Manifest) -> bool:
-    """Whether the same bytes at the same place of both shards mean the same."""
+    """Return whether the shards have the same layout, so that their bytes are comparable."""
     return (one.chunk_bytes, one.tensors, one.pieces) == (two.chunk_bytes, two.tensors, two.pieces)

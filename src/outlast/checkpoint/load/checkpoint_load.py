@@ -1,7 +1,7 @@
 """Load of the newest checkpoint that all ranks can read, by agreement at every attempt.
 
-Rank 0 looks which there are. A checkpoint that any rank finds damaged is passed over by all, which
-is said; one that does not fit stops all, with every difference, before anything is touched.
+Rank 0 lists the checkpoints. One that any rank finds damaged is passed over by all, with a note;
+one that does not fit fails on all, with every difference, before anything is changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ from outlast.checkpoint.state.script_state import ScriptState
 from outlast.checkpoint.state.state_content import EXACT, NameMatching, is_within
 from outlast.checkpoint.stores.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import StoreSource, hold_checkpoint
-from outlast.errors import (
-    CorruptionError,
-    MismatchError,
-    StalledError,
-    StorageError,
-    UsageError,
-)
+from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError, UsageError
 
 T = TypeVar("T")
 _LISTED_MAX = 200
@@ -42,9 +36,12 @@ _FILLED_IN_PART = "the state was filled in part and must not be used"
 
 
 class Restored(NamedTuple):
-    """Origin of a restored state. `notes`: what was passed over, repaired or not exact. `missing`:
-    names of the state that the checkpoint lacks, left as they were; `unexpected`: those of the
-    checkpoint that the state lacks; both on any rank, and only by `strict=False`."""
+    """Origin of a restored state.
+
+    `notes`: checkpoints passed over, repairs, inexact parts. `missing`: names of the state that the
+    checkpoint lacks, unchanged; `unexpected`: names of the checkpoint that the state lacks; both on
+    any rank, and only with `strict=False`.
+    """
 
     step: int
     place: SavePoint
@@ -54,10 +51,13 @@ class Restored(NamedTuple):
 
 
 class _LoadFindings(msgspec.Struct, frozen=True, array_like=True):
-    """Findings of one rank. `unread`: why it could not read what is not known to be damaged;
-    `spare`: what it has no place for; `repairs`: chunks that came from elsewhere; `missing` and
-    `unexpected`: as in Restored; `infinite`: tensors whose new type was too small for a value;
-    `commit`: digest of the commit record that it has read."""
+    """Findings of one rank.
+
+    `unread`: error of reading an apparently undamaged checkpoint; `spare`: names without a place
+    here; `repairs`: chunks from other sources; `missing` and `unexpected`: as in Restored;
+    `infinite`: tensors whose new type was too small for a value; `commit`: digest of the commit
+    record that it has read.
+    """
 
     damage: str = ""
     unread: str = ""
@@ -110,12 +110,14 @@ class CheckpointLoad:
         matching: NameMatching = EXACT,
         share: bool | None = None,
     ) -> None:
-        """`sources`: where checkpoints may lie. What is damaged in one is read from another.
-        `older`: what cannot be read, though it is not damaged, is passed over as well. `share`: as
-        `agreed_relay` takes it."""
+        """Prepare a load.
+
+        `sources`: stores to load from; chunks damaged in one are read from another. `older`: pass
+        over unreadable, undamaged checkpoints as well. `share`: as in `agreed_relay`.
+        """
         self._matching, self._share = matching, share
-        self._asked = _LoadRequest(None, bool(matching.strict), bool(matching.cast), matching.skip,
-                             dict(matching.rename))  # fmt: skip
+        strict, cast = bool(matching.strict), bool(matching.cast)
+        self._request = _LoadRequest(None, strict, cast, matching.skip, dict(matching.rename))
         self._skipped: list[tuple[str, ...]] = []  # names that each rank skips
         self._missing: set[str] = set()
         self._unexpected: set[str] = set()
@@ -123,23 +125,23 @@ class CheckpointLoad:
         self._job, self._complete = job, complete
         self._repairs: list[str] = []
         self._repaired = False
-        self.mendable = False  # what was restored is damaged where it should be whole
+        self.mendable = False  # the restored checkpoint is damaged in the first source
         self._unread: tuple[str, str] = ("", "")  # a checkpoint, and why it cannot be read
         self.notes: list[str] = []
-        self.begun, self.lost = "", False  # newer saves without a commit record
-        self.base = ""  # where the line of what was restored began
+        self.begun, self.has_lost_commit = "", False  # newer saves without a commit record
+        self.base = ""  # base of the restored checkpoint's line
 
     def run(self, step: int | None) -> Restored | None:
-        """Restore the newest checkpoint, or that of `step`; None when there never was one.
+        """Restore the newest checkpoint, or that of `step`; return None when there is none.
 
         Raises MismatchError, UsageError, CorruptionError or StorageError: the same on all ranks.
         """
-        found: Iterator[Candidate] = iter(())
-        self._asked = msgspec.structs.replace(self._asked, step=step)
+        remaining: Iterator[Candidate] = iter(())
+        self._request = msgspec.structs.replace(self._request, step=step)
         if self._ranks.rank == 0:
-            found = candidates(self._sources, self._job, step, older=self._older)
+            remaining = candidates(self._sources, self._job, step, older=self._older)
         touched = False
-        while (candidate := self._next(found, touched)) is not None:
+        while (candidate := self._next(remaining, touched)) is not None:
             place = SavePoint.parse(candidate.directory)
             assert place
             with hold_checkpoint(self._sources[candidate.at], candidate.directory):
@@ -152,25 +154,22 @@ class CheckpointLoad:
                     self._finish(ready)
                     self.base = ready.reader.checkpoint.commit.base
                     self.notes += [self.begun] if self.begun else []
-                    return Restored(
-                        place.step,
-                        place,
-                        tuple(dict.fromkeys(self.notes)),
-                        tuple(sorted(self._missing)),
-                        tuple(sorted(self._unexpected)),
-                    )
+                    notes = tuple(dict.fromkeys(self.notes))
+                    missing, unexpected = sorted(self._missing), sorted(self._unexpected)
+                    return Restored(place.step, place, notes, tuple(missing), tuple(unexpected))
         return None
 
-    def _next(self, found: Iterator[Candidate], touched: bool) -> Candidate | None:
-        """The same on all ranks."""
-        mine = next(found) if self._ranks.rank == 0 else Candidate()
-        answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._asked)))
+    def _next(self, remaining: Iterator[Candidate], touched: bool) -> Candidate | None:
+        """Return the next candidate, the same on all ranks; None at the end."""
+        mine = next(remaining) if self._ranks.rank == 0 else Candidate()
+        answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._request)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
         _check_alike([turn.asked for turn in turns])
         self._skipped = [turn.asked.skip for turn in turns]
         choice = turns[0].candidate
         self.notes += choice.notes
-        self.begun, self.lost = choice.begun or self.begun, choice.lost or self.lost
+        self.begun = choice.begun or self.begun
+        self.has_lost_commit |= choice.lost
         directory, why = self._unread
         if directory not in ("", choice.directory):
             choice = Candidate(unreachable=f"{why}; {OLDER}")
@@ -190,42 +189,42 @@ class CheckpointLoad:
         return choice if choice.directory else None
 
     def _prepare(self, place: SavePoint, at: int) -> _PreparedLoad | None:
-        """Everything that can be known before a tensor is touched. None: damaged somewhere."""
+        """Check all that is possible before a tensor is changed; None if damaged on any rank."""
         source = self._sources[at]
         self._repairs.clear()
-        checkpoint, said = _attempt(lambda: open_checkpoint(source, place))
+        checkpoint, mine = _attempt(lambda: open_checkpoint(source, place))
         relay = agreed_relay(self._ranks, checkpoint, self._share)
         ready = None
         if checkpoint:
-            ready, said = _attempt(lambda: self._look(checkpoint, relay))
+            ready, mine = _attempt(lambda: self._look(checkpoint, relay))
         if relay:
             relay.close()
         if ready:
-            said = _LoadFindings(
+            mine = _LoadFindings(
                 differences=tuple(ready.fitting.differences),
                 spare=tuple(ready.fitting.spare),
                 missing=tuple(ready.fitting.missing),
                 unexpected=tuple(ready.fitting.unexpected),
                 commit=ready.reader.checkpoint.commit.digest,
             )
-        heard = self._exchange(said)
-        if self._damaged(place, heard, "nothing was touched"):
+        findings = self._exchange(mine)
+        if self._damaged(place, findings, "nothing was touched"):
             return None
-        if len({each.commit for each in heard if each.commit}) > 1:
-            seen = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(heard))
+        if len({each.commit for each in findings if each.commit}) > 1:
+            digests = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(findings))
             raise UsageError(
                 f"{place.directory} is not the same checkpoint on all ranks (digests of its commit"
-                f" record: {seen}); nothing was touched; let all ranks see one directory"
+                f" record: {digests}); nothing was touched; let all ranks see one directory"
             )
-        differences = [line for each in heard for line in each.differences]
-        nowhere = set[str].intersection(*(set(each.spare) for each in heard))
+        differences = [line for each in findings for line in each.differences]
+        nowhere = set[str].intersection(*(set(each.spare) for each in findings))
         if self._matching.strict:
             differences += [f"{name}: missing here" for name in nowhere]
         if differences:
             raise _mismatch(f"{source.where}/{place.directory}", differences)
         assert ready
-        self._missing = {name for each in heard for name in each.missing}
-        self._unexpected = {name for each in heard for name in each.unexpected}
+        self._missing = {name for each in findings for name in each.missing}
+        self._unexpected = {name for each in findings for name in each.unexpected}
         self._unexpected |= set() if self._matching.strict else nowhere
         self.notes += self._inexact(ready)
         return ready
@@ -261,7 +260,7 @@ class CheckpointLoad:
         return _PreparedLoad(reader, fitting, origin, mine)
 
     def _skipped_elsewhere(self, fitting: StateFitting) -> Iterator[str]:
-        """Differences: names that this rank loads and another one leaves as they are."""
+        """Yield differences: names that this rank loads and another one skips."""
         loaded = {*self._state.kinds, *fitting.targets}
         for rank, skipped in enumerate(self._skipped):
             for name in set(skipped) - set(self._matching.skip):
@@ -304,21 +303,21 @@ class CheckpointLoad:
         origin = ready.origin
         targets = {origin[name]: tensor for name, tensor in ready.fitting.targets.items()}
         casts = {origin[name]: was for name, was in ready.fitting.casts.items()}
-        infinite, said = _attempt(lambda: fill_tensors(ready.reader, targets, casts), usage=False)
+        infinite, mine = _attempt(lambda: fill_tensors(ready.reader, targets, casts), usage=False)
         if ready.reader.relay:
             ready.reader.relay.close()
-        said = msgspec.structs.replace(said, infinite=tuple(infinite or ()))
-        heard = self._exchange(msgspec.structs.replace(said, repairs=tuple(self._repairs)))
-        if self._damaged(ready.reader.checkpoint.place, heard, _FILLED_IN_PART):
+        mine = msgspec.structs.replace(mine, infinite=tuple(infinite or ()))
+        findings = self._exchange(msgspec.structs.replace(mine, repairs=tuple(self._repairs)))
+        if self._damaged(ready.reader.checkpoint.place, findings, _FILLED_IN_PART):
             return False
-        infinite = sorted({name for each in heard for name in each.infinite})
+        infinite = sorted({name for each in findings for name in each.infinite})
         if infinite:
             self.notes.append(
                 f"values of {brief(infinite)} are infinite now: their type here is too small for"
                 " what was saved"
             )
-        self._repaired = any(each.repairs for each in heard)
-        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(heard) for line in
+        self._repaired = any(each.repairs for each in findings)
+        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(findings) for line in
                    each.repairs]  # fmt: skip
         more = len(repairs) - _REPAIRS_LISTED_MAX
         self.notes += repairs[:_REPAIRS_LISTED_MAX] + ([f"and {more} more"] if more > 0 else [])
@@ -332,20 +331,21 @@ class CheckpointLoad:
             ready.own["buffers"] = {}  # those among the tensors are as good
         rank_state.restore(self._state, ready.own, process=self._complete, matching=self._matching)
 
-    def _exchange(self, said: _LoadFindings) -> list[_LoadFindings]:
-        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+    def _exchange(self, mine: _LoadFindings) -> list[_LoadFindings]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(answer, type=_LoadFindings) for answer in answers]
 
-    def _damaged(self, place: SavePoint, heard: list[_LoadFindings], state: str) -> bool:
-        """Whether any rank has found damage. StorageError, which says what became of the state,
-        where one got no answer: an older checkpoint would lose what this one may still have."""
-        stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(heard) if s.stalled]
+    def _damaged(self, place: SavePoint, findings: list[_LoadFindings], state: str) -> bool:
+        """Return whether any rank has found damage. StorageError where a source is silent."""
+        stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(findings) if s.stalled]
         if stalled:
             raise StorageError(f"nothing was loaded, and {state}: {stalled[0]}")
-        unread = [f"rank {rank}: {s.unread}" for rank, s in enumerate(heard) if s.unread]
+        unread = [f"rank {rank}: {s.unread}" for rank, s in enumerate(findings) if s.unread]
         if unread and not self._older:
             self._unread = place.directory, unread[0]  # unless another source has it
-        damages = [f"rank {rank}: {s.damage}" for rank, s in enumerate(heard) if s.damage] + unread
+        damages = [
+            f"rank {rank}: {s.damage}" for rank, s in enumerate(findings) if s.damage
+        ] + unread
         if damages:
             self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
         return bool(damages)
@@ -367,15 +367,14 @@ def _attempt(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Loa
         return None, _LoadFindings(differences=(str(error),))
 
 
-def _check_alike(asked: Sequence[_LoadRequest]) -> None:
-    """Raise UsageError where ranks were not asked for the same load. What they skip may differ, as
-    names of new modules are known to ranks that hold them."""
+def _check_alike(requests: Sequence[_LoadRequest]) -> None:
+    """Raise UsageError unless ranks requested the same load; skipped names may differ."""
     for what in ("step", "strict", "cast", "rename"):
-        given = [getattr(each, what) for each in asked]
+        given = [getattr(each, what) for each in requests]
         if any(each != given[0] for each in given):
-            said = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
+            values = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
             raise UsageError(
-                f"{what} differs between ranks ({said}); nothing was loaded; give all the same"
+                f"{what} differs between ranks ({values}); nothing was loaded; give all the same"
             )
 
 

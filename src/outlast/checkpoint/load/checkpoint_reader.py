@@ -1,8 +1,8 @@
 """Verified reading of tensors from a checkpoint, into memory or in blocks.
 
 From a store, chunks are read into page-aligned buffers, checked against their digests, and copied
-from there to where they belong: nothing is written into a target that was not verified. Out of
-memory they go straight to where they belong, where that is in one piece, and are digested there.
+to their targets: no unverified bytes reach a target. From memory they are copied straight to a
+target that is one piece, and are digested there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _KEPT_MAX = 4
 
 
 class ReadTarget(NamedTuple):
-    """A region of a tensor and the array that is to hold it.
+    """A region of a tensor and the array to fill.
 
     `into` has the box's shape and elements of the tensor's size, in this machine's byte order; any
-    strides. Its bits are what is written: a uint16 array may hold a bfloat16 tensor.
+    strides. Bits are copied: a uint16 array may hold a bfloat16 tensor.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ReadTarget(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one piece gives to one target: `hit`, in coordinates of the whole tensor."""
+    """The part of one piece for one target: `hit`, in coordinates of the complete tensor."""
 
     piece: Box
     at: int
@@ -55,8 +55,8 @@ class _Part(NamedTuple):
 class CheckpointReader:
     """Reads one checkpoint; chunks that are damaged there come from `mirrors`, in their order.
 
-    Mirrors are stores that hold a checkpoint of the same place. `on_repair` is told of each chunk
-    that was taken from one, from any thread. With a `relay` other ranks read the same checkpoint
+    Mirrors are stores with a checkpoint of the same place. `on_repair` gets a message for each
+    chunk that came from one, from any thread. With a `relay` other ranks read the same checkpoint
     at the same time, and a chunk that several of them want is read by one.
     """
 
@@ -69,7 +69,7 @@ class CheckpointReader:
     ) -> None:
         self.checkpoint = checkpoint
         self.relay = relay
-        self._kept: dict[Key, bytes] = {}  # read for a blob; tensors lie there, too
+        self._cached: dict[Key, bytes] = {}  # read for a blob; tensors lie there, too
         self._mirrors = mirrors
         self._on_repair = on_repair
         store = checkpoint.store
@@ -78,11 +78,11 @@ class CheckpointReader:
     def read(self, targets: Sequence[ReadTarget]) -> None:
         """Fill all targets.
 
-        Before anything is touched: MismatchError lists every target that does not fit, and
-        CorruptionError or StorageError tells of records that cannot be trusted. Raises
-        CorruptionError or StorageError naming file, chunk, bytes and tensors for a chunk that is
-        nowhere whole; what the targets hold is then undefined. With a relay, all ranks call it as
-        often as each needs, and then the relay's `close`, whatever it raised.
+        Before anything is changed: MismatchError lists every target that does not fit, and
+        CorruptionError or StorageError reports unreadable records. Raises CorruptionError or
+        StorageError naming file, chunk, bytes and tensors for a chunk that is damaged in all
+        sources; the targets are then undefined. With a relay, all ranks call it as often as each
+        needs, and then the relay's `close`, even after an error.
         """
         _refuse_differences(self.checkpoint, targets)
         plan = self._plan(targets)
@@ -101,10 +101,10 @@ class CheckpointReader:
         self._deliver(sorted(plan), take, self.relay, straight)
 
     def blob(self, rank: int, name: str, *, by_all: bool = False) -> bytes:
-        """The bytes of rank `rank`'s blob `name`. Raises MismatchError when there is none.
+        """Return the bytes of rank `rank`'s blob `name`.
 
-        Raises CorruptionError or StorageError as `read` does. `by_all`: all ranks of the relay
-        want it now.
+        Raises MismatchError when there is none, CorruptionError or StorageError as `read` does.
+        `by_all`: all ranks of the relay want it now.
         """
         manifest, blob = self._find(rank, name)
         data = bytearray(blob.size_bytes)
@@ -112,8 +112,8 @@ class CheckpointReader:
         def take(chunk: Chunk, buffer: memoryview) -> None:
             first, last = max(chunk.at, blob.at), min(chunk.at + len(buffer), blob.at + len(data))
             data[first - blob.at : last - blob.at] = buffer[first - chunk.at : last - chunk.at]
-            if self.relay and len(self._kept) < _KEPT_MAX:
-                self._kept[rank, chunk.number] = bytes(buffer)
+            if self.relay and len(self._cached) < _KEPT_MAX:
+                self._cached[rank, chunk.number] = bytes(buffer)
 
         numbers = _numbers(manifest, blob.at, blob.at + blob.size_bytes)
         self._deliver([(rank, each) for each in numbers], take, self.relay if by_all else None)
@@ -126,10 +126,12 @@ class CheckpointReader:
         relay: ChunkRelay | None,
         straight: Callable[[Chunk, memoryview], bool] = lambda *_: False,
     ) -> None:
-        """Call `take` with each chunk, whole and verified. `straight` may see to one without it,
-        and says so."""
+        """Call `take` with each chunk, complete and verified.
+
+        `straight` may handle one without it, and then returns True.
+        """
         if relay:
-            wanted = relay.hand_on(wanted, self._kept, self._fetch, take)
+            wanted = relay.hand_on(wanted, self._cached, self._fetch, take)
 
         def read(chunk: Chunk, buffer: memoryview) -> None:
             if not straight(chunk, buffer):
@@ -147,38 +149,38 @@ class CheckpointReader:
         raise MismatchError(f"{self.checkpoint.where} has no blob {name!r} of rank {rank}")
 
     def _plan(self, targets: Sequence[ReadTarget]) -> dict[tuple[int, int], list[_Part]]:
-        """What is to be copied from each chunk (rank, number): every element of a target once."""
+        """Return the parts to copy from each chunk (rank, number): every element once."""
         plan: dict[tuple[int, int], list[_Part]] = {}
         pieces = _pieces(self.checkpoint.manifests, {target.name for target in targets})
         for target in targets:
             width = ITEM_BYTES[self.checkpoint.tensors[target.name].dtype]
             into = target.into.view(_BITS[width])
-            left = [target.box] if target.box.elements else []
+            uncovered = [target.box] if target.box.elements else []
             for manifest, piece in pieces.get(target.name, ()):
                 box = Box(piece.start, piece.size)
-                hits, left = divide(left, box)
+                hits, uncovered = divide(uncovered, box)
                 for hit in hits:
                     part = _Part(box, piece.at, hit, target.box, into)
                     for number in _numbers(manifest, *_span(part, width)):
                         plan.setdefault((manifest.rank, number), []).append(part)
-                if not left:
+                if not uncovered:
                     break
-            if left:
+            if uncovered:
                 raise CorruptionError(
-                    f"{self.checkpoint.where}: no piece holds {target.name} from {left[0].start},"
-                    f" {left[0].size} elements; nothing was touched"
+                    f"{self.checkpoint.where}: no piece holds {target.name} from"
+                    f" {uncovered[0].start}, {uncovered[0].size} elements; nothing was touched"
                 )
         return plan
 
     def _fetch(self, chunk: Chunk, into: memoryview) -> None:
-        """Fill `into` with the chunk, from the checkpoint itself or a mirror that has it."""
-        if kept := self._kept.get((chunk.manifest.rank, chunk.number)):
-            into[:] = kept
+        """Fill `into` with the chunk, from the checkpoint itself or a mirror."""
+        if cached := self._cached.get((chunk.manifest.rank, chunk.number)):
+            into[:] = cached
             return
         try:
             fetch(self.checkpoint.store, chunk, into)
         except StalledError:
-            raise  # what hangs may still write to `into`
+            raise  # the hanging read may still write to `into`
         except (CorruptionError, StorageError) as error:
             for mirror in self._mirrors:
                 try:
@@ -191,10 +193,14 @@ class CheckpointReader:
 
 
 def _refuse_differences(checkpoint: Checkpoint, targets: Iterable[ReadTarget]) -> None:
-    found = [difference for target in targets for difference in _differences(checkpoint, target)]
-    if found:
-        more = [f"and {len(found) - _LISTED_MAX} more"] if len(found) > _LISTED_MAX else []
-        lines = "\n  ".join(found[:_LISTED_MAX] + more)
+    differences = [
+        difference for target in targets for difference in _differences(checkpoint, target)
+    ]
+    if differences:
+        more = (
+            [f"and {len(differences) - _LISTED_MAX} more"] if len(differences) > _LISTED_MAX else []
+        )
+        lines = "\n  ".join(differences[:_LISTED_MAX] + more)
         raise MismatchError(
             f"{checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )
@@ -221,16 +227,16 @@ def _differences(checkpoint: Checkpoint, target: ReadTarget) -> Iterator[str]:
 def _pieces(
     manifests: Iterable[Manifest], names: set[str]
 ) -> dict[str, list[tuple[Manifest, TensorPiece]]]:
-    found: dict[str, list[tuple[Manifest, TensorPiece]]] = {}
+    pieces: dict[str, list[tuple[Manifest, TensorPiece]]] = {}
     for manifest in manifests:
         for piece in manifest.pieces:
             if piece.name in names:
-                found.setdefault(piece.name, []).append((manifest, piece))
-    return found
+                pieces.setdefault(piece.name, []).append((manifest, piece))
+    return pieces
 
 
 def _span(part: _Part, width: int) -> tuple[int, int]:
-    """The bytes of the shard from the first to behind the last element of what is copied."""
+    """Return the shard's bytes from the first to behind the last copied element."""
     first = last = 0
     hit = part.hit.relative(part.piece)
     for start, size, whole in zip(hit.start, hit.size, part.piece.size, strict=True):
@@ -239,12 +245,12 @@ def _span(part: _Part, width: int) -> tuple[int, int]:
 
 
 def _numbers(manifest: Manifest, first: int, last: int) -> range:
-    """The chunks that hold the bytes `first` to `last` (exclusive)."""
+    """Return the chunks that contain the bytes `first` to `last` (exclusive)."""
     return range(first // manifest.chunk_bytes, -(-last // manifest.chunk_bytes))
 
 
 def _scatter(data: memoryview, chunk_at: int, part: _Part) -> None:
-    """Copy what a chunk has of a part to where it belongs, run of memory by run of memory."""
+    """Copy a chunk's elements of a part to their target, run of memory by run of memory."""
     for offset, here in _runs(chunk_at, len(data), part):
         if hit := overlap(here, part.hit):
             source = np.frombuffer(data, part.into.dtype, here.elements, offset).reshape(here.size)
@@ -253,21 +259,21 @@ def _scatter(data: memoryview, chunk_at: int, part: _Part) -> None:
 
 
 def _rooms(chunk: Chunk, parts: Iterable[_Part], spare: memoryview) -> list[memoryview] | None:
-    """The memory where each byte of a chunk belongs, in their order; in `spare` what nobody wants.
+    """Return the destinations of a chunk's bytes, in order; unwanted bytes go to `spare`.
 
-    None where that is not one run of memory a run of the chunk, or a run is wanted twice.
+    None where a run of the chunk has no contiguous destination, or is wanted twice.
     """
-    wanted: list[tuple[int, memoryview]] = []
+    destinations: list[tuple[int, memoryview]] = []
     for part in parts:
         for offset, here in _runs(chunk.at, chunk.size_bytes, part):
             if hit := overlap(here, part.hit):
                 into = part.into[(*hit.relative(part.box).slices, ...)]
                 if hit != here or not into.flags.c_contiguous:
                     return None
-                wanted.append((offset, into.reshape(-1).view(np.uint8).data))
+                destinations.append((offset, into.reshape(-1).view(np.uint8).data))
     rooms: list[memoryview] = []
     at = 0
-    for offset, room in sorted(wanted, key=itemgetter(0)):
+    for offset, room in sorted(destinations, key=itemgetter(0)):
         if offset < at:
             return None
         rooms += [spare[at:offset], room]
@@ -276,7 +282,7 @@ def _rooms(chunk: Chunk, parts: Iterable[_Part], spare: memoryview) -> list[memo
 
 
 def _runs(chunk_at: int, size_bytes: int, part: _Part) -> Iterator[tuple[int, Box]]:
-    """What a chunk has of a part's piece: runs of the whole tensor, and where in the chunk."""
+    """Yield the runs of a part's piece in a chunk: offset in the chunk, box of the tensor."""
     width = part.into.dtype.itemsize
     first = max(0, (chunk_at - part.at) // width)
     last = min(part.piece.elements, (chunk_at + size_bytes - part.at) // width)
@@ -287,12 +293,12 @@ def _runs(chunk_at: int, size_bytes: int, part: _Part) -> Iterator[tuple[int, Bo
 
 
 BLOCK_BYTES = 64 << 20
-# What NumPy copies by width alone, whatever the bytes mean.
+# Types that NumPy copies bit by bit, by width.
 _WIDTHS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 class TensorBlock(NamedTuple):
-    """A box of a tensor that is asked for."""
+    """A box of a tensor to be read."""
 
     name: str
     tensor: Tensor
@@ -300,12 +306,15 @@ class TensorBlock(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Return the size of the box in bytes."""
         return self.box.elements * ITEM_BYTES[self.tensor.dtype]
 
 
 def blocks_of(name: str, tensor: Tensor, limit_bytes: int = BLOCK_BYTES) -> list[TensorBlock]:
-    """The whole tensor as boxes of at most `limit_bytes`, which in their order are its elements in
-    C order; an empty tensor is one empty box."""
+    """Return the tensor as boxes of at most `limit_bytes`, in C order.
+
+    An empty tensor is one empty box.
+    """
     elements = max(1, limit_bytes // ITEM_BYTES[tensor.dtype])
     return [TensorBlock(name, tensor, box) for box in _boxes(tensor.shape, elements)]
 
@@ -313,9 +322,10 @@ def blocks_of(name: str, tensor: Tensor, limit_bytes: int = BLOCK_BYTES) -> list
 def read_blocks(
     reader: CheckpointReader, blocks: Iterable[TensorBlock]
 ) -> Iterator[tuple[TensorBlock, memoryview]]:
-    """Each block with its bytes in C order, which last until the next one is taken.
+    """Yield each block with its bytes in C order, valid until the next one is taken.
 
-    Small ones are read together, since each costs at least a chunk. Raises as `Reader.read` does.
+    Small ones are read together, since each costs at least a chunk. Raises as
+    `CheckpointReader.read` does.
     """
     batch: list[TensorBlock] = []
     size_bytes = 0
@@ -331,12 +341,14 @@ def read_blocks(
 def _read_block(
     reader: CheckpointReader, batch: list[TensorBlock]
 ) -> Iterator[tuple[TensorBlock, memoryview]]:
-    held: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     for block in batch:
         width = _WIDTHS[ITEM_BYTES[block.tensor.dtype]]
-        held.append(np.empty(block.box.size, width))
-    reader.read([ReadTarget(b.name, b.box, a) for b, a in zip(batch, held, strict=True) if a.size])
-    for block, array in zip(batch, held, strict=True):
+        arrays.append(np.empty(block.box.size, width))
+    reader.read(
+        [ReadTarget(b.name, b.box, a) for b, a in zip(batch, arrays, strict=True) if a.size]
+    )
+    for block, array in zip(batch, arrays, strict=True):
         yield block, array.reshape(-1).view(np.uint8).data
 
 

@@ -20,7 +20,7 @@ from outlast.errors import UsageError
 
 
 class RenamedCheckpoint(NamedTuple):
-    """`saved`: under the state's names. `origin`: by those, what the checkpoint calls a tensor."""
+    """A checkpoint under the state's names. `origin`: the original names of tensors, by these."""
 
     saved: SavedState
     origin: Mapping[str, str]
@@ -29,10 +29,10 @@ class RenamedCheckpoint(NamedTuple):
 def rename_checkpoint(
     saved: SavedState, rename: Mapping[str, str], state: ScriptState
 ) -> RenamedCheckpoint:
-    """Rename tensors and entries, and what optimizers keep of parameters that are renamed.
+    """Rename tensors and entries, and the optimizer state of renamed parameters.
 
-    Raises UsageError for names that the checkpoint has not, two that become one, and an optimizer
-    of which nobody knows whose parameters it holds.
+    Raises UsageError for names that the checkpoint lacks, two that become one, and an optimizer
+    whose parameters are ambiguous.
     """
     names = [*saved.shared["kinds"], *saved.tensors, *saved.rest]
     if not rename:
@@ -82,16 +82,15 @@ def rename_checkpoint(
 
 
 def _new(name: str, rename: Mapping[str, str]) -> str:
-    """By the longest of the names that it lies within."""
-    found = max((old for old in rename if is_within(name, old)), key=len, default=None)
-    return name if found is None else rename[found] + name[len(found) :]
+    """Return the new name, by the longest old name that contains it."""
+    prefix = max((old for old in rename if is_within(name, old)), key=len, default=None)
+    return name if prefix is None else rename[prefix] + name[len(prefix) :]
 
 
 def _of_optimizer(
     saved: SavedState, optimizer: str, rename: Mapping[str, str], state: ScriptState
 ) -> dict[str, str]:
-    """Return what becomes of the state of parameters that are renamed, and of what they are
-    called."""
+    """Return new names of the state of renamed parameters, and of the parameters themselves."""
     calls = matched_name(saved.shared, optimizer, saved.tensors)
     known = parameter_owners(saved.shared, optimizer, saved.tensors)
     if not known:
@@ -108,24 +107,24 @@ def _of_optimizer(
         names = zip(full_names(there, state), parameter_names(there, state), strict=True)
         for fulls, short in names:
             here |= dict(zip(fulls, short, strict=True))
-    kept = by_parameter(f"{optimizer}.state.", [*saved.tensors, *saved.rest], {*calls})
-    found: dict[str, str] = {}
+    state_names = by_parameter(f"{optimizer}.state.", [*saved.tensors, *saved.rest], {*calls})
+    new_names: dict[str, str] = {}
     for each in calls:
         full = _new(known.get(each, each), rename)
         new = here.get(full, each)
-        found[f"{optimizer} calls {each}"] = new
+        new_names[f"{optimizer} calls {each}"] = new
         old_prefix, prefix = f"{optimizer}.state.{each}", f"{there}.state.{new}"
-        found[old_prefix] = prefix
-        for name in kept.get(each, {}).values():
-            found[name] = prefix + name.removeprefix(old_prefix)
-    return found
+        new_names[old_prefix] = prefix
+        for name in state_names.get(each, {}).values():
+            new_names[name] = prefix + name.removeprefix(old_prefix)
+    return new_names
 
 
 def _refuse_two_of_a_name(names: Mapping[str, Any], new: Mapping[str, str]) -> None:
-    taken: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in names:
-        if taken.setdefault(new[name], name) != name:
+        if sources.setdefault(new[name], name) != name:
             raise UsageError(
-                f"rename: {taken[new[name]]} and {name} would both be {new[name]}; nothing was"
+                f"rename: {sources[new[name]]} and {name} would both be {new[name]}; nothing was"
                 " touched"
             )

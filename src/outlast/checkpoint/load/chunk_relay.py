@@ -2,13 +2,13 @@
 
 Each rank has three kinds of threads for one pass, and rooms of one chunk each:
 
-    readers   room -> chunks that this rank reads, in their order, READ_AHEAD of them early
-    run       room -> chunks that come, ARRIVING of them early; hands each on to the next rank,
-                      then digests it, then lets it be copied to where it belongs
-    returning room <- waits until a chunk has been handed on
+    readers    room -> chunks that this rank reads, in order, READ_AHEAD of them early
+    run        room -> chunks that arrive, ARRIVING of them early; sends each to the next rank,
+                       then digests it, then has it copied to its target
+    returning  room <- waits until a chunk was sent
 
-No rank waits for ever for another: all take chunks in the order of their numbers, so that whoever
-is concerned with the lowest one that is under way has nothing before it.
+There is no deadlock: all ranks process chunks in the order of their numbers, so that the ranks of
+the lowest chunk in progress wait for nothing before it.
 """
 
 from __future__ import annotations
@@ -48,18 +48,23 @@ class _Item(Protocol):
     """Bytes with a digest: a chunk of a shard, a manifest."""
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """Return its length in bytes."""
+        ...
+
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Return its digest."""
+        ...
 
 
 T = TypeVar("T", bound=_Item)
 
 
 class ChunkRelay:
-    """Passes in which ranks hand each other records and chunks of one checkpoint.
+    """Passes in which ranks send each other records and chunks of one checkpoint.
 
-    Between two calls of `close`, each rank calls `hand_on` as often as it likes: the first calls of
+    Between two calls of `close`, each rank calls `hand_on` any number of times: the first calls of
     all ranks are one pass, the second ones the next.
     """
 
@@ -67,14 +72,14 @@ class ChunkRelay:
         self._ranks, self._chain, self._checkpoint = ranks, chain, checkpoint
 
     def read_records(self) -> None:
-        """Read all manifests, each on one rank. All call it, before anything else.
+        """Read all manifests, each on one rank. All ranks call it first.
 
         Raises CorruptionError and StorageError as if this rank had read all of them.
         """
         checkpoint = self._checkpoint
         entries = checkpoint.commit.manifests
         if not all(0 < entry.size_bytes <= GET_BYTES_MAX for entry in entries):
-            return  # whoever reads them is told that they are wrong
+            return  # reading them reports the error
         records: dict[int, bytes] = {}
 
         def fetch(entry: ManifestEntry, into: memoryview) -> None:
@@ -83,36 +88,36 @@ class ChunkRelay:
         def take(entry: ManifestEntry, data: memoryview) -> None:
             records[entry.rank] = bytes(data)
 
-        told = [Wants([(0, len(entries))])] * self._ranks.world
-        legs = legs_of(self._ranks.rank, self._chain, told).relayed
+        wants = [Wants([(0, len(entries))])] * self._ranks.world
+        legs = legs_of(self._ranks.rank, self._chain, wants).relayed
         self._run([_RelayStop(leg, entries[leg.chunk]) for leg in legs], fetch, take)
         checkpoint.adopt([records[entry.rank] for entry in entries])
 
     @cached_property
     def _first(self) -> list[int]:
-        """The number of each shard's first chunk."""
+        """Return the number of each shard's first chunk."""
         counts = (len(manifest.chunks) for manifest in self._checkpoint.manifests)
         return list(accumulate(counts, initial=0))
 
     def hand_on(
-        self, wanted: Iterable[Key], held: Collection[Key], fetch: Do, take: Do
+        self, wanted: Iterable[Key], in_memory: Collection[Key], fetch: Do, take: Do
     ) -> list[Key]:
-        """Call `take` with each wanted chunk that concerns other ranks too; return the others.
+        """Call `take` with each wanted chunk that other ranks want too; return the others.
 
-        `held`: chunks that `fetch` has in memory. `fetch` reads a chunk whole and verified, and is
-        called in several threads at once; `take` in one. A chunk that comes damaged from another
-        rank is fetched by this one. An error of `fetch` is raised once all chunks have been handed
-        on: the first one, in the order of chunks. Raises GroupError where a rank is gone.
+        `held`: chunks that `fetch` has in memory. `fetch` reads a complete, verified chunk, and is
+        called in several threads at once; `take` in one. A chunk that arrives damaged is fetched by
+        this rank. An error of `fetch` is raised once all chunks have been sent: the first one, in
+        the order of chunks. Raises GroupError where a rank died.
         """
         numbers = {self._first[rank] + number: (rank, number) for rank, number in wanted}
         mine = spans(sorted(numbers))
-        has = spans(sorted(number for number, key in numbers.items() if key in held))
+        has = spans(sorted(number for number, key in numbers.items() if key in in_memory))
         legs = legs_of(self._ranks.rank, self._chain, self._tell(Wants(mine, has)))
         self._run([self._stop(leg, numbers) for leg in legs.relayed], fetch, take)
         return [numbers[number] for number in legs.alone]
 
     def close(self) -> None:
-        """Wait until no rank has a pass left. Each calls it after its last, whatever came of it."""
+        """Wait until no rank has a pass left. Each rank calls it after its last, even on errors."""
         while not all(each.done for each in self._tell(Wants(done=True))):
             pass
 
@@ -138,7 +143,7 @@ class ChunkRelay:
             raise mine.error
 
     def _attend(self, mine: _RelayPass[T]) -> None:
-        """Run the pass, and look after ranks that fail meanwhile, as it waits for them."""
+        """Run the pass, and check for failed ranks meanwhile."""
         thread = _start(mine.run)
         try:
             runs = True
@@ -171,19 +176,20 @@ class _RelayBuffer(NamedTuple):
 
 
 class _ReadChunk(NamedTuple):
-    """A chunk that is there, or the `error` of reading it. Then it is handed on all the same:
-    whoever gets it finds that it is damaged, and reads it too."""
+    """A chunk that was read or received, or the `error` of reading it.
+
+    A failed chunk is sent all the same: the receiver finds it damaged, and reads it itself.
+    """
 
     room: _RelayBuffer
     error: Exception | None = None
 
 
 class _RelayPass(Generic[T]):
-    """One rank's part in one pass. `error`: the first chunk's that this rank could not read.
+    """One rank's part in one pass. `error`: of the first chunk that this rank could not read.
 
-    `ended`: why the pass is over before its end, on all ranks. Then nothing is read or taken any
-    more, and what lies in the rooms is handed on, so that no thread of any rank stays behind in an
-    operation of the group.
+    `ended`: why the pass ends early, on all ranks. Then nothing is read or taken any more, and the
+    rooms' contents are sent, so that no thread of any rank stays in an operation of the group.
     """
 
     def __init__(
@@ -227,7 +233,7 @@ class _RelayPass(Generic[T]):
         returning.join()
 
     def end(self, why: BaseException) -> None:
-        """Let nothing more be read or taken."""
+        """Stop reading and taking chunks."""
         self.ended = self.ended or why
 
     def _use(self, item: T, data: memoryview, error: Exception | None, *, came: bool) -> None:
@@ -242,8 +248,7 @@ class _RelayPass(Generic[T]):
             self._take(item, data)
 
     def _post(self, *, needed: bool) -> None:
-        """Let chunks come for which there are rooms; where the next one is `needed`, wait for
-        one."""
+        """Post receives while there are rooms; if the next one is `needed`, wait for a room."""
         while self._coming and not (self._arriving.empty() and (self._posted or not needed)):
             room = self._arriving.get()
             leg, item = self._coming.popleft()
@@ -270,14 +275,14 @@ class _RelayPass(Generic[T]):
     def _read_into(self, room: _RelayBuffer, item: T) -> _ReadChunk:
         try:
             self._fetch(item, room.memory[: item.size_bytes])
-        except StalledError as error:  # what hangs may still write there
+        except StalledError as error:  # the hanging read may still write there
             return _ReadChunk(_RelayBuffer(allocate(self._size), room.home), error)
         except (CorruptionError, StorageError) as error:
             return _ReadChunk(room, error)
         return _ReadChunk(room)
 
     def _return_rooms(self) -> None:
-        """Give rooms back once their chunks are with the next rank."""
+        """Return rooms once their chunks were sent."""
         while handed := self._handed.get():
             room, transfer = handed
             self._wait(transfer)
@@ -314,7 +319,7 @@ class _RelayPass(Generic[T]):
 
 
 def _start(do: Callable[[], None]) -> threading.Thread:
-    """Start a thread that keeps no process alive: it may wait for a rank that never answers."""
+    """Start a daemon thread: it may wait for a rank that never answers."""
     thread = threading.Thread(target=do, name="relay", daemon=True)
     thread.start()
     return thread

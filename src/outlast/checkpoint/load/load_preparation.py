@@ -29,10 +29,12 @@ OLDER = (
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint whose records are whole, by its directory, in `sources[at]`; or, without one,
-    why there is none. `spoilt`: the first source has it as well, and damaged. `notes`: what was
-    passed over on the way. `begun`: newer saves without a commit record, in words; `lost`: whether
-    one of them has all its parts."""
+    """A checkpoint with valid records, in `sources[at]`; or the reason why there is none.
+
+    `spoilt`: the first source has it as well, and damaged. `notes`: checkpoints passed over.
+    `begun`: newer saves without a commit record, in words; `lost`: whether one of them has all its
+    parts.
+    """
 
     directory: str = ""
     at: int = 0
@@ -47,12 +49,12 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 def candidates(
     sources: Sequence[StoreSource], job: str, step: int | None, *, older: bool = False
 ) -> Iterator[Candidate]:
-    """Those of `job` (any, where that is empty) and `step` (any, where that is None), the newest
-    first, and of each the first of `sources` that has it; at last one without a directory.
+    """Yield the checkpoints of `job` ("": any) and `step` (None: any), newest first.
 
-    The first source must answer; where another does not, that is a note, unless nothing is found
-    elsewhere: then it may hold what is looked for. A checkpoint that no source can read, and not
-    because it is damaged, ends it as well, unless `older` ones are as good.
+    Each is in the first of `sources` that has it; the last candidate has no directory. The first
+    source must answer; where another does not, that is a note, unless nothing is found elsewhere:
+    then it may have the checkpoint. An undamaged checkpoint that no source can read ends it as
+    well, unless `older` ones are acceptable.
     """
     try:
         there, silent = _listed(sources)
@@ -61,16 +63,16 @@ def candidates(
     except StorageError as error:
         yield Candidate(unreachable=str(error))
         return
-    known = [(place, held) for place, held in there.items() if step in (None, place.step)]
+    known = [(place, positions) for place, positions in there.items() if step in (None, place.step)]
     if step is not None and not known and not silent:
         steps = ", ".join(map(str, sorted({place.step for place in there}))) or "none"
         yield Candidate(unusable=f"{sources[0].where} has no checkpoint of step {step}; it has"
                         f" {steps}")  # fmt: skip
         return
     notes, whole = list(silent), False
-    for place, held in known:
+    for place, positions in known:
         unread = ""
-        for at in held:
+        for at in positions:
             try:
                 checkpoint = open_checkpoint(sources[at], place)
                 checkpoint.check()
@@ -91,7 +93,7 @@ def candidates(
                 )
                 return
             whole = True
-            yield Candidate(place.directory, at, at > held[0] == 0, tuple(notes), begun, lost)
+            yield Candidate(place.directory, at, at > positions[0] == 0, tuple(notes), begun, lost)
             notes.clear()
         if unread and not older:
             yield Candidate(notes=tuple(notes), unreachable=f"{unread}; {OLDER}")
@@ -103,8 +105,10 @@ def candidates(
 
 
 def _begun(source: StoreSource, newest: SavePoint | None) -> tuple[str, bool]:
-    """Return what is newer than `newest` and has no commit record, in words, and whether it lacks
-    nothing else. Raises StorageError."""
+    """Return the saves newer than `newest` without a commit record, in words.
+
+    With it, whether only the record is missing. Raises StorageError.
+    """
     bound = newest.position if newest else (-1, -1, -1)
     found = [place for place in uncommitted(source) if place.position > bound]
     if not found:
@@ -131,22 +135,24 @@ def _has_all_parts(source: StoreSource, place: SavePoint) -> bool:
 
 
 def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]], list[str]]:
-    """Who holds which, newest first, and why some do not answer. Raises StorageError for the
-    first."""
-    held: dict[SavePoint, list[int]] = {}
+    """Return the sources of each checkpoint, newest first, and errors of silent sources.
+
+    Raises StorageError for the first source.
+    """
+    positions: dict[SavePoint, list[int]] = {}
     silent: list[str] = []
     for at, source in enumerate(sources):
         try:
-            found = checkpoint_places(source)
+            places = checkpoint_places(source)
         except StorageError as error:
             if at == 0:
                 raise
             silent.append(str(error))
             continue
-        for place in found:
-            held.setdefault(place, []).append(at)
-    newest_first = sorted(held, key=lambda place: place.position, reverse=True)
-    return {place: held[place] for place in newest_first}, silent
+        for place in places:
+            positions.setdefault(place, []).append(at)
+    newest_first = sorted(positions, key=lambda place: place.position, reverse=True)
+    return {place: positions[place] for place in newest_first}, silent
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -159,8 +165,11 @@ _NETWORKED = {
 
 
 class _RankStatement(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's view of a load. `commit`: digest of the commit record that it reads; empty where
-    it cannot. `remote`: whether it lies beyond a network."""
+    """One rank's view of a load.
+
+    `commit`: digest of the commit record that it reads; empty where it cannot. `remote`: whether
+    the source is beyond a network.
+    """
 
     share: bool | None
     host: str
@@ -174,8 +183,8 @@ def agreed_relay(
     """Return the relay that all ranks read a checkpoint through; None where each reads alone.
 
     All ranks call it; `checkpoint` is None on one that cannot read its records. `share`: whether to
-    read together; None: where ranks lie on several hosts, or the checkpoint beyond a network.
-    Raises UsageError on all ranks where they were not asked for the same.
+    read together; None: if ranks run on several hosts, or the checkpoint is beyond a network.
+    Raises UsageError on all ranks where `share` differs.
     """
     if not ranks.can_relay:
         return None
@@ -188,9 +197,9 @@ def agreed_relay(
     answers = ranks.exchange(msgspec.msgpack.encode(mine))
     stands = [msgspec.msgpack.decode(answer, type=_RankStatement) for answer in answers]
     if any(each.share != stands[0].share for each in stands):
-        said = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
+        values = ", ".join(f"rank {rank}: {each.share}" for rank, each in enumerate(stands))
         raise UsageError(
-            f"share differs between ranks ({said}); nothing was loaded; give all the same"
+            f"share differs between ranks ({values}); nothing was loaded; give all the same"
         )
     hosts = [each.host for each in stands]
     if share is None:
@@ -208,7 +217,7 @@ def _host() -> str:
 
 
 def _is_remote(source: StoreSource) -> bool:
-    """Return whether what is read comes over a network, as far as is known without asking it."""
+    """Return whether the source is beyond a network, as far as is known locally."""
     if not isinstance(source, Folder):
         return True
     with suppress(OSError):
@@ -217,7 +226,7 @@ def _is_remote(source: StoreSource) -> bool:
 
 
 def is_networked(path: str, mountinfo: str) -> bool:
-    """Return whether an absolute path lies in a file system of a network, or in user space.
+    """Return whether an absolute path lies in a network or user-space file system.
 
     `mountinfo`: as in proc_pid_mountinfo(5); of several mounts at one place the last one counts.
     """

@@ -19,10 +19,10 @@ _Ready = Callable[[], dict[Any, Any]]
 
 
 def fit_optimizer(fit: StateFitting, name: str) -> None:
-    """Say what differs, which tensors are read (state that does not exist yet is made, of the
-    parameter's kind), and how they get into the optimizer then.
+    """Register differences, tensors to read and the final update of an optimizer.
 
-    Never its load_state_dict, which would cast moments to the parameters' dtype.
+    State that does not exist yet is allocated like its parameter. load_state_dict is never used: it
+    would cast moments to the parameters' dtype.
     """
     optimizer = fit.state.optimizers[name]
     parameters = parameter_names(name, fit.state)
@@ -34,18 +34,18 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     _check_groups(fit, name, saved["parameters"], parameters)
     known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
     ready: list[tuple[torch.Tensor, _Ready]] = []
-    left: list[torch.Tensor] = []
+    unchanged: list[torch.Tensor] = []
     everything = zip(optimizer.param_groups, parameters, full_names(name, fit.state), groups,
                      strict=True)  # fmt: skip
     for group, called, fulls, settings in everything:
         for parameter, each, full in zip(group["params"], called, fulls, strict=True):
             prefix = f"{name}.state.{each}"
             if fit.matching.skips(full) or fit.matching.skips(prefix):
-                left.append(parameter)
+                unchanged.append(parameter)
                 continue
             if full and full not in fit.saved.tensors:
                 fit.lack(f"{name}: parameter {each}")
-                left.append(parameter)
+                unchanged.append(parameter)
                 continue
             live = optimizer.state.get(parameter, {})
             was = fit.saved.tensors.get(full)
@@ -66,7 +66,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     def put_back() -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
             restore_group(group, values)
-        states: dict[Any, Any] = {p: optimizer.state[p] for p in left if p in optimizer.state}
+        states: dict[Any, Any] = {p: optimizer.state[p] for p in unchanged if p in optimizer.state}
         states |= {parameter: state() for parameter, state in ready}
         optimizer.state.clear()
         optimizer.state.update(others() | states)
@@ -77,7 +77,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
 def _check_groups(
     fit: StateFitting, name: str, saved: list[list[str]], parameters: list[list[str]]
 ) -> None:
-    """A parameter in another group would silently get that group's hyperparameters."""
+    """Register parameters in other groups, which would silently change hyperparameters."""
     there = {called: number for number, group in enumerate(saved) for called in group}
     for number, group in enumerate(parameters):
         for called in group:
@@ -95,11 +95,13 @@ def _state(
     settings: Mapping[str, Any],
     was: str,
 ) -> _Ready | None:
-    """One parameter's state, or None where the checkpoint has none. `tensors`: names by key;
-    `was`: the parameter's type in the checkpoint."""
+    """Return one parameter's state, or None where the checkpoint has none.
+
+    `tensors`: names by key; `was`: the parameter's type in the checkpoint.
+    """
     skeleton = fit.rest_of(prefix)
     inside = skeleton["holes"] if skeleton else {}
-    kept: dict[Any, Any] = {}
+    tensors_by_key: dict[Any, Any] = {}
     for key, full in tensors.items():
         saved = fit.look_at(full)
         if full in inside or saved is None:
@@ -112,19 +114,19 @@ def _state(
             if saved.dtype == was and key != "step" and fit.matching.casts(was, dtype_name(dtype)):
                 dtype = parameter.dtype  # moments that had the parameter's type have it again
             there = _make_state(parameter, key, tuple(saved.shape), dtype, settings)
-        kept[key] = there
+        tensors_by_key[key] = there
         fit.want(full, there)
-    if not kept and skeleton is None:
+    if not tensors_by_key and skeleton is None:
         return None
     others = fit.later(skeleton, live) if skeleton else dict[Any, Any]
-    return lambda: kept | others()
+    return lambda: tensors_by_key | others()
 
 
 def by_parameter(
     prefix: str, tensors: Iterable[str], parameters: set[str]
 ) -> dict[str, dict[str, str]]:
-    """Of each parameter: the keys of its state, and the full names of the tensors there."""
-    found: dict[str, dict[str, str]] = {}
+    """Return each parameter's state keys, with the full names of the tensors."""
+    names: dict[str, dict[str, str]] = {}
     for full in tensors:
         if full.startswith(prefix):
             called, _, key = full.removeprefix(prefix).rpartition(".")
@@ -132,8 +134,8 @@ def by_parameter(
                 called, _, more = called.rpartition(".")
                 key = f"{more}.{key}"
             if called:
-                found.setdefault(called, {})[key] = full
-    return found
+                names.setdefault(called, {})[key] = full
+    return names
 
 
 def _make_state(
@@ -143,7 +145,7 @@ def _make_state(
     dtype: torch.dtype,
     settings: Mapping[str, Any],
 ) -> torch.Tensor:
-    """A tensor as the optimizer would have made it at its first step."""
+    """Return a tensor as the optimizer would create it at its first step."""
     if key != "step" and shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if not shape:
@@ -152,7 +154,7 @@ def _make_state(
         device = parameter.device if reads_it else torch.device("cpu")
         return torch.empty((), dtype=dtype, device=device)
     plain = torch.empty(shape, dtype=dtype, device=parameter.device)
-    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    # DTensors exist only after the import of their module, which takes a second.
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed and isinstance(parameter, distributed.DTensor):
         mesh = parameter.device_mesh

@@ -1,8 +1,8 @@
 """Routes of chunks that several ranks need. Pure.
 
 Chunks are numbered over all shards. A chunk that ranks 1, 2 and 5 want and 2 reads goes from 2 to 1
-and from 1 to 5: along the same chain whoever reads, so that on every rank chunks come in the order
-of their numbers, and a chain of any length needs only a few of them in memory at a time.
+and from 1 to 5: the chain does not depend on the reader, so that on every rank chunks come in the
+order of their numbers, and a chain of any length needs only a few of them in memory at a time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Span = tuple[int, int]  # the first chunk, and the one behind the last
 
 
 class Wants(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's chunks of one pass, as spans in order. `held`: those of them that it has in
-    memory. `done`: it comes for no further pass of its own."""
+    """One rank's chunks of one pass, as spans in order.
+
+    `held`: those of them that it has in memory. `done`: it has no further pass of its own.
+    """
 
     wanted: list[Span] = []
     held: list[Span] = []
@@ -28,8 +30,11 @@ class Wants(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leg(NamedTuple):
-    """One rank's part in the way of a chunk. `source`: the rank to take it from, None where this
-    one reads it. `to`: the rank to hand it to, None at the end of the chain."""
+    """One rank's part in the route of a chunk.
+
+    `source`: the rank to receive it from, None where this one reads it. `to`: the rank to send it
+    to, None at the end of the chain.
+    """
 
     chunk: int
     source: int | None
@@ -37,8 +42,7 @@ class Leg(NamedTuple):
 
 
 class Legs(NamedTuple):
-    """One rank's pass, in the order of chunks. `alone`: those that no other rank is concerned
-    with."""
+    """One rank's pass, in the order of chunks. `alone`: chunks that only this rank wants."""
 
     relayed: list[Leg]
     alone: list[int]
@@ -46,27 +50,27 @@ class Legs(NamedTuple):
 
 def spans(numbers: Iterable[int]) -> list[Span]:
     """Return ascending numbers as spans."""
-    found: list[Span] = []
+    result: list[Span] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
+        if result and result[-1][1] == number:
+            result[-1] = result[-1][0], number + 1
         else:
-            found.append((number, number + 1))
-    return found
+            result.append((number, number + 1))
+    return result
 
 
-def legs_of(rank: int, chain: Sequence[int], told: Sequence[Wants]) -> Legs:
-    """Return one rank's legs of a pass in which each rank wants what it told.
+def legs_of(rank: int, chain: Sequence[int], wants: Sequence[Wants]) -> Legs:
+    """Return one rank's legs of a pass in which each rank announced its wants.
 
     `chain`: all ranks in the order in which chunks pass them. Ranks that want a chunk read in turn,
-    but for chunks that one of them holds: that one is then its reader. The legs of all ranks fit
-    each other, as all compute them from the same.
+    except that a rank that has the chunk in memory is its reader. The legs of all ranks match, as
+    all compute them from the same input.
     """
     position = {each: at for at, each in enumerate(chain)}
-    holders = _holders(told)
+    holders = _holders(wants)
     turns: Counter[tuple[int, ...]] = Counter()
     legs = Legs([], [])
-    for first, end, ranks in _segments(told, rank):
+    for first, end, ranks in _segments(wants, rank):
         wanting = tuple(sorted(ranks, key=position.__getitem__))
         ends: dict[int, tuple[int | None, int | None]] = {}
         for chunk in range(first, end):
@@ -90,7 +94,7 @@ def legs_of(rank: int, chain: Sequence[int], told: Sequence[Wants]) -> Legs:
 
 
 def _way(wanting: Sequence[int], held_by: Collection[int]) -> list[int]:
-    """Return the first holder, and then all who have not got the chunk."""
+    """Return the first holder, and then all that lack the chunk."""
     reader = next(each for each in wanting if each in held_by)
     return [reader, *(each for each in wanting if each not in held_by)]
 
@@ -102,20 +106,20 @@ def _ends(way: Sequence[int], rank: int) -> tuple[int | None, int | None]:
     return way[at - 1] if at else None, way[at + 1] if at + 1 < len(way) else None
 
 
-def _holders(told: Sequence[Wants]) -> dict[int, set[int]]:
+def _holders(wants: Sequence[Wants]) -> dict[int, set[int]]:
     holders: dict[int, set[int]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(wants):
         for first, end in each.held:
             for chunk in range(first, end):
                 holders.setdefault(chunk, set()).add(rank)
     return holders
 
 
-def _segments(told: Sequence[Wants], rank: int) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """Yield the longest spans that `rank` wants and throughout which the same ranks want them."""
+def _segments(all_wants: Sequence[Wants], rank: int) -> Iterator[tuple[int, int, frozenset[int]]]:
+    """Yield the longest spans that `rank` wants with a constant set of wanting ranks."""
     borders = sorted(
         (at, each, begins)
-        for each, wants in enumerate(told)
+        for each, wants in enumerate(all_wants)
         for span in wants.wanted
         for at, begins in zip(span, (True, False), strict=True)
     )

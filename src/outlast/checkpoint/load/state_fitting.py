@@ -1,4 +1,4 @@
-"""Fitting of a checkpoint to a live state: differences, targets, values to put back."""
+"""Fitting of a checkpoint to a live state: differences, targets, values to restore."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ _CONTAINERS = (dict, list)
 
 
 class SavedState(NamedTuple):
-    """What a checkpoint says of itself: its tensors, its decoded `shared` value, and the `rest`
-    that is meant for this rank."""
+    """The state in a checkpoint: tensors, decoded `shared` value, and this rank's `rest`."""
 
     tensors: Mapping[str, Tensor]
     shared: Mapping[str, Any]
@@ -37,14 +36,16 @@ class SavedState(NamedTuple):
 
 
 class StateFitting:
-    """`differences`: all of them, in words; with any, nothing may be read. `targets`: the tensors
-    to read into, by name. `spare`: what the checkpoint has and this rank has not (on another rank
-    it may be a pipeline stage's). After reading, `finish` puts back what is no tensor.
+    """The differences, targets and final steps of a load into a live state.
 
-    Making one touches nothing. With `complete=False`, entries of the checkpoint that are not in
-    the state are passed over. Where `matching` is not strict, what the checkpoint lacks is in
-    `missing`, and the state's entries that it has beyond are in `unexpected`. `casts`: types in
-    the checkpoint, of targets that have another one.
+    `differences`: all of them, in words; with any, nothing may be read. `targets`: the tensors to
+    read into, by name. `spare`: names of the checkpoint that this rank lacks (another rank may have
+    them, as a pipeline stage). After reading, `finish` restores all other values.
+
+    The constructor changes nothing. With `complete=False`, entries that the state lacks are passed
+    over. Without strict `matching`, names that the checkpoint lacks are in `missing`, and entries
+    that the state lacks are in `unexpected`. `casts`: checkpoint types of targets with another
+    type.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class StateFitting:
             else:
                 self._value(name, state.values[name])
         names = saved.tensors.keys() | saved.rest.keys()
-        left = self._left_of_optimizers()
+        skipped = self._left_of_optimizers()
         self.spare = {
             name
             for name in names - self._looked_at
             if self._entry_of(name) in fitting
             and not matching.skips(name)
-            and not any(is_within(name, each) for each in left)
+            and not any(is_within(name, each) for each in skipped)
         }
         self._check_skipped(names)
         if self.missing and not self.targets:
@@ -88,24 +89,25 @@ class StateFitting:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Put back everything else, once the targets are filled."""
+        """Restore all other values, once the targets are filled."""
         for step in self._steps:
             step()
 
-    # --- for those who fit one entry ---
+    # --- helpers to fit one entry ------
 
     def differ(self, name: str, what: str) -> None:
+        """Register a difference."""
         self.differences.append(f"{name}: {what}")
 
     def lack(self, name: str, what: str = "missing in the checkpoint") -> None:
-        """Say that the checkpoint has not what the state has."""
+        """Register a name that the checkpoint lacks: a difference, or missing if not strict."""
         if self.matching.strict:
             self.differ(name, what)
         else:
             self.missing.add(name)
 
     def then(self, step: Callable[[], object]) -> None:
-        """Do this when all tensors have been read."""
+        """Run this step in `finish`."""
         self._steps.append(step)
 
     def want(self, name: str, live: torch.Tensor) -> None:
@@ -126,12 +128,12 @@ class StateFitting:
         self.targets[name] = live
 
     def look_at(self, name: str) -> Tensor | None:
-        """What the checkpoint has under this name."""
+        """Return the checkpoint's tensor of this name, or None."""
         self._looked_at.add(name)
         return self.saved.tensors.get(name)
 
     def dtype_of(self, name: str, saved: Tensor) -> torch.dtype | None:
-        """The element type to make a tensor of; that this torch has none such is a difference."""
+        """Return the element type for a new tensor; register a difference if torch lacks it."""
         found = getattr(torch, saved.dtype, None)
         if found is None:
             self.differ(
@@ -140,17 +142,17 @@ class StateFitting:
         return found
 
     def rest_of(self, name: str) -> Skeleton | None:
-        """What an entry's part keeps beside plain tensors."""
+        """Return the skeleton of an entry's values besides plain tensors, or None."""
         self._looked_at.add(name)
         return self.saved.rest.get(name)
 
     def later(
         self, skeleton: Skeleton, live: Any = None, *, in_place: bool = False
     ) -> Callable[[], Any]:
-        """The value of a skeleton, once tensors have been read.
+        """Return a function for the value of a skeleton, valid after reading.
 
-        They are read into tensors of their own: of the kind that lies at the same place of the
-        `live` value, or into that one itself with `in_place`.
+        Tensors are read into new ones: of the kind at the same path of the `live` value, or into
+        that one itself with `in_place`.
         """
         tensors: dict[str, torch.Tensor] = {}
         for name, (path, device) in skeleton["holes"].items():
@@ -175,7 +177,7 @@ class StateFitting:
     # --- entries ---
 
     def _entries(self, complete: bool) -> set[str]:
-        """Those that both sides have, as the same kind of thing."""
+        """Return the entries that both sides have, of the same kind."""
         here, there = self.state.kinds, self.saved.shared["kinds"]
         names = [n for n in sorted(here.keys() | there.keys()) if not self.matching.skips(n)]
         for name in names:
@@ -197,15 +199,15 @@ class StateFitting:
         return same
 
     def _left_of_optimizers(self) -> set[str]:
-        """Return what the checkpoint's optimizers keep of parameters that are skipped."""
-        found: set[str] = set()
+        """Return the names of optimizer state of skipped parameters."""
+        names: set[str] = set()
         for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
             known = parameter_owners(self.saved.shared, name, self.saved.tensors)
-            found |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
-        return found
+            names |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
+        return names
 
     def _check_skipped(self, there: Collection[str]) -> None:
-        """A name that is to be skipped and is nowhere would be a mistake that nobody hears of."""
+        """Register names to be skipped that do not exist: these are mistakes."""
         state, kinds = self.state, self.saved.shared["kinds"]
         entries = {*state.kinds, *kinds, *state.own, *state.generators}
         modules = {n for n in kinds if kinds[n] == "module"} | state.modules.keys()
@@ -222,7 +224,7 @@ class StateFitting:
         return name
 
     def _module(self, name: str, module: nn.Module) -> None:
-        made: dict[str, Callable[[], Any]] = {}
+        values: dict[str, Callable[[], Any]] = {}
         for entry in self.state.entries[name]:
             full = f"{name}.{entry.name}"
             if self.matching.skips(full):
@@ -232,12 +234,12 @@ class StateFitting:
             elif (skeleton := self.rest_of(full)) is None:
                 self.lack(full)
             else:
-                made[entry.key] = self.later(skeleton, entry.value)
-        if made:
-            # The module's own way in takes what a hook made; the rest is copied onto itself.
+                values[entry.key] = self.later(skeleton, entry.value)
+        if values:
+            # load_state_dict passes computed values to their hooks; the rest stays unchanged.
             self.then(
                 lambda: module.load_state_dict(
-                    module.state_dict() | {key: value() for key, value in made.items()}
+                    module.state_dict() | {key: value() for key, value in values.items()}
                 )
             )
 

@@ -1,4 +1,4 @@
-"""Reading of a checkpoint into existing tensors, each rank only the boxes that it holds."""
+"""Reading of a checkpoint into existing tensors, each rank only its own boxes."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def fill_tensors(
     tensors: Mapping[str, torch.Tensor],
     casts: Mapping[str, torch.dtype] = NO_CASTS,
 ) -> list[str]:
-    """Read a checkpoint's values into `tensors`: CPU memory directly, other devices through
-    STAGED_BYTES_MAX of it. Of a DTensor it is this rank's box that is filled.
+    """Read a checkpoint's values into `tensors`; of a DTensor, this rank's box.
 
-    `casts`: types in the checkpoint of tensors that have another one here. Returns the names of
-    those that have infinite values now which were finite.
+    CPU memory is filled directly, other devices through STAGED_BYTES_MAX of host memory. `casts`:
+    types in the checkpoint of tensors that have another one here. Returns the names of those with
+    infinite values that were finite.
 
-    Names, shapes and dtypes are compared before anything is touched: MismatchError lists every
+    Names, shapes and dtypes are compared before anything is changed: MismatchError lists every
     difference. A CorruptionError or StorageError later leaves tensors partly filled, as does the
     MismatchError of tensors that share memory here and differ in the checkpoint.
     """
     table, sources = describe(tensors)
-    held = held_boxes(table)
-    _check(reader, held, casts, _read_only(sources))
-    repeated, overlapping = _sharing(held, sources)
+    boxes = held_boxes(table)
+    _check(reader, boxes, casts, _read_only(sources))
+    repeated, overlapping = _sharing(boxes, sources)
     shared = repeated | overlapping
-    expanded = {item.name for item in held if _is_expanded(sources[item.name])} - shared
+    expanded = {item.name for item in boxes if _is_expanded(sources[item.name])} - shared
     parts = [  # expanded ones first: they may not fit, and nothing was touched then
-        [item for item in held if item.name in expanded],
-        [item for item in held if item.name not in expanded | shared],
-        [item for item in held if item.name in overlapping],
-        [item for item in held if item.name in repeated],
+        [item for item in boxes if item.name in expanded],
+        [item for item in boxes if item.name not in expanded | shared],
+        [item for item in boxes if item.name in overlapping],
+        [item for item in boxes if item.name in repeated],
     ]
     infinite: list[str] = []
     staged = {
         item.name
-        for item in held
+        for item in boxes
         if item.name in casts or _is_not_in_host_memory(sources[item.name])
     }
     staged |= expanded | shared
@@ -65,9 +65,9 @@ def fill_tensors(
                 rooms[item.name] = torch.empty(item.box.size, dtype=dtype, device="cpu")
         into = {item.name: rooms.get(item.name, sources[item.name].detach()) for item in batch}
         reader.read([ReadTarget(item.name, item.box, _memory(into[item.name])) for item in batch])
-        whole = {name: fill_once(name, sources[name], room) for name, room in rooms.items()}
+        distinct = {name: fill_once(name, sources[name], room) for name, room in rooms.items()}
         for name, room in rooms.items():
-            into_once, values = whole[name]
+            into_once, values = distinct[name]
             if name not in repeated:
                 into_once.copy_(values)
             if name in casts and not _as_finite(sources[name], room):
@@ -77,18 +77,22 @@ def fill_tensors(
     return infinite
 
 
-def _sharing(held: list[HeldBox], sources: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str]]:
-    """Return the names of tensors that are the memory of an earlier name's tensor (tied weights),
-    and of those whose memory may overlap another's in another way."""
+def _sharing(
+    boxes: list[HeldBox], sources: Mapping[str, torch.Tensor]
+) -> tuple[set[str], set[str]]:
+    """Return the names of tied tensors, and of tensors whose memory may overlap otherwise.
+
+    A tied tensor is exactly the memory of an earlier name's tensor (tied weights).
+    """
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), at)
-        for at, tensor in enumerate(sources[item.name] for item in held)
+        for at, tensor in enumerate(sources[item.name] for item in boxes)
         if tensor.numel()
     )
     repeated, overlapping = set[str](), set[str]()
-    run, end = list[str](), ("", 0)  # names whose spans touch each other, and where the last ends
+    run, end = list[str](), ("", 0)  # names of adjoining spans; end of the last one
     for device, begin, at in spans:
-        name = held[at].name
+        name = boxes[at].name
         if (device, begin) >= end:
             _divide(run, sources, repeated, overlapping)
             run = []
@@ -104,7 +108,7 @@ def _divide(
     repeated: set[str],
     overlapping: set[str],
 ) -> None:
-    """Divide names of tensors whose memory lies in one run."""
+    """Sort names of tensors in one run of memory into `repeated` and `overlapping`."""
     first: dict[object, str] = {}
     for name in names:
         tensor = sources[name]
@@ -122,7 +126,7 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def _check_kept(name: str, into: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise MismatchError where a tensor does not have its values, once all have been copied."""
+    """Raise MismatchError where a tensor lost its values to another one."""
     if not torch.equal(_bits(into), _bits(values.to(into.dtype))):
         raise MismatchError(
             f"{name} shares memory here with another tensor of the state, and the checkpoint has"
@@ -158,8 +162,10 @@ def fill_once(
 
 
 def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors whose memory cannot be written: files that are mapped for
-    reading. A store there ends the process by a signal."""
+    """Return the names of tensors in read-only mapped files.
+
+    A store there ends the process by a signal.
+    """
     closed: list[tuple[int, int]] = []
     with suppress(OSError):
         for line in _MAPS.read_text(errors="replace").splitlines():
@@ -167,28 +173,28 @@ def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
             if rights[1] != "w":
                 begin, _, end = span.partition("-")
                 closed.append((int(begin, 16), int(end, 16)))
-    found: list[str] = []
+    names: list[str] = []
     for name, tensor in sources.items():
         if tensor.device.type == "cpu" and tensor.numel():
             last = tensor.data_ptr() + _extent_bytes(tensor) - 1
             at = bisect_right(closed, (last, sys.maxsize)) - 1
             if at >= 0 and closed[at][1] > tensor.data_ptr():
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _is_not_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Return whether its values do not lie in this machine's memory as they are."""
+    """Return whether its bits are not plainly in host memory."""
     return tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg()
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """Its own memory, as elements of the same size: NumPy has no bfloat16."""
+    """Return its memory as elements of the same size: NumPy has no bfloat16."""
     return tensor.view(_CARRIERS.get(tensor.dtype.itemsize, tensor.dtype)).numpy()
 
 
 def _batches(items: list[HeldBox], staged: set[str]) -> list[list[HeldBox]]:
-    """Divide tensors, in their order: what lies side by side in a checkpoint is read together."""
+    """Divide tensors into batches, in order: neighbours in a checkpoint are read together."""
     batches: list[list[HeldBox]] = []
     left_bytes = 0
     for item in items:
@@ -207,23 +213,25 @@ def _as_finite(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 def _check(
     reader: CheckpointReader,
-    held: list[HeldBox],
+    boxes: list[HeldBox],
     casts: Mapping[str, torch.dtype],
     read_only: Collection[str],
 ) -> None:
-    found = [f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only]
+    differences = [
+        f"{name}: is in memory that is mapped read-only here; clone it" for name in read_only
+    ]
     saved = reader.checkpoint.tensors
-    for name, dtype, shape, *_ in held:
+    for name, dtype, shape, *_ in boxes:
         if name not in saved:
-            found.append(f"{name}: is not in the checkpoint")
+            differences.append(f"{name}: is not in the checkpoint")
             continue
         if saved[name].shape != shape:
-            found.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
+            differences.append(f"{name}: has shape {saved[name].shape} there, {shape} here")
         expected = dtype_name(casts.get(name, dtype))
         if saved[name].dtype != expected:
-            found.append(f"{name}: is {saved[name].dtype} there, {expected} here")
-    if found:
-        lines = "\n  ".join(found)
+            differences.append(f"{name}: is {saved[name].dtype} there, {expected} here")
+    if differences:
+        lines = "\n  ".join(differences)
         raise MismatchError(
             f"{reader.checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )

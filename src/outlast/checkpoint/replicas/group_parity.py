@@ -1,6 +1,6 @@
 """Parity of a group's parts in a keeper's memory.
 
-Two arenas: the version before stays whole until the next one is.
+Two arenas: the previous version stays complete until the next one is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ TURN_S = COPY_S - STALL_S  # for the version before to become whole, while a sen
 
 
 class GroupParity:
-    """Of one version. `manifests`: of the parts whose strips are in it, by rank; `begun`: whose
-    are, or are on their way; `void`: why it will never be whole."""
+    """Parity of one version.
+
+    `manifests`: of the parts whose strips are folded in, by rank; `begun`: ranks whose strips have
+    arrived or are arriving; `void`: why it will never be complete.
+    """
 
     def __init__(self, number: int, place: SavePoint, arena: Arena | None) -> None:
         self.number, self.place, self.arena = number, place, arena
@@ -34,7 +37,10 @@ class GroupParity:
         self._folding, self._making = threading.Lock(), threading.Lock()
 
     def make_room(self, size_bytes: int) -> None:
-        """For strips so long. Raises StorageError when there is none, WireError as `fold` does."""
+        """Allocate memory for strips of this size.
+
+        Raises StorageError when there is none, WireError as `fold` does.
+        """
         with self._making:
             with self._folding:
                 self._check()
@@ -58,20 +64,22 @@ class GroupParity:
                 self.arena = larger
 
     def fold(self, at: int, piece: memoryview) -> None:
-        """One more piece of somebody's strip. WireError once it will never be whole: its memory is
-        another version's by then."""
+        """XOR one more piece of a strip into the parity.
+
+        Raises WireError once it is void: its memory may belong to another version by then.
+        """
         with self._folding:
             self._check()
             assert self.arena
             parity_arithmetic.xor_into(self.arena.view[at : at + len(piece)], piece)
 
     def spoil(self, why: str) -> None:
-        """Nothing is folded into it any more when this returns."""
+        """Make the parity void; nothing is folded into it any more when this returns."""
         with self._folding:
             self.void = self.void or f"parity of step {self.place.step} is void: {why}"
 
     def take_arena(self) -> Arena | None:
-        """For another version, once this one is spoilt."""
+        """Return the arena of a void parity, for another version."""
         with self._folding:
             arena, self.arena = self.arena, None
             return arena
@@ -88,6 +96,7 @@ class StripFolding:
         self._parities, self._parity, self._rank = parities, parity, rank
 
     def pieces(self, at: int, end: int) -> Iterator[memoryview]:
+        """Yield memory for the bytes of the strip; fold each piece after it was filled."""
         scratch = memoryview(bytearray(min(SLICE_BYTES, end - at)))
         for begin in range(at, end, SLICE_BYTES):
             piece = scratch[: min(SLICE_BYTES, end - begin)]
@@ -95,6 +104,7 @@ class StripFolding:
             self._parity.fold(begin, piece)
 
     def keep(self, manifest: Manifest) -> None:
+        """Record that the strip is complete. Raises WireError if it does not count any more."""
         with self._parities.change:
             parity = self._parity
             if manifest.place != parity.place:
@@ -105,6 +115,7 @@ class StripFolding:
             self._parities.change.notify_all()
 
     def give_up(self, why: str) -> None:
+        """Make the parity void, unless the strip is complete."""
         with self._parities.change:
             if self._rank not in self._parity.manifests:
                 self._parity.spoil(f"the strip of rank {self._rank} broke off ({why})")
@@ -112,8 +123,10 @@ class StripFolding:
 
 
 class HeldParities:
-    """What the keeper of `rank` holds for the others of its group: two versions, the newest last.
-    Numbers of their arenas are below zero."""
+    """Parity in the keeper of `rank` for the others of its group: two versions, newest last.
+
+    Numbers of their arenas are below zero.
+    """
 
     def __init__(self, rank: int, group: tuple[int, ...]) -> None:
         self.change = threading.Condition(threading.RLock())  # held while these are looked at
@@ -122,8 +135,11 @@ class HeldParities:
         self._versions: list[GroupParity] = []
 
     def begin(self, offer: Offer) -> StripFolding | None:
-        """Where a strip is to go; None where it is already. Waits while the version before is being
-        made. Raises WireError for one that cannot count any more, StorageError without room."""
+        """Return the destination of a strip; None where it is here already.
+
+        Waits while the previous version is incomplete. Raises WireError for a strip that cannot
+        count any more, StorageError without memory.
+        """
         place, rank = offer.place, offer.rank
         if place is None or rank not in self._others:
             raise WireError(f"rank {rank} is not of its group, {self._group}")
@@ -146,14 +162,17 @@ class HeldParities:
         return folding
 
     def strip(self, manifest: Manifest) -> Strip:
-        """What of this part comes here. WireError where that is none of the group's."""
+        """Return the range of this part that this keeper gets.
+
+        Raises WireError for a rank outside of the group.
+        """
         if manifest.rank not in self._others:
             raise WireError(f"rank {manifest.rank} is not of its group, {self._group}")
         return cut_strip(self._group, manifest.rank, self._rank, manifest.size_bytes)
 
     @property
-    def whole(self) -> list[tuple[keeper_frames.VersionParity, Arena]]:
-        """For whoever holds `change`."""
+    def complete(self) -> list[tuple[keeper_frames.VersionParity, Arena]]:
+        """Return the complete parities with their arenas; the caller holds `change`."""
         return [
             (
                 keeper_frames.VersionParity(
@@ -179,7 +198,7 @@ class HeldParities:
     # --- under the lock ----------------------------------------------------------------------
 
     def _of(self, place: SavePoint, rank: int) -> GroupParity:
-        """The parity of this version, which `rank` has a strip for."""
+        """Return the parity of this version, for a strip of `rank`."""
         due = time.monotonic() + TURN_S
         while True:
             for parity in self._versions:
@@ -200,13 +219,13 @@ class HeldParities:
                 last.spoil(f"the strips of ranks {missing} did not come")
 
     def _next(self, place: SavePoint) -> GroupParity:
-        """A version to be made, in the memory of one that never will be whole, or of the oldest."""
+        """Begin a version, in the memory of a void one, or of the oldest."""
         number, arena = -1 - len(self._versions), None
         if len(self._versions) > 1 or (self._versions and self._versions[0].void):
-            old = next((each for each in self._versions if each.void), self._versions[0])
-            self._versions.remove(old)
-            old.spoil("newer ones took its place")
-            number, arena = old.number, old.take_arena()
+            replaced = next((each for each in self._versions if each.void), self._versions[0])
+            self._versions.remove(replaced)
+            replaced.spoil("newer ones took its place")
+            number, arena = replaced.number, replaced.take_arena()
         self._versions.append(GroupParity(number, place, arena))
         self.change.notify_all()
         return self._versions[-1]
@@ -216,6 +235,5 @@ class HeldParities:
 
 
 def _older(place: SavePoint, other: SavePoint) -> bool:
-    """Of two versions of one attempt, that is: of others nobody can tell, and the last to come is
-    taken for the newest."""
+    """Return whether a version is older; only versions of one attempt are comparable."""
     return place.attempt == other.attempt and place.position < other.position

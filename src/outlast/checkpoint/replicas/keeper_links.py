@@ -1,6 +1,6 @@
 """Authenticated TCP links between keepers, and their frames.
 
-The token itself never travels. Frames and bytes are neither hidden nor signed: a network between
+The token itself is never sent. Frames and bytes are neither encrypted nor signed: a network between
 hosts must be the cluster's own. Every operation has a deadline (docs/format.md, "Copies").
 """
 
@@ -21,7 +21,7 @@ from outlast.errors import WireError
 
 MAGIC = b"OLC1"
 HELLO_S = 5.0
-STALL_S = 10.0  # for one slice, or one answer: then the other end counts as gone
+STALL_S = 10.0  # for one slice, or one answer: then the other end counts as dead
 SLICE_BYTES = 1 << 20  # digested and passed on while it is in the processor's cache
 FRAME_BYTES_MAX = 256 << 20
 _HELLO_FRAME_BYTES_MAX = 1 << 10  # until a stranger has shown that it is none
@@ -30,20 +30,22 @@ _LENGTH = struct.Struct("<I")
 
 
 class LinkFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of everything that is said between keepers."""
+    """Base of all frames between keepers."""
 
 
 class Shown(LinkFrame, frozen=True, kw_only=True):
-    """The token was known: `proof` of the one who says it, over both nonces."""
+    """Proof that the sender of the frame knows the token: `proof`, over both nonces."""
 
     nonce: bytes
     proof: bytes
 
 
 class Offer(LinkFrame, frozen=True, kw_only=True):
-    """A version of a rank's part comes: so many bytes, in memory of `arena_bytes`, which later ones
-    will want as well. `copy` names this transfer; `lanes`: connections that carry it, this one the
-    first."""
+    """Announcement of a version of a rank's part, or of a strip of it.
+
+    `arena_bytes`: memory that later versions need as well. `copy` identifies this transfer;
+    `lanes`: number of connections, this one the first.
+    """
 
     copy: str
     lanes: int
@@ -54,31 +56,34 @@ class Offer(LinkFrame, frozen=True, kw_only=True):
     place: SavePoint | None = None
 
     def chunks(self, lane: int = 0, lanes: int = 1) -> range:
-        """Where the chunks begin that one of `lanes` carries, in their order."""
+        """Return the offsets of the chunks that one of `lanes` carries, in order."""
         return range(lane * self.chunk_bytes, self.size_bytes, lanes * self.chunk_bytes)
 
 
 class Join(LinkFrame, frozen=True, kw_only=True):
-    """This connection is another lane of a transfer that was offered."""
+    """This connection is another lane of an offered transfer."""
 
     copy: str
     lane: int
 
 
 class Ready(LinkFrame, frozen=True, kw_only=True):
-    """There is memory for it: every lane sends its chunks, one after the other."""
+    """Memory is allocated: every lane sends its chunks, one after the other."""
 
 
 class Sealed(LinkFrame, frozen=True, kw_only=True):
-    """All was sent, and had not changed meanwhile: the part's manifest, with its chunks' digests,
-    as it would lie in a file; of a strip, also the digests of what was sent, cut as the part is."""
+    """End of a transfer whose bytes did not change meanwhile.
+
+    `record`: the part's manifest, with its chunks' digests, as in its file; `strip`: of a strip,
+    the digests of the sent bytes, in chunks of the same size.
+    """
 
     record: bytes
     strip: tuple[str, ...] = ()
 
 
 class Kept(LinkFrame, frozen=True, kw_only=True):
-    """The version is held; where `error` says why not, the one before it still is."""
+    """The version is held; with an `error`, the previous one still is."""
 
     error: str = ""
 
@@ -88,9 +93,12 @@ _decoder = msgspec.msgpack.Decoder(LinkMessage)
 
 
 class KeeperLink:
-    """One connection. Every wait ends by `due` on the monotonic clock, and earlier when the other
-    end stalls: then it raises OSError, as for all that breaks; WireError for what is no frame.
-    What is sent keeps to a `pace`."""
+    """One connection.
+
+    Every wait ends by `due` on the monotonic clock, and earlier when the other end stalls: then it
+    raises OSError, as for all connection errors; WireError for invalid frames. Sends respect
+    `pace`.
+    """
 
     def __init__(self, sock: socket.socket, due: float, pace: RateLimiter | None = None) -> None:
         self._sock = sock
@@ -104,7 +112,7 @@ class KeeperLink:
     def open(
         cls, address: str, token: str, due: float, pace: RateLimiter | None = None
     ) -> KeeperLink:
-        """To the keeper at HOST:PORT, which has shown that it knows the token, too."""
+        """Connect to the keeper at HOST:PORT; both ends prove that they know the token."""
         host, _, port = address.rpartition(":")
         until = min(due, time.monotonic() + HELLO_S)
         left_s = max(0.001, until - time.monotonic())
@@ -119,7 +127,7 @@ class KeeperLink:
 
     @classmethod
     def answer(cls, sock: socket.socket, token: str) -> KeeperLink:
-        """Whoever came, once it has shown the token. The socket is closed where this raises."""
+        """Authenticate an incoming connection. The socket is closed where this raises."""
         link = cls(sock, time.monotonic() + HELLO_S)
         try:
             link._ask(token)
@@ -129,22 +137,25 @@ class KeeperLink:
         return link
 
     def send(self, frame: LinkMessage) -> None:
+        """Send a frame. Raises WireError for one that is too large."""
         payload = msgspec.msgpack.encode(frame)
         if len(payload) > FRAME_BYTES_MAX:
             raise WireError(f"a frame of {len(payload)} bytes, above {FRAME_BYTES_MAX}: not sent")
         self.send_bytes(memoryview(_LENGTH.pack(len(payload)) + payload))
 
     def receive(self, patience_s: float = STALL_S) -> LinkMessage:
+        """Receive a frame; `patience_s`: how long to wait for its first bytes."""
         return self._receive(FRAME_BYTES_MAX, patience_s)
 
     def send_bytes(self, data: memoryview) -> None:
+        """Send bytes, within the limit of `pace`."""
         if self._pace:
             self._pace.spend(len(data))
         self._hurry(STALL_S)
         self._sock.sendall(data)
 
     def receive_into(self, data: memoryview, patience_s: float = STALL_S) -> None:
-        """Fill it."""
+        """Fill `data`; `patience_s`: how long to wait for each part."""
         done = 0
         while done < len(data):
             self._hurry(patience_s)
@@ -154,11 +165,12 @@ class KeeperLink:
             done += count
 
     def cut(self) -> None:
-        """End it from another thread: whoever waits in it gets an error."""
+        """End the connection from another thread: pending calls raise an error."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the socket."""
         self._sock.close()
 
     def _hurry(self, patience_s: float) -> None:
@@ -183,7 +195,7 @@ class KeeperLink:
         except msgspec.DecodeError as error:
             raise WireError(f"not a frame: {error}") from error
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- authentication ---------------------------------------------------------------------
 
     def _ask(self, token: str) -> None:
         ours = secrets.token_bytes(_NONCE_BYTES)

@@ -33,12 +33,11 @@ _THREADS = 32
 
 
 class MemoryCopies:
-    """A source without a disk: its directories are the versions of which every rank's part is held
-    by somebody's keeper, or given by parity.
+    """A source in memory: versions of which keepers or parity have every rank's part.
 
-    Its commit records are made up here, from manifests with digests of every chunk. Where several
-    hold a part, a damaged chunk is read from another, and where none does, computed from parity.
-    The `memories` are held until `close`.
+    Its commit records are generated here, from manifests with digests of every chunk. Where several
+    keepers hold a part, a damaged chunk is read from another, and as a last resort computed from
+    parity. The `memories` are held until `close`.
     """
 
     where = "memory"
@@ -80,24 +79,29 @@ class MemoryCopies:
         name: str,
         on_silent: Callable[[str], None] = lambda _: None,
     ) -> MemoryCopies:
-        """What the keepers at `addresses` hold. One that cannot be reached holds nothing; of one
-        that is there and does not answer `on_silent` is told, from any thread."""
+        """Return the contents of the keepers at `addresses`.
+
+        An unreachable keeper is left out; for one that is there and does not answer, `on_silent`
+        gets the error, from any thread.
+        """
 
         def ask(address: str) -> _KeeperContents:
             return _KeeperContents.of(address, token, name, on_silent)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(ask, addresses))
+            contents = list(pool.map(ask, addresses))
         return cls(
-            [part for each in found for part in each.parts],
-            [parity for each in found for parity in each.parities],
-            [memory for each in found for memory in each.memories.values()],
+            [part for each in contents for part in each.parts],
+            [parity for each in contents for parity in each.parities],
+            [memory for each in contents for memory in each.memories.values()],
         )
 
     def directories(self) -> list[str]:
+        """See StoreSource.directories."""
         return list(self._records)
 
     def files(self, directory: str) -> dict[str, int]:
+        """See StoreSource.files."""
         records = self._records.get(directory, {})
         shards = self._shards.get(directory, {})
         return {name: len(data) for name, data in records.items()} | {
@@ -105,6 +109,7 @@ class MemoryCopies:
         }
 
     def get(self, directory: str, name: str) -> bytes:
+        """See StoreSource.get."""
         if name in self._shards.get(directory, {}):
             data = bytearray(self.files(directory)[name])
             self.read(directory, name, 0, memoryview(data))
@@ -112,6 +117,7 @@ class MemoryCopies:
         return _find(self._records, directory, name)
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
+        """See StoreSource.read."""
         if name in self._records.get(directory, {}):
             found = self._records[directory][name][at : at + len(into)]
             if len(found) < len(into):
@@ -124,11 +130,11 @@ class MemoryCopies:
         part.memory.read(at, into)
 
     def holders(self, directory: str, name: str) -> Sequence[MemoryFile]:
-        """The one's own keeper first, parity last."""
+        """Return the holders of a file, the rank's own keeper first, parity last."""
         return [part.memory for part in _find(self._shards, directory, name)]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._records.clear()
         self._shards.clear()
         for memory in self._memories:
@@ -147,7 +153,7 @@ def _find(files: Mapping[str, Mapping[str, _Found]], directory: str, name: str) 
 
 @dataclass
 class _KeeperContents:
-    """What one keeper holds."""
+    """The contents of one keeper."""
 
     parts: list[HeldPart] = field(default_factory=list[HeldPart])
     parities: list[HeldParity] = field(default_factory=list[HeldParity])
@@ -157,32 +163,32 @@ class _KeeperContents:
     def of(
         cls, address: str, token: str, name: str, on_silent: Callable[[str], None]
     ) -> _KeeperContents:
-        """Of the keeper there; nothing, where there is none, or it does not answer."""
-        found = cls()
+        """Return the contents of the keeper there; empty if it is missing or silent."""
+        contents = cls()
         try:
             keeper = KeeperClient.connect(address, token, name, REACH_S)
         except StorageError:
-            return found
+            return contents
         try:
             older_bytes = sum(each.size_bytes for each in keeper.older)
-            lying = keeper.lying(REACH_S + older_bytes / _DIGEST_BYTES_PER_S)
+            frame = keeper.contents(REACH_S + older_bytes / _DIGEST_BYTES_PER_S)
         except StorageError as error:
             on_silent(str(error))
-            return found
+            return contents
         else:
-            for held in lying.held:
-                memory = found.memories[held.arena] = keeper.take(held.arena)
-                found.parts.append(HeldPart(held.manifest, memory))
-            for parity in lying.parities:
-                memory = found.memories[parity.arena] = keeper.take(parity.arena)
-                found.parities.append(HeldParity(parity, memory))
-            return found
+            for version in frame.held:
+                memory = contents.memories[version.arena] = keeper.take(version.arena)
+                contents.parts.append(HeldPart(version.manifest, memory))
+            for parity in frame.parities:
+                memory = contents.memories[parity.arena] = keeper.take(parity.arena)
+                contents.parities.append(HeldParity(parity, memory))
+            return contents
         finally:
             keeper.close(0)
 
 
 def _as_single_file(part: HeldPart) -> HeldPart:
-    """In memory no part is divided into files."""
+    """Return the part as one file: in memory no part is divided into files."""
     if not part.manifest.frozen_bytes:
         return part
     manifest = msgspec.structs.replace(part.manifest, format=FORMAT, frozen=msgspec.UNSET)
@@ -190,8 +196,7 @@ def _as_single_file(part: HeldPart) -> HeldPart:
 
 
 def _is_complete(manifests: list[Manifest]) -> bool:
-    """Return whether these are all parts of one version, which no rank divided otherwise, and of
-    which replicas were equal."""
+    """Return whether these are all parts of one version, with one plan and equal replicas."""
     first = manifests[0]
     agreed = {(each.job, each.world, each.plan) for each in manifests}
     if len(agreed) > 1 or {each.rank for each in manifests} != set(range(first.world)):
@@ -200,7 +205,7 @@ def _is_complete(manifests: list[Manifest]) -> bool:
 
 
 def _records(manifests: list[Manifest]) -> dict[str, bytes]:
-    """The files beside the shards, in order of ranks."""
+    """Return the files beside the shards, in order of ranks."""
     first = manifests[0]
     files = {manifest_name(each.rank): seal(each) for each in manifests}
     commit = Commit(

@@ -1,9 +1,9 @@
 """Parity arithmetic: strips of parts, their XOR, and the rebuilding of a lost part.
 
 Each member's part is cut into as many strips as there are other members, in their order: one for
-each other's keeper. What that keeper holds is the XOR of the strips that it gets, as if all were as
-long as the longest. So of the strips of a lost member each is the XOR of one keeper's parity and
-that keeper's strips of all members who are left.
+each other's keeper. That keeper holds the XOR of the strips that it gets, padded to the longest. So
+each strip of a lost member is the XOR of one keeper's parity and that keeper's strips of all
+remaining members.
 
 XOR runs at the memory's speed with NumPy, which is imported on first use: a keeper without parity
 starts without it.
@@ -22,25 +22,25 @@ BLOCK_BYTES = 4096
 
 
 class Strip(NamedTuple):
-    """Bytes of a part, from `begin` to `end` (exclusive); none, where the part is short."""
+    """Bytes of a part, from `begin` to `end` (exclusive); empty, where the part is short."""
 
     begin: int
     end: int
 
 
 def strip_bytes(size_bytes: int, members: int) -> int:
-    """How long the strips of a part are; the last ones of it may be shorter."""
+    """Return the length of a part's strips; the last ones may be shorter."""
     blocks = -(-size_bytes // BLOCK_BYTES)
     return -(-blocks // (members - 1)) * BLOCK_BYTES
 
 
 def other_members(group: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The members who hold parity of `rank`'s strips: the i-th of them, of its i-th strip."""
+    """Return the members that hold parity of `rank`'s strips, in the order of strips."""
     return tuple(member for member in group if member != rank)
 
 
 def cut_strip(group: tuple[int, ...], rank: int, holder: int, size_bytes: int) -> Strip:
-    """The strip of `rank`'s part of `size_bytes` that goes to the keeper of `holder`."""
+    """Return the strip of `rank`'s part of `size_bytes` for the keeper of `holder`."""
     each = strip_bytes(size_bytes, len(group))
     begin = min(size_bytes, other_members(group, rank).index(holder) * each)
     return Strip(begin, min(size_bytes, begin + each))
@@ -55,29 +55,31 @@ def xor_into(into: memoryview, piece: memoryview) -> None:
 
 
 def clear_memory(memory: memoryview) -> None:
-    """Make all of it zero."""
+    """Set all bytes to zero."""
     import numpy as np
 
     np.frombuffer(memory, np.uint8).fill(0)
 
 
 class HeldPart(NamedTuple):
-    """One rank's part of a version, and where it lies."""
+    """One rank's part of a version, with its memory."""
 
     manifest: Manifest
     memory: MemoryFile
 
 
 class HeldParity(NamedTuple):
-    """What one keeper has of its group's parity of that version, and where it lies."""
+    """One keeper's parity of a version, with its memory."""
 
     parity: VersionParity
     memory: MemoryFile
 
 
 class RebuiltPart:
-    """The part of `rank`, computed wherever it is read: it is right where all that it is made of
-    is, and whoever reads it compares digests. Never in memory as a whole."""
+    """The part of `rank`, computed on read, never in memory as a whole.
+
+    It is right where all its sources are, and the reader compares digests.
+    """
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class RebuiltPart:
         parts: Mapping[int, HeldPart],
         parities: Mapping[int, MemoryFile],
     ) -> None:
-        """`parts` and `parities` of all others in the group, by rank and by their keeper's."""
+        """Combine `parts` and `parities` of all others in the group, by rank of their keeper."""
         self._group, self._rank = group, rank
         self._holders = other_members(group, rank)
         self._strip_bytes = strip_bytes(size_bytes, len(group))
@@ -102,7 +104,7 @@ class RebuiltPart:
             at, into = at + length, into[length:]
 
     def _compute(self, holder: int, offset: int, into: memoryview) -> None:
-        """Bytes of the strip that is in this holder's parity."""
+        """Compute bytes of the strip in this holder's parity."""
         self._parities[holder].read(offset, into)
         scratch = memoryview(bytearray(len(into)))
         for rank in other_members(self._group, holder):
@@ -119,20 +121,22 @@ class RebuiltPart:
 def rebuild_part(
     parts: Mapping[int, HeldPart], parities: Iterable[HeldParity]
 ) -> dict[int, HeldPart]:
-    """By rank, every part that parity of this version gives: of those that are lost, and once more
-    of those that are not, should they be damaged."""
-    held: dict[tuple[int, ...], dict[int, HeldParity]] = {}
+    """Return every part that parity of this version can rebuild, by rank.
+
+    These are lost parts, and present ones as well, in case they are damaged.
+    """
+    by_group: dict[tuple[int, ...], dict[int, HeldParity]] = {}
     for each in parities:
-        held.setdefault(each.parity.group, {})[each.parity.rank] = each
+        by_group.setdefault(each.parity.group, {})[each.parity.rank] = each
     rebuilt: dict[int, HeldPart] = {}
-    for group, found in held.items():
+    for group, found in by_group.items():
         for rank in group:
-            left = other_members(group, rank)
-            if not all(other in parts and other in found for other in left):
+            others = other_members(group, rank)
+            if not all(other in parts and other in found for other in others):
                 continue
-            manifests = found[left[0]].parity.manifests
+            manifests = found[others[0]].parity.manifests
             manifest = next(each for each in manifests if each.rank == rank)
-            memories = {other: found[other].memory for other in left}
+            memories = {other: found[other].memory for other in others}
             memory = RebuiltPart(group, rank, manifest.size_bytes, parts, memories)
             rebuilt[rank] = HeldPart(manifest, memory)
     return rebuilt

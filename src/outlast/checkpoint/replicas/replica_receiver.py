@@ -1,6 +1,7 @@
 """Copies received from other keepers, each chunk verified.
 
-Two arenas a sender: the version before stays whole until the next one is. Strips go into parity.
+Two arenas a sender: the previous version stays complete until the next one is. Strips go into
+parity.
 """
 
 from __future__ import annotations
@@ -38,44 +39,48 @@ _CHUNK_BYTES_MAX = 1 << 30
 
 
 class ReplicaDestination(Protocol):
-    """Where a version, or a strip of it, goes."""
+    """Destination of a version, or of a strip of it."""
 
     def pieces(self, at: int, end: int) -> Iterator[memoryview]:
-        """Memory for these bytes, in their order; each is taken in when the next one is asked for.
-        WireError where they are not wanted any more."""
+        """Yield memory for these bytes, in order; each is consumed on the next iteration.
+
+        Raises WireError where they are not wanted any more.
+        """
         ...
 
     def keep(self, manifest: Manifest) -> None:
-        """All of it has come, and is right. WireError as above."""
+        """Accept the version: all of it has arrived and is right. Raises WireError as above."""
         ...
 
     def give_up(self, why: str) -> None:
-        """It did not come, or not right."""
+        """Discard an incomplete or damaged transfer."""
         ...
 
 
 @dataclass(eq=False)
 class ReplicaCopy:
-    """An arena for one sender's versions. `manifest`: of the one that lies in it, whole."""
+    """An arena for one sender's versions. `manifest`: of the complete version in it."""
 
     number: int
     arena: Arena
     manifest: Manifest | None = None
 
     def pieces(self, at: int, end: int) -> Iterator[memoryview]:
+        """Yield slices of the arena."""
         for begin in range(at, end, SLICE_BYTES):
             yield self.arena.view[begin : min(begin + SLICE_BYTES, end)]
 
     def keep(self, manifest: Manifest) -> None:
+        """Record the manifest of the complete version."""
         self.manifest = manifest
 
     def give_up(self, why: str) -> None:
-        """It has no manifest yet."""
+        """Do nothing: it has no manifest yet."""
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """A version on its way here. `links` are cut when a newer one of the same rank comes."""
+    """An incoming version. `links` are cut when a newer one of the same rank comes."""
 
     offer: Offer
     due: float
@@ -89,8 +94,10 @@ class _Transfer:
 
 
 class ReplicaReceiver:
-    """What other ranks' keepers send to this one: copies, and strips for its `parities`. Numbers of
-    its arenas are below zero."""
+    """Receives copies from other ranks' keepers, or strips for `parities`.
+
+    Numbers of its arenas are below zero.
+    """
 
     def __init__(self, token: str, parities: HeldParities | None = None) -> None:
         self._token = token
@@ -112,7 +119,7 @@ class ReplicaReceiver:
 
     @property
     def copies(self) -> list[ReplicaCopy]:
-        """All arenas, for whoever holds `change`."""
+        """Return all arenas; the caller holds `change`."""
         return [copy for copies in self._copies.values() for copy in copies]
 
     def _serve(self, sock: socket.socket) -> None:
@@ -168,7 +175,7 @@ class ReplicaReceiver:
             self._end(transfer)
 
     def _begin(self, transfer: _Transfer) -> bool:
-        """Find memory for it; False for what is here already."""
+        """Find memory for a transfer; return False if the version is here already."""
         offer, rank = transfer.offer, transfer.offer.rank
         transfer.digests = [""] * len(offer.chunks())
         transfer.lanes_left = set(range(offer.lanes))
@@ -188,7 +195,7 @@ class ReplicaReceiver:
         return transfer.into is not None
 
     def _copy(self, rank: int, size_bytes: int) -> ReplicaCopy:
-        """From here on the rank's version before the last is gone."""
+        """Return an arena for the rank; its version before the last is discarded."""
         with self.change:
             if rank not in self._copies and len(self._copies) >= SENDERS_MAX:
                 raise StorageError(f"it holds copies of {SENDERS_MAX} other ranks already")
@@ -201,7 +208,7 @@ class ReplicaReceiver:
                 old.arena.close()
                 old = None
         if not old:
-            # Outside of the lock: it takes a while, and nobody else begins for this rank.
+            # Outside of the lock: it is slow, and this rank has only one transfer.
             old = ReplicaCopy(next(self._numbers), Arena.create(size_bytes))
             with self.change:
                 copies.insert(0, old)
@@ -211,7 +218,7 @@ class ReplicaReceiver:
         return any(each.offer.rank == rank for each in self._transfers.values())
 
     def _fill(self, transfer: _Transfer, link: KeeperLink, lane: int) -> None:
-        """Receive one lane's chunks, and digest them."""
+        """Receive and digest one lane's chunks."""
         into, offer = transfer.into, transfer.offer
         assert into
         link.due = transfer.due
@@ -240,7 +247,7 @@ class ReplicaReceiver:
                 raise WireError(transfer.error or f"lanes {transfer.lanes_left} did not end")
 
     def _keep(self, transfer: _Transfer, sealed: Sealed) -> None:
-        """Let the version count, if it is what was sent."""
+        """Accept the version, if it matches the sent digests."""
         into, offer = transfer.into, transfer.offer
         assert into
         manifest = unseal(sealed.record, Manifest, f"the copy of rank {offer.rank}'s part")
@@ -249,13 +256,13 @@ class ReplicaReceiver:
             strip = self._parities.strip(manifest)
             size_bytes, digests = strip.end - strip.begin, sealed.strip
             part = f"the strip from byte {strip.begin} of {part}"
-        said = (manifest.rank, size_bytes, manifest.chunk_bytes, len(digests))
-        if said != (offer.rank, offer.size_bytes, offer.chunk_bytes, len(offer.chunks())):
+        sealed_fields = (manifest.rank, size_bytes, manifest.chunk_bytes, len(digests))
+        if sealed_fields != (offer.rank, offer.size_bytes, offer.chunk_bytes, len(offer.chunks())):
             raise WireError("the manifest is not of the version that was offered")
         wrong = [
             at
-            for at, (found, said) in enumerate(zip(transfer.digests, digests, strict=True))
-            if found != said
+            for at, (found, sealed_fields) in enumerate(zip(transfer.digests, digests, strict=True))
+            if found != sealed_fields
         ]
         if wrong:
             raise WireError(
@@ -271,7 +278,7 @@ class ReplicaReceiver:
             transfer.over = True
 
     def _end(self, transfer: _Transfer) -> None:
-        """Once no lane writes any more, the next version may come."""
+        """End the transfer; the next version may begin once no lane writes any more."""
         with self.change:
             if not transfer.over:
                 _cut(transfer, "the transfer was broken off")
@@ -285,7 +292,7 @@ class ReplicaReceiver:
 
 
 def _check(offer: Offer) -> None:
-    """Raises WireError for an offer that no keeper of ours would make."""
+    """Raise WireError for an inconsistent offer."""
     if (
         not 1 <= offer.lanes <= LANES
         or not 4096 <= offer.chunk_bytes <= _CHUNK_BYTES_MAX

@@ -37,14 +37,14 @@ BYTES_PER_S_MIN = 50e6  # a peer that takes them more slowly is given up
 
 
 class _PeerLostError(Exception):
-    """The trainer copies over the version, or the keeper ends: nothing went wrong."""
+    """The version was overwritten, or the keeper ends: no error."""
 
 
 class SentVersion:
-    """What was ordered, and lies in the arena while that says `stamp`, on its way to peers.
+    """A version in an arena (while its stamp is `stamp`) that is being sent to peers.
 
-    `tell` hears once, from any thread, how many hold it, and why others do not; `on_digested` gets
-    the manifest with chunks as soon as they are known.
+    `tell` is called once, from any thread, with the number of holders and the errors of others;
+    `on_digested` gets the manifest with chunks as soon as they are known.
     """
 
     def __init__(
@@ -63,25 +63,26 @@ class SentVersion:
         self._tell, self._on_digested = tell, on_digested
         self._lock, self._digesting = threading.Lock(), threading.Lock()
         self._digested: Manifest | None = None
-        self._left = self._held = self._strips = 0
+        self._remaining = self._holders = self._strips = 0
         self._errors: list[str] = []
 
     def expect(self, count: int, strips: int = 0) -> None:
-        """So many peers will be done with it, of whom so many get strips."""
-        self._left, self._strips = count, strips
+        """Set the number of peers, and of those that get strips."""
+        self._remaining, self._strips = count, strips
 
     def check(self) -> None:
-        """Raises where a copy over it may have begun."""
+        """Raise _PeerLostError where a copy over it may have begun."""
         if self._view is None or self._arena.stamp != self._stamp:
             raise _PeerLostError
 
     def piece(self, begin: int, end: int) -> memoryview:
+        """Return bytes of the version. Raises as `check` does."""
         self.check()
         assert self._view is not None
         return self._view[begin:end]
 
     def parcel(self, group: tuple[int, ...], holder: int) -> ReplicaParcel:
-        """What the keeper of `holder` gets: a strip where there is a group, else all of it."""
+        """Return the parcel for the keeper of `holder`: a strip in a group, else the version."""
         manifest, arena_bytes = self._order.manifest, self._arena.size_bytes
         strip = Strip(0, manifest.size_bytes)
         if group:
@@ -100,14 +101,14 @@ class SentVersion:
         return ReplicaParcel(self, offer, strip.begin)
 
     def full(self, chunks: tuple[str, ...]) -> Manifest:
-        """The manifest with digests, once all chunks were read and none had changed by then."""
+        """Return the manifest with digests, after all chunks were read unchanged."""
         self.check()
         full = msgspec.structs.replace(self._order.manifest, chunks=chunks)
         self._on_digested(full)
         return full
 
     def digested(self) -> Manifest:
-        """The same, where nobody has read all chunks: the first who asks does."""
+        """Return the manifest with digests; the first caller computes them."""
         with self._digesting:
             if not self._digested:
                 size_bytes, step = self._order.manifest.size_bytes, self._order.manifest.chunk_bytes
@@ -118,13 +119,13 @@ class SentVersion:
                 self._digested = self.full(tuple(chunks))
             return self._digested
 
-    def settle(self, held: bool, error: str = "") -> None:
-        """One peer is done with it, however that went."""
+    def settle(self, is_held: bool, error: str = "") -> None:
+        """Record that one peer is done, with or without success; the last one reports."""
         with self._lock:
-            self._left -= 1
-            self._held += held
+            self._remaining -= 1
+            self._holders += is_held
             self._errors += [error] if error else []
-            if self._left:
+            if self._remaining:
                 return
             self._view = None
         order = self._order
@@ -133,7 +134,7 @@ class SentVersion:
                 save=order.save,
                 place=order.manifest.place,
                 kind="copied",
-                copies=self._held,
+                copies=self._holders,
                 strips=self._strips,
                 error="; ".join(self._errors),
                 size_bytes=order.manifest.size_bytes,
@@ -143,7 +144,7 @@ class SentVersion:
 
 
 class ReplicaParcel:
-    """What one peer gets of a version: its bytes from `begin` on, as `offer` says."""
+    """The bytes of a version for one peer, from `begin` on, as in `offer`."""
 
     def __init__(self, version: SentVersion, offer: Offer, begin: int) -> None:
         self.offer = offer
@@ -151,7 +152,7 @@ class ReplicaParcel:
         self._digests = [""] * len(offer.chunks())
 
     def send_chunk(self, link: KeeperLink, at: int) -> None:
-        """And digest it, slice by slice."""
+        """Send and digest a chunk, slice by slice."""
         end = min(at + self.offer.chunk_bytes, self.offer.size_bytes)
         state = xxhash.xxh3_128()
         for begin in range(at, end, SLICE_BYTES):
@@ -162,7 +163,7 @@ class ReplicaParcel:
         self._digests[at // self.offer.chunk_bytes] = state.hexdigest()
 
     def sealed(self) -> Sealed:
-        """Once all chunks were sent: what was."""
+        """Return the final frame, after all chunks were sent."""
         digests = tuple(self._digests)
         if self.offer.place:
             return Sealed(record=seal(self._version.digested()), strip=digests)
@@ -170,8 +171,10 @@ class ReplicaParcel:
 
 
 class ReplicaSender:
-    """Sends versions to all peers side by side. A peer that is slow gets fewer of them, and holds
-    up nobody. In a `group` they get strips of this `rank`'s part, else copies."""
+    """Sends versions to all peers in parallel: strips in a `group`, else copies.
+
+    A slow peer gets fewer versions, and delays no other.
+    """
 
     def __init__(
         self,
@@ -190,13 +193,13 @@ class ReplicaSender:
         ]
 
     def add(self, version: SentVersion) -> None:
-        """At once; where a peer has not begun with the version before, it never will."""
+        """Send a version at once; peers skip an earlier one that they have not begun."""
         version.expect(len(self._couriers), self._strips)
         for courier in self._couriers:
             courier.add(version)
 
     def stop(self) -> None:
-        """Nobody will need copies any more."""
+        """Stop all transfers."""
         for courier in self._couriers:
             courier.stop()
 
@@ -226,7 +229,7 @@ class _PeerThread:
             passed_over, self._waiting = self._waiting, version
             self._change.notify_all()
         if passed_over:
-            passed_over.settle(held=False)
+            passed_over.settle(is_held=False)
 
     def stop(self) -> None:
         with self._change:
@@ -242,15 +245,15 @@ class _PeerThread:
                 version, self._waiting = self._waiting, None
                 if self._stopped or not version:
                     return
-            held, error = False, ""
+            is_held, error = False, ""
             try:
                 self._send(version)
-                held = True
+                is_held = True
             except _PeerLostError:
                 pass
             except (OSError, WireError) as failure:
-                said = getattr(failure, "strerror", None) or str(failure)
-                error = f"{self._peer.name} at {self._peer.address}: {said}"
+                reason = getattr(failure, "strerror", None) or str(failure)
+                error = f"{self._peer.name} at {self._peer.address}: {reason}"
             except Exception as failure:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and later copies go on
                 error = f"{self._peer.name} at {self._peer.address}: {failure!r}"
             finally:
@@ -258,10 +261,13 @@ class _PeerThread:
                     for link in self._links:
                         link.close()
                     self._links.clear()
-            version.settle(held, error)
+            version.settle(is_held, error)
 
     def _send(self, version: SentVersion) -> None:
-        """Returns once the peer holds it. Raises OSError, WireError or _GoneError."""
+        """Send a version; return once the peer holds it.
+
+        Raises OSError, WireError or _PeerLostError.
+        """
         version.check()
         parcel = version.parcel(self._group, self._holder)
         offer = parcel.offer
@@ -280,7 +286,7 @@ class _PeerThread:
         self._expect(links[0].receive(COPY_S), Kept)
 
     def _send_chunks(self, parcel: ReplicaParcel, links: list[KeeperLink]) -> None:
-        """Side by side. The first thing that goes wrong ends all lanes, and is raised."""
+        """Send all lanes in parallel. The first error ends all lanes, and is raised."""
         failures: list[BaseException] = []
 
         def send(lane: int) -> None:

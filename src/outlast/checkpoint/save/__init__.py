@@ -1,1 +1,1 @@
-"""Saves in the trainer: division of tensors among ranks, staging, and orders to the keeper."""
+"""Saves in the trainer: division of tensors among ranks, staging, orders to the keeper."""

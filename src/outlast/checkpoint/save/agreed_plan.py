@@ -1,10 +1,11 @@
 """The plan of a save that all ranks agree on: one exchange whenever it changes.
 
-Ranks with equal tables of plain tensors are taken for each other's replicas (which tells pipeline
-stages apart). Ranks that are to divide boxes must agree on them, and on a sample of their values:
-what differs by rank is neither a replica nor a shard, and is refused, not mixed. So are values, and
-tensors under one name whose ranks are not of one table or mesh: where there are any, all compare
-names in a second exchange. Who holds what in common is looked at again at every save (samples.py).
+Ranks with equal tables of plain tensors count as replicas (which separates pipeline stages). Ranks
+that divide boxes must agree on them, and on a sample of their values: values that differ by rank
+are neither a replica nor a shard, and are refused, not mixed. The same holds for values that are no
+tensors, and for tensors of one name on ranks with other tables or meshes: if there are any, all
+ranks compare names in a second exchange. Shared values are compared again at every save
+(value_samples.py).
 """
 
 from __future__ import annotations
@@ -23,24 +24,29 @@ from outlast.checkpoint.save.value_samples import SharedHolders, digests_of
 from outlast.errors import GroupError, UsageError
 
 Exchange = Callable[[bytes], list[bytes]]
-VALUES = "values"  # the key of what is no tensor
+VALUES = "values"  # prefix of keys of values that are no tensors
 _NAMES_MAX = 5  # names in a message
 
 
 class SavePlan(NamedTuple):
-    """`held`: with the holders of plain tensors filled in. `shares`: what this rank writes.
-    `digest`: of everything that all ranks hold; equal on all of them. `mates`: what this rank holds
-    with others, tensors and values."""
+    """The agreed plan of one rank's saves.
 
-    held: tuple[HeldBox, ...]
+    `held`: with the holders of plain tensors filled in. `shares`: the elements that this rank
+    writes. `digest`: of all ranks' tables; equal on all of them. `mates`: tensors and values that
+    this rank shares with others.
+    """
+
+    boxes: tuple[HeldBox, ...]
     shares: tuple[ShardShare, ...]
     digest: str
     mates: tuple[SharedHolders, ...] = ()
 
 
 class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):
-    """Boxes that the same ranks hold, as one of these sees them. `holders`: how many there must
-    be; 0 for plain tensors, of which nobody knows."""
+    """Boxes of the same holders, as one of them sees them.
+
+    `holders`: the number of holders; 0 for plain tensors, where it is unknown.
+    """
 
     holders: int
     boxes: bytes
@@ -48,8 +54,11 @@ class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _RankStatement(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's message. `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of
-    the ranks that its tensors lie on. `values`: digests by name."""
+    """One rank's message.
+
+    `plain`: the key of its plain tensors among `sets`. `meshes`: a digest of the ranks of its
+    tensors' meshes. `values`: digests by name.
+    """
 
     error: str = ""
     everything: bytes = b""
@@ -70,7 +79,7 @@ class _NamedTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def agree(
-    held: Iterable[HeldBox],
+    boxes: Iterable[HeldBox],
     sources: Mapping[str, torch.Tensor],
     *,
     rank: int,
@@ -79,68 +88,68 @@ def agree(
     apart: Collection[str] = (),
     values: Mapping[str, bytes] | None = None,
 ) -> SavePlan:
-    """The plan of this rank; every rank of the job calls this (or `refuse`) at the same save.
+    """Return the plan of this rank; every rank calls this (or `refuse`) at the same save.
 
-    `exchange` gives all ranks' messages, in order of rank, and has a deadline of its own. `apart`:
-    names of tensors that may differ by rank, since each rank keeps its own beside them. `values`:
-    digests of what is no tensor. Raises UsageError on all ranks when replicas contradict each other
-    or a rank refused.
+    `exchange` returns all ranks' messages, in order of rank, and has a deadline of its own.
+    `apart`: names of tensors that may differ by rank, since each rank saves its own as well.
+    `values`: digests of values that are no tensors. Raises UsageError on all ranks when replicas
+    contradict each other or a rank refused.
     """
-    held = list(held)
-    digests = _digests(held, sources, rank, world, apart)
-    plain = _digest(_line(item) for item in held if not item.holders)
+    boxes = list(boxes)
+    digests = _digests(boxes, sources, rank, world, apart)
+    plain = _digest(_line(item) for item in boxes if not item.holders)
     sets: dict[bytes, list[HeldBox]] = {plain: []}
-    for item in held:
+    for item in boxes:
         if len(item.holders) != 1:
             key = _digest([str(item.holders)]) if item.holders else plain
             sets.setdefault(key, []).append(item)
     message = _RankStatement(
-        error=_check_meshes(held, rank, world),
-        everything=_digest(map(_line, held)),
+        error=_check_meshes(boxes, rank, world),
+        everything=_digest(map(_line, boxes)),
         plain=plain,
         sets={key: _shared_boxes(items, digests) for key, items in sets.items()},
-        meshes=_digest(sorted({str(item.mesh) for item in held if item.holders})),
+        meshes=_digest(sorted({str(item.mesh) for item in boxes if item.holders})),
         values=dict(values or {}),
     )
     messages = exchange(msgspec.msgpack.encode(message))
-    said = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
-    if len(said) != world or said[rank] != message:
+    statements = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
+    if len(statements) != world or statements[rank] != message:
         raise UsageError(
-            f"exchange gave rank {rank} {len(said)} messages that are not the {world} ranks' in"
-            " order; nothing was saved"
+            f"exchange gave rank {rank} {len(statements)} messages that are not the {world} ranks'"
+            " in order; nothing was saved"
         )
-    _check_errors(said)
-    disputed = _find_conflict(said)
+    _check_errors(statements)
+    disputed = _find_conflict(statements)
     if disputed:
         raise _conflict(sets.get(disputed, []), digests, exchange)
-    _check_values(said)
-    replicas = tuple(other for other in range(world) if said[other].plain == plain)
-    held = [item if item.holders else item._replace(holders=replicas) for item in held]
-    holders = {item.name: item.holders for item in held}
-    if len({(each.plain, each.meshes) for each in said}) > 1:
-        alone = {i.name: sources[i.name] for i in held if not digests[i.name] and world > 1}
+    _check_values(statements)
+    replicas = tuple(other for other in range(world) if statements[other].plain == plain)
+    boxes = [item if item.holders else item._replace(holders=replicas) for item in boxes]
+    holders = {item.name: item.holders for item in boxes}
+    if len({(each.plain, each.meshes) for each in statements}) > 1:
+        alone = {i.name: sources[i.name] for i in boxes if not digests[i.name] and world > 1}
         samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
-        holders = _holders_by_name(held, samples, exchange)
+        holders = _holders_by_name(boxes, samples, exchange)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
-    mates = _mates(held, holders, apart) + _mates_of_values(said, rank)
-    return SavePlan(tuple(held), tuple(divide_boxes(held, rank)), digest, tuple(mates))
+    mates = _mates(boxes, holders, apart) + _mates_of_values(statements, rank)
+    return SavePlan(tuple(boxes), tuple(divide_boxes(boxes, rank)), digest, tuple(mates))
 
 
 def refuse(error: str, exchange: Exchange) -> None:
     """Take part in the exchange with an error instead of a table, so that no rank waits."""
-    with suppress(GroupError):  # nobody waits: what is wrong here is what counts
+    with suppress(GroupError):  # no rank waits: the error of this rank is raised
         exchange(msgspec.msgpack.encode(_RankStatement(error=error)))
 
 
-def _check_errors(said: list[_RankStatement]) -> None:
-    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(said) if each.error]
+def _check_errors(statements: list[_RankStatement]) -> None:
+    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(statements) if each.error]
     if errors:
         raise UsageError("; ".join(errors))
 
 
-def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
-    """Why meshes and this job do not speak of the same ranks, if so."""
-    for item in held:
+def _check_meshes(boxes: list[HeldBox], rank: int, world: int) -> str:
+    """Return an error where meshes include ranks outside of this job; "" for none."""
+    for item in boxes:
         if item.holders and (rank not in item.holders or item.holders[-1] >= world):
             return (
                 f"{item.name} lies on rank {item.holders[-1]} of its mesh, where rank {rank} of"
@@ -150,19 +159,19 @@ def _check_meshes(held: list[HeldBox], rank: int, world: int) -> str:
 
 
 def _digests(
-    held: list[HeldBox],
+    boxes: list[HeldBox],
     sources: Mapping[str, torch.Tensor],
     rank: int,
     world: int,
     apart: Collection[str],
 ) -> dict[str, bytes]:
-    """A sample of all that must be equal on other ranks; b"" of what may differ."""
+    """Return a sample of all tensors that must be equal on other ranks; b"" of others."""
     if world == 1:
-        return dict.fromkeys((item.name for item in held), b"")
+        return dict.fromkeys((item.name for item in boxes), b"")
     alone = (rank,)
-    looked_at = [i.name for i in held if i.name not in apart and i.holders != alone]
-    found = digests_of({name: sources[name] for name in looked_at}, 0)
-    return {item.name: found.get(item.name, b"") for item in held}
+    looked_at = [i.name for i in boxes if i.name not in apart and i.holders != alone]
+    sampled = digests_of({name: sources[name] for name in looked_at}, 0)
+    return {item.name: sampled.get(item.name, b"") for item in boxes}
 
 
 def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _SharedBoxes:
@@ -171,13 +180,13 @@ def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _Shared
     return _SharedBoxes(count, _digest(map(_line, items)), values)
 
 
-def _find_conflict(said: list[_RankStatement]) -> bytes | None:
-    """The first set that its holders do not see alike. All ranks find the same one."""
-    seen: dict[bytes, list[_SharedBoxes]] = {}
-    for each in said:
+def _find_conflict(statements: list[_RankStatement]) -> bytes | None:
+    """Return the first set on which its holders disagree, the same on all ranks; or None."""
+    views_by_key: dict[bytes, list[_SharedBoxes]] = {}
+    for each in statements:
         for key, items in each.sets.items():
-            seen.setdefault(key, []).append(items)
-    for key, views in seen.items():
+            views_by_key.setdefault(key, []).append(items)
+    for key, views in views_by_key.items():
         missing = views[0].holders and len(views) != views[0].holders
         if missing or any(view != views[0] for view in views):
             return key
@@ -185,7 +194,7 @@ def _find_conflict(said: list[_RankStatement]) -> bytes | None:
 
 
 def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange) -> UsageError:
-    """What to raise: who holds what differently. All ranks come here together."""
+    """Return the error that names the tensors that differ. All ranks call it together."""
     mine = {item.name: _digest([_line(item), digests[item.name]]) for item in items}
     answers = exchange(msgspec.msgpack.encode(mine))
     tables = [msgspec.msgpack.decode(each, type=dict[str, bytes]) for each in answers]
@@ -200,12 +209,12 @@ def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exch
     )
 
 
-def _check_values(said: list[_RankStatement]) -> None:
+def _check_values(statements: list[_RankStatement]) -> None:
     by_name: dict[str, set[bytes]] = {}
-    for each in said:
+    for each in statements:
         for name, digest in each.values.items():
             by_name.setdefault(name, set()).add(digest)
-    differing = [name for name, found in by_name.items() if len(found) > 1]
+    differing = [name for name, digests in by_name.items() if len(digests) > 1]
     if differing:
         raise UsageError(
             f"values that are no tensors differ by rank, and rank 0's would be everybody's:"
@@ -214,17 +223,19 @@ def _check_values(said: list[_RankStatement]) -> None:
 
 
 def _holders_by_name(
-    held: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
+    boxes: list[HeldBox], digests: Mapping[str, bytes], exchange: Exchange
 ) -> dict[str, tuple[int, ...]]:
-    """All ranks that hold the same box under the same name, by name, whatever table or mesh they
-    are of. Raises UsageError on all where they do not hold the same."""
-    mine = {
+    """Return the ranks that hold the same box, by name, across tables and meshes.
+
+    Raises UsageError on all ranks where samples or types differ.
+    """
+    table = {
         item.name: _NamedTensor(
             str(item.dtype), item.shape, item.box.start, item.box.size, digests[item.name]
         )
-        for item in held
+        for item in boxes
     }
-    answers = exchange(msgspec.msgpack.encode(mine))
+    answers = exchange(msgspec.msgpack.encode(table))
     by_name: dict[str, dict[int, _NamedTensor]] = {}
     for other, answer in enumerate(answers):
         for name, named in msgspec.msgpack.decode(answer, type=dict[str, _NamedTensor]).items():
@@ -241,10 +252,10 @@ def _holders_by_name(
         )
 
     def same(name: str) -> tuple[int, ...]:
-        box = mine[name].start, mine[name].size
+        box = table[name].start, table[name].size
         return tuple(r for r, each in by_name[name].items() if (each.start, each.size) == box)
 
-    return {item.name: same(item.name) for item in held}
+    return {item.name: same(item.name) for item in boxes}
 
 
 def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
@@ -263,10 +274,10 @@ def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
 
 
 def _mates(
-    held: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
+    boxes: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
 ) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[HeldBox]] = {}
-    for item in held:
+    for item in boxes:
         if len(holders[item.name]) > 1 and item.name not in apart and item.size_bytes:
             together.setdefault(holders[item.name], []).append(item)
     return [
@@ -277,10 +288,10 @@ def _mates(
     ]
 
 
-def _mates_of_values(said: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
+def _mates_of_values(statements: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[str]] = {}
-    for name in sorted(said[rank].values):
-        ranks = tuple(other for other, each in enumerate(said) if name in each.values)
+    for name in sorted(statements[rank].values):
+        ranks = tuple(other for other, each in enumerate(statements) if name in each.values)
         if len(ranks) > 1:
             together.setdefault(ranks, []).append(name)
     return [
@@ -289,7 +300,7 @@ def _mates_of_values(said: Sequence[_RankStatement], rank: int) -> list[SharedHo
 
 
 def brief(names: Sequence[str]) -> str:
-    """The first few of many."""
+    """Return the first few of many names."""
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
     return f"{', '.join(names[:_NAMES_MAX])}{more}"
 

@@ -2,7 +2,7 @@
 
 reserve: a thread fills `ahead` -> make: takes over those of a useful size -> free: in turn
 
-Copies from a CUDA device run beside its computation. They follow PyTorch's documentation and were
+Copies from a CUDA device overlap with its computation. They follow PyTorch's documentation and were
 never run on hardware.
 """
 
@@ -42,7 +42,7 @@ class CudaCopier:
         self._waiting = ThreadPoolExecutor(1, "outlast-copied")
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Let the device write to this memory directly. Raises StorageError when it must not."""
+        """Let the device write to this memory directly. Raises StorageError if CUDA refuses."""
         code = int(_runtime().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
         if code:
             raise StorageError(
@@ -51,23 +51,23 @@ class CudaCopier:
             )
 
     def unpin(self, memory: torch.Tensor) -> None:
+        """Undo `pin`."""
         _runtime().cudaHostUnregister(memory.data_ptr())
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """What is copied inside begins once what was queued before has ended."""
+        """Run copies on the own stream, after all work queued before."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
             self._copied = self._stream.record_event(_event())
 
     def fence(self) -> None:
-        """What is queued from here on begins once the copies have ended. Waits for nothing."""
+        """Make work queued from here on wait for the copies, on the device only."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._copied)
 
     def after(self, do: Callable[[], None], failed: Callable[[str], None]) -> Future[None]:
-        """Call `do` from a thread once the copies have ended, or `failed` with the reason why they
-        never will."""
+        """Call `do` from a thread after the copies, or `failed` with the reason if they fail."""
         copied = self._copied
 
         def wait() -> None:
@@ -81,26 +81,26 @@ class CudaCopier:
         return self._waiting.submit(wait)
 
     def close(self) -> None:
-        """Take nothing more to wait for. Waits for nothing itself."""
+        """Accept no more calls of `after`; does not wait."""
         self._waiting.shutdown(wait=False)
 
 
 def only_device(devices: Iterable[torch.device]) -> torch.device | None:
-    """The CUDA device among these, or None: other devices' copies are waited for.
+    """Return the CUDA device among these, or None: other devices' copies are synchronous.
 
     Raises UsageError when there are several: a rank has one.
     """
-    found = sorted(str(device) for device in devices if device.type == "cuda")
-    if len(found) > 1:
+    names = sorted(str(device) for device in devices if device.type == "cuda")
+    if len(names) > 1:
         raise UsageError(
-            f"a rank's tensors are, or were at earlier saves, on {len(found)} CUDA devices"
-            f" ({', '.join(found)}); nothing was saved; keep them on one"
+            f"a rank's tensors are, or were at earlier saves, on {len(names)} CUDA devices"
+            f" ({', '.join(names)}); nothing was saved; keep them on one"
         )
-    return torch.device(found[0]) if found else None
+    return torch.device(names[0]) if names else None
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # whoever waits leaves the processor to the training
+    return torch.cuda.Event(blocking=True)  # a waiting thread leaves the processor to the training
 
 
 def _runtime() -> Any:
@@ -110,7 +110,7 @@ def _runtime() -> Any:
 
 
 class ArenaSlot:
-    """Filled with one version of the state at a time, while no write reads it."""
+    """An arena that is filled with one version at a time, while no write reads it."""
 
     def __init__(
         self,
@@ -119,8 +119,11 @@ class ArenaSlot:
         device: CudaCopier | None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Raises StorageError when there is no room for an arena of this size, or the device must
-        not write to it, or it is not `wanted` any more; nothing is taken then."""
+        """Create and lend an arena.
+
+        Raises StorageError when memory is missing, the device must not write to it, or `wanted`
+        returns False; nothing is allocated then.
+        """
         self.arena = Arena.create(size_bytes, wanted)
         self._memory = torch.frombuffer(self.arena.view, dtype=torch.uint8)
         if device:
@@ -145,16 +148,16 @@ class ArenaSlot:
 
     @property
     def busy(self) -> bool:
-        """Whether copies into it or a write from it have not ended."""
+        """Return whether copies into it or a write from it are in progress."""
         if self._ordered and not self._ordered.done():
             return True
         return self._keeper.busy(self.number)
 
     def bind(self, layout: ArenaLayout, table: Mapping[str, LocalTensor]) -> None:
-        """Make the copies of a layout, once."""
+        """Create the copies of a layout, once."""
         if self._layout is layout:
             return
-        if self._layout:  # what lies between pieces is zero in every shard
+        if self._layout:  # padding between pieces is zero in every shard
             self._keeper.reuse(self.number)
             self._memory.zero_()
         self._copies = StagingCopies(self._memory, layout, table)
@@ -163,9 +166,9 @@ class ArenaSlot:
     def fill(
         self, sources: Mapping[str, torch.Tensor], blobs: Mapping[str, bytes]
     ) -> tuple[tuple[Blob, ...], int]:
-        """Bring the state here; where its blobs lie, and the bytes of the whole shard.
+        """Copy the state; return the positions of its blobs, and the bytes of the shard.
 
-        From a device it is there only once the device's copies have ended.
+        Copies from a device are complete only after `order`.
         """
         assert self._layout and self._copies, "bound to a layout"
         self._keeper.reuse(self.number)
@@ -187,9 +190,11 @@ class ArenaSlot:
         failed: Callable[[str], None],
         sources: Mapping[str, torch.Tensor],
     ) -> None:
-        """Call `do`, which orders the write, once everything is here: now, or from a thread when a
-        device's copies have ended; `failed` with the reason where they never will. `sources` live
-        until then."""
+        """Call `do`, which orders the write, once the copies are complete.
+
+        That is now, or from a thread when a device's copies have ended; `failed` is called with the
+        reason if they fail. `sources` live until then.
+        """
         if not self._device:
             do()
             return
@@ -198,7 +203,7 @@ class ArenaSlot:
         self._ordered.add_done_callback(lambda _: kept.clear())
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until what `order` was given has been called. StorageError if not by then."""
+        """Wait until a callback of `order` was called. Raises StorageError after `timeout_s`."""
         try:
             if self._ordered:
                 self._ordered.result(timeout_s)
@@ -209,7 +214,7 @@ class ArenaSlot:
             ) from error
 
     def close(self) -> None:
-        """Let go of the memory, which the keeper has dropped, or reads no more."""
+        """Release the memory, after the keeper has dropped it, or reads it no more."""
         if self._device:
             self._device.unpin(self._memory)
         self._copies = self._layout = None
@@ -219,17 +224,16 @@ class ArenaSlot:
 
 _SLACK_BYTES = 1 << 20
 _PAUSE_S = 0.005
-_TOO_LARGE = 1.25  # times what is needed: an arena that was made ahead and is larger is given back
+_TOO_LARGE = 1.25  # times the needed size: larger reserved arenas are released
 
 
 class ArenaSlots:
-    """Iterates over the slots, the one that was used longest ago first. Not for several threads at
-    once."""
+    """Iterates over the slots, the least recently used first. Not thread-safe."""
 
     def __init__(
         self, keeper: KeeperClient, arenas: int, save_s: float, when_busy: Literal["wait", "skip"]
     ) -> None:
-        """Take `arenas` at most. `save_s` and `when_busy` are as for Engine."""
+        """Manage at most `arenas` slots. `save_s` and `when_busy`: as in SaveEngine."""
         self._keeper, self.arenas = keeper, arenas
         self._save_s, self._when_busy = save_s, when_busy
         self._slots: list[ArenaSlot] = []
@@ -241,10 +245,10 @@ class ArenaSlots:
         return iter(self._slots)
 
     def reserve(self, pieces_bytes: int, blobs_bytes: int, device: CudaCopier | None) -> None:
-        """Make the arenas that are missing, of this size, in a thread of their own.
+        """Create the missing arenas, of this size, in a thread.
 
-        Returns at once, and does nothing where there are any, or they are being made. Where there
-        is no room, the first save raises what it would have raised without this.
+        Returns at once. No-op if there are any, or creation is in progress. If memory is missing,
+        the first save raises the error.
         """
         if self._slots or self._making or self.ahead:
             return
@@ -257,7 +261,7 @@ class ArenaSlots:
                     slot = ArenaSlot(self._keeper, size_bytes, device, lambda: self._wanted)
                     self.ahead.append(slot)
             except OutlastError:
-                pass  # the first save tries again, and says it
+                pass  # the first save tries again, and reports the error
 
         self._making = threading.Thread(target=work, name="outlast-arenas", daemon=True)
         self._making.start()
@@ -269,10 +273,9 @@ class ArenaSlots:
         blobs_bytes: int,
         device: CudaCopier | None,
     ) -> None:
-        """All arenas at once, so that a lack of room for one of them is told at the start; and one
-        that there was no room for, again. Those that trainers before this one have left count.
+        """Create and bind all missing arenas at once, so that a lack of memory shows early.
 
-        Raises StorageError when there is no room.
+        Arenas that earlier trainers left count. Raises StorageError when memory is missing.
         """
         self._take_over(layout.size_bytes, blobs_bytes)
         missing = self._missing()
@@ -288,8 +291,10 @@ class ArenaSlots:
     def free(
         self, pieces_bytes: int, blobs_bytes: int, device: CudaCopier | None
     ) -> ArenaSlot | None:
-        """The slot that was used longest ago: in turn, so that all ranks hold the same versions.
-        It is made anew where it is too small. None when it is not free in time."""
+        """Return the least recently used slot: all ranks then hold the same versions.
+
+        It is replaced where it is too small. None when it does not become free in time.
+        """
         deadline = time.monotonic() + self._save_s
         while (slot := self._slots[0]).busy:
             if self._when_busy == "skip" or time.monotonic() > deadline:
@@ -308,18 +313,18 @@ class ArenaSlots:
         return bool(self._slots) and self._slots[0].busy
 
     def join(self) -> None:
-        """Wait until the arenas ahead are made."""
+        """Wait until the reserved arenas are created."""
         if self._making:
             self._making.join()
             self._making = None
 
     def stop(self) -> None:
-        """Make no arena ahead any more."""
+        """Stop the creation of reserved arenas."""
         self._wanted = False
         self.join()
 
     def close(self) -> None:
-        """Let go of the memory, which the keeper reads no more."""
+        """Release the memory, which the keeper reads no more."""
         self.stop()
         for slots in (self._slots, self.ahead):
             while slots:
@@ -330,7 +335,7 @@ class ArenaSlots:
         return max(missing, not self._slots)
 
     def _take_over(self, pieces_bytes: int, blobs_bytes: int) -> None:
-        """Wait for what `reserve` makes: to make the same here would take longer."""
+        """Use reserved arenas of a suitable size; drop the others. Waits for their creation."""
         self.join()
         needed_bytes = pieces_bytes + blobs_bytes
         most_bytes = _TOO_LARGE * arena_bytes(pieces_bytes, blobs_bytes) + ALIGN_BYTES
@@ -348,14 +353,17 @@ class ArenaSlots:
 
 
 def arena_bytes(pieces_bytes: int, blobs_bytes: int) -> int:
-    """With room for blobs that grow: a new arena costs far more than a save."""
+    """Return the size of an arena, with room for growing blobs: a new one costs much more."""
     return pieces_bytes + 2 * blobs_bytes + _SLACK_BYTES
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Let no collection begin inside. A save of many tensors makes many small objects, of which
-    none are garbage in cycles; a look through a large script's objects takes 100 ms and more."""
+    """Let no garbage collection begin inside.
+
+    A save of many tensors creates many small objects without cycles; a collection over a large
+    script's objects takes 100 ms and more.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,12 @@
 """Saves from inside training: a copy into an arena, and an order to the keeper.
 
-    engine = Engine(root, rank=rank, world=world, job=job, exchange=exchange, keeper=keeper)
+    engine = SaveEngine(root, rank=rank, world=world, job=job, exchange=exchange, keeper=keeper)
     number = engine.save(place, tensors, shared=shared, own=own, origin=origin)
     ...
-    for outcome in engine.outcomes(): ...        # what became of earlier ones
+    for outcome in engine.outcomes(): ...        # of earlier saves
 
-Nothing else happens on the step's path: ranks speak to each other only when the set of tensors
-changes, and then all of them at the same save.
+The step's path has nothing else: ranks communicate only when the set of tensors changes, and then
+all of them at the same save.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ from outlast.checkpoint.save.value_samples import digests_of, salt_of, samples_o
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
 
 _NAMES_MAX = 5  # in a message
-_OUTCOMES_MAX = 1024  # that nobody asked for
+_OUTCOMES_MAX = 1024  # unread ones
 
 
 class _Planned(NamedTuple):
-    """Facts that hold as long as the tensors are of the same table, and values have these names;
-    the `layout` only as long as parameters of these names are `frozen`."""
+    """The present plan, valid as long as the table and the names of values stay the same.
+
+    The `layout` is valid only as long as parameters of these names are `frozen`.
+    """
 
     table: dict[str, LocalTensor]
     plan: SavePlan
@@ -68,7 +70,7 @@ class _Planned(NamedTuple):
 
 
 class SaveEngine:
-    """One rank's saves. Not for several threads at once."""
+    """One rank's saves. Not thread-safe."""
 
     read = staticmethod(fill_tensors)
 
@@ -86,10 +88,12 @@ class SaveEngine:
         when_busy: Literal["wait", "skip"] = "wait",
         owner: str = "",
     ) -> None:
-        """`root`: the directory of checkpoints. `exchange` gives every rank's message, in order of
-        rank, and has a deadline. `save_s`: a save that is not durable by then has failed.
-        `when_busy`: what to do when a save is due while all arenas are being written. `owner`: the
-        token of `root`'s owner, "" where somebody else sees to that.
+        """Create the engine.
+
+        `root`: the directory of checkpoints. `exchange` returns every rank's message, in order of
+        rank, and has a deadline. `save_s`: deadline of a save in seconds. `when_busy`: policy for a
+        save while all arenas are being written. `owner`: the token of `root`'s owner, "" where the
+        caller checks that.
         """
         self._root = str(root.absolute())
         self._rank, self._world, self._job = rank, world, job
@@ -104,8 +108,8 @@ class SaveEngine:
         self._slots = ArenaSlots(keeper, arenas, save_s, when_busy)
         self._cuda: torch.device | None = None
         self._device: CudaCopier | None = None
-        self._refused: dict[int, Outcome] = {}  # of saves that the keeper never heard of
-        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # those that nobody asked for yet
+        self._refused: dict[int, Outcome] = {}  # of saves that were never sent to the keeper
+        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread ones
 
     def prepare(
         self,
@@ -113,27 +117,24 @@ class SaveEngine:
         blobs_bytes: int = 0,
         apart: Collection[str] = (),
     ) -> None:
-        """Plan and make arenas before the first save, which is then as fast as all others.
-
-        All ranks call it together. Raises as `save` does.
-        """
+        """Plan and create arenas before the first save; all ranks call it. Raises as `save`."""
         self._plan(self._described(tensors), apart, {}, frozen_names(tensors))
         self._make_slots(blobs_bytes)
 
     def reserve(
         self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int, replicas: Collection[int]
     ) -> None:
-        """Make arenas in the background, as large as saves of `tensors` will need them.
+        """Create arenas in the background, sized for saves of `tensors`.
 
-        No rank speaks to another one. `replicas`: those that hold equal tables of plain tensors,
-        as far as is known. A size that is wrong costs time at the first save, nothing else.
+        Ranks do not communicate. `replicas`: ranks with equal tables of plain tensors, as far as
+        known. A wrong size costs time at the first save, nothing else.
         """
         described = describe(tensors)
-        held = held_boxes(described.table)
+        boxes = held_boxes(described.table)
         cuda = only_device(each.device for each in described.table.values())
         holders = tuple(sorted(replicas))
         shares = divide_boxes(
-            [item if item.holders else item._replace(holders=holders) for item in held], self._rank
+            [item if item.holders else item._replace(holders=holders) for item in boxes], self._rank
         )
         layout = lay_out({}, shares, frozen_names(tensors))
         self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
@@ -154,17 +155,17 @@ class SaveEngine:
         overlap: bool = False,
         faults: tuple[DiskFault, ...] = (),
     ) -> int:
-        """Copy the state and order its write; the save's number. What becomes of it is told by
-        `outcomes` and `wait`: "skipped" and "failed" there, never by an exception here.
+        """Copy the state and order its write; return the save's number.
 
-        `shared`, `origin`, `parent` and `base` count on rank 0; `apart` and `values` as for
-        `agree`; `faults` strike the keeper's disk.
-        When this returns, everything may change again; with `overlap` not before `fence` was
-        called: a device's copies run on meanwhile.
+        `outcomes` and `wait` report its outcome: "skipped" and "failed" there, never by an
+        exception here. `shared`, `origin`, `parent` and `base` count on rank 0; `apart` and
+        `values` as in `agree`; `faults` strike the keeper's disk. When this returns, the state may
+        change again; with `overlap` not before `fence` was called: a device's copies continue
+        meanwhile.
 
         Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
-        contradict each other, what `exchange` raises where one does not come to compare, and
-        StorageError when there is no room for the arenas.
+        contradict each other, errors of `exchange` where a rank does not come, and StorageError
+        when there is no memory for the arenas.
         """
         described = self._described(tensors)
         blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
@@ -211,34 +212,35 @@ class SaveEngine:
         self._untrained.loaded()
 
     def compare_again(self) -> None:
-        """Have the ranks compare what they hold at the next save, as at the first one: one of them
-        is new, and would wait for the others. All ranks call it before the same save."""
+        """Make all ranks compare tables at the next save, as a new rank does. All call it."""
         self._planned = None
 
     def complete(self) -> None:
-        """Every rank has copied its part of the last save: what trainers before this one have left
-        in memory is behind it."""
+        """Release versions of earlier trainers, after every rank has copied the last save."""
         self._keeper.forget(lambda _: False)
 
     def fence(self) -> None:
-        """Let what a device is given from here on begin after the copies of the last save."""
+        """Make work given to a device from here on wait for the copies of the last save."""
         if self._device:
             self._device.fence()
 
     def outcomes(self) -> list[Outcome]:
-        """What has become of saves since this was last called. Never blocks."""
-        told = self._keeper.outcomes()
+        """Return the outcomes since the last call. Never blocks."""
+        outcomes_so_far = self._keeper.outcomes()
         while self._news:
-            told.append(self._news.popleft())
-        return told
+            outcomes_so_far.append(self._news.popleft())
+        return outcomes_so_far
 
     def wait_news(self, timeout_s: float) -> bool:
-        """Whether `outcomes` has something to say, from any thread; waits at most so long."""
+        """Wait at most `timeout_s` for outcomes, from any thread; return whether there are any."""
         return bool(self._news) or self._keeper.wait_news(timeout_s)
 
     def wait(self, save: int, timeout_s: float) -> Outcome:
-        """The save's last outcome: "committed" on rank 0, "written" elsewhere; or "failed",
-        "skipped". StorageError when there is none by then: the save goes on."""
+        """Return the save's last outcome.
+
+        "committed" on rank 0, "written" elsewhere; or "failed", "skipped". Raises StorageError
+        after `timeout_s`: the save continues.
+        """
         deadline = time.monotonic() + timeout_s
         for slot in self._slots:
             if slot.save == save:
@@ -248,9 +250,10 @@ class SaveEngine:
         return self._keeper.wait(save, max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_s: float) -> None:
-        """Let writes end, then the keeper, and give the memory back.
+        """Wait for writes, end the keeper, and release the memory.
 
-        Raises StorageError naming saves that have not ended by then; the keeper goes on alone.
+        Raises StorageError naming saves that have not ended after `timeout_s`; the keeper continues
+        alone.
         """
         deadline = time.monotonic() + timeout_s
         self._slots.stop()
@@ -277,13 +280,13 @@ class SaveEngine:
     def _samples(
         self, plan: SavePlan, described: NamedTensors, place: SavePoint, values: Mapping[str, bytes]
     ) -> tuple[ValueSample, ...]:
-        """Return what this rank sees of all that it holds with others."""
+        """Return this rank's samples of all that it shares with others."""
         tensors = [group for group in plan.mates if not group.key.startswith(VALUES)]
         others = [group for group in plan.mates if group.key.startswith(VALUES)]
         names = [name for group in tensors for name in group.names]
         digests = digests_of({name: described.sources[name] for name in names}, salt_of(place))
-        found = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
-        return tuple(found)
+        samples = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
+        return tuple(samples)
 
     def _plan(
         self,
@@ -292,8 +295,7 @@ class SaveEngine:
         values: Mapping[str, bytes],
         frozen: frozenset[str],
     ) -> _Planned:
-        """The plan for these tensors: the last one as long as nothing has changed. What is frozen
-        changes the layout alone, which no other rank needs to know."""
+        """Return the plan for these tensors: the last one as long as nothing has changed."""
         known = self._planned
         if known and known.table == described.table and known.values == values.keys():
             if known.frozen != frozen:
@@ -301,7 +303,7 @@ class SaveEngine:
                 known = self._planned = known._replace(layout=layout, frozen=frozen)
             return known
         try:
-            held = held_boxes(described.table)
+            boxes = held_boxes(described.table)
             there = {self._cuda} if self._cuda else set[torch.device]()
             self._cuda = only_device(there | {each.device for each in described.table.values()})
         except UsageError as error:
@@ -309,7 +311,7 @@ class SaveEngine:
             raise
         try:
             plan = agree(
-                held,
+                boxes,
                 described.sources,
                 rank=self._rank,
                 world=self._world,
@@ -326,7 +328,7 @@ class SaveEngine:
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
                 " save"
             ) from error
-        layout = lay_out(_tensors(held), plan.shares, frozen)
+        layout = lay_out(_tensors(boxes), plan.shares, frozen)
         self._planned = _Planned(described.table, plan, layout, frozenset(values), frozen)
         return self._planned
 
@@ -342,14 +344,13 @@ class SaveEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether a save would begin to copy at once, and leave what peers are being sent alone:
-        where all ranks wait for this, peers hold a whole version at any time."""
+        """Return whether a save would copy at once, and interrupt no transfer to peers."""
         return not self._keeper.copying and not self._slots.busy
 
     def _order(self, order: SaveOrder) -> None:
         try:
             self._keeper.order(order)
-        except OutlastError as error:  # training goes on, and hears of it
+        except OutlastError as error:  # training continues, and gets the error
             self._refuse(order.save, order.manifest.place, "failed", str(error))
 
     def _pass_over(self, save: int, place: SavePoint) -> None:
@@ -372,12 +373,12 @@ class SaveEngine:
             del self._refused[min(self._refused)]
 
 
-def _tensors(held: Iterable[HeldBox]) -> dict[str, Tensor]:
-    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in held}
+def _tensors(boxes: Iterable[HeldBox]) -> dict[str, Tensor]:
+    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in boxes}
 
 
 def _changed(before: Mapping[str, LocalTensor], now: Mapping[str, LocalTensor]) -> str:
-    """What differs, in words: the first few of many."""
+    """Return the names that differ, the first few of many."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
     return ", ".join(names[:_NAMES_MAX]) + more

@@ -1,8 +1,8 @@
 """Division of named tensors among ranks: the boxes that each one writes.
 
 A rank derives its part alone, from the placements of its tensors. Ranks that hold the same box
-share it out among them; only who is whose replica, where tensors carry no placements, is learned
-from one exchange (agreement.py).
+divide it among them; only the replicas of tensors without placements are found by one exchange
+(agreed_plan.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class TensorSpread(NamedTuple):
-    """How a DTensor lies over a mesh. `shape`: the whole tensor's."""
+    """The distribution of a DTensor over a mesh. `shape`: the complete tensor's."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -38,8 +38,10 @@ class TensorSpread(NamedTuple):
 
 
 class LocalTensor(NamedTuple):
-    """What a plan depends on of the tensor that this rank has under a name. `flat`: its elements
-    lie in C order in one run of memory, and mean what they are."""
+    """The properties of a local tensor that a plan depends on.
+
+    `flat`: its elements lie in C order in one run of memory, neither conjugated nor negated.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -49,9 +51,11 @@ class LocalTensor(NamedTuple):
 
 
 class HeldBox(NamedTuple):
-    """A box of a whole tensor that this rank holds. `holders`: all ranks that hold this box, in
-    order; of a plain tensor they are not known before the ranks have compared their tables. `mesh`:
-    the ranks that the tensor lies on, where it is no plain one."""
+    """A box of a tensor that this rank holds.
+
+    `holders`: all ranks that hold this box, in order; () of a plain tensor before the ranks have
+    compared their tables. `mesh`: the ranks of a distributed tensor's mesh.
+    """
 
     name: str
     dtype: torch.dtype
@@ -62,24 +66,25 @@ class HeldBox(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Return the size of the box in bytes."""
         return self.box.elements * self.dtype.itemsize
 
 
 class ShardShare(NamedTuple):
-    """The elements `first` to `last` (exclusive) in C order of a box that is held: this rank
-    writes them."""
+    """The elements `first` to `last` (exclusive) in C order of a box, written by this rank."""
 
-    held: HeldBox
+    held_box: HeldBox
     first: int
     last: int
 
     @property
     def size_bytes(self) -> int:
-        return (self.last - self.first) * self.held.dtype.itemsize
+        """Return the size of the share in bytes."""
+        return (self.last - self.first) * self.held_box.dtype.itemsize
 
 
 class NamedTensors(NamedTuple):
-    """Named tensors as this rank has them: what a plan depends on, and the memory itself."""
+    """Named local tensors: the properties that a plan depends on, and the memory itself."""
 
     table: dict[str, LocalTensor]
     sources: dict[str, torch.Tensor]
@@ -103,9 +108,10 @@ def _is(tensor: torch.Tensor, row: LocalTensor) -> bool:
 def describe(
     tensors: Mapping[str, torch.Tensor], known: Mapping[str, LocalTensor] | None = None
 ) -> NamedTensors:
-    """The local side of every tensor. Raises CodecError, by name, for what has no plain bytes.
+    """Return the local side of every tensor.
 
-    `known`: an earlier table, whose rows are taken again where all that they say still holds.
+    Raises CodecError, by name, for tensors without plain bytes. `known`: an earlier table, whose
+    rows are reused where they still hold.
     """
     distributed = _distributed_type()
     table: dict[str, LocalTensor] = {}
@@ -145,9 +151,11 @@ def frozen_names(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 
 class Untrained:
-    """Parameters that are not trained, without those that change between saves all the same: an
-    average of other weights, a target network. A guess, from the counts that torch keeps of changes
-    in place: whether bytes are equal is for digests to say."""
+    """Parameters that are not trained and do not change between saves either.
+
+    Averages of weights and target networks change without training. This is a guess, by torch's
+    counts of in-place changes; digests decide whether bytes are equal.
+    """
 
     def __init__(self) -> None:
         self._versions: dict[str, int] = {}
@@ -155,14 +163,14 @@ class Untrained:
 
     def names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Return the names, at a save."""
-        found = frozen_names(tensors)
-        versions = {name: _version(tensors[name]) for name in found}
+        untrained = frozen_names(tensors)
+        versions = {name: _version(tensors[name]) for name in untrained}
         before, self._versions = self._versions, versions
         self._changes.update(n for n, at in versions.items() if before.get(n, at) != at)
-        return found - {name for name, count in self._changes.items() if count >= _CHANGES}
+        return untrained - {name for name, count in self._changes.items() if count >= _CHANGES}
 
     def loaded(self) -> None:
-        """Count no change that a load has made."""
+        """Forget the counts, so that a load is no change."""
         self._versions.clear()
 
 
@@ -171,15 +179,18 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def held_boxes(table: Mapping[str, LocalTensor]) -> list[HeldBox]:
-    """The boxes that this rank holds, in the order of their names; those of a mesh that it is no
-    part of are left out. Raises CodecError, by name, for placements that are no boxes."""
-    held: list[HeldBox] = []
+    """Return the boxes that this rank holds, sorted by name.
+
+    Boxes of meshes without this rank are left out. Raises CodecError, by name, for placements that
+    are no boxes.
+    """
+    boxes: list[HeldBox] = []
     meshes: dict[int, tuple[int, ...]] = {}
     for name in sorted(table):
         local = table[name]
         if local.spread is None:
             shape = tuple(local.shape)
-            held.append(HeldBox(name, local.dtype, shape, Box.whole(shape), ()))
+            boxes.append(HeldBox(name, local.dtype, shape, Box.whole(shape), ()))
             continue
         coordinate = local.spread.mesh.get_coordinate()
         if coordinate is None:
@@ -196,19 +207,21 @@ def held_boxes(table: Mapping[str, LocalTensor]) -> list[HeldBox]:
         if id(mesh) not in meshes:
             meshes[id(mesh)] = tuple(sorted(mesh.mesh.flatten().tolist()))
         shape = tuple(local.spread.shape)
-        held.append(HeldBox(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
-    return held
+        boxes.append(HeldBox(name, local.dtype, shape, box, holders, meshes[id(mesh)]))
+    return boxes
 
 
-def divide_boxes(held: Iterable[HeldBox], rank: int) -> list[ShardShare]:
-    """What `rank` writes: of the boxes of each set of holders an equal number of bytes, to
-    4096. Small boxes come first and stay whole, so that the first holder's stand for all: buffers
-    that differ by rank (BatchNorm's) are one rank's, not a mixture."""
+def divide_boxes(boxes: Iterable[HeldBox], rank: int) -> list[ShardShare]:
+    """Return the shares of `rank`: equal bytes (to 4096) of the boxes of each set of holders.
+
+    Small boxes come first and stay undivided, so that the first holder's are saved: buffers that
+    differ by rank (BatchNorm's) are one rank's, not a mixture.
+    """
     together: dict[tuple[int, ...], list[HeldBox]] = {}
-    for item in held:
+    for item in boxes:
         if item.size_bytes:
             together.setdefault(item.holders, []).append(item)
-    mine: list[ShardShare] = []
+    own_shares: list[ShardShare] = []
     for holders, items in together.items():
         items.sort(key=lambda item: item.size_bytes >= WHOLE_BYTES)
         sizes = [item.size_bytes for item in items]
@@ -217,12 +230,12 @@ def divide_boxes(held: Iterable[HeldBox], rank: int) -> list[ShardShare]:
             grain = GRAIN_BYTES if item.size_bytes >= WHOLE_BYTES else item.size_bytes
             first, last = (min(-(-cut // grain) * grain, item.size_bytes) for cut in (begin, end))
             if first < last:
-                mine.append(ShardShare(item, first // itemsize, last // itemsize))
-    return mine
+                own_shares.append(ShardShare(item, first // itemsize, last // itemsize))
+    return own_shares
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As records have it: torch's own, without "torch."."""
+    """Return torch's name of a dtype without "torch.", as records have it."""
     return _name_of(dtype)
 
 
@@ -230,7 +243,7 @@ _name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype).removeprefix("torch."
 
 
 def _distributed_type() -> type | tuple[()]:
-    # Nobody has a DTensor before its module is imported, which costs a plain script a second.
+    # DTensors exist only after the import of their module, which takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module.DTensor if module else ()
 
@@ -265,8 +278,10 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _number_attributes(tensor: torch.Tensor) -> list[str]:
-    """Return the attributes of a tensor of a class of its own that hold numbers: scales of a
-    quantised weight, say. Counts, texts and modules describe what the script builds anyway."""
+    """Return the attributes of a tensor subclass that hold numbers: scales, say.
+
+    Counts, texts and modules describe objects that the script builds anyway.
+    """
 
     def holds(value: Any) -> bool:
         return isinstance(value, (torch.Tensor, float, complex))
@@ -284,8 +299,11 @@ def _number_attributes(tensor: torch.Tensor) -> list[str]:
 
 
 def _region(name: str, spread: TensorSpread, coordinate: Sequence[int]) -> Box:
-    """The box at a coordinate of the mesh. Dimensions of the mesh cut one after the other, each
-    what the last one left, as torch.chunk does."""
+    """Return the box at a coordinate of the mesh.
+
+    The dimensions of the mesh cut one after the other, each the rest of the last one, as
+    torch.chunk does.
+    """
     start, size = [0] * len(spread.shape), list(spread.shape)
     for dim, order in _cutting_order(name, spread).items():
         for mesh_dim in order:
@@ -297,7 +315,7 @@ def _region(name: str, spread: TensorSpread, coordinate: Sequence[int]) -> Box:
 
 
 def _cutting_order(name: str, spread: TensorSpread) -> dict[int, list[int]]:
-    """For each sharded dimension of a tensor: the dimensions of the mesh that cut it, in order.
+    """Return the mesh dimensions that cut each sharded dimension of a tensor, in order.
 
     They cut from left to right, except that a strided shard (FSDP2 over tensor parallel) comes
     after those to its right whose sizes multiply to its split factor.

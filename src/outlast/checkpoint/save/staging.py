@@ -1,6 +1,7 @@
 """Layout of a rank's part in its arena, and the copies into it.
 
-A layout is made once a plan, its views into an arena once an arena. Saving runs one flat list.
+A layout is computed once a plan, its views into an arena once an arena. A save runs one flat list
+of copies.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ _move_at_once.restype = None
 
 
 class LaidShare(NamedTuple):
-    """A share, and the byte of the shard from which on its elements lie."""
+    """A share, and its first byte in the shard."""
 
     share: ShardShare
     at: int
 
 
 class ArenaLayout(NamedTuple):
-    """A rank's shard as far as it is tensors. `size_bytes`: a whole number of blocks;
-    `frozen_bytes`, of its beginning: a whole number of chunks."""
+    """The tensors of a rank's shard.
+
+    `size_bytes`: a multiple of the block size; `frozen_bytes`, of its beginning: a multiple of the
+    chunk size.
+    """
 
     laid: tuple[LaidShare, ...]
     pieces: tuple[TensorPiece, ...]
@@ -47,25 +51,25 @@ class ArenaLayout(NamedTuple):
 
 
 def lay_out(
-    held: Mapping[str, Tensor], shares: Sequence[ShardShare], frozen: Collection[str] = ()
+    known: Mapping[str, Tensor], shares: Sequence[ShardShare], frozen: Collection[str] = ()
 ) -> ArenaLayout:
-    """Every share at a multiple of its elements' size, large ones at blocks.
+    """Return a layout: shares aligned to their elements' size, large ones to blocks.
 
-    `held`: all tensors that this rank knows of; those of which it writes nothing are left to the
-    ranks that do, except where there is nothing to write. `frozen`: names of tensors that lie in
-    front of all others, where they fill a region of whole chunks.
+    `held`: all tensors that this rank knows; manifests name only those that it writes, or that are
+    empty. `frozen`: names of tensors in front of all others, where they fill a region of complete
+    chunks.
     """
-    first = _in_a_row([share for share in shares if share.held.name in frozen], 0)
+    first = _in_a_row([share for share in shares if share.held_box.name in frozen], 0)
     frozen_bytes = _region(first.end)
     if frozen_bytes:
-        others = [share for share in shares if share.held.name not in frozen]
+        others = [share for share in shares if share.held_box.name not in frozen]
         rest = _in_a_row(others, max(first.end, frozen_bytes))
     else:
         first, rest = _Row([], [], 0), _in_a_row(shares, 0)
-    written = {share.held.name for share in shares}
+    written = {share.held_box.name for share in shares}
     tensors = {
         name: tensor
-        for name, tensor in held.items()
+        for name, tensor in known.items()
         if name in written or not Box.whole(tensor.shape).elements
     }
     return ArenaLayout(
@@ -84,29 +88,32 @@ class _Row(NamedTuple):
 
 
 def _region(size_bytes: int) -> int:
-    """Return whole chunks for so many frozen bytes: all, where padding is little beside them, else
-    without the rest, which is then written as what is trained is."""
+    """Return the size of the frozen region in complete chunks.
+
+    Rounded up where padding is small in proportion, else rounded down: the rest is then written
+    like trained tensors.
+    """
     whole = aligned(size_bytes, CHUNK_BYTES)
     return whole if (whole - size_bytes) * _PADDING_SHARE <= size_bytes else whole - CHUNK_BYTES
 
 
 def _in_a_row(shares: Iterable[ShardShare], at: int) -> _Row:
-    """Shares one behind the other, from byte `at` on."""
+    """Lay out shares one behind the other, from byte `at` on."""
     laid: list[LaidShare] = []
     pieces: list[TensorPiece] = []
     for share in shares:
-        itemsize = share.held.dtype.itemsize
+        itemsize = share.held_box.dtype.itemsize
         at = aligned(at, BLOCK_BYTES if share.size_bytes >= WHOLE_BYTES else itemsize)
         laid.append(LaidShare(share, at))
         for box in _boxes(share):
-            whole = box.moved(by=share.held.box.start)
-            pieces.append(TensorPiece(share.held.name, whole.start, whole.size, at))
+            whole = box.moved(by=share.held_box.box.start)
+            pieces.append(TensorPiece(share.held_box.name, whole.start, whole.size, at))
             at += box.elements * itemsize
     return _Row(laid, pieces, at)
 
 
 def lay_blobs(after: int, sizes: Mapping[str, int]) -> tuple[tuple[Blob, ...], int]:
-    """Blobs of these sizes, each at a block, from the block `after` on; and where they end."""
+    """Return blobs of these sizes, each at a block, from byte `after` on; and their end."""
     blobs: list[Blob] = []
     for name, size in sizes.items():
         blobs.append(Blob(name, after, size))
@@ -115,12 +122,16 @@ def lay_blobs(after: int, sizes: Mapping[str, int]) -> tuple[tuple[Blob, ...], i
 
 
 def aligned(at: int, to: int) -> int:
+    """Return `at` rounded up to a multiple of `to`."""
     return -(-at // to) * to
 
 
 class _Copy(NamedTuple):
-    """What one copy takes from the tensor `name`: of a flat one the elements from `first` on, as
-    many as `into` has (all of them where it has its shape); of any other one a region."""
+    """One copy from the tensor `name`.
+
+    Of a flat one the elements from `first` on, as many as `into` has (all of them where it is
+    `whole`); of any other one a region.
+    """
 
     name: str
     into: torch.Tensor
@@ -146,7 +157,7 @@ class _Move(NamedTuple):
     size_bytes: int
 
     def pieces(self, source: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-        """To where, from where, bytes."""
+        """Yield destination address, source address and size of each piece."""
         begin = source.data_ptr() + self.first
         for at in range(0, self.size_bytes, _MOVE_BYTES):
             yield self.into + at, begin + at, min(_MOVE_BYTES, self.size_bytes - at)
@@ -158,31 +169,31 @@ class StagingCopies:
     def __init__(
         self, memory: torch.Tensor, layout: ArenaLayout, table: Mapping[str, LocalTensor]
     ) -> None:
-        """`memory`: the arena's bytes."""
+        """Prepare the copies. `memory`: the arena's bytes."""
         self._small: list[_Move] = []
         self._large: list[_Move] = []
         self._others: list[_Copy] = []
         begin = memory.data_ptr()
         for share, at in layout.laid:
-            name, local = share.held.name, table[share.held.name]
+            name, local = share.held_box.name, table[share.held_box.name]
             if local.flat and local.device.type == "cpu":
-                first, size_bytes = share.first * share.held.dtype.itemsize, share.size_bytes
+                first, size_bytes = share.first * share.held_box.dtype.itemsize, share.size_bytes
                 moves = self._small if size_bytes < _SMALL_BYTES else self._large
                 moves.append(_Move(name, begin + at, first, size_bytes))
                 continue
-            into = memory[at : at + share.size_bytes].view(share.held.dtype)
+            into = memory[at : at + share.size_bytes].view(share.held_box.dtype)
             if local.flat:
-                whole = share.last - share.first == share.held.box.elements
-                into = into.view(share.held.box.size) if whole else into
+                whole = share.last - share.first == share.held_box.box.elements
+                into = into.view(share.held_box.box.size) if whole else into
                 self._others.append(_Copy(name, into, share.first, whole, None))
             else:
                 self._others += _by_region(into, share)
 
     @torch.no_grad()
     def run(self, sources: Mapping[str, torch.Tensor], waiting: bool) -> None:
-        """Copy everything; unless `waiting`, a device's copies may go on after this.
+        """Copy everything; unless `waiting`, a device's copies may continue after this.
 
-        `sources` are as the table that the copies were made for describes them.
+        `sources` match the table of the constructor.
         """
         for name, into, first, size_bytes in self._small:
             _move_at_once(into, sources[name].data_ptr() + first, size_bytes)
@@ -192,24 +203,27 @@ class StagingCopies:
 
 
 def _move(moves: Iterable[tuple[int, int, int]]) -> None:
-    """Two threads take from one list: that fills the memory's bandwidth, and on a busy machine
-    neither waits for the other longer than one small copy takes. (torch's own threads wait for each
-    other at barriers: 20 times slower there.)"""
-    left = deque(moves)
+    """Copy with two threads that take from one list.
+
+    That saturates the memory's bandwidth, and on a busy machine neither waits for the other longer
+    than one small copy takes. (torch's own threads wait for each other at barriers: 20 times slower
+    there.)
+    """
+    pending = deque(moves)
 
     def work() -> None:
         with suppress(IndexError):
             while True:
-                ctypes.memmove(*left.popleft())
+                ctypes.memmove(*pending.popleft())
 
     other = threading.Thread(target=work, name="outlast-copies")
-    helped = len(left) > _MOVES_ALONE
+    helped = len(pending) > _MOVES_ALONE
     if helped:
         other.start()
     try:
         work()
     finally:  # an interruption: nothing may be written there behind it
-        left.clear()
+        pending.clear()
         if helped:
             other.join()
 
@@ -218,9 +232,9 @@ def _by_region(into: torch.Tensor, share: ShardShare) -> Iterator[_Copy]:
     done = 0
     for box in _boxes(share):
         part = into[done : done + box.elements].view(box.size)
-        yield _Copy(share.held.name, part, 0, False, box.slices)
+        yield _Copy(share.held_box.name, part, 0, False, box.slices)
         done += box.elements
 
 
 def _boxes(share: ShardShare) -> list[Box]:
-    return list(runs(share.held.box.size, share.first, share.last))
+    return list(runs(share.held_box.box.size, share.first, share.last))

@@ -1,8 +1,8 @@
-"""Samples of what several ranks hold, taken at every save and compared at the commit.
+"""Samples of values that several ranks share, taken at every save, compared at the commit.
 
-Ranks that hold the same box of a tensor write a part of it each, so that replicas which have
-drifted apart would be mixed into one tensor, every byte of it verified. Small tensors are looked at
-whole; of large ones windows, in other places at each save.
+Ranks that hold the same box of a tensor each write a part of it, so that diverged replicas would be
+mixed into one tensor with valid digests. Small tensors are sampled completely; large ones in
+windows, at other places at each save.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from outlast.checkpoint.format.manifests import SavePoint, ValueSample
 
 _WHOLE_BYTES = 64 << 10
 _WINDOWS, _WINDOW_BYTES = 64, 512
-_DEVICE_WHOLE_BYTES = 8 << 10  # of a device's: what is looked at is copied to the host
+_DEVICE_WHOLE_BYTES = 8 << 10  # on a device: samples are copied to the host
 _DEVICE_WINDOWS = 16
 _SLICES = 4  # a dimension, of tensors that are no run of memory
 
 
 class SharedHolders(NamedTuple):
-    """Names of what the same ranks hold alike, in order. `key`: equal on all of them."""
+    """Names that the same ranks share, in order. `key`: equal on all of them."""
 
     key: str
     ranks: tuple[int, ...]
@@ -33,14 +33,14 @@ class SharedHolders(NamedTuple):
 
 
 def salt_of(place: SavePoint) -> int:
-    """Return where windows lie at a save: equal on all ranks, different at the next one."""
+    """Return the seed of a save's windows: equal on all ranks, different at the next save."""
     return xxhash.xxh3_64_intdigest(f"{place.step} {place.n}".encode())
 
 
 def samples_of(
     mates: Sequence[SharedHolders], digests: Mapping[str, bytes], rank: int
 ) -> list[ValueSample]:
-    """Return what this rank's manifest says of `digests`, by name."""
+    """Return the samples for this rank's manifest from `digests` by name."""
     return [
         ValueSample(
             key=group.key,
@@ -55,26 +55,26 @@ def samples_of(
 
 @torch.no_grad()
 def digests_of(tensors: Mapping[str, torch.Tensor], salt: int) -> dict[str, bytes]:
-    """8 bytes a tensor, by name: equal where the bytes that are looked at are."""
-    found: dict[str, bytes] = {}
-    far: dict[str, torch.Tensor] = {}
+    """Return 8 bytes a tensor, by name: equal where the sampled bytes are equal."""
+    digests: dict[str, bytes] = {}
+    on_device: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        near = _flat(tensor)
-        if near.is_cpu:
-            found[name] = _digest(near, salt)
+        flat = _flat(tensor)
+        if flat.is_cpu:
+            digests[name] = _digest(flat, salt)
         else:
-            far[name] = _windows(near, salt)
-    if far:  # one copy to the host for all of them
-        host = torch.cat(list(far.values())).cpu().numpy()
+            on_device[name] = _windows(flat, salt)
+    if on_device:  # one copy to the host for all of them
+        host = torch.cat(list(on_device.values())).cpu().numpy()
         at = 0
-        for name, part in far.items():
-            found[name] = xxhash.xxh3_64_digest(host[at : at + len(part)].data)
+        for name, part in on_device.items():
+            digests[name] = xxhash.xxh3_64_digest(host[at : at + len(part)].data)
             at += len(part)
-    return found
+    return digests
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The same where it lies in one run of memory and means what it is; else some of it."""
+    """Return the tensor where it is one plain run of memory; else a sample of it."""
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     tensor = tensor.detach()

@@ -1,1 +1,1 @@
-"""A training script's state: what is saved, under which names, and what belongs to one rank."""
+"""A training script's state: parts, names of tensors, and state of a single rank."""

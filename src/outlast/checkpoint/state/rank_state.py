@@ -20,10 +20,11 @@ from outlast.checkpoint.state.state_content import EXACT, NameMatching
 
 
 def capture(state: ScriptState, rest: Mapping[str, Any], world: int) -> bytes:
-    """This rank's own part of a checkpoint.
+    """Return this rank's own part of a checkpoint.
 
-    Small buffers are in it although they are tensors of the model: BatchNorm's differ by rank, and
-    among the tensors there is one rank's of each. Raises CodecError as `tree.encode` does.
+    It includes small buffers although they are tensors of the model: BatchNorm's differ by rank,
+    and the tensors of a checkpoint have only one rank's of each. Raises CodecError as
+    `codec.encode` does.
     """
     return codec.encode(
         {
@@ -41,7 +42,7 @@ def capture(state: ScriptState, rest: Mapping[str, Any], world: int) -> bytes:
 def differences(
     state: ScriptState, saved: Mapping[str, Any], matching: NameMatching = EXACT
 ) -> tuple[list[str], list[str]]:
-    """Of the names in a rank's own part: what the checkpoint lacks, and what the state lacks."""
+    """Return the names of own parts that the checkpoint lacks, and those that the state lacks."""
     missing: list[str] = []
     unexpected: list[str] = []
     for what, here, there in (
@@ -59,8 +60,10 @@ def differences(
 def restore(
     state: ScriptState, saved: Mapping[str, Any], *, process: bool, matching: NameMatching = EXACT
 ) -> None:
-    """Put a decoded own part back, into the objects that the script holds; with `process`, this
-    process's generators too. They come last: an object may draw while it takes its state back."""
+    """Restore a decoded own part in the script's objects; with `process`, generators too.
+
+    The process's generators come last: an object may draw while it loads its state.
+    """
     live = buffers(state)
     for name, value in saved["buffers"].items():
         if name in live and live[name].shape == value.shape and not matching.skips(name):
@@ -82,7 +85,7 @@ def restore(
 
 
 def buffers(state: ScriptState) -> dict[str, torch.Tensor]:
-    """Small buffers by the name that they have among the tensors: each rank keeps its own."""
+    """Return small buffers by their tensor names: each rank keeps its own."""
     return {
         f"{module}.{entry.name}": entry.value
         for module, found in state.entries.items()

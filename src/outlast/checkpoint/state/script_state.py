@@ -1,4 +1,4 @@
-"""A script's state sorted by how it is kept, its tensors' names, and its completeness."""
+"""A script's state sorted by kind, its tensors' names, and its completeness."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from torch.utils.data import DataLoader
 from outlast.errors import CodecError, UnsupportedError, UsageError
 from outlast.random_state import GENERATOR_TYPES, Generator
 
-# What torch.compile and activation checkpointing put between a module and its tensors.
+# Names that torch.compile and activation checkpointing insert into those of tensors.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
 class ModuleEntry(NamedTuple):
-    """One entry of a module's state: its canonical name, its key in `state_dict`, and the live
-    value; "made" is what a hook or `get_extra_state` made for the occasion."""
+    """One entry of a module's state: canonical name, key in `state_dict`, live value.
+
+    The kind "made" is a value that a hook or `get_extra_state` computed.
+    """
 
     name: str
     key: str
@@ -30,32 +32,31 @@ class ModuleEntry(NamedTuple):
 
 
 def module_entries(module: nn.Module) -> list[ModuleEntry]:
-    """The state of `module`, as `state_dict` has it: persistent buffers only.
+    """Return the state of `module` as in `state_dict`: persistent buffers only.
 
     Raises UnsupportedError for FSDP of version 1, CodecError for two entries of one name.
     """
     wrappers = _wrappers(module)
     parameters = {id(p) for p in module.parameters()}
     buffers = {id(b) for b in module.buffers()}
-    found: dict[str, ModuleEntry] = {}
+    entries: dict[str, ModuleEntry] = {}
     # Its hooks matter: FSDP2 puts the sharded parameters back in one of them.
     for key, value in module.state_dict(keep_vars=True).items():
         name = _canonical(key, wrappers)
-        if name in found and found[name].value is not value:
+        if name in entries and entries[name].value is not value:
             raise CodecError(
-                f"{key!r} and {found[name].key!r} are both called {name!r} without their wrappers;"
-                " nothing was saved; rename one of these submodules"
+                f"{key!r} and {entries[name].key!r} are both called {name!r} without their"
+                " wrappers; nothing was saved; rename one of these submodules"
             )
         kind = (
             "parameter" if id(value) in parameters else "buffer" if id(value) in buffers else "made"
         )
-        found[name] = ModuleEntry(name, key, value, kind)
-    return list(found.values())
+        entries[name] = ModuleEntry(name, key, value, kind)
+    return list(entries.values())
 
 
 def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[str, str]]:
-    """Of each parameter, by id: the module that holds it, and its name there. Of several that
-    hold it, the first."""
+    """Return the module and the name of each parameter, by id; the first one if shared."""
     known: dict[int, tuple[str, str]] = {}
     for module, found in modules.items():
         for entry in found:
@@ -65,8 +66,8 @@ def parameter_entries(modules: dict[str, list[ModuleEntry]]) -> dict[int, tuple[
 
 
 def _wrappers(module: nn.Module) -> list[str]:
-    """Where there are modules whose only child is called "module", innermost first."""
-    found: list[str] = []
+    """Return the paths of modules whose only child is called "module", innermost first."""
+    prefixes: list[str] = []
     for path, part in module.named_modules(remove_duplicate=False):
         if _is_flattened(type(part)):
             raise UnsupportedError(
@@ -74,8 +75,8 @@ def _wrappers(module: nn.Module) -> list[str]:
                 " parameters have no names of their own; use fully_shard (FSDP2)"
             )
         if isinstance(part, (DataParallel, DistributedDataParallel)):
-            found.append(f"{_strip_wrappers(path)}.".removeprefix("."))
-    return sorted(found, key=len, reverse=True)
+            prefixes.append(f"{_strip_wrappers(path)}.".removeprefix("."))
+    return sorted(prefixes, key=len, reverse=True)
 
 
 @lru_cache(maxsize=1024)
@@ -102,28 +103,32 @@ _VALUES = (bool, int, float, complex, str, bytes, dict, list, tuple, set, torch.
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say its state and take it back."""
+    """Any object with `state_dict` and `load_state_dict`."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the object."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Restore the state of the object."""
 
 
 class ScriptState:
-    """A script's state by name. `shared` parts are equal on all ranks; what is in `own`, and
-    generators and loaders wherever they stand, are this rank's.
+    """A script's state by name.
 
-    Raises UsageError, by name, for what has no state that could be kept.
+    `shared` parts are equal on all ranks; parts in `own`, and generators and loaders anywhere,
+    belong to this rank. Raises UsageError, by name, for a part without a state that can be saved.
     """
 
-    def __init__(self, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        self.given = given
+    def __init__(self, parts: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        self.given = parts
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.objects: dict[str, Stateful] = {}
         self.values: dict[str, Any] = {}
         self.generators: dict[str, Generator] = {}
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {}
-        for name, value in given.items():
+        for name, value in parts.items():
             self._place(name, value)
         for name, value in (own or {}).items():
             self._place_own(name, value)
@@ -133,7 +138,7 @@ class ScriptState:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What each shared part is."""
+        """Return the kind of each shared part: module, optimizer, object or value."""
         sorts = {"module": self.modules, "optimizer": self.optimizers,
                  "object": self.objects, "value": self.values}  # fmt: skip
         return {name: kind for kind, parts in sorts.items() for name in parts}
@@ -177,7 +182,7 @@ class ScriptState:
 
 
 def check_complete(state: ScriptState) -> None:
-    """Raises UsageError that names every missing part."""
+    """Raise UsageError that names every missing part."""
     missing = [*_optimizers(state), *_module_parameters(state), *_schedulers(state)]
     if missing:
         raise UsageError(
@@ -196,11 +201,11 @@ def _optimizers(state: ScriptState) -> Iterable[str]:
 
 
 def _module_parameters(state: ScriptState) -> Iterable[str]:
-    held = {id(e.value) for found in state.entries.values() for e in found}
-    held |= {id(tensor) for tensor in _held_tensors(state.values)}
+    owned = {id(e.value) for found in state.entries.values() for e in found}
+    owned |= {id(tensor) for tensor in _held_tensors(state.values)}
     for name, optimizer in state.optimizers.items():
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        strange = sum(id(parameter) not in held for parameter in parameters)
+        strange = sum(id(parameter) not in owned for parameter in parameters)
         if strange:
             yield (
                 f"optimizer {name!r} updates {strange} of its {len(parameters)} parameters in no"
@@ -217,7 +222,7 @@ def _schedulers(state: ScriptState) -> Iterable[str]:
 
 
 def _led_by(part: Any) -> Iterable[Optimizer]:
-    """The optimizers that a scheduler, or a container of schedulers, changes."""
+    """Yield the optimizers that a scheduler, or a container of schedulers, changes."""
     inside = [part]
     for value in list(getattr(part, "__dict__", {}).values()):
         inside += value if isinstance(value, (list, tuple)) else [value]
@@ -239,19 +244,20 @@ _MOMENTS_BY_CLASS = 2  # tensors of a parameter's size that Adam and most others
 
 
 def expected_state(state: ScriptState) -> dict[str, torch.Tensor]:
-    """Return, under names of no meaning, a tensor like each one that is to come.
+    """Return a tensor like each one that optimizers will create at their first step.
 
-    The parameter itself stands for each of its moments: they have its shape, type and placement.
+    The names are arbitrary. The parameter itself stands for each of its moments: they have its
+    shape, type and placement.
     """
-    found: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
     for name, optimizer in state.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             count = _expected_moments(optimizer, group)
             for index, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in optimizer.state:
                     prefix = f"{name}.state to come.{number}.{index}"
-                    found |= {f"{prefix}.{moment}": parameter for moment in range(count)}
-    return found
+                    expected |= {f"{prefix}.{moment}": parameter for moment in range(count)}
+    return expected
 
 
 def _expected_moments(optimizer: Optimizer, group: Mapping[str, Any]) -> int:

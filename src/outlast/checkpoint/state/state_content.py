@@ -1,11 +1,11 @@
-"""A script's state as named tensors and one value; matching of names on request.
+"""A script's state as named tensors and one value; name matching of loads.
 
-Names do not depend on how a model is wrapped: `<entry>.<name in the module>` for modules,
-`<entry>.state.<name of the parameter>.<key>` for optimizers. What is no tensor is the `shared`
-value (docs/format.md): `kinds`, `classes`, `optimizers`, `objects`, `values`, and `rest`, which is
-what modules and optimizers keep beside plain tensors.
+Names do not depend on wrappers of a model: `<entry>.<name in the module>` for modules,
+`<entry>.state.<name of the parameter>.<key>` for optimizers. All other values form the `shared`
+value (docs/format.md): `kinds`, `classes`, `optimizers`, `objects`, `values`, and `rest`, the
+values of modules and optimizers besides plain tensors.
 
-A name on request stands for itself and for all below it: `model.head` for `model.head.weight`.
+A name in options stands for itself and for all below it: `model.head` for `model.head.weight`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ Skeleton = dict[str, Any]
 
 
 class StateContent(NamedTuple):
-    """`tensors`: live, by reference. `shared`: an encoded value. `rest`: the part of it that may
-    differ between ranks that hold different parts of a model (pipeline stages). `digests`: of what
-    must be equal on all ranks that have it, by entry."""
+    """A script's state in the form that is saved.
+
+    `tensors`: live, by reference. `shared`: an encoded value. `rest`: its part that may differ
+    between ranks with different parts of a model (pipeline stages). `digests`: of the values that
+    must be equal on all ranks that have them, by entry.
+    """
 
     tensors: dict[str, torch.Tensor]
     shared: bytes
@@ -38,9 +41,9 @@ class StateContent(NamedTuple):
 
 
 def flatten_state(state: ScriptState) -> StateContent:
-    """The content of `state`. Nothing is copied, no tensor's values are looked at.
+    """Return the content of `state`, without copying or reading tensors.
 
-    Raises CodecError naming the place of what cannot be written, or of a name that two have.
+    Raises CodecError naming the place of a value that cannot be written, or a duplicate name.
     """
     _refuse_hidden_state(state.optimizers)
     tensors: dict[str, torch.Tensor] = {}
@@ -69,7 +72,7 @@ def flatten_state(state: ScriptState) -> StateContent:
 
 
 def _digests(shared: dict[str, Any]) -> dict[str, bytes]:
-    """8 bytes an entry. Names of parameters are left out: stages of a pipeline have others."""
+    """Return 8 bytes an entry, without names of parameters: pipeline stages have others."""
     optimizers = {
         name: {key: value for key, value in part.items() if key != "parameters"}
         for name, part in shared["optimizers"].items()
@@ -82,17 +85,16 @@ def _digests(shared: dict[str, Any]) -> dict[str, bytes]:
 
 
 def class_of(part: Any) -> str:
-    """The class of an optimizer or a scheduler of torch's own; "" for any other, of which nobody
-    knows what may take its place."""
+    """Return the class of an optimizer or a scheduler of torch's own; "" for any other."""
     kind = type(part)
     return kind.__qualname__ if kind.__module__.startswith("torch.optim.") else ""
 
 
 def parameter_names(name: str, state: ScriptState) -> list[list[str]]:
-    """What the parameters of optimizer `name` are called, by group.
+    """Return the names of the parameters of optimizer `name`, by group.
 
-    As in their module; where several modules give parameters, with the module's entry before it;
-    `<group>.<index>` for those that no module gives.
+    As in their module; where several modules own parameters, with the module's entry before it;
+    `<group>.<index>` for those that no module owns.
     """
     optimizer = state.optimizers[name]
     known = script_state.parameter_entries(state.entries)
@@ -112,8 +114,10 @@ def parameter_names(name: str, state: ScriptState) -> list[list[str]]:
 
 
 def full_names(name: str, state: ScriptState) -> list[list[str]]:
-    """The names among tensors of the parameters of optimizer `name`, by group; "" of those that no
-    module gives."""
+    """Return the tensor names of the parameters of optimizer `name`, by group.
+
+    "" for those that no module owns.
+    """
     known = script_state.parameter_entries(state.entries)
     return [
         [".".join(known.get(id(parameter), ())) for parameter in group["params"]]
@@ -128,8 +132,11 @@ def _optimizer(
     tensors: dict[str, torch.Tensor],
     rest: dict[str, Skeleton],
 ) -> dict[str, Any]:
-    """What of an optimizer belongs to no parameter. Raw tensors are kept, and not what its
-    state_dict gives: its load_state_dict would cast moments to the parameters' dtype."""
+    """Return the parts of an optimizer that belong to no parameter; add its tensors.
+
+    Raw tensors are saved instead of its state_dict: load_state_dict would cast moments to the
+    parameters' dtype.
+    """
     for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
         for parameter, called in zip(group["params"], group_names, strict=True):
             kept = optimizer.state.get(parameter)
@@ -155,8 +162,10 @@ def _optimizer(
 
 
 def _refuse_hidden_state(optimizers: Mapping[str, Optimizer]) -> None:
-    """Raises CodecError for an optimizer that keeps its moments in another one inside of it, which
-    is not given (ZeroRedundancyOptimizer: each rank's own part of them)."""
+    """Raise CodecError for an optimizer that keeps its moments in an inner one.
+
+    Only where the inner one is not given (ZeroRedundancyOptimizer: each rank's own part).
+    """
     given = {id(optimizer) for optimizer in optimizers.values()}
     for name, optimizer in optimizers.items():
         for attribute, inner in vars(optimizer).items():
@@ -172,7 +181,7 @@ def _refuse_hidden_state(optimizers: Mapping[str, Optimizer]) -> None:
 
 
 def without_owner(optimizer: Optimizer) -> dict[Any, Any]:
-    """What an optimizer keeps in its state under no parameter."""
+    """Return the entries of an optimizer's state that belong to no parameter."""
     return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
 
 
@@ -180,9 +189,12 @@ _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
 class NameMatching(NamedTuple):
-    """`strict`: names that only one side has are differences; else they are left out and listed.
-    `cast`: floating-point types may differ. `skip`: names that are left as they are. `rename`:
-    names of the checkpoint, and what the state calls them."""
+    """Options of a load.
+
+    `strict`: names that only one side has are differences; else they are left out and listed.
+    `cast`: floating-point types may differ. `skip`: names that stay unchanged. `rename`: names of
+    the checkpoint, and their names in the state.
+    """
 
     strict: bool = True
     cast: bool = False
@@ -190,7 +202,7 @@ class NameMatching(NamedTuple):
     rename: Mapping[str, str] = {}
 
     def skips(self, name: str) -> bool:
-        """Return whether `name` is left as it is."""
+        """Return whether `name` stays unchanged."""
         return any(is_within(name, each) for each in self.skip)
 
     def casts(self, there: str, here: str) -> bool:
@@ -207,23 +219,24 @@ def is_within(name: str, subtree: str) -> bool:
 
 
 def matched_name(shared: Mapping[str, Any], optimizer: str, tensors: Collection[str]) -> list[str]:
-    """The names of parameters that a checkpoint's `optimizer` speaks of: those of rank 0, and those
-    whose state any rank kept."""
-    found = [each for group in shared["optimizers"][optimizer]["parameters"] for each in group]
+    """Return the parameters of a checkpoint's `optimizer`: rank 0's, and any with a state."""
+    names = [each for group in shared["optimizers"][optimizer]["parameters"] for each in group]
     prefixes, state = _prefixes(shared), f"{optimizer}.state."
     for name in tensors:
         each = name.removeprefix(state).rpartition(".")[0] if name.startswith(state) else ""
         while each and not any(f"{prefix}{each}" in tensors for prefix in prefixes):
             each = each.rpartition(".")[0]
-        found += [each] if each else []
-    return list(dict.fromkeys(found))
+        names += [each] if each else []
+    return list(dict.fromkeys(names))
 
 
 def parameter_owners(
     shared: Mapping[str, Any], optimizer: str, tensors: Collection[str]
 ) -> dict[str, str]:
-    """The names among a checkpoint's `tensors` of the parameters of its `optimizer`, by what it
-    calls them; empty where that is not certain."""
+    """Return the tensor names of the parameters of a checkpoint's `optimizer`.
+
+    By the optimizer's own names; empty where the match is ambiguous.
+    """
     names = matched_name(shared, optimizer, tensors)
     fitting = [
         prefix

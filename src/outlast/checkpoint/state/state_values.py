@@ -1,10 +1,7 @@
 """Values with tensors inside: split into a skeleton and tensors, joined, restored in place.
 
 A skeleton is `{"value": the value with None for tensors, "holes": {name of tensor: (path, type of
-device)}}`, and can be encoded by `tree`. Tensors are named by their path: `ema.shadow.0.weight`.
-
-The sizes of state that optimizers make at their first step are estimated, for arenas that are made
-ahead; a wrong estimate costs time and nothing else.
+device)}}`, which `codec` can encode. Tensors are named by their path: `ema.shadow.0.weight`.
 """
 
 from __future__ import annotations
@@ -30,7 +27,10 @@ _UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
 
 
 def add_tensors(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-    """Name a tensor. Raises CodecError where the name is taken, or it has no shape yet."""
+    """Name a tensor.
+
+    Raises CodecError where the name is taken, or the tensor has no shape yet.
+    """
     if type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED):
         raise CodecError(f"{name} is not initialized; nothing was saved; run one forward first")
     if tensors.setdefault(name, tensor) is not tensor:
@@ -38,9 +38,10 @@ def add_tensors(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tenso
 
 
 def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The skeleton of `value`; its tensors go into `tensors`, by reference, under `name` and below.
+    """Return the skeleton of `value`; add its tensors to `tensors`, by reference.
 
-    Raises CodecError as `add` does. What `tree` cannot encode is left for `tree` to refuse.
+    Their names are `name` and paths below it. Raises CodecError as `add_tensors` does. Values that
+    `codec` cannot encode stay, for `codec` to refuse.
     """
     holes: dict[str, tuple[tuple[Any, ...], str]] = {}
     inside: set[int] = set()
@@ -56,7 +57,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> di
         if kind not in _MAPPINGS and kind not in _SEQUENCES:
             return value
         if id(value) in inside or len(inside) >= DEPTH_MAX:
-            return value  # `tree` says what is wrong with it
+            return value  # `codec` reports the error
         if set(map(type, value.values() if kind in _MAPPINGS else value)) <= _PLAIN:
             return value
         inside.add(id(value))
@@ -72,7 +73,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> di
 
 
 def join_tensors(skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value of a decoded skeleton, which is used up, with `tensors` in their places."""
+    """Return the value of a decoded skeleton, which is consumed, with `tensors` in place."""
     value = skeleton["value"]
     for name, (path, _) in skeleton["holes"].items():
         value = _filled(value, path, tensors[name])
@@ -80,7 +81,7 @@ def join_tensors(skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
 
 
 def value_at(value: Any, path: tuple[Any, ...]) -> Any:
-    """What lies at `path` in `value`, or None."""
+    """Return the item at `path` in `value`, or None."""
     for key in path:
         keyed = type(value) in _MAPPINGS and key in value
         if not keyed and not (type(value) in _SEQUENCES and key < len(value)):
@@ -115,32 +116,32 @@ _LIVE_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 
 
 def is_same(live: Any, saved: Any) -> bool:
-    """Whether both are written with the same bytes."""
+    """Return whether both are encoded with the same bytes."""
     try:
         return codec.encode(live) == codec.encode(saved)
-    except CodecError:  # a refused attempt left there what could never be saved
+    except CodecError:  # a refused save left an unsupported value there
         return False
 
 
 def restore_in_place(live: Any, saved: Any) -> Any:
-    """`saved`, in the containers, arrays and tensors of `live` wherever their types agree.
+    """Return `saved`, in the containers, arrays and tensors of `live` if types agree.
 
-    Both are values that `checkpoint.tree` can encode. Returns `live` itself where it could be made
-    equal; what it no longer holds is left as it was.
+    Both are values that `codec` can encode. Returns `live` itself where it could be made equal;
+    objects that it no longer contains stay unchanged.
     """
     if type(live) is not type(saved):
         return saved
     if type(live) in _LIVE_MAPPINGS:
-        kept = {
+        restored = {
             key: restore_in_place(live[key], v) if key in live else v for key, v in saved.items()
         }
         live.clear()
-        live.update(kept)
+        live.update(restored)
         return live
     if type(live) is list:
         pairs = zip(live, saved, strict=False)
-        kept = [b if type(b) in _IMMUTABLE else restore_in_place(a, b) for a, b in pairs]
-        live[:] = kept + saved[len(live) :]
+        restored = [b if type(b) in _IMMUTABLE else restore_in_place(a, b) for a, b in pairs]
+        live[:] = restored + saved[len(live) :]
         return live
     if type(live) is tuple:
         parts = tuple(restore_in_place(a, b) for a, b in zip(live, saved, strict=False))
@@ -160,7 +161,7 @@ def restore_in_place(live: Any, saved: Any) -> Any:
 
 
 def restore_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Hyperparameters; a learning rate that is a tensor stays that tensor, where it is."""
+    """Restore hyperparameters; a learning rate that is a tensor is updated in place."""
     for name, value in values.items():
         live = group.get(name)
         if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):

@@ -1,1 +1,1 @@
-"""Places where checkpoints lie: folders and buckets, their catalog, their owner, their chunks."""
+"""Stores of checkpoints: folders and buckets, catalog, ownership, chunk reads."""

@@ -1,6 +1,6 @@
 """The checkpoints of a store and their contents, each verified by digest.
 
-The newest is the one at the greatest position (line, step, n), then the one committed last.
+The newest checkpoint has the greatest position (line, step, n); among equals, the latest commit.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from outlast.checkpoint.stores.chunk_reader import Chunk, chunks_of, fetch, tens
 from outlast.checkpoint.stores.store_interfaces import ListedSource, Store, StoreSource
 from outlast.errors import CorruptionError, StalledError, StorageError
 
-_GETS = 8  # manifests asked for at a time: a bucket answers slowly, but many at once
+_GETS = 8  # parallel requests: a bucket has high latency
 
 
 class CheckpointDamage(NamedTuple):
-    """What is wrong with a file, or with one chunk of it, and the tensors that lie there."""
+    """Damage of a file, or of one of its chunks, with the affected tensors."""
 
     file: str
     chunk: int | None
@@ -49,7 +49,7 @@ class CheckpointDamage(NamedTuple):
 
 
 class Checkpoint:
-    """A committed checkpoint: its commit record, and its manifests once they are asked for."""
+    """A committed checkpoint: its commit record, and its manifests on first use."""
 
     def __init__(self, store: StoreSource, commit: Commit) -> None:
         self.store = store
@@ -57,25 +57,27 @@ class Checkpoint:
 
     @property
     def place(self) -> SavePoint:
+        """Return the position and attempt of the checkpoint."""
         return self.commit.place
 
     @property
     def job(self) -> str:
+        """Return the name of the job that saved it; may be empty."""
         return self.commit.job
 
     @property
     def size_bytes(self) -> int:
-        """Of all shards."""
+        """Return the size of all shards in bytes."""
         return self.commit.size_bytes
 
     @property
     def where(self) -> str:
-        """Its directory, for messages."""
+        """Return its directory, for messages."""
         return f"{self.store.where}/{self.place.directory}"
 
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
-        """Of every rank, in order, each as the commit record has it.
+        """Return the manifests of all ranks, in order, verified by the commit record.
 
         Raises CorruptionError or StorageError naming the file.
         """
@@ -84,9 +86,9 @@ class Checkpoint:
             return self._whole(tuple(pool.map(self.manifest, entries)))
 
     def adopt(self, records: Sequence[bytes]) -> None:
-        """Take over the manifests' bytes, in order of their ranks, wherever they were read.
+        """Take over the manifests' bytes, in order of rank, read elsewhere.
 
-        They are verified as if they came from the store, and CorruptionError is raised so.
+        They are verified as if read from the store; raises CorruptionError.
         """
         pairs = zip(self.commit.manifests, records, strict=True)
         self.manifests = self._whole(tuple(self._parsed(entry, data) for entry, data in pairs))
@@ -100,11 +102,17 @@ class Checkpoint:
         return manifests
 
     def manifest(self, entry: ManifestEntry) -> Manifest:
-        """One rank's. Raises CorruptionError or StorageError naming the file."""
+        """Return the manifest of one rank.
+
+        Raises CorruptionError or StorageError naming the file.
+        """
         return self._parsed(entry, self.record(entry))
 
     def record(self, entry: ManifestEntry) -> bytes:
-        """The bytes of a manifest. Raises CorruptionError or StorageError naming the file."""
+        """Return the bytes of a manifest.
+
+        Raises CorruptionError or StorageError naming the file.
+        """
         data = self.store.get(self.place.directory, entry.name)
         _refuse(f"{self.where}/{entry.name}", check_manifest(data, entry))
         return data
@@ -118,7 +126,10 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name. Raises as `manifests`, and where ranks contradict each other."""
+        """Return every tensor by name.
+
+        Raises as `manifests`, and CorruptionError where ranks contradict each other.
+        """
         manifests = self.manifests
         try:
             return merge_manifests(manifests)
@@ -126,7 +137,7 @@ class Checkpoint:
             raise CorruptionError(f"{self.where}: {error}") from error
 
     def check(self) -> None:
-        """Everything that can be told without reading a shard: manifests, and sizes of shards.
+        """Check manifests and sizes of shards, without reading a shard.
 
         Raises CorruptionError or StorageError naming the file.
         """
@@ -136,7 +147,7 @@ class Checkpoint:
 
 
 def open_checkpoint(store: StoreSource, place: SavePoint) -> Checkpoint:
-    """A checkpoint by its place; only the commit record is read.
+    """Return a checkpoint by its place; only the commit record is read.
 
     Raises CorruptionError or StorageError naming the file.
     """
@@ -147,29 +158,36 @@ def open_checkpoint(store: StoreSource, place: SavePoint) -> Checkpoint:
 
 
 def checkpoint_places(store: StoreSource) -> list[SavePoint]:
-    """What has a commit record, good or bad, newest first. Raises StorageError."""
-    found = sorted(_committed(store), key=_by_position, reverse=True)
+    """Return the places with a commit record, valid or not, newest first.
+
+    Raises StorageError.
+    """
+    places = sorted(_committed(store), key=_by_position, reverse=True)
     return [
         place
-        for _, rivals in groupby(found, lambda place: place.position)
+        for _, rivals in groupby(places, lambda place: place.position)
         for place in _latest_first(store, list(rivals))
     ]
 
 
 def uncommitted(store: StoreSource) -> list[SavePoint]:
-    """Return what has no commit record, newest first: it is being written, was left behind, or has
-    lost it. Raises StorageError."""
+    """Return the places without a commit record, newest first.
+
+    Such a save is in progress, was abandoned, or has lost its record. Raises StorageError.
+    """
     committed = set(_committed(store))
-    found = [place for place in _places(store) if place not in committed]
-    return sorted(found, key=_by_position, reverse=True)
+    places = [place for place in _places(store) if place not in committed]
+    return sorted(places, key=_by_position, reverse=True)
 
 
 def lineage_of(store: StoreSource, origin: SavePoint | None = None) -> Lineage:
-    """The lineage of saves that come after `origin`, or else after the newest checkpoint that is
-    there. Raises StorageError."""
-    committed, left = checkpoint_places(store)[:1], uncommitted(store)[:1]
+    """Return the lineage of saves after `origin`, or else after the newest checkpoint.
+
+    Raises StorageError.
+    """
+    committed, abandoned = checkpoint_places(store)[:1], uncommitted(store)[:1]
     newest = committed[0] if committed else None
-    tip = max([*committed, *left], key=lambda place: place.position, default=None)
+    tip = max([*committed, *abandoned], key=lambda place: place.position, default=None)
     base = ""
     with suppress(CorruptionError, StorageError):  # it began nowhere, as far as is known
         base = open_checkpoint(store, newest).commit.base if newest else ""
@@ -183,11 +201,11 @@ def newest_checkpoint(
     job: str | None = None,
     barred: Callable[[SavePoint], bool] = lambda _: False,
 ) -> Checkpoint | None:
-    """The newest checkpoint whose records are whole and whose files have their sizes, or None.
+    """Return the newest checkpoint with valid records and files of the right sizes, or None.
 
-    With `verify` each of its bytes is read, too; with `job` that must be whose it is. What is
-    passed over is told to `on_damage`; what is `barred` is no candidate at all.
-    Raises StorageError when the store cannot be listed, StalledError when it does not answer.
+    `verify`: read each of its bytes, too. `job`: accept only checkpoints of this job. `on_damage`
+    gets a message for each checkpoint that is passed over; `barred` ones are no candidates. Raises
+    StorageError when the store cannot be listed, StalledError when it does not answer.
     """
     for place in checkpoint_places(store):
         if barred(place):
@@ -200,7 +218,7 @@ def newest_checkpoint(
             if verify:
                 _check_every_byte(checkpoint)
         except StalledError:
-            raise  # an older one would cost what this one may still have
+            raise  # an older checkpoint would lose steps
         except (CorruptionError, StorageError) as error:
             on_damage(f"checkpoint {place.directory} is passed over: {error}")
             continue
@@ -211,23 +229,23 @@ def newest_checkpoint(
 def verify(
     checkpoint: Checkpoint, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> list[CheckpointDamage]:
-    """Read every byte of every file; what is wrong with them, by file and chunk.
+    """Read every byte of every file; return the damage by file and chunk.
 
-    `on_progress` is told the bytes of shards that are done, and their total, from any thread.
-    Raises StorageError when the directory cannot be listed, StalledError when its file system
-    does not answer.
+    `on_progress` gets the bytes of shards that are done, and their total, from any thread. Raises
+    StorageError when the directory cannot be listed, StalledError when its file system does not
+    answer.
     """
     damages, manifests = _look_at_manifests(checkpoint)
     files = checkpoint.store.files(checkpoint.place.directory)
     chunks: list[Chunk] = []
     for manifest in manifests:
         faults = check_files(files, manifest.files)
-        gone = {name for name in faults if files.get(name, -1) < 0}
+        missing = {name for name in faults if files.get(name, -1) < 0}
         for name, fault in faults.items():
             file = f"{checkpoint.where}/{name}"
-            lost = tensors_in(manifest, name) if name in gone else ()
-            damages.append(CheckpointDamage(file, None, f"{file}: {fault}", lost))
-        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in gone]
+            tensors = tensors_in(manifest, name) if name in missing else ()
+            damages.append(CheckpointDamage(file, None, f"{file}: {fault}", tensors))
+        chunks += [chunk for chunk in chunks_of(manifest) if chunk.file not in missing]
     adding, done = Lock(), 0
 
     def look(chunk: Chunk, buffer: memoryview) -> None:
@@ -250,10 +268,10 @@ def verify(
 def remove_uncommitted(
     store: Store, spare: Callable[[SavePoint], bool] = lambda _: False
 ) -> list[str]:
-    """Remove directories of attempts that were never committed; their names.
+    """Remove directories of attempts that were never committed; return their names.
 
-    Only where nobody writes: before the first worker starts. `spare` says which stay. What cannot
-    be looked at or removed stays, too: it is only in the way, not wrong.
+    Only valid while no process writes: before the first worker starts. `spare`: places that stay.
+    Directories that cannot be read or removed stay as well; they do no harm.
     """
     removed: list[str] = []
     for place in _places(store):
@@ -267,7 +285,7 @@ def remove_uncommitted(
 
 
 def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], list[Manifest]]:
-    """What is wrong with manifests, and those that are whole."""
+    """Return the damage of manifests, and the undamaged manifests."""
     damages, manifests = list[CheckpointDamage](), list[Manifest]()
     for entry in checkpoint.commit.manifests:
         try:
@@ -279,7 +297,7 @@ def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], 
                 CheckpointDamage(f"{checkpoint.where}/{entry.name}", None, str(error), ())
             )
     if damages:
-        return damages, manifests  # what they would have covered is not known
+        return damages, manifests  # their coverage is unknown
     try:
         for name in _uncovered(checkpoint.manifests, checkpoint.tensors):
             what = f"{checkpoint.where}: its pieces of {name} do not cover it"
@@ -290,7 +308,7 @@ def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], 
 
 
 def _uncovered(manifests: Sequence[Manifest], tensors: Mapping[str, Tensor]) -> list[str]:
-    """The tensors of which some element lies in no piece."""
+    """Return the tensors with elements that lie in no piece."""
     boxes: dict[str, list[Box]] = {name: [] for name in tensors}
     for manifest in manifests:
         for piece in manifest.pieces:
@@ -318,23 +336,23 @@ def _places(store: StoreSource) -> Iterator[SavePoint]:
 
 def _committed(store: StoreSource) -> list[SavePoint]:
     names = store.directories()
-    found = [place for name in names if (place := SavePoint.parse(name))]
-    # Of a bucket that holds other things as well, nobody knows how many there are to list.
-    if isinstance(store, ListedSource) and len(found) == len(names) and found:
+    places = [place for name in names if (place := SavePoint.parse(name))]
+    # A bucket with other objects may have any number of them to list.
+    if isinstance(store, ListedSource) and len(places) == len(names) and places:
         committed = store.holding(COMMIT)
-        return [place for place in found if place.directory in committed]
-    return [place for place in found if _has_commit(store, place)]
+        return [place for place in places if place.directory in committed]
+    return [place for place in places if _has_commit(store, place)]
 
 
 def _has_commit(store: StoreSource, place: SavePoint) -> bool:
     try:
         return COMMIT in store.files(place.directory)
     except (CorruptionError, StorageError):
-        return True  # whoever opens it is told why it cannot be looked at
+        return True  # opening it reports the error
 
 
 def _latest_first(store: StoreSource, rivals: list[SavePoint]) -> list[SavePoint]:
-    """Attempts at the same step, by the time of their commit; those that are damaged last."""
+    """Sort attempts at the same step by commit time, newest first; damaged ones last."""
     if len(rivals) == 1:
         return rivals
     times: dict[SavePoint, int] = {}

@@ -29,31 +29,34 @@ class Chunk(NamedTuple):
 
     @property
     def at(self) -> int:
+        """Return its first byte within the rank's shard."""
         return self.number * self.manifest.chunk_bytes
 
     @property
     def size_bytes(self) -> int:
+        """Return its length; the last chunk of a shard may be shorter."""
         return min(self.manifest.chunk_bytes, self.manifest.size_bytes - self.at)
 
     @property
     def file(self) -> str:
-        """The name of the file that it lies in."""
+        """Return the name of the file that contains it."""
         manifest = self.manifest
         return frozen_name(manifest.rank) if self.at < manifest.frozen_bytes else manifest.shard
 
     @property
     def offset(self) -> int:
-        """The byte of that file from which on it lies."""
+        """Return its first byte within that file."""
         frozen_bytes = self.manifest.frozen_bytes
         return self.at - frozen_bytes if self.at >= frozen_bytes else self.at
 
     @property
     def digest(self) -> str:
+        """Return its digest (XXH3-128, hexadecimal)."""
         return self.manifest.chunks[self.number]
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of what lies in it, at least in part; a blob's stands in brackets."""
+        """Return the names of the tensors and (in brackets) blobs that overlap it."""
         end, names = self.at + self.size_bytes, dict[str, None]()
         for piece in self.manifest.pieces:
             width = ITEM_BYTES[self.manifest.tensors[piece.name].dtype]
@@ -67,7 +70,7 @@ class Chunk(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Where it is and what lies in it, for messages."""
+        """Return its number, bytes and contents, for messages."""
         names = self.tensors
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
         holds = f"holds {', '.join(names[:_NAMED_MAX])}{more}" if names else "holds padding"
@@ -75,7 +78,7 @@ class Chunk(NamedTuple):
 
 
 def tensors_in(manifest: Manifest, file: str) -> tuple[str, ...]:
-    """The names of the tensors that lie in one of a part's files, at least in part."""
+    """Return the names of the tensors that lie in one of a part's files, at least in part."""
     if not manifest.frozen_bytes:
         return tuple(dict.fromkeys(piece.name for piece in manifest.pieces))
     found = (chunk.tensors for chunk in chunks_of(manifest) if chunk.file == file)
@@ -84,14 +87,15 @@ def tensors_in(manifest: Manifest, file: str) -> tuple[str, ...]:
 
 
 def chunks_of(manifest: Manifest) -> list[Chunk]:
+    """Return the chunks of a rank's shard, in order."""
     return [Chunk(manifest, number) for number in range(len(manifest.chunks))]
 
 
 def fetch(source: StoreSource, chunk: Chunk, into: memoryview) -> None:
     """Fill `into` with a chunk that matches its digest.
 
-    Raises CorruptionError or StorageError, which name file, chunk, bytes and tensors; what is in
-    `into` is then of no meaning.
+    Raises CorruptionError or StorageError, which name file, chunk, bytes and tensors; the contents
+    of `into` are then undefined.
     """
     if isinstance(source, MemorySource):
         gather(source, chunk, [into])
@@ -105,19 +109,19 @@ def fetch(source: StoreSource, chunk: Chunk, into: memoryview) -> None:
 
 
 def gather(memory: MemorySource, chunk: Chunk, rooms: Sequence[memoryview]) -> None:
-    """A chunk out of memory, straight to where its bytes belong: `rooms`, in its order.
+    """Copy a chunk from memory straight to its destinations `rooms`, in order.
 
-    It is digested there, a little at a time, while that is in the processor's cache; bytes of a
-    holder that do not match are written over by the next one's. Raises as `fetch` does.
+    The chunk is digested at its destination, in steps that fit into the processor's cache. If the
+    bytes of one holder do not match, those of the next one replace them. Raises as `fetch` does.
     """
     directory, shard = chunk.manifest.place.directory, chunk.manifest.shard
-    for held in memory.holders(directory, shard):
+    for holder in memory.holders(directory, shard):
         at, digest = chunk.at, xxhash.xxh3_128()
         try:
             for room in rooms:
                 for begin in range(0, len(room), _STEP_BYTES):
                     step = room[begin : begin + _STEP_BYTES]
-                    held.read(at, step)
+                    holder.read(at, step)
                     digest.update(step)
                     at += len(step)
         except (CorruptionError, StorageError):
@@ -137,32 +141,34 @@ def _differs(source: StoreSource, chunk: Chunk) -> CorruptionError:
 def walk(chunks: Iterable[Chunk], do: Callable[[Chunk, memoryview], None]) -> None:
     """Call `do` with each chunk and a page-aligned buffer of its length, THREADS at a time.
 
-    The first error ends it: no thread runs any more when this returns or raises, but for those that
-    hang in a file system that does not answer, and then do nothing more.
+    The first error ends it: no thread runs any more when this returns or raises, except threads
+    that hang in a file system that does not answer; those then do nothing more.
     """
-    left = deque(chunks)
-    room = max((chunk.size_bytes for chunk in left), default=0)
+    pending = deque(chunks)
+    room = max((chunk.size_bytes for chunk in pending), default=0)
 
     def work() -> None:
         buffer = allocate(room)
-        while (chunk := _next(left)) is not None:
+        while (chunk := _next(pending)) is not None:
             do(chunk, buffer[: chunk.size_bytes])
 
     # After an error or Ctrl-C the other threads end after their chunks.
-    await_thread([IoThread(work) for _ in range(min(THREADS, len(left)))], left.clear)
+    await_thread([IoThread(work) for _ in range(min(THREADS, len(pending)))], pending.clear)
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Return zeros, page-aligned, in huge pages where they are to be had: a read pins each page
-    that it fills."""
+    """Return zeroed, page-aligned memory, in huge pages where available.
+
+    Huge pages save time, since a read pins each page that it fills.
+    """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
-def _next(left: deque[Chunk]) -> Chunk | None:
+def _next(pending: deque[Chunk]) -> Chunk | None:
     try:
-        return left.popleft()
+        return pending.popleft()
     except IndexError:
         return None

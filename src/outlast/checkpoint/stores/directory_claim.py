@@ -1,6 +1,6 @@
 """A job's claim to its checkpoint directory, and the durable targets behind it.
 
-Rank 0 does it, and tells all; the others look whether they see the same directory.
+Rank 0 makes the claim and informs all ranks; they check that they see the same directory.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from outlast.errors import (
 
 
 class LoadOrigin(NamedTuple):
-    """The checkpoint that a run began from. `base`: where its line began, "" for nowhere."""
+    """The checkpoint that a run began from. `base`: origin of its line, "" for none."""
 
     place: SavePoint
     base: str
 
 
 class Claim(NamedTuple):
-    """`owned`: on rank 0. `token`: what the directory's owner is known by."""
+    """A granted claim. `owned`: on rank 0 only. `token`: identifies the directory's owner."""
 
     lineage: Lineage
     token: str
@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class _ClaimStatement(msgspec.Struct, frozen=True, array_like=True):
-    """Rank 0's word, then each rank's. `refused`: whether the script must be changed."""
+    """A statement of rank 0, then of each rank. `refused`: the script must be changed."""
 
     error: str = ""
     refused: bool = False
@@ -69,8 +69,11 @@ class _ClaimStatement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claimer:
-    """`sources`: the directory first, then what is carried on to. `save_s`: for the keeper of a
-    trainer that has died, and for what it was writing."""
+    """Claims a checkpoint directory for the ranks of a job.
+
+    `sources`: the directory first, then the durable targets. `save_s`: how long to wait for the
+    keeper of a dead trainer and its writes.
+    """
 
     def __init__(
         self,
@@ -87,31 +90,32 @@ class Claimer:
         self._patience = IoTimeout(answer_s)
 
     def make(self, loaded: LoadOrigin | None, branch: bool) -> Claim:
-        """All ranks call it together. `branch`: begin a line without having loaded anything.
+        """Claim the directory; all ranks call it together.
 
-        Raises on all of them: UsageError where the directory is another's, or holds what this run
-        did not load, or is not the same on all ranks; StorageError where it cannot be written.
+        `branch`: begin a line without having loaded anything. Raises on all ranks: UsageError where
+        the directory belongs to another job, holds checkpoints that this run did not load, or
+        differs between ranks; StorageError where it cannot be written.
         """
         owned, mine = None, _ClaimStatement()
         if self._ranks.rank == 0:
             owned, mine = self._examine(loaded, branch)
-        said = self._exchange(mine)[0]
-        _raise(said)
-        assert said.lineage is not None
+        claim_statement = self._exchange(mine)[0]
+        _raise(claim_statement)
+        assert claim_statement.lineage is not None
         why = ""
         if self._ranks.rank:
             why = directory_ownership.wait_until_visible(
-                self._root.root, said.token, self._patience
+                self._root.root, claim_statement.token, self._patience
             )
         try:
             for rank, each in enumerate(self._exchange(_ClaimStatement(why, refused=True))):
                 if each.error:
                     raise UsageError(f"rank {rank}: {each.error}; nothing was saved")
-        except BaseException:  # a rank that is gone as well: nobody saves here
+        except BaseException:  # also if a rank died: then no rank saves here
             if owned:
                 owned.close()
             raise
-        return Claim(said.lineage, said.token, owned)
+        return Claim(claim_statement.lineage, claim_statement.token, owned)
 
     def _examine(
         self, loaded: LoadOrigin | None, branch: bool
@@ -132,17 +136,17 @@ class Claimer:
         return owned, _ClaimStatement(token=owned.token, lineage=lineage)
 
     def _line(self, loaded: LoadOrigin | None, branch: bool) -> Lineage:
-        found: list[SavePoint] = []
+        newest_places: list[SavePoint] = []
         for source in self._sources:
             try:
-                there = checkpoint_places(source)
+                places = checkpoint_places(source)
             except StorageError:
                 if source is self._root:
                     raise
-                continue  # told when it was opened; it is tried again
-            refuse_others(source, there, self._job)
-            found += there[:1]
-        newest = max(found, key=lambda place: place.position, default=None)
+                continue  # reported when it was opened; retried later
+            refuse_others(source, places, self._job)
+            newest_places += places[:1]
+        newest = max(newest_places, key=lambda place: place.position, default=None)
         if newest and loaded is None and not branch:
             raise UsageError(
                 f"{self._root.where} holds checkpoints, the newest of step {newest.step}, and this"
@@ -150,8 +154,8 @@ class Claimer:
                 " Checkpointer(..., branch=True) to begin a line of its own beside them, or use"
                 " another directory"
             )
-        left = uncommitted(self._root)
-        tip = max([*found, *left], key=lambda place: place.position, default=None)
+        abandoned = uncommitted(self._root)
+        tip = max([*newest_places, *abandoned], key=lambda place: place.position, default=None)
         place, base = loaded or (None, "")
         return resume_lineage(place, base, newest, tip)
 
@@ -159,44 +163,43 @@ class Claimer:
         """Return whether an earlier run's keeper may still write it."""
         return self._root.quiet_s(place.directory) < self._save_s
 
-    def _exchange(self, said: _ClaimStatement) -> list[_ClaimStatement]:
-        answers = self._ranks.exchange(msgspec.msgpack.encode(said))
+    def _exchange(self, statement: _ClaimStatement) -> list[_ClaimStatement]:
+        answers = self._ranks.exchange(msgspec.msgpack.encode(statement))
         return [msgspec.msgpack.decode(each, type=_ClaimStatement) for each in answers]
 
 
 def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: str) -> None:
-    """Raises UsageError where the newest checkpoint whose commit record can be read is not of
-    `job`."""
+    """Raise UsageError where the newest readable commit record is not of `job`."""
     for place in newest_first:
         try:
-            known = open_checkpoint(store, place).job
+            found_job = open_checkpoint(store, place).job
         except StalledError:
             raise
         except (CorruptionError, StorageError):
             continue
-        if known != job:
+        if found_job != job:
             raise UsageError(
-                f"{store.where} holds checkpoints of job {known!r}, and this is {job!r}: they would"
-                " be taken for this one's, and deleted; use a place of its own"
+                f"{store.where} holds checkpoints of job {found_job!r}, and this is {job!r}: they"
+                " would be taken for this one's, and deleted; use a place of its own"
             )
         return
 
 
-def _raise(said: _ClaimStatement) -> None:
-    if said.error and said.refused:
-        raise UsageError(said.error)
-    if said.error:
-        raise StorageError(said.error)
+def _raise(statement: _ClaimStatement) -> None:
+    if statement.error and statement.refused:
+        raise UsageError(statement.error)
+    if statement.error:
+        raise StorageError(statement.error)
 
 
 Address: TypeAlias = str | Path
 
 
 class Tiers:
-    """A directory, and durable targets behind it.
+    """A checkpoint directory, and durable targets behind it.
 
     Raises UsageError for a root that is no path, ConfigError for rules and targets that cannot be
-    read. Nothing is opened yet.
+    parsed. Opens nothing yet.
     """
 
     def __init__(
@@ -211,44 +214,45 @@ class Tiers:
             )
         self.root = Folder(Path(root), answer_s)
         self._keep: Keep | None = parse_keep(keep) if keep else None
-        given = [durable] if isinstance(durable, str | Path) else durable
-        self._durable = tuple(_parse_targets(each) for each in given)
+        addresses = [durable] if isinstance(durable, str | Path) else durable
+        self._durable = tuple(_parse_targets(each) for each in addresses)
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is to be done behind saves."""
+        """Return whether there is neither retention policy nor durable target."""
         return not (self._keep or self._durable)
 
     def check(self, job: str) -> list[str]:
-        """Make sure of what would be written to and deleted from; why some targets do not answer.
+        """Check the places to be written to; return the errors of targets that do not answer.
 
         Raises ConfigError or RefusedError for a target that cannot be one, UsageError where
         checkpoints of another job lie.
         """
         targets, silent = open_targets(self._durable, self.root.root)
         answering = [target.store for target in targets]
-        told = [str(error) for error in silent]
+        errors = [str(error) for error in silent]
         for store in [] if self.plain else [self.root, *answering]:
             try:
                 refuse_others(store, checkpoint_places(store), job)
             except StorageError as error:
-                told.append(str(error))
-        return list(dict.fromkeys(told))
+                errors.append(str(error))
+        return list(dict.fromkeys(errors))
 
     def sources(self) -> list[StoreSource]:
-        """To load from: first the directory. None of them is asked anything."""
+        """Return the sources to load from, the directory first; none is accessed yet."""
         return [self.root, *(open_target(each.address) for each in self._durable)]
 
     def setup(self, save_s: float) -> UpkeepSetup:
+        """Return the first message of the upkeep process. `save_s`: deadline of a save."""
         root = str(self.root.root.absolute())
         return UpkeepSetup(root=root, keep=self._keep, durable=self._durable, save_s=save_s)
 
 
 def _parse_targets(address: Address) -> DurableRule:
-    """Paths absolute: who carries there later has another working directory."""
-    asked = (
+    """Return a target's rule with an absolute path: the copier has another working directory."""
+    rule = (
         DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
     )
-    if "://" in asked.address:
-        return asked
-    return msgspec.structs.replace(asked, address=str(Path(asked.address).absolute()))
+    if "://" in rule.address:
+        return rule
+    return msgspec.structs.replace(rule, address=str(Path(rule.address).absolute()))

@@ -1,17 +1,17 @@
-"""Ownership of a checkpoint directory: one job at a time, by a lock with its owner's name.
+"""Ownership of a checkpoint directory: one job at a time, by a lock file with its owner.
 
-    flock        what the owner is    then
-    free         whatever             it is taken
-    busy         lives here           refused, by name
-    busy         dead, its keeper     waited for, until that has finished
-    busy         dead, both           taken over: forked children of the dead hold the lock
-    busy         on another host      waited for, shortly, then refused
-    none here    lives here           refused, by name
-    none here    dead                 taken over
-    none here    on another host      taken over once it has not been touched for LEASE_S
+    flock        owner's state        action
+    free         any                  take
+    busy         lives here           refuse, with its name
+    busy         dead, keeper alive   wait until the keeper has finished
+    busy         dead, keeper dead    take over: forked children of the dead hold the lock
+    busy         on another host      wait shortly, then refuse
+    unsupported  lives here           refuse, with its name
+    unsupported  dead                 take over
+    unsupported  on another host      take over after LEASE_S without a heartbeat
 
-The token in the file is the fence: a keeper whose token is not there writes and commits nothing.
-That also finds a rank whose directory is not that of rank 0, and a root that was renamed.
+The token in the file is the fence: a keeper whose token is not in the file writes and commits
+nothing. The token also detects a rank whose directory is not that of rank 0, and a renamed root.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OwnerState: TypeAlias = Literal["none", "here", "alive", "finishing", "dead", "e
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of a directory. Processes are told by pid and start time; pid 0 is none."""
+    """The owner of a directory. Processes are identified by pid and start time; pid 0 is none."""
 
     token: str = ""
     job: str = ""
@@ -59,7 +59,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> OwnerState:
-        """Return whether it lives, as far as this host can tell."""
+        """Return the owner's state, as far as this host can tell."""
         if not self.token:
             return "none"
         if (self.boot, self.namespace) != _boot_and_namespace():
@@ -82,22 +82,23 @@ class Ownership:
 
     @property
     def token(self) -> str:
+        """Return the token that identifies this owner."""
         return self._owner.token
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Return what the keeper inherits, so that the lock lasts until it has finished."""
+        """Return the descriptors that the keeper inherits: they keep the lock until it ends."""
         return (self._file.fileno(),) if self._file else ()
 
     def keeper_is(self, pid: int) -> None:
-        """Name the keeper that finishes if this process dies."""
+        """Record the keeper that finishes pending writes if this process dies."""
         if pid != self._owner.keeper[0]:
             self._owner = msgspec.structs.replace(self._owner, keeper=(pid, _start_ticks(pid)))
             with suppress(OSError):  # it counts once this process is dead, and its lock is lost
                 self._write(self._owner)
 
     def close(self) -> None:
-        """Give the directory up."""
+        """Release the directory. No-op if it is released already."""
         if not self._closed.is_set():
             self._closed.set()
             with suppress(OSError):
@@ -113,15 +114,15 @@ class Ownership:
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_S):
-            with suppress(OSError):  # what is wrong with the file system is found by the next save
+            with suppress(OSError):  # the next save reports errors of the file system
                 os.utime(self._root / FILE)
 
 
 def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> Ownership:
-    """Own `root`, which is made where it is missing; wait at most `wait_s` for the keeper of a
-    trainer that has died.
+    """Own `root`, which is created if missing.
 
-    Raises InUseError naming the owner, StorageError where the directory cannot be written.
+    Waits at most `wait_s` for the keeper of a dead trainer. Raises InUseError naming the owner,
+    StorageError where the directory cannot be written.
     """
     boot, namespace = _boot_and_namespace()
     mine = Owner(
@@ -131,24 +132,24 @@ def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> 
     begin, lease = time.monotonic(), _Lease()
     while True:
         try:
-            found = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
+            result = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
         except OSError as error:
             raise StorageError(
                 f"{root} cannot be saved to: {error.strerror or error}; nothing was saved"
             ) from error
-        if isinstance(found, Ownership):
-            return found
+        if isinstance(result, Ownership):
+            return result
         waited_s = time.monotonic() - begin
         most_s = {"finishing": wait_s, "none": _ELSEWHERE_S}
-        if found.state == "elsewhere":
+        if result.state == "elsewhere":
             most_s["elsewhere"] = _ELSEWHERE_S if lease.locks else 2 * LEASE_S
-        if waited_s >= most_s.get(found.state, 0.0):
-            raise InUseError(_refusal(root, found))
+        if waited_s >= most_s.get(result.state, 0.0):
+            raise InUseError(_refusal(root, result))
         time.sleep(_POLL_S)  # flock has no deadline of its own
 
 
 def read_owner(root: Path) -> Owner:
-    """Return who owns `root`; an Owner without a token where nobody does, or nobody can tell."""
+    """Return the owner of `root`; one without a token if there is none, or it is unreadable."""
     try:
         with (root / FILE).open("rb") as file:
             return _decoded(file.read(_BYTES_MAX))
@@ -157,20 +158,20 @@ def read_owner(root: Path) -> Owner:
 
 
 def check(root: Path, token: str) -> None:
-    """Raises StorageError where `root` is not, or is no longer, that of the owner with `token`."""
-    if not token or (found := read_owner(root)).token == token:
+    """Raise StorageError where `root` does not belong to the owner with `token` (any more)."""
+    if not token or (owner := read_owner(root)).token == token:
         return
-    if not found.token:
+    if not owner.token:
         raise StorageError(
             f"{root} on {socket.gethostname()} is not the directory that rank 0 saves to"
             f" ({FILE} is not there): it is another host's own, not mounted, or was renamed; let"
             " all ranks save to one shared directory"
         )
-    raise StorageError(f"{_owner(root, found)} has taken it over; save to a directory of its own")
+    raise StorageError(f"{_owner(root, owner)} has taken it over; save to a directory of its own")
 
 
 def wait_until_visible(root: Path, token: str, patience: IoTimeout) -> str:
-    """Wait until this host shows the owner's file with `token`; why not, or an empty string."""
+    """Wait until this host shows the owner's file with `token`; return the error or ""."""
     due = time.monotonic() + _SEEN_S
 
     def look() -> str:
@@ -188,7 +189,7 @@ def wait_until_visible(root: Path, token: str, patience: IoTimeout) -> str:
 
 
 def wait_for_keeper(root: Path, wait_s: float, patience: IoTimeout) -> None:
-    """Wait until what a dead trainer has ordered here is written, at most so long."""
+    """Wait, at most `wait_s`, until the keeper of a dead trainer has written its saves."""
     due = time.monotonic() + wait_s
     where = str(root / FILE)
     while patience.call(where, lambda: read_owner(root)).state == "finishing":
@@ -198,21 +199,22 @@ def wait_for_keeper(root: Path, wait_s: float, patience: IoTimeout) -> None:
 
 
 class _Lease:
-    """Time for which an unreachable owner has not touched its file, by this clock."""
+    """Duration for which an unreachable owner has not touched its file, by this clock."""
 
     def __init__(self) -> None:
         self.locks = True
-        self._seen, self._since = 0, 0.0
+        self._touched_ns, self._since = 0, 0.0
 
     def is_over(self, touched_ns: int) -> bool:
+        """Return whether the file with this mtime was not touched for LEASE_S."""
         now = time.monotonic()
-        if touched_ns != self._seen:
-            self._seen, self._since = touched_ns, now
+        if touched_ns != self._touched_ns:
+            self._touched_ns, self._since = touched_ns, now
         return now - self._since > LEASE_S
 
 
 class _File:
-    """The owner's file, open as long as this lives: who forgets to close it keeps nobody out."""
+    """The owner's file; closed, and so unlocked, when this object is collected."""
 
     def __init__(self, path: Path) -> None:
         self._fd = -1
@@ -230,39 +232,41 @@ class _File:
 
 
 def _attempt(root: Path, mine: Owner, lease: _Lease) -> Ownership | Owner:
-    """Take it, or say who has it. Raises OSError."""
+    """Take the directory, or return its owner. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / FILE
     file = _File(path)
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        held = _decoded(os.pread(file.fileno(), _BYTES_MAX, 0))
+        owner = _decoded(os.pread(file.fileno(), _BYTES_MAX, 0))
         touched_ns = os.fstat(file.fileno()).st_mtime_ns
         file.close()
         if error.errno in _NO_LOCKS:
             lease.locks = False
-            over = held.state == "elsewhere" and lease.is_over(touched_ns)
-            if held.state in ("none", "dead") or over:
+            over = owner.state == "elsewhere" and lease.is_over(touched_ns)
+            if owner.state in ("none", "dead") or over:
                 return Ownership(root, mine, _replace(root, mine, lock=False))
         elif error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        elif held.state == "dead":
+        elif owner.state == "dead":
             return Ownership(root, mine, _replace(root, mine, lock=True))
-        return held
-    held = read_owner(root)
+        return owner
+    owner = read_owner(root)
     with suppress(FileNotFoundError):
         same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
-        if same and held.state != "finishing":
+        if same and owner.state != "finishing":
             _rewrite(file, mine)
             return Ownership(root, mine, file)
     file.close()  # its keeper has lost the lock; or it was taken over since we opened it
-    return held
+    return owner
 
 
 def _replace(root: Path, owner: Owner, *, lock: bool) -> _File | None:
-    """A new file in the place of one that cannot be locked. Of two at once the later one owns, and
-    the fence tells the other."""
+    """Replace a file that cannot be locked.
+
+    Of two concurrent callers the later one owns; the fence stops the other.
+    """
     draft = root / f".{FILE}.{owner.token}"
     file = _File(draft)
     if lock:
@@ -308,7 +312,7 @@ def _refusal(root: Path, owner: Owner) -> str:
 
 @cache
 def _boot_and_namespace() -> tuple[str, str]:
-    """This boot of this host, and the namespace that its process numbers are of."""
+    """Return the boot id of this host, and the pid namespace of its processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return boot, str(Path("/proc/self/ns/pid").readlink())
@@ -317,7 +321,7 @@ def _boot_and_namespace() -> tuple[str, str]:
 
 
 def _start_ticks(pid: int) -> int:
-    """Return when a process started, in the kernel's ticks; 0 where it is gone or a zombie."""
+    """Return a process's start time in kernel ticks; 0 if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

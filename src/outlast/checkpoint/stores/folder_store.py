@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def _with_timeout(do: Callable[Concatenate[Folder, P], T]) -> Callable[Concatenate[Folder, P], T]:
-    """A method that asks the file system, which may not answer."""
+    """Run a method under the folder's I/O timeout: the file system may not answer."""
 
     @wraps(do)
     def patient(self: Folder, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,7 +55,7 @@ def _with_timeout(do: Callable[Concatenate[Folder, P], T]) -> Callable[Concatena
 class Folder:
     """The Store of a directory.
 
-    A file system that makes no progress for `answer_s` is a StalledError. Whatever hangs stays
+    A file system that makes no progress for `answer_s` is a StalledError. A call that hangs stays
     behind in a thread, which keeps no process alive.
     """
 
@@ -65,6 +65,7 @@ class Folder:
 
     @property
     def where(self) -> str:
+        """Return the path of the root."""
         return str(self.root)
 
     @_with_timeout
@@ -104,7 +105,7 @@ class Folder:
 
     @_with_timeout
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
-        """As Store.read; past the page cache where `at`, `into` and the file system allow it."""
+        """See StoreSource.read; bypasses the page cache if alignment and file system allow it."""
         done = 0
         if at % _BLOCK_BYTES == len(into) % _BLOCK_BYTES == 0:
             try:
@@ -135,7 +136,7 @@ class Folder:
             draft = f"{name}.part"
             file = _open_draft(draft, at, path)
             try:
-                os.ftruncate(file, 0)  # what a killed writer has left
+                os.ftruncate(file, 0)  # remains of a killed writer
                 written = 0
                 for part in parts:
                     before, written = written, written + _write(file, part)
@@ -155,7 +156,7 @@ class Folder:
 
     @_with_timeout
     def link(self, directory: str, name: str, other: str) -> bool:
-        """Link as Linking.link says."""
+        """See LinkingStore.link."""
         try:
             with (
                 self._writing(directory, check_name(name)) as (_, at),
@@ -171,13 +172,13 @@ class Folder:
 
     @_with_timeout
     def inodes(self, directory: str) -> dict[str, Inode]:
-        """Return what Linking.inodes says."""
-        path, found = self.root / check_name(directory), dict[str, Inode]()
+        """See LinkingStore.inodes."""
+        path, inodes = self.root / check_name(directory), dict[str, Inode]()
         with suppress(OSError), _directory(path) as at, os.scandir(at) as entries:
             for entry in entries:
                 this = entry.stat(follow_symlinks=False)
-                found[entry.name] = Inode((this.st_dev, this.st_ino), this.st_size, this.st_nlink)
-        return found
+                inodes[entry.name] = Inode((this.st_dev, this.st_ino), this.st_size, this.st_nlink)
+        return inodes
 
     @_with_timeout
     def create(self, directory: str, name: str, data: bytes) -> bool:
@@ -206,6 +207,7 @@ class Folder:
 
     @_with_timeout
     def remove(self, directory: str) -> None:
+        """See Store.remove; raises InUseError while a reader holds the checkpoint."""
         path = self.root / check_name(directory)
         try:
             with _directory(path) as at, _exclusive(path, at):
@@ -224,8 +226,7 @@ class Folder:
 
     @contextmanager
     def hold(self, directory: str) -> Iterator[None]:
-        """Within, `remove` refuses this checkpoint, whoever calls it on a host that shares its
-        locks. Where that cannot be had, whoever reads finds it gone. Not part of Store."""
+        """See HoldingSource.hold: by a lock, on hosts that share the file system's locks."""
         file = self._hold(check_name(directory))
         try:
             yield
@@ -239,15 +240,14 @@ class Folder:
             with _directory(self.root / directory) as at:
                 file = os.open(COMMIT, _READ, dir_fd=at)
         except OSError:
-            return -1  # whoever reads it is told why
+            return -1  # the read reports the error
         with suppress(OSError):  # it is being removed, or there are no locks here
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return file
 
     @_with_timeout
     def quiet_s(self, directory: str) -> float:
-        """For how long no file has come or gone in a directory, by the file system's own clock:
-        this host's may be hours off. Raises StorageError; not part of Store."""
+        """Return the seconds since a file came or went in a directory, by the file server."""
         path = self.root / check_name(directory)
         try:
             with tempfile.TemporaryFile(dir=self.root) as now:
@@ -257,7 +257,7 @@ class Folder:
 
     @contextmanager
     def _reading(self, directory: str, name: str, flags: int = 0) -> Iterator[tuple[Path, int]]:
-        """A regular file, open for reading, and its path for messages."""
+        """Open a regular file for reading; yield its path for messages and its descriptor."""
         path = self.root / check_name(directory) / check_name(name)
         try:
             with _directory(path.parent) as at:
@@ -273,7 +273,7 @@ class Folder:
 
     @contextmanager
     def _writing(self, directory: str, name: str) -> Iterator[tuple[Path, int]]:
-        """The file's path for messages and its directory, open; made if it is not there."""
+        """Open the directory of a file (created if missing); yield the file's path and it."""
         path = self.root / check_name(directory) / name
         try:
             if not path.parent.exists():
@@ -308,10 +308,10 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _exclusive(path: Path, at: int) -> Iterator[None]:
-    """Nobody holds this checkpoint, nor comes to. Raises InUseError."""
+    """Exclude readers that hold this checkpoint. Raises InUseError if there is one."""
     try:
         file = os.open(COMMIT, os.O_RDWR | os.O_NONBLOCK | _SAFE, dir_fd=at)
-    except OSError:  # no checkpoint, or no file that could be locked: nobody holds it either
+    except OSError:  # no checkpoint, or no lockable file: not held
         yield
         return
     try:
@@ -330,7 +330,7 @@ def _exclusive(path: Path, at: int) -> Iterator[None]:
 
 
 def _open_draft(draft: str, at: int, path: Path) -> int:
-    """A draft that nobody else writes: locked, and still under its name once it is."""
+    """Open a draft that no other process writes: locked, and verified under its name."""
     for _ in range(_DRAFT_TRIES):
         file = os.open(draft, _WRITE, 0o644, dir_fd=at)
         try:
@@ -343,17 +343,17 @@ def _open_draft(draft: str, at: int, path: Path) -> int:
                 os.close(file)
                 raise
         with suppress(FileNotFoundError):
-            found = os.fstat(file)
-            if os.path.samestat(found, os.stat(draft, dir_fd=at, follow_symlinks=False)):
-                if found.st_nlink == 1:
+            status = os.fstat(file)
+            if os.path.samestat(status, os.stat(draft, dir_fd=at, follow_symlinks=False)):
+                if status.st_nlink == 1:
                     return file
-                os.unlink(draft, dir_fd=at)  # what other names of it say must stay as it is
+                os.unlink(draft, dir_fd=at)  # other links must keep their contents
         os.close(file)  # its writer renamed it between our open and our lock
     raise StorageError(f"{path}: somebody else is writing it; nothing was changed; try again later")
 
 
 def _write_draft(name: str, at: int, data: bytes) -> str:
-    """A small file under a name of its own, synced; its name."""
+    """Write and sync a small file under a unique name; return the name."""
     draft = f".{name}.{secrets.token_hex(8)}"
     file = os.open(draft, _WRITE | os.O_EXCL, 0o644, dir_fd=at)
     try:
@@ -368,15 +368,15 @@ def _write_draft(name: str, at: int, data: bytes) -> str:
 
 
 def _write(file: int, part: bytes | memoryview) -> int:
-    left = memoryview(part).cast("B")
-    size = len(left)
-    while left:
-        left = left[os.write(file, left) :]
+    rest = memoryview(part).cast("B")
+    size = len(rest)
+    while rest:
+        rest = rest[os.write(file, rest) :]
     return size
 
 
 def _fill(file: int, at: int, into: memoryview) -> int:
-    """How many bytes there were: all that were wanted, or as many as the file has."""
+    """Fill `into` from the file; return the number of bytes, fewer at the end of the file."""
     done = 0
     while done < len(into) and (count := os.preadv(file, [into[done:]], at + done)):
         done += count
@@ -384,8 +384,8 @@ def _fill(file: int, at: int, into: memoryview) -> int:
 
 
 def _unreadable(path: Path, error: OSError) -> CorruptionError | StorageError:
-    if gone := _MISSING_ERRNOS.get(error.errno or 0):
-        return CorruptionError(f"{path}: {gone}; nothing was read from it")
+    if fault := _MISSING_ERRNOS.get(error.errno or 0):
+        return CorruptionError(f"{path}: {fault}; nothing was read from it")
     return StorageError(f"{path}: could not be read: {error.strerror or error}")
 
 

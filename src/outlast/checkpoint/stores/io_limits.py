@@ -14,17 +14,17 @@ from typing import TypeVar, cast
 from outlast.errors import StalledError, StorageError
 
 T = TypeVar("T")
-ANSWER_S = 120.0  # a server of NFSv4 that was started anew answers nobody for 90 s
+ANSWER_S = 120.0  # a restarted NFSv4 server does not answer for 90 s
 _LOOK_S = 1.0
 
 
 class IoThread(threading.Thread):
-    """Does something that may hang. A daemon: no process waits for it at its end."""
+    """A thread for calls that may hang; a daemon, so that no process waits for it."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         super().__init__(name="storage", daemon=True)
         self.given_up = False
-        self.where = ""  # what it asks for
+        self.where = ""  # the path or directory of the call
         self.error: BaseException | None = None
         self.ended: Callable[[IoThread], None] = lambda _: None
         self._do = do
@@ -32,6 +32,7 @@ class IoThread(threading.Thread):
         self._answer_s = self._due = math.inf
 
     def run(self) -> None:
+        """Run the call and keep its error for the thread that waits."""
         try:
             self._do()
         except BaseException as error:  # noqa: BLE001 - raised by `attend`, in the thread that waits
@@ -40,8 +41,10 @@ class IoThread(threading.Thread):
 
     @contextmanager
     def asking(self, where: str, answer_s: float) -> Iterator[None]:
-        """Within, an answer about `where` is due after `answer_s`; behind it, what was due before
-        is due as long again. StalledError where nobody waits for this thread any more."""
+        """Within, an answer about `where` is due after `answer_s`; then the old deadline restarts.
+
+        Raises StalledError where this thread was given up.
+        """
         before = self.where, self._answer_s
         self._ask(where, answer_s)
         try:
@@ -50,7 +53,7 @@ class IoThread(threading.Thread):
             self._ask(*before)
 
     def give_up(self) -> StalledError | None:
-        """Leave it behind, if its answer is overdue."""
+        """Abandon the thread if its answer is overdue; return the error, else None."""
         with self._lock:
             if time.monotonic() < self._due:
                 return None
@@ -69,26 +72,26 @@ class IoThread(threading.Thread):
 
 
 def await_thread(hands: Sequence[IoThread], hurry: Callable[[], None] = lambda: None) -> None:
-    """Start them, and wait until each has ended, or was given up because it hangs.
+    """Start threads, and wait until each has ended, or was given up because it hangs.
 
-    Raises the first error of any, StalledError for one that was given up: `hurry` is called when
-    that is known, and is to let the others end.
+    Raises the first error of any, StalledError for one that was given up. `hurry` is called after
+    the first error; it should make the others end.
     """
     ended: SimpleQueue[IoThread] = SimpleQueue()
-    left = set(hands)
+    running = set(hands)
     for hand in hands:
         hand.ended = ended.put
         hand.start()
     errors: list[BaseException] = []
-    while left:
+    while running:
         try:
             hand = ended.get(timeout=_LOOK_S)
             found = {hand: hand.error}
         except Empty:
-            found = {hand: error for hand in left if (error := hand.give_up())}
+            found = {hand: error for hand in running if (error := hand.give_up())}
         except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once the others have ended
             found = {None: error}
-        left -= found.keys()
+        running -= found.keys()
         errors += filter(None, found.values())
         if errors:
             hurry()
@@ -97,10 +100,10 @@ def await_thread(hands: Sequence[IoThread], hurry: Callable[[], None] = lambda: 
 
 
 class IoTimeout:
-    """Makes calls to one file system, which has `answer_s` for each.
+    """Timeout of calls to one file system: `answer_s` for each.
 
-    One that is given up stays behind in its thread. Until that comes back, all others are refused
-    at once: they would only pile up.
+    A call that is given up stays behind in its thread. Until it returns, all other calls are
+    refused at once: they would only pile up.
     """
 
     def __init__(self, answer_s: float) -> None:
@@ -109,8 +112,11 @@ class IoTimeout:
         self._asking: set[IoThread] = set()
 
     def call(self, where: str, do: Callable[[], T]) -> T:
-        """What `do` returns or raises. StalledError, which names `where`, when it is given up, or
-        not even begun: what `do` was given may then be touched at any later time."""
+        """Return the result of `do`, or raise its error.
+
+        Raises StalledError, which names `where`, when the call is given up or was not begun.
+        Arguments of an abandoned call may be modified at any later time.
+        """
         hand = threading.current_thread()
         if isinstance(hand, IoThread):
             return self._ask(hand, where, do)
@@ -137,7 +143,7 @@ class IoTimeout:
 
 
 def call_in_thread(each: Iterator[T]) -> Iterator[T]:
-    """The same, from within a call: what making one takes is not the file system's."""
+    """Yield the items of `each`, whose production does not count against the timeout."""
     hand = threading.current_thread()
     assert isinstance(hand, IoThread)
     end = object()
@@ -156,7 +162,7 @@ _RATE_CHECK_S = 0.1
 class RateLimiter:
     """A limit in bytes a second (None: none), and an end that may come at any time.
 
-    `stop` is the caller's, who asks for the end; `end` is ours, when another thread has failed.
+    `stop` is set by the caller to end the copy; `end` is called when another thread has failed.
     """
 
     def __init__(self, limit_bytes_per_s: float | None, stop: Event) -> None:
@@ -167,7 +173,7 @@ class RateLimiter:
         self._lock = Lock()
 
     def spend(self, size_bytes: int) -> None:
-        """Wait until so many more bytes may move. Raises StorageError once the copy is to end."""
+        """Wait until `size_bytes` more may move. Raises StorageError once the copy is to end."""
         until = self._booked(size_bytes)
         while not (self._stop.is_set() or self._ended.is_set()):
             left_s = until - time.monotonic()
@@ -177,11 +183,11 @@ class RateLimiter:
         raise StorageError("the copy was stopped; what it has sent is used by the next one")
 
     def end(self) -> None:
-        """Let every thread that spends come to its end."""
+        """Make every thread that calls `spend` end."""
         self._ended.set()
 
     def _booked(self, size_bytes: int) -> float:
-        """When they may move; a pause earns no more than _BURST_S of haste."""
+        """Return the monotonic time from which they may move; unused rate is kept for _BURST_S."""
         if not self._limit:
             return 0.0
         with self._lock:

@@ -1,7 +1,8 @@
 """Checkpoints in an object store: S3, Google Cloud Storage, Azure and compatible ones.
 
-obstore does the talking, with credentials and endpoints from the environment as each service's own
-tools read them. It comes with the extra `objects`, and is not imported before a bucket is opened.
+The library obstore does the requests, with credentials and endpoints from the environment as each
+service's own tools read them. The extra `objects` installs it; it is imported when a bucket is
+opened.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def open_store(
     retry_s: float = 120.0,
     ask: bool = True,
 ) -> Store:
-    """The store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`, or at a
-    URL whose scheme another package provides (`installed_stores`).
+    """Return the store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`,
+    or at a URL whose scheme another package provides (`installed_stores`).
 
-    A bucket is asked once for what it holds, so that one that is missing or without credentials is
-    a RefusedError here, and one out of reach a StorageError; unless it is not to `ask`.
-    `request_s`: deadline of one request; `retries` and `retry_s`: how often and how long one is
-    tried again. Raises ConfigError for an address of no known kind, and where the extra is missing.
+    With `ask`, a bucket is listed once: one that is missing or without credentials is a
+    RefusedError here, and one out of reach a StorageError. `request_s`: deadline of one request;
+    `retries` and `retry_s`: number and duration of retries. Raises ConfigError for an address of an
+    unknown kind, and where the extra is missing.
     """
     text = str(address)
     if text.startswith(_LOCAL):
@@ -85,7 +86,7 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
         "read_timeout": timedelta(seconds=min(_STALL_S, request_s)),
         "timeout": timedelta(seconds=request_s),
     }
-    again: RetryConfig = {
+    retry: RetryConfig = {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=retry_s),
         "backoff": {
@@ -99,9 +100,9 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
             # Many services that speak like S3 refuse to delete several objects at once, or even one
             # by that request (501 Not Implemented): one request an object is known to all of them.
             return from_url(  # pyright: ignore[reportCallIssue] - the key is not in its types
-                url, client_options=client, retry_config=again, aws_disable_bulk_delete=True
+                url, client_options=client, retry_config=retry, aws_disable_bulk_delete=True
             )
-        return from_url(url, client_options=client, retry_config=again)
+        return from_url(url, client_options=client, retry_config=retry)
     except (BaseError, ValueError) as error:
         scheme = url.partition("://")[0]
         raise ConfigError(
@@ -111,7 +112,7 @@ def _connected(url: str, request_s: float, retries: int, retry_s: float) -> Obje
 
 
 class Bucket:
-    """The Store of a prefix in a bucket. Objects appear whole or not at all."""
+    """The Store of a prefix in a bucket. Objects appear complete or not at all."""
 
     def __init__(self, store: ObjectStore, where: str) -> None:
         self._store = store
@@ -119,9 +120,11 @@ class Bucket:
 
     @property
     def where(self) -> str:
+        """Return the URL of the prefix."""
         return self._where
 
     def directories(self) -> list[str]:
+        """See StoreSource.directories; one request."""
         import obstore
 
         with self._mapped("could not be listed"):
@@ -129,6 +132,7 @@ class Bucket:
         return [prefix.rsplit("/", 1)[-1] for prefix in prefixes]
 
     def files(self, directory: str) -> dict[str, int]:
+        """See StoreSource.files; one request."""
         import obstore
 
         with self._mapped("could not be listed", check_name(directory)):
@@ -137,17 +141,19 @@ class Bucket:
         return sizes | {prefix.rsplit("/", 1)[-1]: -1 for prefix in listed["common_prefixes"]}
 
     def holding(self, name: str) -> set[str]:
+        """See ListedSource.holding."""
         import obstore
 
         end = f"/{check_name(name)}"
-        found: set[str] = set()
+        directories: set[str] = set()
         with self._mapped("could not be listed"):
             for batch in obstore.list(self._store):
                 paths = (entry["path"] for entry in batch)
-                found |= {path.removesuffix(end) for path in paths if path.endswith(end)}
-        return {directory for directory in found if "/" not in directory}
+                directories |= {path.removesuffix(end) for path in paths if path.endswith(end)}
+        return {directory for directory in directories if "/" not in directory}
 
     def get(self, directory: str, name: str) -> bytes:
+        """See StoreSource.get."""
         import obstore
 
         path = _path(directory, name)
@@ -160,6 +166,7 @@ class Bucket:
             return bytes(found.bytes())
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
+        """See StoreSource.read; in requests of 16 MiB."""
         path = _path(directory, name)
         for start in range(0, len(into), _PART_BYTES):
             part = into[start : start + _PART_BYTES]
@@ -174,26 +181,28 @@ class Bucket:
     def put(
         self, directory: str, name: str, parts: Iterable[bytes | memoryview], size_bytes: int
     ) -> None:
-        """As Store.put; in memory are at most 4 parts of 16 MiB, or of a 9000th of it."""
+        """See Store.put; holds at most 4 parts of 16 MiB, or of a 9000th of the file, in memory."""
         import obstore
 
         path = _path(directory, name)
-        whole = _counted(parts, size_bytes, f"{self.where}/{path}")
+        chunks = _counted(parts, size_bytes, f"{self.where}/{path}")
         part_bytes = max(_PART_BYTES, -(-size_bytes // _PARTS_MAX))
         with self._mapped("could not be written", path):
             if size_bytes <= _PART_BYTES:
-                obstore.put(self._store, path, b"".join(whole), use_multipart=False)
+                obstore.put(self._store, path, b"".join(chunks), use_multipart=False)
             else:
                 obstore.put(
-                    self._store, path, whole, use_multipart=True,
+                    self._store, path, chunks, use_multipart=True,
                     chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE,
                 )  # fmt: skip
-            found = obstore.head(self._store, path)["size"]
-        if found != size_bytes:
-            raise StorageError(f"{self.where}/{path}: {size_bytes} bytes were sent, {found} stored")
+            stored_bytes = obstore.head(self._store, path)["size"]
+        if stored_bytes != size_bytes:
+            raise StorageError(
+                f"{self.where}/{path}: {size_bytes} bytes were sent, {stored_bytes} stored"
+            )
 
     def duplicate(self, directory: str, name: str, other: str) -> bool:
-        """Copy as Duplicating.duplicate says. Services copy up to 5 GB in one request."""
+        """See DuplicatingStore.duplicate. Services copy up to 5 GB in one request."""
         import obstore
 
         source, path = _path(other, name), _path(directory, name)
@@ -205,10 +214,10 @@ class Bucket:
                 obstore.copy(self._store, source, path)
                 return obstore.head(self._store, path)["size"] == size_bytes
         except (CorruptionError, StorageError):
-            return False  # what is wrong is told when it is sent
+            return False  # sending it reports the error
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """As Store.create. False may also tell of this very call, where an answer was lost."""
+        """See Store.create. False is also possible for this very call, if an answer was lost."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -221,12 +230,14 @@ class Bucket:
         return True
 
     def point(self, directory: str) -> None:
+        """See Store.point."""
         import obstore
 
         with self._mapped("could not be written", LATEST):
             obstore.put(self._store, LATEST, f"{check_name(directory)}\n".encode())
 
     def remove(self, directory: str) -> None:
+        """See Store.remove."""
         import obstore
 
         with self._mapped("could not be removed", check_name(directory)):
@@ -236,13 +247,13 @@ class Bucket:
                 paths = [entry["path"] for entry in batch]
                 try:
                     obstore.delete(self._store, paths)
-                except FileNotFoundError:  # somebody else removes it, too
+                except FileNotFoundError:  # removed concurrently
                     for path in paths:
                         with suppress(FileNotFoundError):
                             obstore.delete(self._store, path)
 
     def _range(self, path: str, at: int, size_bytes: int) -> memoryview:
-        """So many bytes from `at` on, or as many as the object has from there."""
+        """Return bytes from `at` on, fewer where the object ends before."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -250,14 +261,14 @@ class Bucket:
             try:
                 return memoryview(obstore.get_range(self._store, path, start=at, length=size_bytes))
             except BaseError:
-                # Each service says in its own words that an object ends before `at`.
+                # Services differ in their error for an object that ends before `at`.
                 if obstore.head(self._store, path)["size"] <= at:
                     return memoryview(b"")
                 raise
 
     @contextmanager
     def _mapped(self, what: str, path: str = "") -> Iterator[None]:
-        """obstore's errors as ours: where it was, what became of it, what to do."""
+        """Translate obstore's errors into Outlast's, with place, effect and remedy."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         where = f"{self.where}/{path}" if path else self.where
@@ -265,25 +276,25 @@ class Bucket:
             yield
         except (BaseError, OSError) as error:
             scheme = self.where.partition("://")[0]
-            said, credentials = str(error), _CREDENTIALS.get(scheme, "its credentials")
+            message, credentials = str(error), _CREDENTIALS.get(scheme, "its credentials")
             if isinstance(error, PermissionDeniedError | UnauthenticatedError):
                 raise RefusedError(
                     f"{where}: {what}: access is denied; nothing was changed; see to the rights of"
                     f" {credentials}"
                 ) from error
-            if _METADATA.search(said):
+            if _METADATA.search(message):
                 raise RefusedError(
                     f"{where}: {what}: there are no credentials; nothing was changed; set"
                     f" {credentials}"
                 ) from error
-            if "NoSuchBucket" in said or "ContainerNotFound" in said:
+            if "NoSuchBucket" in message or "ContainerNotFound" in message:
                 raise RefusedError(
                     f"{where}: {what}: there is no such bucket; nothing was changed; make it, or"
                     " name another"
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise CorruptionError(f"{where}: is missing; nothing was read from it") from error
-            if "Connect" in said or "error sending request" in said:
+            if "Connect" in message or "error sending request" in message:
                 raise StorageError(
                     f"{where}: {what}: its endpoint cannot be reached ({_line(error)}); nothing was"
                     " changed; see to the network and to the endpoint's address"
@@ -296,9 +307,9 @@ def _path(directory: str, name: str) -> str:
 
 
 def _counted(parts: Iterable[bytes | memoryview], size_bytes: int, where: str) -> Iterator[bytes]:
-    """The parts as bytes of their own: they travel while the next one is made in their place.
+    """Yield copies of the parts: they are sent while the next one is produced in their place.
 
-    Raises StorageError where they are not `size_bytes`, which undoes the upload.
+    Raises StorageError where their total is not `size_bytes`, which undoes the upload.
     """
     done = 0
     for part in parts:
@@ -311,5 +322,5 @@ def _counted(parts: Iterable[bytes | memoryview], size_bytes: int, where: str) -
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a service or its client said, shortened."""
+    """Return the first line of a service's error message, shortened."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

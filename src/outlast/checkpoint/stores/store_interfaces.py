@@ -1,6 +1,6 @@
 """Interfaces of stores and read-only sources of checkpoints; no torch.
 
-`outlast.testing.store_contract.StoreContract` is this interface as tests, for stores of your own.
+`outlast.testing.store_contract.StoreContract` tests this interface, for your own stores.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class StoreSource(Protocol):
-    """A root with directories of files, one directory a checkpoint; here, what can be read.
+    """The readable part of a store: a root with one directory of files a checkpoint.
 
-    Every method may be called from several threads at once. What is missing, too short or no
-    regular file is a CorruptionError; what cannot be reached or written is a StorageError, and a
+    Every method may be called from several threads at once. A file that is missing, too short or
+    not regular is a CorruptionError; one that cannot be reached or written is a StorageError, and a
     StalledError where there is no answer at all: `into` may then be written to at any time. Names
-    are checked with `check_name` before anything is touched, so that none leads out of the root.
+    are checked with `check_name` first, so that none leads out of the root.
     """
 
     @property
     def where(self) -> str:
-        """The root, for messages: a path or a URL."""
+        """Return the root, for messages: a path or a URL."""
         ...
 
     def directories(self) -> list[str]:
-        """The names directly under the root that hold files, in no order; [] without a root."""
+        """Return the names directly under the root that hold files; [] without a root."""
         ...
 
     def files(self, directory: str) -> dict[str, int]:
-        """The sizes in bytes of what lies there, by name; -1 for what is no regular file.
+        """Return the sizes in bytes of a directory's files by name; -1 for irregular files.
 
         A directory that is missing has no files.
         """
         ...
 
     def get(self, directory: str, name: str) -> bytes:
-        """A whole small file, of up to GET_BYTES_MAX."""
+        """Return the contents of a small file, of up to GET_BYTES_MAX."""
         ...
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
@@ -60,64 +60,72 @@ class MemoryFile(Protocol):
 
 @runtime_checkable
 class MemorySource(StoreSource, Protocol):
-    """A source whose files lie in memory, each perhaps in several places."""
+    """A source whose files lie in memory, each possibly in several places."""
 
     def holders(self, directory: str, name: str) -> Sequence[MemoryFile]:
-        """Everybody who should hold the file. CorruptionError where nobody does."""
+        """Return every holder of the file. Raises CorruptionError if there is none."""
         ...
 
 
 @runtime_checkable
 class ListedSource(StoreSource, Protocol):
-    """A source that is asked over a network, and can list all that it has at a time."""
+    """A source reached over a network that can list all its files at once."""
 
     def holding(self, name: str) -> set[str]:
-        """The directories in which a file of this name lies. It takes requests by the thousand of
-        files under the root, whosever they are, and not by the directory."""
+        """Return the directories that contain a file of this name.
+
+        The number of requests grows with all files under the root (about 1,000 a request), whoever
+        owns them, and not with the directories.
+        """
         ...
 
 
 class Store(StoreSource, Protocol):
-    """A source that can be written, too."""
+    """A source that can also be written."""
 
     def put(
         self, directory: str, name: str, parts: Iterable[bytes | memoryview], size_bytes: int
     ) -> None:
-        """Write a file of `size_bytes`, durable and whole when this returns; else it isn't there.
+        """Write a file of `size_bytes`: durable and complete when this returns, else absent.
 
-        A file of this name is replaced in one go. A part is used up before the next one is taken,
-        so that all of them may be one buffer.
+        A file of this name is replaced atomically. Each part is consumed before the next one is
+        taken, so that all of them may share one buffer.
         """
         ...
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """Write a small file that is not there yet, durable and whole; False if there is one.
+        """Write a small file that does not exist yet, durable and complete; False if it exists.
 
-        Of any number of callers at the same time, one gets True.
+        Of any number of concurrent callers, one gets True.
         """
         ...
 
     def point(self, directory: str) -> None:
-        """Let `latest` name this directory: for people, never trusted."""
+        """Make `latest` name this directory: for people, never trusted."""
         ...
 
     def remove(self, directory: str) -> None:
-        """Delete a checkpoint: commit.json first, so that no half of it is ever taken for one.
+        """Delete a checkpoint: commit.json first, so that no partial one is taken for a checkpoint.
 
-        One that is gone already is no error.
+        A checkpoint that does not exist is no error.
         """
         ...
 
 
 @runtime_checkable
 class HoldingSource(Protocol):
-    """A source in which a checkpoint can be held against `remove`, whoever calls that."""
+    """A source in which a checkpoint can be protected against `remove` while it is read."""
 
-    def hold(self, directory: str) -> AbstractContextManager[None]: ...
+    def hold(self, directory: str) -> AbstractContextManager[None]:
+        """Make `remove` refuse this checkpoint within.
+
+        Where that is impossible, a reader finds its files missing.
+        """
+        ...
 
 
 class Inode(NamedTuple):
-    """A file, whatever its names. `number`: device and inode; `names`: how many it has."""
+    """A file, independent of its names. `number`: device and inode; `names`: link count."""
 
     number: tuple[int, int]
     size_bytes: int
@@ -129,35 +137,41 @@ class LinkingStore(Store, Protocol):
     """A store in which a file can have names in several directories."""
 
     def link(self, directory: str, name: str, other: str) -> bool:
-        """Give a directory the file that `other` has under this name; False where there is none, or
-        a link cannot be made."""
+        """Link the file that `other` has under this name into a directory.
+
+        False where there is none, or a link cannot be made.
+        """
         ...
 
     def inodes(self, directory: str) -> dict[str, Inode]:
-        """Return what each name there is a name of."""
+        """Return the inode of each name in a directory; {} if it cannot be read."""
         ...
 
 
 @runtime_checkable
 class DuplicatingStore(Store, Protocol):
-    """A store that copies its own files without sending them."""
+    """A store that copies its own files on its side, without a transfer."""
 
     def duplicate(self, directory: str, name: str, other: str) -> bool:
-        """Give a directory a file of its own, with the bytes of the one that `other` has under this
-        name; False where there is none, or it has to be sent."""
+        """Copy the file that `other` has under this name into a directory.
+
+        False where there is none, or it has to be sent.
+        """
         ...
 
 
 def hold_checkpoint(source: StoreSource, directory: str) -> AbstractContextManager[None]:
-    """For as long as a checkpoint is read: nobody deletes it meanwhile, if the source can see to
-    that. Else whoever reads finds it gone."""
+    """Return a context that protects a checkpoint from deletion while it is read.
+
+    Without effect for a source that cannot do so; a reader then finds files missing.
+    """
     return source.hold(directory) if isinstance(source, HoldingSource) else nullcontext()
 
 
 def check_name(name: str) -> str:
-    """`name`, if it may be a file's or a directory's here: no separator, no dot in front.
+    """Return `name` if it may be a file's or a directory's: no separator, no leading dot.
 
-    Raises CorruptionError for one that might lead anywhere else.
+    Raises CorruptionError for any other one, which might lead out of the root.
     """
     if not _NAME.fullmatch(name):
         raise CorruptionError(f"{name!r} is no name of a checkpoint's file; nothing was touched")

@@ -1,4 +1,4 @@
-"""The process behind saves as a program: `python -P .../upkeep/__main__.py NAME`."""
+"""The upkeep process as a program: `python -P .../upkeep/__main__.py NAME`."""
 
 import sys
 from pathlib import Path

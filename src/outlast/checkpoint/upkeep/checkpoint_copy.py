@@ -28,14 +28,17 @@ from outlast.checkpoint.stores.store_interfaces import (
 )
 from outlast.errors import CorruptionError, StalledError, StorageError
 
-AT_ONCE = 4  # ranks whose parts travel at the same time: a bucket answers slowly, but many at once
+AT_ONCE = 4  # ranks copied in parallel: a bucket has high latency
 _LOOKED_AT = 4  # of the target's checkpoints, for a file to link
 Progress = Callable[[int, int], None]
 
 
 class CopyResult(NamedTuple):
-    """What a copy did. `present_bytes`: of shards that the target had already. `seconds`: until
-    it was committed, read back."""
+    """The result of a copy.
+
+    `present_bytes`: of shards that the target had already. `seconds`: until it was committed,
+    including the time to read it back.
+    """
 
     place: SavePoint
     sent_bytes: int
@@ -53,26 +56,26 @@ def copy_checkpoint(
     verify: bool = True,
     stop: Event | None = None,
 ) -> CopyResult:
-    """Copy a checkpoint. Its commit record appears last; before, the target has none there.
+    """Copy a checkpoint. Its commit record is written last.
 
-    What the target has already, of the right size (with `verify`: and the right bytes), is not
-    sent again; with `verify`, what was sent is read back. In memory are AT_ONCE chunks, and what
-    the target's `put` holds. The limit counts bytes to and from the target. `on_progress` is told
-    bytes that are done and all that are to do, sent and read back, from any thread. Once `stop` is
-    set, the copy ends after a chunk.
+    Files that the target has already, of the right size (with `verify`: and the right bytes), are
+    not sent again; with `verify`, sent files are read back. Memory: AT_ONCE chunks, and the buffers
+    of the target's `put`. `limit_bytes_per_s` counts bytes to and from the target. `on_progress`
+    gets the bytes done and the total, sent and read back, from any thread. Once `stop` is set, the
+    copy ends after a chunk.
 
     Raises CorruptionError for a damaged source, or another checkpoint at the same place, and
-    StorageError where either store fails. Nothing is committed then, and a later copy goes on.
+    StorageError where either store fails. Nothing is committed then, and a later copy resumes.
     """
     begin_s = time.monotonic()
     checkpoint = open_checkpoint(source, place)
     checkpoint.check()
     record = seal(checkpoint.commit)
-    there = target.files(place.directory)
-    if COMMIT in there:
+    present = target.files(place.directory)
+    if COMMIT in present:
         _refuse_another(target, place, record)
     pace = RateLimiter(limit_bytes_per_s, stop or Event())
-    parts = _Parts(checkpoint, target, there, pace, on_progress, verify)
+    parts = _Parts(checkpoint, target, present, pace, on_progress, verify)
     with hold_checkpoint(source, place.directory):
         parts.copy()
     if not target.create(place.directory, COMMIT, record):
@@ -96,7 +99,7 @@ def _refuse_another(target: Store, place: SavePoint, record: bytes) -> None:
 
 
 class _Parts:
-    """All that the commit record of one copy names: the shards and manifests of its ranks."""
+    """The shards and manifests of all ranks that one commit record names."""
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class _Parts:
         self._checkpoint = checkpoint
         self._directory = checkpoint.place.directory
         self._target = target
-        self._there = there
+        self._present = there
         self._pace = pace
         self._on_progress = on_progress
         self._verify = verify
@@ -120,7 +123,7 @@ class _Parts:
         self._lock = Lock()
 
     def copy(self) -> None:
-        """AT_ONCE ranks at a time. The first error ends it; no thread runs any more then."""
+        """Copy AT_ONCE ranks at a time. The first error ends it; no thread runs any more then."""
         manifests = self._checkpoint.manifests
         with ThreadPoolExecutor(min(AT_ONCE, len(manifests)), "copy") as pool:
             running = [pool.submit(self._copy_rank, manifest) for manifest in manifests]
@@ -136,7 +139,7 @@ class _Parts:
         buffer = memoryview(mmap.mmap(-1, max(min(manifest.chunk_bytes, manifest.size_bytes), 1)))
         for name, size_bytes in manifest.files.items():
             chunks = [chunk for chunk in chunks_of(manifest) if chunk.file == name]
-            present = self._there.get(name, -1) == size_bytes
+            present = self._present.get(name, -1) == size_bytes
             if (present or self._is_taken_over(manifest, name)) and self._right(chunks, buffer):
                 self._progress(self._passes * size_bytes)
             else:
@@ -144,7 +147,7 @@ class _Parts:
         self._send_manifest(manifest)
 
     def _right(self, chunks: Sequence[Chunk], buffer: memoryview) -> bool:
-        """Return whether the file that is there is the right one, as far as that is looked at."""
+        """Return whether the target's file is right; without `verify`, its size is enough."""
         if not self._verify:
             return True
         try:
@@ -155,8 +158,10 @@ class _Parts:
         return True
 
     def _is_taken_over(self, manifest: Manifest, name: str) -> bool:
-        """Return whether the target took frozen bytes from an earlier checkpoint of its own: they
-        are to be read back. As in a save, no two in a row have the same file."""
+        """Return whether the target took frozen bytes from an earlier checkpoint of its own.
+
+        They must be read back. As in a save, no two checkpoints in a row share the same file.
+        """
         target = self._target
         if name == manifest.shard or not self._verify:
             return False
@@ -178,13 +183,15 @@ class _Parts:
         return False
 
     def _earlier(self, manifest: Manifest) -> Iterator[tuple[str, bool]]:
-        """The target's newest checkpoints, the newest first, and whether the rank's frozen bytes
-        are the same there."""
+        """Yield the target's newest checkpoints, newest first.
+
+        With each, whether the rank's frozen bytes are the same there.
+        """
         rank, wanted = manifest.rank, _frozen_of(manifest)
-        found = (
+        places = (
             place for place in checkpoint_places(self._target) if place != self._checkpoint.place
         )
-        for place in islice(found, _LOOKED_AT):
+        for place in islice(places, _LOOKED_AT):
             try:
                 checkpoint = open_checkpoint(self._target, place)
                 for entry in checkpoint.commit.manifests[rank : rank + 1]:
@@ -215,7 +222,7 @@ class _Parts:
 
     def _send_manifest(self, manifest: Manifest) -> None:
         name, data = manifest_name(manifest.rank), seal(manifest)
-        if self._there.get(name) == len(data) and self._target.get(self._directory, name) == data:
+        if self._present.get(name) == len(data) and self._target.get(self._directory, name) == data:
             return
         self._target.put(self._directory, name, [data], len(data))
         if self._verify and self._target.get(self._directory, name) != data:
@@ -224,7 +231,7 @@ class _Parts:
     def _read(
         self, store: StoreSource, chunks: Sequence[Chunk], buffer: memoryview
     ) -> Iterator[memoryview]:
-        """A file's chunks as `store` has them, each checked, all in one buffer."""
+        """Yield a file's chunks from `store`, each verified, all in one buffer."""
         for chunk in chunks:
             self._pace.spend(chunk.size_bytes)
             part = buffer[: chunk.size_bytes]
@@ -244,6 +251,6 @@ class _Parts:
 
 
 def _frozen_of(manifest: Manifest) -> tuple[int, tuple[str, ...]]:
-    """The digests of a frozen region, and of how much each is."""
+    """Return the chunk size and the digests of a rank's frozen region."""
     count = manifest.frozen_bytes // manifest.chunk_bytes
     return manifest.chunk_bytes, manifest.chunks[:count]

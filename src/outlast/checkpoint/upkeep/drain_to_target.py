@@ -21,15 +21,16 @@ from outlast.errors import OutlastError
 
 
 class CheckpointClock:
-    """Unix time, but for a clock that is set forward meanwhile: nothing grows old at once by that.
+    """Unix time that ignores a forward step of the clock, so that nothing ages suddenly.
 
-    One that is set back is believed, since it lets more stay.
+    A clock that is set back is followed, since that keeps more checkpoints.
     """
 
     def __init__(self) -> None:
         self._ahead_ns = time.time_ns() - time.monotonic_ns()
 
     def now_ns(self) -> int:
+        """Return the time in nanoseconds since the epoch."""
         return min(time.time_ns(), time.monotonic_ns() + self._ahead_ns)
 
 
@@ -38,8 +39,10 @@ _NICE = 10
 
 
 def lacking_checkpoints(source: Store, target: Store) -> list[SavePoint]:
-    """What a target lacks of a source, newest first. Raises StorageError when one of them cannot
-    be listed."""
+    """Return the places that a target lacks of a source, newest first.
+
+    Raises StorageError when one of them cannot be listed.
+    """
     present = set(checkpoint_places(target))
     return [place for place in checkpoint_places(source) if place not in present]
 
@@ -58,27 +61,27 @@ def drain_store(
     limit_bytes_per_s: float | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[CopyResult]:
-    """One pass: copy, verified, what is `wanted`, and tell of each copy once it is committed.
+    """Copy, verified, all wanted checkpoints; yield each copy once it is committed.
 
-    A copy that fails is told to `on_error`, unless its source was deleted meanwhile, and the pass
-    goes on: with the next one of the same span, if there is any. Raises StorageError when a store
-    cannot be listed, before or between copies.
+    A copy that fails is reported to `on_error`, unless its source was deleted meanwhile, and the
+    pass continues with the next checkpoint of the same span, if there is any. Raises StorageError
+    when a store cannot be listed, before or between copies.
     """
     ended = stop or threading.Event()
-    there = {known.place: known for known in known_checkpoints(target)}
+    present = {known.place: known for known in known_checkpoints(target)}
     offered = {
-        known.place: known._replace(linked=())  # what is shared here need not be shared there
+        known.place: known._replace(linked=())  # the target may not share the same files
         for known in known_checkpoints(source)
-        if known.place not in there and not barred(known.place)
+        if known.place not in present and not barred(known.place)
     }
     while not ended.is_set():
-        known_there = list(there.values())
-        left = wanted_checkpoints(
+        known_there = list(present.values())
+        wanted = wanted_checkpoints(
             list(offered.values()), known_there, keep, every, now_ns(), last=last
         )
-        if not left:
+        if not wanted:
             return
-        place = left[0]
+        place = wanted[0]
         known = offered.pop(place)
         on_start(place)
         try:
@@ -87,22 +90,22 @@ def drain_store(
             )
         except OutlastError as error:
             if COMMIT not in source.files(place.directory):
-                continue  # pruned since it was listed: nobody misses it
+                continue  # pruned since it was listed: no error
             if not ended.is_set():
                 on_error(place, error)
                 target.directories()  # a dead store ends the pass; it need not fail for each copy
             continue
-        there[place] = known
+        present[place] = known
         yield copied
 
 
 class StoreDrainer:
     """Drains in a thread of its own until it is closed: at once, after `nudge`, every `poll_s`.
 
-    A pass without anything new in the source does not ask the target. With `every`, only what is
-    due is carried; with `keep`, the target is pruned after each pass. Errors are told to `on_error`
-    in words and lengthen the pause; they end nothing. Callbacks run in the thread, which is nice to
-    others.
+    A pass without anything new in the source does not access the target. With `every`, only due
+    checkpoints are copied; with `keep`, the target is pruned after each pass. Errors are reported
+    to `on_error` and lengthen the pause; they end nothing. Callbacks run in the thread, which has a
+    low priority.
     """
 
     def __init__(
@@ -145,30 +148,33 @@ class StoreDrainer:
         self.close()
 
     def nudge(self) -> None:
-        """There is a new checkpoint: look for it now."""
+        """Look for a new checkpoint now."""
         self._wake.set()
 
     def uses(self, place: SavePoint) -> bool:
-        """Whether this place is being copied: who prunes the source spares it."""
+        """Return whether this place is being copied, so that it must not be pruned."""
         return self._copying == place
 
     def hurry(self, *, newest: bool = False) -> None:
-        """One more pass, for what is in the source by now, then the end. `newest`: the newest one
-        is carried whether it is due or not. Returns at once."""
+        """Make one more pass over the source's present checkpoints, then end; returns at once.
+
+        `newest`: the newest one is copied even if it is not due.
+        """
         self._newest |= newest
         self._last.set()
         self._wake.set()
 
     def finish(self, timeout_s: float) -> bool:
-        """`hurry`, and wait; whether all of it got there in time."""
+        """Call `hurry` and wait; return whether all copies succeeded in time."""
         self.hurry()
         self._thread.join(timeout_s)
         return self.close(0.0) and self._went_well
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End after the chunk that is under way; what was sent is used by the next drainer.
+        """End after the current chunk; return whether the thread ended in time.
 
-        Whether it has ended in time. A thread that hangs in a store keeps no process alive.
+        The next drainer uses the bytes already sent. A thread that hangs in a store keeps no
+        process alive.
         """
         self._stop.set()
         self._wake.set()
@@ -190,7 +196,7 @@ class StoreDrainer:
             self._wake.wait(pause_s * random.uniform(0.5, 1.0))
 
     def _passed(self, *, last: bool) -> bool:
-        """One pass, where there is anything new; whether all of it went well."""
+        """Make one pass, if there is anything new; return whether all of it succeeded."""
         failed = False
 
         def tell(error: str) -> None:
@@ -199,8 +205,8 @@ class StoreDrainer:
             self._on_error(error)
 
         try:
-            found = checkpoint_places(self._source)
-            if found == self._drained and not last:
+            offered = checkpoint_places(self._source)
+            if offered == self._drained and not last:
                 return True  # to look at a bucket costs money
             for copied in drain_store(
                 self._source,
@@ -225,19 +231,21 @@ class StoreDrainer:
                     verified=self._is_whole,
                     barred=self._barred,
                 )
-                self._clear(found)
+                self._clear(offered)
         except Exception as error:  # noqa: BLE001 - it must be heard, and must not end all draining
             if not self._stop.is_set():  # else we have broken it off ourselves
                 tell(str(error) or type(error).__name__)
         else:
-            self._drained = None if failed else found
+            self._drained = None if failed else offered
         finally:
             self._copying = None
         return not failed and not self._stop.is_set()
 
     def _clear(self, offered: list[SavePoint]) -> None:
-        """Of copies that a killed launcher had begun, those go that nobody can finish: what they
-        are of is gone, and a newer one is there."""
+        """Remove incomplete copies of killed launchers that cannot be completed any more.
+
+        Their source is deleted, and the target has a newer checkpoint.
+        """
         newest = checkpoint_places(self._target)[:1]
         for place in uncommitted(self._target):
             if newest and place.position < newest[0].position and place not in offered:
@@ -247,7 +255,7 @@ class StoreDrainer:
         self._copying = place
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
-        """A copy of ours was read back when it was made; any other one is, at no higher rate."""
+        """Return whether a copy is undamaged: copies of this drainer were read back before."""
         if checkpoint.place in self._read_back:
             return True
         pace, before_bytes = RateLimiter(self._limit, self._stop), 0

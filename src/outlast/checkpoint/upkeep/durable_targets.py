@@ -25,21 +25,24 @@ _EXAMPLE = "s3://bucket/run every=6h keep=last=2,every=1000 rate=200MB/s"
 
 
 class SaveInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint of each span of so many steps, or else seconds of Unix time."""
+    """One checkpoint of each span of a number of steps, or else of seconds of Unix time."""
 
     steps: int = 0
     seconds: float = 0.0
 
     def span(self, known: KnownCheckpoint) -> int:
-        """The number of the span that it lies in."""
+        """Return the number of the span that contains a checkpoint."""
         if self.steps:
             return known.place.step // self.steps
         return int(known.time_ns / 1e9 // self.seconds)
 
 
 class DurableRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A target as it was asked for. `every`: None for each checkpoint; `keep`: None for the run's
-    own rules; `rate_bytes_per_s`: to and from it, None for as fast as it goes."""
+    """A target with its options.
+
+    `every`: None for each checkpoint; `keep`: None for the run's own policy; `rate_bytes_per_s`: to
+    and from it, None for no limit.
+    """
 
     address: str
     every: SaveInterval | None = None
@@ -48,19 +51,19 @@ class DurableRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DurableTarget(NamedTuple):
-    """A durable target that was opened."""
+    """A durable target that was opened, with its rule."""
 
-    asked: DurableRule
+    rule: DurableRule
     store: Store
 
 
 def parse_durable(text: str) -> DurableRule:
-    """A target as it stands on a command line: `s3://bucket/run every=6h keep=last=2 rate=1GB/s`.
+    """Parse a target of the command line: `s3://bucket/run every=6h keep=last=2 rate=1GB/s`.
 
     Raises ConfigError, which names the part that is wrong.
     """
     address, *options = _OPTIONS.split(text.strip())
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for option in options:
         name, _, value = option.partition("=")
         if name not in ("every", "keep", "rate"):
@@ -68,16 +71,18 @@ def parse_durable(text: str) -> DurableRule:
                 f"cannot read {option!r} of {address}: known are every, keep and rate, as in"
                 f" {_EXAMPLE!r}"
             )
-        if name in said:
+        if name in values:
             raise ConfigError(f"{name} is said twice of {address}")
-        said[name] = value
+        values[name] = value
     if not address or re.match(r"(every|keep|rate)=", address):
         raise ConfigError(f"{text!r} names no place; it comes first, as in {_EXAMPLE!r}")
     return DurableRule(
         address=address,
-        every=_every(said["every"]) if "every" in said else None,
-        keep=parse_keep(said["keep"]) if "keep" in said else None,
-        rate_bytes_per_s=rate(f"rate={said['rate']}", said["rate"]) if "rate" in said else None,
+        every=_every(values["every"]) if "every" in values else None,
+        keep=parse_keep(values["keep"]) if "keep" in values else None,
+        rate_bytes_per_s=rate(f"rate={values['rate']}", values["rate"])
+        if "rate" in values
+        else None,
     )
 
 
@@ -102,9 +107,10 @@ def wanted_checkpoints(
     *,
     last: bool = False,
 ) -> list[SavePoint]:
-    """What a target is to get of what it lacks, newest first: what is due, and would stay there.
+    """Return the offered checkpoints that a target should get, newest first.
 
-    `last`: the newest that is offered is due whatever the interval says.
+    Those are due, and would be kept there. `last`: the newest offered one is due whatever the
+    interval is.
     """
     due = list(offered) if every is None else _due(offered, there, every, keep)
     if last and offered and (newest := max(offered, key=_order)) not in due:
@@ -121,10 +127,10 @@ def _due(
     every: SaveInterval,
     keep: Keep | None,
 ) -> list[KnownCheckpoint]:
-    """The first of each span of which nothing is there, and milestones.
+    """Return the first checkpoint of each uncovered span, and milestones.
 
-    A span is what lies side by side in the order of positions: a job that goes back, or a clock
-    that was set back, begins a new one, and keeps nothing from being carried.
+    A span is a run of neighbours in the order of positions: a job that goes back, or a clock that
+    was set back, begins a new one, and delays no copy.
     """
     covered = {known.place for known in there}
     milestones = keep.milestones if keep else frozenset[int]()
@@ -150,15 +156,15 @@ REQUEST_S = 30.0  # draining tries again by itself
 
 
 def open_targets(
-    asked: Sequence[DurableRule], root: Path, request_s: float = REQUEST_S
+    rules: Sequence[DurableRule], root: Path, request_s: float = REQUEST_S
 ) -> tuple[list[DurableTarget], list[StorageError]]:
-    """The targets of checkpoints in `root`, and why some of them do not answer now.
+    """Return the targets of checkpoints in `root`, and the errors of those that do not answer.
 
-    Raises ConfigError for one that cannot be one, RefusedError where it answers, and that is no.
+    Raises ConfigError for an address that cannot be a target, RefusedError where it denies access.
     """
     targets: list[DurableTarget] = []
     silent: list[StorageError] = []
-    for one in asked:
+    for one in rules:
         store = _folder_or_bucket(one.address, root, request_s)
         silent += _silence(store)
         if any(_is_same(store, other.store) for other in targets):
@@ -168,7 +174,7 @@ def open_targets(
 
 
 def open_target(address: str, request_s: float = REQUEST_S) -> Store:
-    """One of them, that is not asked anything yet, and not for long. Raises ConfigError."""
+    """Return the store of a target, not accessed yet, with few retries. Raises ConfigError."""
     return open_store(address, request_s=request_s, retries=4, retry_s=request_s, ask=False)
 
 
@@ -192,17 +198,17 @@ def _folder_or_bucket(address: str, root: Path, request_s: float) -> Store:
     store = open_target(address, request_s)
     if not isinstance(store, Folder):
         return store
-    there = store.root.absolute()
-    if there.resolve() == root.resolve():
+    path = store.root.absolute()
+    if path.resolve() == root.resolve():
         raise ConfigError(
-            f"{there} is where this run saves anyway; name storage that outlives this host"
+            f"{path} is where this run saves anyway; name storage that outlives this host"
         )
     try:
-        there.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{there} cannot be made ({error.strerror}); name a directory that can be written"
+            f"{path} cannot be made ({error.strerror}); name a directory that can be written"
         ) from error
-    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"{there} cannot be written; see to its rights")
-    return Folder(there)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written; see to its rights")
+    return Folder(path)

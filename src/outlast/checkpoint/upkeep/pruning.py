@@ -18,7 +18,7 @@ from outlast.errors import CorruptionError, InUseError, StalledError, StorageErr
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:
-    """Whether every byte of it was just read and is right."""
+    """Read every byte of a checkpoint; return whether all are right."""
     return not verify_checkpoint(checkpoint)
 
 
@@ -32,15 +32,15 @@ def prune_store(
     barred: Callable[[SavePoint], bool] = lambda _: False,
     dry_run: bool = False,
 ) -> list[RetentionVerdict]:
-    """Delete what `keep` does not keep, oldest first; the verdicts on all, newest first.
+    """Delete checkpoints that `keep` does not keep, oldest first; return all verdicts.
 
-    Nothing goes before `verified` has found a newer one whole: it is asked from the newest on, and
-    only where something would go. `spare`: places in use, which stay, as those do that somebody
-    holds. What is `barred` is never started from: it counts for nothing, and goes once another one
-    has been found whole. What has a commit record that cannot be read stays, and counts for
-    nothing, too. With `dry_run` all is the same, and
-    nothing is deleted. Raises StorageError where the store fails; what was deleted by then is gone
-    whole.
+    Verdicts are sorted newest first. Nothing is deleted before `verified` has found a newer
+    checkpoint undamaged: it is called from the newest on, and only where something would be
+    deleted. `spare`: places in use, which stay, as do those that a reader holds. `barred`
+    checkpoints are never started from: they count for nothing, and are deleted once another one was
+    verified. Checkpoints whose commit record cannot be read stay, and count for nothing, too.
+    `dry_run`: delete nothing. Raises StorageError where the store fails; each deletion up to then
+    is complete.
     """
     opened, damaged = _opened(store)
     checkpoints = [one for one in opened if not barred(one.commit.place)]
@@ -72,9 +72,9 @@ def _removed(store: Store, verdict: RetentionVerdict) -> RetentionVerdict:
 
 
 def known_checkpoints(store: Store) -> list[KnownCheckpoint]:
-    """What a store holds, newest first, by its commit records; none counts as verified.
+    """Return the checkpoints of a store, newest first, by their commit records, unverified.
 
-    Raises StorageError when it cannot be listed.
+    Raises StorageError when the store cannot be listed.
     """
     return [_known(checkpoint, verified=False) for checkpoint in _opened(store)[0]]
 
@@ -100,7 +100,7 @@ def _known(checkpoint: Checkpoint, *, verified: bool) -> KnownCheckpoint:
 
 
 def linked_files(store: StoreSource, place: SavePoint) -> tuple[tuple[tuple[int, int], int], ...]:
-    """The files of a checkpoint that have other names, by number, with their sizes."""
+    """Return the files of a checkpoint that have other names: inode number and size."""
     if not isinstance(store, LinkingStore):
         return ()
     inodes = store.inodes(place.directory).values()

@@ -1,9 +1,9 @@
 """Retention policies: a pure choice of checkpoints to keep, with a reason for each.
 
-Nothing is given up before a newer one has been read back, and the newest never is. Beyond that a
-policy says what stays: the last n, one in every k steps, milestones, what is young, what has room.
-Newer is what a later line holds (lineage.py): a job that went back keeps its new checkpoints, and
-the end of the line that it left.
+Nothing is deleted before a newer checkpoint has been read back, and the newest never is. Beyond
+that a policy keeps the last n, one in every k steps, milestones, young ones, and those within a
+size. Checkpoints of a later line are newer (lineage.py): a job that went back keeps its new
+checkpoints, and the end of the line that it abandoned.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ _EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
 
 
 class KnownCheckpoint(NamedTuple):
-    """A complete checkpoint. `verified`: every byte of it has been read back and was right. `base`:
-    the directory that its line began from, "" for none. `linked`: files of it that others have as
-    well, by number, with their sizes."""
+    """A complete checkpoint.
+
+    `verified`: every byte of it has been read back and was right. `base`: the directory that its
+    line began from, "" for none. `linked`: its files that other checkpoints share, by inode number,
+    with their sizes.
+    """
 
     place: SavePoint
     time_ns: int
@@ -36,13 +39,13 @@ class KnownCheckpoint(NamedTuple):
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays.
+    """A retention policy.
 
     `last`: so many of the newest. `every`: of each span of so many steps, the first one in it; both
-    count the newest and its ancestors. `lines`: of so many of the newest lines that the job has
-    left, the last one; None for all. `milestones`: these steps, for ever. `age_s`, `size_bytes`: of
-    the rest, what is younger, and what still has room beside all that is kept, newest first; with
-    neither, the rest goes.
+    count the newest and its ancestors. `lines`: the last checkpoint of so many of the newest
+    abandoned lines; None for all. `milestones`: these steps, for ever. `age_s`, `size_bytes`: of
+    the rest, the younger ones, and those within this total size of all that is kept, newest first;
+    with neither, the rest is deleted.
     """
 
     last: int = 2
@@ -63,7 +66,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionVerdict(NamedTuple):
-    """Whether a checkpoint stays, and why (or why not), for people."""
+    """The decision to keep or delete a checkpoint, with its reason for people."""
 
     place: SavePoint
     keep: bool
@@ -73,7 +76,7 @@ class RetentionVerdict(NamedTuple):
 def apply_policy(
     known: Sequence[KnownCheckpoint], keep: Keep, now_ns: int
 ) -> list[RetentionVerdict]:
-    """A verdict on each complete checkpoint of a store, newest first.
+    """Return a verdict on each complete checkpoint of a store, newest first.
 
     Until one has been verified, all stay; then all from the newest verified one on. `now_ns`: Unix
     time; a checkpoint from the future counts as young.
@@ -99,21 +102,21 @@ def apply_policy(
 
 
 def _needed(item: KnownCheckpoint, there: set[tuple[int, int]]) -> int:
-    """Return the bytes that a checkpoint takes beside files that are `there`, and add its own."""
+    """Return the bytes that a checkpoint takes beside the files in `there`; add its own to it."""
     needed_bytes = item.size_bytes - sum(size for number, size in item.linked if number in there)
     there.update(number for number, _ in item.linked)
     return needed_bytes
 
 
 def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePoint, str]:
-    """What stays whatever its age and size, by place; the strongest reason is the one told."""
+    """Return the places kept whatever their age and size, each with its strongest reason."""
     verified = next((i for i, item in enumerate(newest_first) if item.verified), None)
     places = [item.place for item in newest_first]
     ancestors = ancestry(places, {item.place: item.base for item in newest_first})
     own = [item for item in newest_first if item.place in ancestors]
     firsts = set(_firsts(own, keep.every)) if keep.every else set[SavePoint]()
     last = {item.place for item in own[: keep.last]}
-    left = set(line_ends(places, ancestors)[: keep.lines])
+    ends = set(line_ends(places, ancestors)[: keep.lines])
     reasons: dict[SavePoint, str] = {}
     for i, item in enumerate(newest_first):
         if i == verified:
@@ -126,7 +129,7 @@ def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePo
             why = f"one of the last {keep.last}"
         elif item.place in firsts:
             why = f"the first of its {keep.every} steps"
-        elif item.place in left:
+        elif item.place in ends:
             why = "the end of a line that the job has left"
         else:
             continue
@@ -135,18 +138,20 @@ def _reasons(newest_first: Sequence[KnownCheckpoint], keep: Keep) -> dict[SavePo
 
 
 def _firsts(newest_first: Sequence[KnownCheckpoint], every: int) -> Iterator[SavePoint]:
-    """The first step in each span from k * every on, k >= 1; of several attempts, the newest."""
-    found: dict[int, SavePoint] = {}
+    """Return the first step in each span from k * every on, k >= 1; of attempts, the newest."""
+    firsts: dict[int, SavePoint] = {}
     for item in newest_first:
-        span, before = item.place.step // every, found.get(item.place.step // every)
+        span, before = item.place.step // every, firsts.get(item.place.step // every)
         if before is None or item.place.step < before.step:
-            found[span] = item.place
-    return (place for span, place in found.items() if span)
+            firsts[span] = item.place
+    return (place for span, place in firsts.items() if span)
 
 
 def _trimmed(item: KnownCheckpoint, keep: Keep, now_ns: int, room_bytes: int) -> str:
-    """Return why an item that no rule keeps goes; empty when it may stay. `room_bytes`: with it
-    there."""
+    """Return why an item that no rule keeps is deleted; "" when it may stay.
+
+    `room_bytes`: remaining room, including the item.
+    """
     if keep.age_s is None and keep.size_bytes is None:
         return "no rule keeps it"
     if keep.age_s is not None and now_ns - item.time_ns > keep.age_s * 1e9:
@@ -157,11 +162,11 @@ def _trimmed(item: KnownCheckpoint, keep: Keep, now_ns: int, room_bytes: int) ->
 
 
 def parse_policy(text: str) -> Keep:
-    """A policy as it stands on a command line: `last=3,every=1000,age=7d,size=10TB`.
+    """Parse a policy of the command line: `last=3,every=1000,age=7d,size=10TB`.
 
-    `milestone` may be said several times. Raises ConfigError, which names the part that is wrong.
+    `milestone` may occur several times. Raises ConfigError, which names the part that is wrong.
     """
-    said: dict[str, float | int] = {}
+    values: dict[str, float | int] = {}
     milestones: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (side.strip() for side in part.partition("="))
@@ -170,22 +175,22 @@ def parse_policy(text: str) -> Keep:
                 f"cannot read {part!r} in a retention policy: it is made of"
                 f" {', '.join(sorted(_READ))}, as in {_EXAMPLE}"
             )
-        if name in said:
+        if name in values:
             raise ConfigError(f"{name} is said twice in the retention policy {text!r}")
         number = _READ[name](part, value)
         if name == "milestone":
             milestones.add(int(number))
         else:
-            said[name] = number
-    if not said and not milestones:
+            values[name] = number
+    if not values and not milestones:
         raise ConfigError(f"a retention policy says what stays, as in {_EXAMPLE}")
     return Keep(
-        last=int(said.get("last", 2)),
-        every=int(said["every"]) if "every" in said else None,
+        last=int(values.get("last", 2)),
+        every=int(values["every"]) if "every" in values else None,
         milestones=frozenset(milestones),
-        age_s=said.get("age"),
-        size_bytes=int(said["size"]) if "size" in said else None,
-        lines=int(said["lines"]) if "lines" in said else None,
+        age_s=values.get("age"),
+        size_bytes=int(values["size"]) if "size" in values else None,
+        lines=int(values["lines"]) if "lines" in values else None,
     )
 
 

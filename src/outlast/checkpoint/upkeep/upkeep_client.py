@@ -16,7 +16,7 @@ from outlast.checkpoint.upkeep.retention_policy import Keep
 
 
 class UpkeepSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line. `keep`: None to delete nothing. `save_s`: how long a save may take."""
+    """The first message. `keep`: None to delete nothing. `save_s`: deadline of a save."""
 
     root: str
     keep: Keep | None
@@ -25,29 +25,29 @@ class UpkeepSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):
-    """A save begins, which this keeper commits; it ends once that is done, or has failed."""
+    """A save by this keeper begins; the process waits for it if the trainer dies."""
 
     keeper_pid: int
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
-    """There is a new checkpoint."""
+    """A new checkpoint was committed."""
 
 
 class Mend(msgspec.Struct, frozen=True, tag=True):
-    """This checkpoint is damaged in the root, and a target has what is missing."""
+    """Repair this damaged checkpoint of the root from a target."""
 
     directory: str
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is saved any more: one more look, then the end, after so long at the latest."""
+    """No more saves come: make a last pass and end, after `timeout_s` at the latest."""
 
     timeout_s: float
 
 
 class UpkeepFailure(msgspec.Struct, frozen=True):
-    """Said to the trainer, as a sentence."""
+    """An error message for the trainer."""
 
     error: str
 
@@ -61,60 +61,65 @@ _GRACE_S = 10.0  # beyond the time that it was given: then it hangs
 
 
 class UpkeepClient:
-    """Starts the process. Only `close` ever waits. When the trainer dies, or lets go of this, the
-    process lets keepers finish, brings what there is to where it belongs, and ends."""
+    """Starts and restarts the upkeep process. Only `close` ever waits.
+
+    When the trainer dies, or calls `let_go`, the process waits for keepers, copies the remaining
+    checkpoints to the targets, and ends.
+    """
 
     def __init__(self, setup: UpkeepSetup, name: str) -> None:
-        """`name` says whose it is, in messages and to `ps`. Raises StorageError."""
+        """Start the process; `name` identifies it in messages and in `ps`. Raises StorageError."""
         self._setup, self._name = setup, name
         self._starts = 0
-        self._heard = bytearray()
+        self._received = bytearray()
         self._start()
 
     def saving(self, keeper_pid: int) -> None:
-        """A save is about to be ordered from this keeper: it is waited for if the trainer dies."""
+        """Announce a save of this keeper: the process waits for it if the trainer dies."""
         self._send(Saving(keeper_pid))
 
     def committed(self) -> None:
-        """There is a new checkpoint, to be looked at now and not at its next look."""
+        """Announce a new checkpoint, so that it is handled now and not at the next poll."""
         self._send(Committed())
 
     def mend(self, directory: str) -> None:
-        """Have a damaged checkpoint made whole from a target."""
+        """Have a damaged checkpoint repaired from a target."""
         self._send(Mend(directory))
 
     def failures(self) -> list[str]:
-        """What has gone wrong since this was last asked, in sentences. One that has died is one of
-        them, and is started anew, so and so often."""
-        found = self._read()
+        """Return the error messages since the last call.
+
+        If the process has died, that is one of them, and it is restarted up to _STARTS_MAX times.
+        """
+        errors = self._read()
         if self._news_fd < 0 and self._process:
             how = self._reap(_GRACE_S)
-            found.append(f"the process that deletes and carries on checkpoints {how}")
+            errors.append(f"the process that deletes and carries on checkpoints {how}")
             if self._starts < _STARTS_MAX:
                 self._start()
             else:
-                found.append(f"it was started {self._starts} times, and is not again: checkpoints"
+                errors.append(f"it was started {self._starts} times, and is not again: checkpoints"
                              f" stay in {self._setup.root}, and nowhere else")  # fmt: skip
-        return found
+        return errors
 
     def close(self, timeout_s: float) -> list[str]:
-        """Wait until all is where it belongs, at most so long; what has gone wrong by then."""
+        """Wait until all copies are made, at most `timeout_s`; return the error messages."""
         self._send(Finish(timeout_s))
-        found: list[str] = []
+        errors: list[str] = []
         due = time.monotonic() + timeout_s + _GRACE_S
         while self._news_fd >= 0 and (left_s := due - time.monotonic()) > 0:
             select.select([self._news_fd], [], [], left_s)
-            found += self._read()
+            errors += self._read()
         if self._process and self._news_fd >= 0:
             self._process.kill()
-            found.append(f"the process that carries checkpoints on hung, and was killed; what is"
+            errors.append(f"the process that carries checkpoints on hung, and was killed; what is"
                          f" missing elsewhere is in {self._setup.root}")  # fmt: skip
         self._reap(_GRACE_S)
         self.let_go()
-        return found
+        return errors
 
     def let_go(self) -> None:
-        """Leave it to itself: nobody hears any more how it ends."""
+        """Close the pipes; the process finishes its work alone, and its errors are lost."""
         for fd in (self._order_fd, self._news_fd):
             if fd >= 0:
                 os.close(fd)
@@ -136,7 +141,7 @@ class UpkeepClient:
         self._send(self._setup)
 
     def _send(self, order: UpkeepSetup | UpkeepOrder) -> None:
-        with suppress(OSError):  # `failures` finds that it has died; what is not read is no loss
+        with suppress(OSError):  # `failures` detects its death; unread orders do not matter
             os.write(self._order_fd, msgspec.json.encode(order) + b"\n")
 
     def _read(self) -> list[str]:
@@ -147,13 +152,13 @@ class UpkeepClient:
                 break
             if not more:  # it has ended
                 self.let_go()
-            self._heard += more
-        *lines, rest = bytes(self._heard).split(b"\n")
-        self._heard = bytearray(rest)
+            self._received += more
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
         return [msgspec.json.decode(line, type=UpkeepFailure).error for line in lines]
 
     def _reap(self, timeout_s: float) -> str:
-        """How it ended, in words."""
+        """Return the exit of the process in words."""
         process, self._process = self._process, None
         how = process.reap(timeout_s) if process else None
         if process and how is not None:

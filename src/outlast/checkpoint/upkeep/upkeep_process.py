@@ -38,25 +38,28 @@ _NICE = 10
 
 
 class UpkeepListener(Protocol):
-    """Who is told, from any thread."""
+    """Receiver of the results of upkeep; called from any thread."""
 
-    def deleted(self, verdict: RetentionVerdict) -> None: ...
+    def deleted(self, verdict: RetentionVerdict) -> None:
+        """Report a deleted checkpoint of the local store."""
 
     def not_deleted(self, error: str) -> None:
-        """Said once, until it goes well again or fails otherwise."""
+        """Report a failure to delete, once until it succeeds or the error changes."""
         ...
 
-    def copied(self, copied: CopyResult, where: str) -> None: ...
+    def copied(self, copied: CopyResult, where: str) -> None:
+        """Report a copy that was committed at `where`."""
 
-    def not_copied(self, error: str, where: str) -> None: ...
+    def not_copied(self, error: str, where: str) -> None:
+        """Report a failed copy to `where`."""
 
 
 class UpkeepThreads:
-    """Of the checkpoints in `local`. Nothing here ends anything: what fails is told, and tried
-    again after the next checkpoint. `keep`: None to delete nothing. `barred`: what is never started
-    from.
+    """Threads that prune the store `local` and copy its checkpoints to targets.
 
-    `behind`: the targets of which it is not known that they have all that they should.
+    Errors end nothing: they are reported, and the work is tried again after the next checkpoint.
+    `keep`: None to delete nothing. `barred`: checkpoints that are never started from. `behind`: the
+    targets that may lack checkpoints that they should have.
     """
 
     def __init__(
@@ -64,14 +67,14 @@ class UpkeepThreads:
         local: Store,
         keep: Keep | None,
         targets: Sequence[DurableTarget],
-        heard: UpkeepListener,
+        listener: UpkeepListener,
         barred: Callable[[SavePoint], bool] = lambda _: False,
     ) -> None:
         self._local, self._barred = local, barred
         self._keep = keep
-        self._heard = heard
+        self._listener = listener
         self._now_ns = CheckpointClock().now_ns
-        self._told = ""  # the newest failure to delete: said once
+        self._last_error = ""  # the newest failure to delete: reported once
         self._ending = False
         self._wake = threading.Event()
         self._drainers = {target.store.where: self._drainer(target) for target in targets}
@@ -80,14 +83,16 @@ class UpkeepThreads:
         self._pruner.start()
 
     def committed(self) -> None:
-        """There is a new checkpoint. Returns at once."""
+        """Look for a new checkpoint. Returns at once."""
         self._wake.set()
         for drainer in self._drainers.values():
             drainer.nudge()
 
     def finish(self, timeout_s: float, *, newest: bool) -> None:
-        """Once nobody writes any more: a last look, then the end, at most so long. `newest`: the
-        newest checkpoint goes to all targets, whether it is due there or not."""
+        """Make a last pass, then end, after `timeout_s` at the latest; no process may write now.
+
+        `newest`: the newest checkpoint is copied to all targets, even if it is not due there.
+        """
         until_s = time.monotonic() + timeout_s
         for drainer in self._drainers.values():
             drainer.hurry(newest=newest)
@@ -99,16 +104,16 @@ class UpkeepThreads:
         self._pruner.join(max(0.0, until_s - time.monotonic()))
 
     def _drainer(self, target: DurableTarget) -> StoreDrainer:
-        asked, store = target
+        rule, store = target
         return StoreDrainer(
             self._local,
             store,
-            keep=asked.keep or self._keep,
-            every=asked.every,
-            limit_bytes_per_s=asked.rate_bytes_per_s,
+            keep=rule.keep or self._keep,
+            every=rule.every,
+            limit_bytes_per_s=rule.rate_bytes_per_s,
             barred=self._barred,
-            on_copied=lambda copied: self._heard.copied(copied, store.where),
-            on_error=lambda error: self._heard.not_copied(error, store.where),
+            on_copied=lambda copied: self._listener.copied(copied, store.where),
+            on_error=lambda error: self._listener.not_copied(error, store.where),
         )
 
     def _run(self) -> None:
@@ -127,55 +132,61 @@ class UpkeepThreads:
                 self._local, keep, self._now_ns(), spare=self._in_use, barred=self._barred
             )
         except (OutlastError, OSError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                self._heard.not_deleted(self._told)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                self._listener.not_deleted(self._last_error)
             return
-        self._told = ""
+        self._last_error = ""
         for verdict in verdicts:
             if not verdict.keep:
-                self._heard.deleted(verdict)
+                self._listener.deleted(verdict)
 
     def _in_use(self, place: SavePoint) -> bool:
         return any(drainer.uses(place) for drainer in self._drainers.values())
 
 
-_LOOK_S = 30.0  # without a word of a new checkpoint
-_WORDS_MAX = 2000  # so that a line goes into a pipe whole, or not at all
+_LOOK_S = 30.0  # without news of a checkpoint
+_WORDS_MAX = 2000  # so that a line is written to a pipe atomically
 
 
 class FailureReporter:
-    """Tells the trainer of failures, each once until it goes well again or fails otherwise."""
+    """Sends failures to the trainer, each once until it succeeds or the error changes."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
     def deleted(self, verdict: RetentionVerdict) -> None:
-        """Nobody asks."""
+        """Do nothing: the trainer does not need it."""
 
     def not_deleted(self, error: str) -> None:
+        """Send the error to the trainer."""
         _report_error(f"old checkpoints could not be deleted: {error}")
 
     def copied(self, copied: CopyResult, where: str) -> None:  # noqa: ARG002 - that it went well
-        self._told.pop(where, None)
+        """Forget the last error of this target."""
+        self._errors.pop(where, None)
 
     def not_copied(self, error: str, where: str) -> None:
-        if self._told.get(where) != error:
-            self._told[where] = error
+        """Send the error to the trainer, unless it is the last one of this target."""
+        if self._errors.get(where) != error:
+            self._errors[where] = error
             _report_error(f"a checkpoint was not carried to {where}: {error}; it is tried again")
 
 
 def main() -> int:
-    """Orders come by the standard input; its end without a Finish is the trainer's."""
+    """Run the upkeep process; return its exit code.
+
+    Orders come by the standard input. Its end without a Finish means that the trainer died.
+    """
     step_back()
     os.set_blocking(sys.stdout.fileno(), False)
     lines = _lines(sys.stdin.fileno())
     setup = msgspec.json.decode(next(lines) or b"", type=UpkeepSetup)
     root = Folder(Path(setup.root))
-    targets = [DurableTarget(asked, open_target(asked.address)) for asked in setup.durable]
+    targets = [DurableTarget(rule, open_target(rule.address)) for rule in setup.durable]
     upkeep = UpkeepThreads(root, setup.keep, targets, FailureReporter())
     keeper = _Keeper()
-    upkeep.committed()  # what an earlier trainer has left
+    upkeep.committed()  # for checkpoints of an earlier trainer
     for line in lines:
         order = msgspec.json.decode(line, type=UpkeepOrder) if line else Committed()
         if isinstance(order, Committed):
@@ -187,7 +198,7 @@ def main() -> int:
         else:
             break
     else:
-        keeper.wait(setup.save_s)  # it finishes what was ordered: that is to be carried on as well
+        keeper.wait(setup.save_s)  # its pending saves are to be copied as well
         order = Finish(setup.save_s)
     upkeep.finish(order.timeout_s, newest=True)
     for where in upkeep.behind:
@@ -199,18 +210,18 @@ def main() -> int:
 
 
 def _lines(fd: int) -> Iterator[bytes]:
-    """What is said, line by line; an empty one where nothing is for a while."""
-    said = bytearray()
+    """Yield the lines of a pipe; b"" after _LOOK_S without one."""
+    received = bytearray()
     while True:
         if not select.select([fd], [], [], _LOOK_S)[0]:
             yield b""
             continue
         if not (more := os.read(fd, 1 << 16)):
             return
-        said += more
-        while (end := said.find(b"\n")) >= 0:
-            yield bytes(said[:end])
-            del said[: end + 1]
+        received += more
+        while (end := received.find(b"\n")) >= 0:
+            yield bytes(received[:end])
+            del received[: end + 1]
 
 
 class _Keeper:
@@ -220,18 +231,19 @@ class _Keeper:
         self._pid, self._pidfd = 0, -1
 
     def is_now(self, pid: int) -> None:
+        """Watch this keeper instead of the one before."""
         if pid == self._pid:
             return
         self._pid, before = pid, self._pidfd
         try:
             self._pidfd = os.pidfd_open(pid)
         except OSError:
-            self._pidfd = -1  # it has died: the trainer starts another, and says so
+            self._pidfd = -1  # it died: the trainer starts another, and announces it
         if before >= 0:
             os.close(before)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended, at most so long."""
+        """Wait until the keeper has ended, at most `timeout_s`."""
         if self._pidfd >= 0:
             select.select([self._pidfd], [], [], timeout_s)
 
@@ -250,5 +262,5 @@ def _repair(order: Mend, root: Folder, targets: list[DurableTarget]) -> None:
 
 
 def _report_error(error: str) -> None:
-    with suppress(OSError):  # nobody reads, or there is so much unread that this is not missed
+    with suppress(OSError):  # the trainer died, or the pipe is full of errors
         os.write(1, msgspec.json.encode(UpkeepFailure(error[:_WORDS_MAX])) + b"\n")
