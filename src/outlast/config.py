@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a launcher tells a worker from birth, in one environment variable."""
+    """Settings of a worker process, passed by the launcher in one environment variable."""
 
     run: str
     token: str  # hex
@@ -112,7 +112,7 @@ def check_torch() -> None:
 
 
 def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:
-    """What the launcher said, or None when this process was started by hand.
+    """Return the launcher's settings, or None when this process was started by hand.
 
     Raises ConfigError when the variable is damaged.
     """
@@ -126,6 +126,7 @@ def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettin
 
 
 def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun (torchelastic) started this process."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
@@ -135,7 +136,7 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
-    """Which of Slurm's own scripts this runs in: prolog, epilog, ...; "" in none of them."""
+    """Return the Slurm script that this process runs in (prolog, epilog, ...), or ""."""
     return environment.get("SLURM_SCRIPT_CONTEXT", "").partition("_")[0]
 
 
@@ -168,4 +169,5 @@ def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def run_dir_default() -> Path:
+    """Return the default parent of run directories, `runs`."""
     return Path("runs")

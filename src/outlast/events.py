@@ -87,6 +87,8 @@ class RunStarted(Event, frozen=True):
 
 
 class WorkerSpawned(Event, frozen=True):
+    """A launcher started a worker process."""
+
     worker: str
     seat: int  # -1: a spare
     pid: int
@@ -100,12 +102,16 @@ class WorkerWarm(Event, frozen=True):
 
 
 class WorkerSeated(Event, frozen=True):
+    """A worker received a seat for a generation."""
+
     worker: str
     seat: int
     generation: int
 
 
 class WorkerLost(Event, frozen=True):
+    """A worker was lost by a fault; its seat needs another one."""
+
     worker: str
     seat: int
     fault: Fault
@@ -121,6 +127,8 @@ class Noticed(Event, frozen=True):
 
 
 class GenerationClosed(Event, frozen=True):
+    """A generation ended with an incident; its collectives fail from here on."""
+
     incident: int
     generation: int
 
@@ -165,6 +173,8 @@ class Connected(Event, frozen=True):
 
 
 class Transferred(Event, frozen=True):
+    """A donor sent its state to a joiner; `seconds` and `size_bytes` of the transfer."""
+
     incident: int
     generation: int
     donor: int
@@ -175,6 +185,8 @@ class Transferred(Event, frozen=True):
 
 
 class GenerationOpened(Event, frozen=True):
+    """A generation opened; training goes on at phase `n`."""
+
     incident: int  # 0: the first one
     generation: int
     n: int
@@ -242,7 +254,7 @@ class LoopBegun(Event, frozen=True):
 
 
 class Metrics(Event, frozen=True):
-    """What the script reported for a committed step on one seat."""
+    """Metrics that the script reported for a committed step on one seat."""
 
     worker: str
     seat: int
@@ -260,6 +272,8 @@ class Note(Event, frozen=True):
 
 
 class CheckpointSaved(Event, frozen=True):
+    """A checkpoint is complete and durable."""
+
     n: int
     step: int
     path: str
@@ -268,6 +282,8 @@ class CheckpointSaved(Event, frozen=True):
 
 
 class CheckpointFailed(Event, frozen=True):
+    """A checkpoint could not be written; earlier ones are intact."""
+
     n: int
     step: int
     path: str
@@ -292,8 +308,11 @@ class DrainFailed(Event, frozen=True):
 
 
 class Scheduled(Event, frozen=True):
-    """When to save from here on: committed steps between copies in memory, and between
-    checkpoints on disk (0: none), and why, in lines for people."""
+    """A new save schedule, and its reasons as lines of text.
+
+    Intervals are committed steps between copies in memory and between checkpoints on disk (0:
+    none).
+    """
 
     memory: int
     disk: int
@@ -314,7 +333,7 @@ class Warned(Event, frozen=True):
 
     @property
     def said(self) -> str:
-        """What is wrong with which part: `gpu: XID 79 on GPU 2`."""
+        """One line on the faulty part: `gpu: XID 79 on GPU 2`."""
         where = f" on {self.device}" if self.device else ""
         return f"{self.check}: {self.code or self.symptom}{where}"
 

@@ -93,7 +93,7 @@ class JobEnded(Event, frozen=True, tag="job"):
 
 
 class Finding(Event, frozen=True, tag="finding"):
-    """What one check, log line or sensor said of a node at one time."""
+    """Finding of one check, log line or sensor about a node at one time."""
 
     cluster: str
     node: str

@@ -52,15 +52,17 @@ def size(size_bytes: int) -> str:
 
 
 def percentage(part: float) -> str:
+    """Format a share as per cent with one decimal: `12.5 %`."""
     return f"{100 * part:.1f} %"
 
 
 def plural(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 step`, `2,000 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def intervals(said: Scheduled) -> str:
-    """When a run saves: `copies in memory every step, checkpoints every 240 steps`."""
+    """Describe a save schedule: `copies in memory every step, checkpoints every 240 steps`."""
     parts = [
         f"{what} every {plural(steps, 'step') if steps > 1 else 'step'}"
         for what, steps in (("copies in memory", said.memory), ("checkpoints", said.disk))
@@ -70,19 +72,19 @@ def intervals(said: Scheduled) -> str:
 
 
 def warning(one: Warned) -> str:
-    """What a node check says: `drain: gpu: gpu-memory on GPU 2 (node-7): 3 rows remapped`."""
+    """Describe a node check's warning: `drain: gpu: gpu-memory on GPU 2 (node-7): ...`."""
     return f"{one.severity}: {one.said} ({one.host}): {short_error(one.detail)}"
 
 
 def rank_and_host(fault: Fault) -> str:
-    """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
+    """Describe the subject of a fault: `rank 2`, `spare w1-4`, `the run`."""
     if fault.seat >= 0:
         return f"rank {fault.seat}"
     return f"spare {fault.worker}" if fault.worker else "the run"
 
 
 def fault_text(fault: Fault) -> str:
-    """What befell it, to follow `who`."""
+    """Describe a fault in a clause that follows `rank_and_host`."""
     if fault.kind == "killed":
         return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
     if fault.kind == "exited":
@@ -96,7 +98,7 @@ def fault_text(fault: Fault) -> str:
 
 
 def percent_beyond(fault: Fault) -> str:
-    """What `detail` adds to `what`, on one line; "" where that says it already."""
+    """Return a fault's detail on one line; "" where `fault_text` already tells it."""
     detail = " ".join(fault.detail.split())
     known = (
         f"ended by itself with exit code {fault.exit_code}",
@@ -124,6 +126,7 @@ def short_error(text: str) -> str:
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, or `signal N` for an unknown one."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -106,6 +106,8 @@ def _form(said: Format, *, json: bool) -> Format:
 
 
 class CheckRequest(NamedTuple):
+    """Parsed flags of one check: profile, settings, state, chosen checks, path of a recording."""
+
     profile: Profile
     settings: Path | None
     state: Path | None

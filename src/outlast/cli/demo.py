@@ -32,7 +32,7 @@ FAULTS = (
 
 
 class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `figure` is "" where matplotlib is missing."""
+    """Output of `--json`. `figure` is "" where matplotlib is missing."""
 
     version: int = 1
     comparison: RunComparison

@@ -55,7 +55,7 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
 
 
 class _Watch:
-    """When to stop following a run: at its end, or when nobody holds it any more."""
+    """Condition to stop following a run: its end, or the death of its launcher."""
 
     def __init__(self, run_dir: Path) -> None:
         self.stop = threading.Event()

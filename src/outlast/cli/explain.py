@@ -48,7 +48,7 @@ def _trace_verdict(folder: Path) -> str:
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. `saves`: as last decided; null where nothing was to be chosen."""
+    """Output of `--json`. `saves`: the last schedule; null where nothing was to be chosen."""
 
     version: int = 1
     saves: Scheduled | None

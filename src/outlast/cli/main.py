@@ -97,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def code_of(error: OutlastError) -> int:
+    """Return the exit code for an error."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
     return EXIT_GAVE_UP if isinstance(error, GaveUpError) else EXIT_USER_ERROR

@@ -32,6 +32,7 @@ class Printer(Console):
             super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
+        """Discard further output when the reader of the pipe is closed."""
         mute(sys.stderr if self.stderr else sys.stdout)
 
     def render_str(self, text: str, **how: Any) -> Text:
@@ -41,6 +42,7 @@ class Printer(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
+        """Render with control characters of texts made visible."""
         if isinstance(renderable, Text):
             plain = visible(renderable.plain, keep=_LAYOUT)
             if plain != renderable.plain:
@@ -93,7 +95,7 @@ def pour(lines: Iterable[str], *, live: bool = False) -> None:
 
 
 def finish() -> None:
-    """What stdout still holds is written. Raises StorageError where it cannot be."""
+    """Flush stdout. Raises StorageError where that fails."""
     with _written():
         sys.stdout.flush()
 
@@ -124,8 +126,10 @@ def _forgive(stream: object) -> None:
 
 
 def mute(stream: TextIO) -> None:
-    """What `stream` still holds, and all that follows, goes nowhere: the interpreter flushes at
-    its exit, and would end with an exit code of its own where that fails."""
+    """Discard the buffer of `stream` and all later output.
+
+    The interpreter flushes at its exit, and would end with its own exit code where that fails.
+    """
     with contextlib.suppress(OSError, ValueError):  # ValueError: no file, or closed already
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

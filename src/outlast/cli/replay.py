@@ -136,7 +136,8 @@ def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str
 def _notes(
     run_dir: Path, asked: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
 ) -> list[str]:
-    """What to know about the conditions. Raises UsageError where they are not those of the run."""
+    """Return notes on the conditions of the replay. Raises UsageError where they differ from the
+    run's."""
     if not Path(asked.cwd).is_dir():
         raise UsageError(
             f"the run was started in {asked.cwd}, which is gone; nothing was started; the script's"

@@ -64,6 +64,7 @@ class StateComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
+        """True if no tensor and no value differs."""
         return not self.tensors and not self.values
 
 
@@ -76,11 +77,12 @@ class RunPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
+        """True if no number differs and, where both have a final checkpoint, no state."""
         return self.parting is None and (self.states is None or self.states.equal)
 
     @property
     def compared(self) -> bool:
-        """Whether anything could be held against anything."""
+        """True if the two runs have any step, number or state in common."""
         return self.numbers > 0 or self.states is not None
 
 
@@ -103,7 +105,10 @@ def sides(
 
 
 def parting(a: Losses, b: Losses) -> FirstDifference | None:
-    """Where the numbers of two runs go apart; a number that is missing in one is a difference."""
+    """Return the first step at which the numbers of two runs differ.
+
+    A number that only one run has is a difference.
+    """
     one, two = bits(a), bits(b)
     apart = [key for key in one.keys() | two.keys() if one.get(key) != two.get(key)]
     if not apart:
@@ -142,14 +147,14 @@ def states(
 def origin_differences(
     there: Mapping[str, str], here: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """What differs between the origins of two checkpoints, of what may change bits."""
+    """Return the differences between two checkpoints' origins that may change bits."""
     names = sorted({**there, **here}.keys() - set(_ELSEWHERE))
     pairs = {name: (there.get(name, ""), here.get(name, "")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) -> list[str]:
-    """Where to look first, the likeliest cause before the others."""
+    """Return likely causes of a difference, the likeliest first."""
     here, again = origins
     said: list[str] = []
     values = found.states.values if found.states else []

@@ -34,7 +34,7 @@ class Original(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `kept`: both replays' run directories, where they were not removed."""
+    """Output of `--json`. `kept`: run directories of both replays, unless they were removed."""
 
     version: int = 1
     verdict: Verdict
@@ -50,6 +50,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(replays: RunPair, original: Original) -> Verdict:
+    """Return the verdict on two replays and their comparison with the original run."""
     if not replays.compared:
         return "nothing compared"
     if not replays.equal:
@@ -58,6 +59,7 @@ def judge(replays: RunPair, original: Original) -> Verdict:
 
 
 def show(report: ReplayReport, console: Console) -> None:
+    """Print the report for people; green if bit-identical."""
     good = report.verdict == "identical"
     parts: list[RenderableType] = [Text(headline(report), style="bold"), *_body(report)]
     if report.hints:
@@ -72,6 +74,7 @@ def show(report: ReplayReport, console: Console) -> None:
 
 
 def headline(report: ReplayReport) -> str:
+    """Return the verdict as one line."""
     steps = plural(report.until_step - report.from_step, "step")
     found = report.replays
     if report.verdict == "identical":

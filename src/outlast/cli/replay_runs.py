@@ -31,14 +31,14 @@ Say = Callable[[str], None]
 
 
 class ReplayRuns(NamedTuple):
-    """Where the two run, below the run that they repeat."""
+    """Paths of the two replays, below the run that they repeat."""
 
     first: Path
     second: Path
 
 
 class Start(NamedTuple):
-    """What is run again: a run, from one of its checkpoints, up to a step."""
+    """Range of a replay: a run, from one of its checkpoints, up to a step."""
 
     run_dir: Path
     place: SavePoint

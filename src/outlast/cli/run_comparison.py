@@ -33,18 +33,22 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_equal(self) -> bool:
+        """True if both runs committed the same number of steps."""
         return self.steps[0] == self.steps[1]
 
     @property
     def digests_equal(self) -> bool:
+        """True if both runs printed the same digest."""
         return self.digests[0] == self.digests[1] != ""
 
     @property
     def all_struck(self) -> bool:
+        """True if every injected fault struck the run, and none the twin."""
         return self.faults_struck == self.faults_asked and not self.twin_struck
 
     @property
     def none_lost(self) -> bool:
+        """True if no committed step was lost."""
         return self.committed_steps_lost == 0
 
     @property
@@ -98,7 +102,7 @@ def losses(run_dir: Path) -> Losses:
 
 
 def _digest(run_dir: Path) -> str:
-    """What rank 0 printed at its end, whichever worker sat there then."""
+    """Return the digest that rank 0 printed at its end, from whichever worker held rank 0 then."""
     printed = [
         digest
         for log in (run_dir / "logs" / "0").glob("*/stdout.log")

@@ -46,6 +46,7 @@ class EventClock:
         return min(readings)[1]
 
     def now_ns(self) -> int:
+        """Return the present time in ns since the epoch; never runs backwards."""
         return time.monotonic_ns() + self.anchor_ns
 
 
@@ -68,9 +69,11 @@ class EventWriter:
         self.dropped = 0
 
     def now_ns(self) -> int:
+        """Return the present time of this writer's clock, in ns since the epoch."""
         return self._clock.now_ns()
 
     def emit(self, event: AnyEvent) -> None:
+        """Append one event; keep it in the backlog while the file cannot be written."""
         payload = encoder.encode(event)
         with self._lock:
             if self._backlog and time.monotonic_ns() >= self._retry_at_ns:

@@ -83,7 +83,7 @@ def explain(found: Sequence[Incident], console: Console, life: Life = "unknown")
 
 
 def saves(said: Scheduled) -> RenderableType:
-    """When the run saves, as last decided, and why."""
+    """Return the current save schedule and its reasons as text."""
     title = Text.assemble(("saves", "bold"), f", {_when(said.t_ns)}")
     body = Text.assemble((intervals(said), "bold"), f"\n{said.why}")
     return Panel(body, title=title, title_align="left", border_style="blue", box=box.ROUNDED)

@@ -64,7 +64,7 @@ _ENDS: dict[type, Phase] = {
 
 
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sat in a seat and who sits there now."""
+    """Replacement of a seat's worker: the former and the present one."""
 
     seat: int
     old: str
@@ -315,7 +315,7 @@ class _Course:
 
 
 class _Seen:
-    """What is known of the run when an incident begins."""
+    """State of the run when an incident begins."""
 
     def __init__(self) -> None:
         self.world = 0
@@ -344,7 +344,7 @@ class _Seen:
             self._injected[event.worker] = event.t_ns
 
     def broke_ns(self, noticed: Noticed) -> int:
-        """When the fault happened, as far back as somebody knows."""
+        """Return the time of the fault, as early as any record shows."""
         newest_ns = max(self._injected.values(), default=0)
         injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
         self._injected.clear()
@@ -361,6 +361,7 @@ class Tracker:
         self._seen = _Seen()
 
     def take(self, event: AnyEvent) -> None:
+        """Update the incidents with the next event of the run."""
         current = self._current
         if isinstance(event, RunStarted):
             if current is not None and current.state == "open":
@@ -387,6 +388,7 @@ class Tracker:
 
     @property
     def count(self) -> int:
+        """Number of incidents so far."""
         return len(self._courses)
 
 

@@ -31,17 +31,21 @@ class CommittedProgress:
 
     @property
     def place(self) -> LoopPlace:
+        """Place that all seats have committed."""
         return min(self._seats.values(), default=LoopPlace())
 
     @property
     def n(self) -> int:
+        """Number of phases that all seats have committed."""
         return self.place.n
 
     @property
     def step(self) -> int:
+        """Number of steps that all seats have committed."""
         return self.place.step
 
     def take(self, event: AnyEvent) -> None:
+        """Update the progress with one event."""
         if isinstance(event, RunStarted):
             self._decided = LoopPlace(max(0, event.resumed_n), max(0, event.resumed_step))
             self._seats = dict.fromkeys(range(event.world), self._decided)
@@ -80,7 +84,7 @@ _BETWEEN = {
 
 
 class VisitedPlace(NamedTuple):
-    """What a phase was, and the committed steps when it was done."""
+    """Kind of a phase, and the committed steps when it was done."""
 
     kind: str
     step: int
@@ -93,9 +97,11 @@ class ProgressTrail:
         self._phases = known or {}
 
     def copy(self) -> ProgressTrail:
+        """Return an independent copy."""
         return ProgressTrail(dict(self._phases))
 
     def take(self, event: AnyEvent) -> None:
+        """Remember the phase of a PhaseDone or AttemptRefused event."""
         if isinstance(event, PhaseDone | AttemptRefused):
             self._phases.pop(event.n, None)
             self._phases[event.n] = VisitedPlace(event.kind, event.step)

@@ -66,9 +66,11 @@ class LiveFeed:
         self._held: list[AnyEvent] = []  # read already, and not yet their turn
 
     def now_ns(self) -> int:
+        """Return the present time of the event clock, in ns since the epoch."""
         return self._clock.now_ns()
 
     def take(self, event: AnyEvent) -> None:
+        """Update the board with one event of the controller, after the workers' earlier ones."""
         with self.lock:
             if isinstance(event, RunStarted):
                 self._look_back(event)
@@ -77,6 +79,7 @@ class LiveFeed:
             self.board.take(event)
 
     def beat(self, beats: Beats) -> None:
+        """Update the board with the beats of workers."""
         with self.lock:
             self.board.beat(beats, self.now_ns())
 
@@ -95,7 +98,7 @@ class LiveFeed:
             return held  # the view is a convenience: what cannot be read now is read later
 
     def poll(self, *, until_ns: int = 0) -> None:
-        """What workers have written, if a look is due, or at once what they had by `until_ns`."""
+        """Read new records of workers if a read is due, or at once those up to `until_ns`."""
         now_ns = self.now_ns()
         due = until_ns or now_ns - self._polled_ns >= POLL_S * 1e9
         if self._reader is None or not due or not self.board.begin_ns:
@@ -136,6 +139,7 @@ class LiveDisplay:
         self._live.start()
 
     def event(self, event: AnyEvent) -> None:
+        """Show one event; print warnings and milestones above the display."""
         self._feed.take(event)
         text = event.text if isinstance(event, Note) and event.level == "warning" else ""
         if isinstance(event, DrainFailed | Warned):
@@ -144,9 +148,11 @@ class LiveDisplay:
             self._notes = [*self._notes, text][-NOTES_MAX:]
 
     def beats(self, beats: Beats) -> None:
+        """Update the display with the beats of workers."""
         self._feed.beat(beats)
 
     def line(self, rank: int, text: str) -> None:
+        """Print one line of a rank's output above the display."""
         if self._shared:
             said = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
             self._console.print(said, soft_wrap=True)
@@ -154,6 +160,7 @@ class LiveDisplay:
             _write(self._lines, f"[{rank}]: {text}\n")
 
     def close(self) -> None:
+        """Stop the display."""
         self._live.stop()
 
     def _draw(self) -> RenderableType:
@@ -180,6 +187,7 @@ class LineDisplay:
         self._told = 0
 
     def event(self, event: AnyEvent) -> None:
+        """Print one event, if it deserves a line."""
         self._feed.take(event)
         tracker = self._feed.board.tracker
         if isinstance(event, RunStarted):
@@ -193,6 +201,7 @@ class LineDisplay:
             self._tell_recovered()
 
     def beats(self, beats: Beats) -> None:
+        """Update the progress; print a line of it from time to time."""
         self._feed.beat(beats)
         self._feed.poll()
         self._tell_recovered()
@@ -202,9 +211,11 @@ class LineDisplay:
             self._say(progress(self._feed.board, now_ns))
 
     def line(self, rank: int, text: str) -> None:
+        """Print one line of a rank's output."""
         _write(self._lines, f"[{rank}]: {text}\n")
 
     def close(self) -> None:
+        """Print the recovered incidents not printed yet."""
         self._tell_recovered()
 
     def _tell_recovered(self) -> None:

@@ -81,6 +81,7 @@ class RunBoard:
     _rate: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, event: AnyEvent) -> None:
+        """Update the board with one event of the run."""
         self.tracker.take(event)
         if isinstance(event, RunStarted):
             self.run, self.script, self.world = event.run, event.script, event.world
@@ -107,6 +108,7 @@ class RunBoard:
             self.outcome = event.outcome
 
     def beat(self, beats: Beats, now_ns: int) -> None:
+        """Update the rows of workers with their beats; those of lost workers are ignored."""
         for worker, (n, step, state, loss) in beats.items():
             row = self.workers.get(worker)
             if row is None:
@@ -125,12 +127,14 @@ class RunBoard:
 
     @property
     def seats(self) -> list[WorkerRow]:
+        """Rows of the workers that hold a seat, by seat."""
         return sorted(
             (row for row in self.workers.values() if row.seat >= 0), key=lambda row: row.seat
         )
 
     @property
     def spares(self) -> list[WorkerRow]:
+        """Rows of the workers without a seat."""
         return [row for row in self.workers.values() if row.seat < 0]
 
     @property
@@ -140,7 +144,7 @@ class RunBoard:
 
     @property
     def loss(self) -> float | None:
-        """What the first rank reported last; None where none did."""
+        """Last loss that the first rank reported; None if there is none."""
         return self._loss
 
     @property
@@ -150,6 +154,7 @@ class RunBoard:
 
     @property
     def recovering(self) -> bool:
+        """True while the generation is closed for an incident."""
         return self._closed_ns > 0
 
     def steps_per_s(self) -> float:
@@ -220,7 +225,7 @@ def headline(one: Incident, *, brief: bool = False) -> str:
 
 
 def progress(board: RunBoard, now_ns: int) -> str:
-    """Where the run is, on one line."""
+    """Describe the progress of the run on one line."""
     rate, total = board.steps_per_s(), board.steps_total
     parts = [f"step {board.step}"]
     if total:
@@ -243,8 +248,10 @@ def progress(board: RunBoard, now_ns: int) -> str:
 
 
 def milestone(event: AnyEvent, incident: int = 0) -> str:
-    """What of an event is worth a line of its own, if anything. `incident`: the newest one's
-    number over the run's life, as `outlast explain` counts."""
+    """Describe an event that deserves its own line, or return "".
+
+    `incident`: the newest incident's number over the run's life, as `outlast explain` counts.
+    """
     if isinstance(event, RunStarted):
         spares = f" and {plural(event.spares, 'spare')}" if event.spares else ""
         again = f", resumed at step {event.resumed_step}" if event.resumed_step >= 0 else ""

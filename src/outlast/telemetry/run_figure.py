@@ -152,7 +152,8 @@ def _losses(axis: Axes, runs: list[_Run]) -> None:
 
 
 def _difference(runs: list[_Run]) -> str:
-    """How far the other runs are from the first one, over every rank's every step."""
+    """Describe the largest difference between the first run and the others, over all ranks and
+    steps."""
     if len(runs) < 2:
         return ""
     first = runs[0].losses
@@ -253,7 +254,7 @@ def _heaviest(weights: dict[Bucket, int]) -> Bucket:
 
 
 def _key(runs: list[_Run]) -> list[str]:
-    """What the incidents' numbers mean."""
+    """Describe the incidents by their numbers in the figure."""
     lines = []
     several = sum(bool(run.incidents) for run in runs) > 1
     for run in runs:

@@ -185,7 +185,7 @@ def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
 
 
 class _Progress:
-    """How far the job came, and what it lost when a new launcher took it up again."""
+    """Progress of the job, and the loss when a new launcher resumed it."""
 
     def __init__(self, terms: Sequence[LauncherTerm]) -> None:
         self.n = self.step = self.generation = self.lost = 0
@@ -223,7 +223,7 @@ def _step_ns(event: PhaseDone) -> float:
 
 
 class _Workers:
-    """Who was started, and who took a seat later."""
+    """Workers started, and workers that joined a seat later."""
 
     def __init__(self, events: Sequence[AnyEvent], terms: Sequence[LauncherTerm]) -> None:
         spawned = [event for event in events if isinstance(event, WorkerSpawned)]
@@ -252,7 +252,7 @@ class _Workers:
         self.restart_only = not self.said_hello and (ended_well or done)
 
     def lesson(self, run_dir: Path) -> str:
-        """What its owner should know where no worker said Hello; "" elsewhere."""
+        """Return advice where no worker sent Hello; "" elsewhere."""
         if self.restart_only:
             return RESTART_ONLY
         return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
@@ -308,7 +308,7 @@ def _notes(
     lesson: str,
     run_dir: Path,
 ) -> tuple[str, ...]:
-    """What the owner should know: ours first, then what the run said itself, each text once."""
+    """Return notes for the owner, each once: those of the summary, then those of the run."""
     notes = [lesson] if lesson else []
     for before, after in pairwise(terms):
         how = before.ended.outcome if before.ended else "ended without a word"

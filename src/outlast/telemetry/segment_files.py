@@ -90,6 +90,10 @@ class SegmentWriter:
             ) from error
 
     def append(self, payload: bytes) -> None:
+        """Append one record; start a new segment when this one is full.
+
+        Raises UsageError for an empty or too large payload, OSError where it cannot be written.
+        """
         if not 0 < len(payload) <= RECORD_BYTES_MAX:
             raise UsageError(
                 f"a record holds 1 to {RECORD_BYTES_MAX} bytes, not {len(payload)}; not written"
@@ -196,7 +200,8 @@ class SegmentReader:
             at = end
 
     def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
-        """Whether records of our version follow. A header that is not whole yet may still come."""
+        """Return whether records of our version follow. An incomplete header may still be
+        completed."""
         if len(data) < HEADER.size:
             return False
         magic, version = HEADER.unpack_from(data)
@@ -240,7 +245,7 @@ def _warn(damage: SegmentDamage) -> None:
 
 
 def _record_end(data: bytes, at: int) -> int:
-    """Where the whole record at `at` ends, or 0 when there is none."""
+    """Return the offset behind the complete record at `at`, or 0 if there is none."""
     length, digest = RECORD.unpack_from(data, at)
     end = at + RECORD.size + length
     if not 0 < length <= RECORD_BYTES_MAX or end > len(data):
@@ -250,7 +255,7 @@ def _record_end(data: bytes, at: int) -> int:
 
 
 def _next_whole(data: bytes, damaged_at: int) -> int:
-    """Where the next whole record behind damage begins, or 0.
+    """Return the offset of the next complete record behind damage, or 0.
 
     The damaged record's own length is tried first; a damaged length makes a search necessary,
     which is bounded in both the bytes that it walks and the bytes that it digests.

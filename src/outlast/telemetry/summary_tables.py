@@ -69,6 +69,7 @@ def render(summary: RunSummary, console: Console) -> None:
 
 
 def panel(summary: RunSummary) -> RenderableType:
+    """Return the summary of a run as a panel for the terminal."""
     said, style = _OUTCOME.get(summary.outcome, (summary.outcome, "red"))
     parts: list[RenderableType] = [_head(summary, said, style)]
     if summary.cause is not None:

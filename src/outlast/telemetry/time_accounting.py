@@ -48,7 +48,7 @@ class RankLane(NamedTuple):
 
 
 class TimeAccount(NamedTuple):
-    """Where a run's time went. `totals_ns` are sums over seats and add up to wall x seats."""
+    """Account of a run's time. `totals_ns` are sums over seats; they add up to wall x seats."""
 
     begin_ns: int
     end_ns: int
@@ -57,18 +57,22 @@ class TimeAccount(NamedTuple):
 
     @property
     def wall_ns(self) -> int:
+        """Wall time from begin to end."""
         return self.end_ns - self.begin_ns
 
     @property
     def capacity_ns(self) -> int:
+        """Wall time multiplied by the number of seats."""
         return self.wall_ns * len(self.lanes)
 
     @property
     def goodput(self) -> float:
+        """Share of the capacity spent in committed steps."""
         return self.totals_ns["step"] / self.capacity_ns if self.capacity_ns else 0.0
 
     @property
     def ettr(self) -> float:
+        """Share of the capacity in productive buckets (effective training time ratio)."""
         productive_ns = sum(self.totals_ns[bucket] for bucket in _PRODUCTIVE)
         return productive_ns / self.capacity_ns if self.capacity_ns else 0.0
 
@@ -84,6 +88,7 @@ class LauncherTerm(NamedTuple):
 
     @property
     def window(self) -> Window:
+        """Window of time from the start of this launcher to its end."""
         return Window(self.started.t_ns, self.end_ns)
 
 

@@ -57,7 +57,7 @@ class InRepair:
 
 
 def in_repair(kinds: Sequence[FailureKind], repair_s: float) -> InRepair:
-    """How many nodes are in repair, each burst for `repair_s` on the average. Exact.
+    """Return the distribution of nodes in repair, each burst for `repair_s` on the average. Exact.
 
     Panjer's recursion (1981): n p(n) = sum over kinds of k m_k p(n - k), p(0) = e^(-sum of m_k),
     where a burst of kind k takes k nodes and m_k bursts are in repair on the average.
@@ -72,8 +72,10 @@ def in_repair(kinds: Sequence[FailureKind], repair_s: float) -> InRepair:
 
 
 class Stalling:
-    """How long a job waits that needs all its nodes, where nothing fails while it waits. Each node
-    is back on its own after an exponential time; exact then, in the long run."""
+    """Waiting of a job that needs all its nodes, where nothing fails while it waits.
+
+    Each node returns on its own after an exponential time; exact then, in the long run.
+    """
 
     def __init__(self, kinds: Sequence[FailureKind], repair_s: float, spares_max: int) -> None:
         """For up to `spares_max` spares.

@@ -50,8 +50,11 @@ def cost_usd(
 
 
 class Sensitivity(NamedTuple):
-    """How a result follows one parameter. `slope`: result per unit. `elasticity`: per cent of the
-    result for one per cent of the parameter; 0 where the parameter is 0."""
+    """Dependence of a result on one parameter.
+
+    `slope`: result per unit. `elasticity`: per cent of the result for one per cent of the
+    parameter; 0 where the parameter is 0.
+    """
 
     slope: float
     elasticity: float

@@ -97,7 +97,7 @@ def equation_6(
 
 @broadcasts
 def in_regime(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> bool:
-    """Whether equations 1 to 8 hold: L(u0 + tau/2) is at most 0.3."""
+    """Return whether equations 1 to 8 hold: L(u0 + tau/2) is at most 0.3."""
     return intervals.in_regime(init_s + interval_s / 2, mtbf_s)
 
 

@@ -29,8 +29,9 @@ WEIGHT_FAILURES = 2.0
 
 
 class RatePrior(msgspec.Struct, frozen=True, kw_only=True):
-    """What is believed of the rate before a run has failures of its own: Gamma distributed with
-    mean `rate_per_device_s` and shape `weight_failures`, as if that many failures had been seen.
+    """Prior of the failure rate: Gamma distributed.
+
+    Mean `rate_per_device_s`, shape `weight_failures`, as if that many failures had been observed.
 
     The default weight makes the 90 % interval 13-fold, about what the published rates below span
     (17-fold): two failures later, the run's own experience counts as much as theirs.

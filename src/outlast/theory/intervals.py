@@ -196,7 +196,7 @@ def waste(
 
 @broadcasts
 def in_regime(lost_a_failure_s: float, mtbf_s: float) -> bool:
-    """Whether first order holds: what a failure costs (tau/2 + F + R + D) is at most 0.3 M."""
+    """Return whether first order holds: a failure costs (tau/2 + F + R + D) at most 0.3 M."""
     return lost_a_failure_s <= REGIME_MAX * mtbf_s
 
 

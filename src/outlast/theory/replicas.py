@@ -69,8 +69,11 @@ def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, held: in
 def network_per_gpu_bytes_per_s(
     state_bytes: float, gpus: int, copies: int, interval_s: float
 ) -> float:
-    """What each GPU sends, and receives, on the average, for `copies` of the whole state every
-    `interval_s`. Exact; a save sends it in a burst (`scale.save_s`)."""
+    """Return the mean rate at which each GPU sends, and receives, in bytes/s.
+
+    For `copies` of the whole state every `interval_s`. Exact; a save sends it in a burst
+    (`scale.save_s`).
+    """
     check_positive("interval_s", interval_s)
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
 

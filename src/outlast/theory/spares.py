@@ -84,8 +84,9 @@ def quantile(probability: float, in_repair: float) -> int:
 def stalling_cost(
     spares: int, in_repair: float, job_nodes: int, *, spare_price: float = 1.0
 ) -> float:
-    """What spares cost, and what waiting for repairs costs, in prices of a working node: s x
-    `spare_price` + `job_nodes` x `stalled_share`. Exact for a job that needs all its nodes.
+    """Return the cost of spares and of waiting for repairs, in prices of a working node.
+
+    s x `spare_price` + `job_nodes` x `stalled_share`. Exact for a job that needs all its nodes.
 
     `spare_price`: a spare's price over a working node's; less than 1 where spares earn something.
     """

@@ -49,8 +49,10 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What all strategies share. `mtbf_s`: between failures that stop the job while it works or
-    recovers; infinity where nothing fails.
+    """Parameters of a job that all strategies share.
+
+    `mtbf_s`: between failures that stop the job while it works or recovers; infinity where nothing
+    fails.
 
     A checkpoint comes after each `interval_s` of work, blocks for `cost_s`, and can be restored
     `flush_s` later; meanwhile steps are slower by the share `drag`. `snapshots`: copies in memory
@@ -185,8 +187,10 @@ def _lasts_s(length_s: float, rate: float) -> float:
 
 
 def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> list[float]:
-    """How often each rung's recovery begins, for one failure while the job works. A failure in a
-    recovery of rung i begins one of rung max(i, its own)."""
+    """Return the mean number of recoveries begun on each rung, per failure while the job works.
+
+    A failure in a recovery of rung i begins one of rung max(i, its own).
+    """
     visits: list[float] = []
     handed = 1.0
     for k, (of_failures, length_s) in enumerate(zip(shares, held_s, strict=True)):

@@ -37,7 +37,7 @@ from outlast.worker.rank_part import SEAT_MAGIC, part_summary
 
 
 def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingValue]:
-    """What all ranks share, then, where there are as many ranks, what each one has of its own.
+    """Compare the shared values, then the values of each rank where both have as many ranks.
 
     Raises CorruptionError or StorageError as reading does.
     """
@@ -76,7 +76,7 @@ _ROWS_MAX = 40
 
 
 class DiffReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `tensors` and `values` are those that differ."""
+    """Output of `--json`. `tensors` and `values` are those that differ."""
 
     a: str
     b: str
@@ -96,7 +96,7 @@ def diff(
     tolerance: float | None = None,
     json: bool = False,
 ) -> int:
-    """Which tensors and values differ, and by how much.
+    """Compare two checkpoints: which tensors and values differ, and by how much.
 
     Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
     them does not. What has equal digests in both is equal, and not read.
@@ -197,7 +197,7 @@ def _print(report: DiffReport) -> None:
 
 
 def _weight(found: TensorDifference) -> tuple[bool, bool, float, str]:
-    """What cannot be compared comes first, then what is furthest apart, counters last."""
+    """Return the sort key of a difference: not comparable first, by distance, counters last."""
     return found.elements > 0, found.elements == 1, -found.difference_max, found.name
 
 

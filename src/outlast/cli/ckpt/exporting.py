@@ -19,7 +19,7 @@ from outlast.text_formatting import plural, size
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes."""
+    """Output of `--json`."""
 
     source: str
     directory: str

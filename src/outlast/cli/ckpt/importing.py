@@ -19,7 +19,7 @@ Form = Literal["auto", "dcp", "safetensors"]
 
 
 class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `skipped`: what was left out, by name, and why."""
+    """Output of `--json`. `skipped`: entries that were not imported, by name, with the reason."""
 
     directory: str
     tensors: int
@@ -92,7 +92,7 @@ def import_(
 
 
 def _looked(source: Path, form: Form) -> Form:
-    """What `source` holds, where that was not said. Raises UsageError."""
+    """Return the format of `source`, detected where no flag names it. Raises UsageError."""
     if not source.exists():
         raise UsageError(f"{source} is not there; nothing was written")
     if form != "auto":

@@ -28,7 +28,7 @@ from outlast.text_formatting import duration, size
 
 
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `waited_s`: from the request until it was durable and known."""
+    """Output of `--json`. `waited_s`: from the request until a durable checkpoint was reported."""
 
     path: str
     step: int
@@ -86,7 +86,7 @@ def now(
 
 
 class _Wait:
-    """Which event answers the request: the first checkpoint with all that was done by then."""
+    """Match of events to the request: the first checkpoint with all that was committed by then."""
 
     def __init__(self, run_dir: Path, before: Iterable[AnyEvent]) -> None:
         self._run_dir = run_dir

@@ -22,7 +22,7 @@ from outlast.text_formatting import plural
 
 
 class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes for each checkpoint, the newest first."""
+    """One checkpoint in the output of `--json`, the newest first."""
 
     directory: str
     keep: bool

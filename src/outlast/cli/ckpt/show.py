@@ -90,7 +90,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `values` is None where torch is missing, which decodes them."""
+    """Output of `--json`. `values` is None where torch, which decodes them, is missing."""
 
     where: str
     job: str
@@ -106,7 +106,7 @@ class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
-    """Who wrote a checkpoint, and what is in it.
+    """Show the origin and the contents of a checkpoint.
 
     Records are read and checked, shards are not.
 
@@ -221,7 +221,7 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
 
 
 def _balance(shards: list[Shard]) -> str:
-    """How evenly ranks share the work of writing."""
+    """Describe the balance of the bytes that each rank writes."""
     largest = max(shard.size_bytes for shard in shards)
     mean = sum(shard.size_bytes for shard in shards) / len(shards)
     said = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"

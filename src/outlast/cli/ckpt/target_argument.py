@@ -81,7 +81,7 @@ class CheckpointTarget(NamedTuple):
 
 
 def open_target(address: str) -> CheckpointTarget:
-    """What can be read at `address`.
+    """Open the checkpoints at `address`.
 
     Raises UsageError for what is not there or not ours, ConfigError for an address of no known
     kind or a missing extra, StorageError for a bucket that cannot be reached or listed.
@@ -105,7 +105,7 @@ def open_target(address: str) -> CheckpointTarget:
 
 
 def open_destination(address: str) -> Store:
-    """Where checkpoints are to go; a directory is made when the first one is written.
+    """Open the destination of checkpoints; the first write makes its directory.
 
     Raises as `open_target`, but for what is not there yet.
     """
@@ -132,7 +132,7 @@ def check_room(store: Store, size_bytes: int) -> None:
 
 
 def is_older(directory: str) -> bool:
-    """Whether this is what the first format called a checkpoint's directory."""
+    """Return whether this is a checkpoint directory in the first format."""
     return _OLDER.fullmatch(directory) is not None
 
 

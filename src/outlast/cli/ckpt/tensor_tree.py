@@ -19,13 +19,14 @@ _IN_LINE_MAX = 6
 
 @dataclass
 class Branch:
-    """What has one prefix in common; `tensor`: what has just this name."""
+    """Tensors with a common prefix; `tensor`: the one with exactly this name."""
 
     tensor: Tensor | None = None
     below: dict[str, Branch] = field(default_factory=dict[str, "Branch"])
 
     @property
     def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of this branch and of all below it, depth first."""
         if self.tensor:
             yield self.tensor
         for branch in self.below.values():
@@ -33,6 +34,7 @@ class Branch:
 
 
 def size_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes."""
     return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
@@ -72,7 +74,7 @@ def _draw(branch: Branch, tree: Tree) -> None:
 
 
 def _in_line(branch: Branch) -> str:
-    """What a branch holds, where that is a few tensors and no further branch; else ""."""
+    """Describe a branch that holds a few tensors and no branch; return "" for others."""
     if not branch.below and branch.tensor:
         return _describe(branch.tensor)
     if branch.tensor or len(branch.below) > _IN_LINE_MAX:

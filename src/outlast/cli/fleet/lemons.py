@@ -74,7 +74,7 @@ def lemons(
     truth: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Which nodes fail more often than chance explains.
+    """Rank nodes that fail more often than chance explains.
 
     Failures are those of jobs that are attributed to infrastructure, blamed on the
     node where something was found, or that the scheduler names. Where no job is

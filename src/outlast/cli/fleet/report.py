@@ -116,12 +116,14 @@ class Drawer:
         self._pool.shutdown(cancel_futures=True)
 
     def take(self, told: DrawnSection) -> None:
+        """Draw a section's figure in another process, if it has one."""
         if told.draw:
             with _drawer_alive():
                 figure = self._pool.submit(_svg, told.draw, told.section.key)
             self._figures[told.section.key] = figure
 
     def drawn(self) -> dict[str, str]:
+        """Return the SVG of each figure by the key of its section; waits for them."""
         with _drawer_alive():
             return {key: figure.result() for key, figure in self._figures.items()}
 
@@ -143,7 +145,7 @@ def _drawer_alive() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """What takes half a second whatever is drawn, while there is nothing to draw yet."""
+    """Import the drawing modules (about 0.5 s) while there is nothing to draw yet."""
     from outlast import figure_style
     from outlast.fleet.report import report_figures  # noqa: F401
 

@@ -17,7 +17,7 @@ from outlast.fleet.synth.synthetic_files import write_files
 
 
 class SynthReport(msgspec.Struct, frozen=True):
-    """What `--json` prints: the lists of the truth are in truth.json."""
+    """Output of `--json`; the lists of the truth are in truth.json."""
 
     directory: str
     files: list[str]

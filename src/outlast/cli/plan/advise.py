@@ -38,7 +38,7 @@ def advise(
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
-    """What to set, what it costs, what to buy next.
+    """Recommend settings, with their cost and the next purchase.
 
     And what to find out first: which unknowns would ask for other settings.
 

@@ -35,6 +35,7 @@ def show(found: Answer, *, json: bool) -> None:
 
 
 def table(quantities: list[Quantity]) -> Table:
+    """Return a table of quantities with their 90 % band and source."""
     shown = Table(box=box.SIMPLE_HEAD)
     for name in ("", "figure", "90 % band", "source"):
         shown.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
@@ -55,6 +56,7 @@ def remarks(found: Answer | Sizing) -> None:
 
 
 def band(one: Quantity) -> str:
+    """Format the 90 % band of a quantity; "" where it has none."""
     if one.low is None or one.high is None:
         return ""
     return f"{format_quantity(one.low, one.unit)} to {format_quantity(one.high, one.unit)}"
@@ -74,8 +76,11 @@ def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[st
 
 
 def check_picture(path: Path | None, *modules: str) -> Path | None:
-    """Where to draw, checked before anything is computed; `modules` are what the picture needs
-    besides matplotlib. Raises UsageError, ModuleNotFoundError where one is not installed."""
+    """Check a figure's path before anything is computed, and return it.
+
+    `modules`: the modules that the figure needs besides matplotlib. Raises UsageError;
+    ModuleNotFoundError where one is not installed.
+    """
     if path is None:
         return None
     for name in ("matplotlib", *modules):

@@ -48,7 +48,7 @@ def compare(
     picture: Picture = "waterfall",
     **fields: Fields,
 ) -> int:
-    """Which strategy, and what it comes to.
+    """Compare recovery strategies on one scenario.
 
     All that are possible, on the same simulated failures, beside theory.
 
@@ -147,7 +147,7 @@ def _with(fields: dict[str, str], seen: MeasuredRun) -> dict[str, str]:
 
 
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
-    """When the run begins, and in how many seconds it is to be done. Raises UsageError."""
+    """Return the start of the run and its time limit in seconds. Raises UsageError."""
     if by and within:
         raise UsageError("--by and --within say the same: give one of them")
     begins = _date("--start", start) if start else None
@@ -212,7 +212,7 @@ def _outcomes(found: StrategyComparison) -> Table:
 
 
 def _ends(found: StrategyComparison) -> Table:
-    """What the others cost more, how often it fails, and when it ends."""
+    """Return rows: costs of the other strategies, number of failures, finish dates."""
     best = found.contenders[0]
     dated = ["ends"] if best.finish else []
     asked = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
@@ -306,7 +306,7 @@ def _observed(found: RunComparison) -> None:
 
 
 def _verdict(one: Verdict | None) -> Text:
-    """How the run compares with the prediction beside it."""
+    """Return one sentence that compares the run with its prediction."""
     return Text(one or "", "" if one == "within" else "yellow")
 
 

@@ -22,7 +22,7 @@ def ettr(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Which share of time is training, and what it takes to reach one.
+    """Compute the share of time spent training (ETTR), and the changes that reach a target.
 
     Effective training time ratio of checkpoint-restart, by every published
     formula.

@@ -11,7 +11,7 @@ from outlast.plan.model.scenario import FIELDS
 
 
 def fields(*, json: bool = False) -> int:
-    """What a scenario may say, and what is assumed.
+    """List the fields of a scenario and their defaults.
 
     As flags, or as keys of a TOML file.
 

@@ -19,10 +19,7 @@ from outlast.plan.model.scenario import scenario_of
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
-    """How many copies in memory, and how far they carry.
-
-    How often the last one is lost, and what copies take.
-    """
+    """Compare numbers of in-memory copies: losses of the last copy, memory, network, limits."""
     found = answered(scenario_of(check_fields(fields, replicas), file))
     if json:
         as_json(found)

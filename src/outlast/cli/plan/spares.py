@@ -29,7 +29,7 @@ def spares(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """How many nodes should stand by.
+    """Compute the number of spare nodes.
 
     For a job that waits for them, and for one that goes on.
 

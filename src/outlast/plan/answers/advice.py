@@ -28,7 +28,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurrentCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scenario says is set at the moment, and what the advice saves on it."""
+    """Cost of the settings that the scenario states, and the saving by the advised ones."""
 
     strategy: Strategy
     interval_s: float
@@ -80,7 +80,7 @@ class AdviceDoubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NextMeasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What to find out next, and what for."""
+    """An unknown to measure next, and its effect on the advice."""
 
     what: str
     why: str

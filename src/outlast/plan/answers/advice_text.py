@@ -65,7 +65,7 @@ def describe_current(
     scenario: Scenario, here: Prediction, spent: Bill, saves_usd: float, best_usd: float, *,
     named: bool,
 ) -> str:  # fmt: skip
-    """What is set at the moment, where its money goes, and what changing it saves."""
+    """Describe the current settings, their costs by cause, and the saving by a change."""
     taken = "" if named else " (taken: no --strategy says what it does after a failure)"
     saving = (
         f"{here.strategy}{taken} with a durable save every {format_quantity(here.interval_s, 's')}"
@@ -92,7 +92,7 @@ def describe_current(
 
 
 def describe_strategy(at: BestSettings) -> str:
-    """What it does, and what the others cost."""
+    """Describe the strategy and the extra cost of the others."""
     others = sorted((one for one in at.found if one is not at.taken), key=lambda one: one.usd)
     close = CLOSE * at.taken.usd
     same: list[Strategy] = [one.strategy for one in others if abs(one.usd - at.taken.usd) <= close]
@@ -129,7 +129,7 @@ def _listed(names: Sequence[Strategy]) -> str:
 def describe_interval(
     scenario: Scenario, settings: TunedSettings, zone: Zone | None, saves_usd: float | None
 ) -> str:
-    """How long to work between durable saves, and how much it matters where that is known."""
+    """Describe the interval between durable saves, and its flatness where that is known."""
     at_s = settings.interval_s
     if at_s >= scenario.work_s * (1 - CLOSE):
         text = "One durable save, at the end: next to no failure goes back to storage."
@@ -157,6 +157,7 @@ def describe_interval(
 
 
 def describe_memory(scenario: Scenario) -> str:
+    """Describe the interval between copies in memory."""
     blocks = format_quantity(scenario.memory_cost_s, "s")
     return (
         f"A version in memory after so much work, each blocking {blocks}; a failure undoes half of"
@@ -165,7 +166,7 @@ def describe_memory(scenario: Scenario) -> str:
 
 
 def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
-    """How often all of them are lost, and what they take."""
+    """Describe the rate at which all copies are lost, and their memory."""
     rate = loss_rate_per_s(scenario, settings.copies)
     held = memory_per_gpu_bytes(scenario, settings.copies)
     lost = format_quantity(1 / rate if rate else math.inf, "s")
@@ -184,8 +185,10 @@ def describe_spares(
     saves_usd: float | None,
     settings: TunedSettings,
 ) -> str:
-    """How many, and why not as many as are in repair on the average. `there`: with that many;
-    `trap_usd`: how much more it is with as many as are in repair on the average."""
+    """Describe the number of spares, and its difference from the mean number in repair.
+
+    `there`: the prediction with that number; `trap_usd`: extra cost of the mean number in repair.
+    """
     if not held.in_repair:
         return "No failure takes a node."
     trap = round(held.in_repair)
@@ -227,23 +230,25 @@ def describe_main_inputs(found: list[InputSensitivity]) -> str:
 
 
 def describe_rarer(times: float, usd: float) -> str:
-    """What makes a run end that does not."""
+    """Describe the failure rate at which a run that does not end would end."""
     return f"Were failures {times:g} times as rare, the run would end, for {_usd(usd)}."
 
 
 def describe_rate(times: float, probability: float) -> str:
+    """Describe a failure rate `times` the expected one, at quantile `probability`."""
     often = f"{times:.2g} times as often" if times > 1 else f"{1 / times:.2g} times as rarely"
     return f"GPUs fail {often} as expected (the {100 * probability:g} % end of the band)"
 
 
 def describe_input(lever: InputSensitivity, turn: InputVariation) -> str:
+    """Describe an input and its varied value."""
     source = "given" if lever.given else "assumed"
     here, there = format_quantity(lever.value, lever.unit), format_quantity(turn.value, lever.unit)
     return f"the {lever.said} is {there}, not the {source} {here}"
 
 
 def describe_doubt(unknown: str, turn: InputVariation, settings: TunedSettings) -> str:
-    """What would have been the thing to do, and what not doing it costs."""
+    """Describe the settings that another input calls for, and the cost of not choosing them."""
     then = turn.settings
     changes = [then.strategy] if then.strategy != settings.strategy else []
     if _far(then.interval_s, settings.interval_s) or not changes:
@@ -262,7 +267,7 @@ def _far(value: float, other: float) -> bool:
 
 
 def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings) -> str:
-    """What is left of doubt besides what is told. `rest`: as a share of the price."""
+    """Describe the uncertainty beside the doubts listed. `rest`: a share of the price."""
     most = f"at most {format_quantity(rest, 'share')}" if rest else "nothing"
     where = "with any input halved or doubled"
     if at.scenario.failures.weight_failures != EXACT:
@@ -275,7 +280,8 @@ def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings)
 def next_measures(
     scenario: Scenario, found: list[InputSensitivity], at: BestSettings
 ) -> list[NextMeasure]:
-    """What to find out next: the failure rate, and what was assumed and moves the price."""
+    """Return the unknowns to measure next: the failure rate, and assumed inputs that move the
+    price."""
     rate = scenario.failures
     unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
     told = [_count(scenario)] if unsure else []
@@ -315,8 +321,10 @@ def _count(scenario: Scenario) -> NextMeasure:
 
 
 def failures_to_halve(weight: float) -> int:
-    """How many more failures make the 90 % band of a rate half as wide, relative to the rate; it
-    is Gamma distributed with this shape. The least number that does."""
+    """Return the least number of further failures that halves the 90 % band of a rate.
+
+    The band is relative to the rate, which is Gamma distributed with this shape.
+    """
     target, low, high = _width(weight) / 2, 0, 1
     while _width(weight + high) > target:
         low, high = high, 2 * high
@@ -334,7 +342,7 @@ def _width(weight: float) -> float:
 
 
 def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
-    """What the advice leaves out, and the premises that do not hold."""
+    """Return the effects that the advice leaves out, and the premises that do not hold."""
     found = list(at.taken.warnings)
     if scenario.nodes == 1:
         found.append("one node: copies in memory and live replicas go with it")

@@ -94,7 +94,7 @@ def advise(
 
 
 def _rarer(open_: Scenario) -> str:
-    """How much rarer failures would have to be for the run to end."""
+    """Return the factor by which failures would have to be rarer for the run to end."""
     rate = open_.failures
     for times in (2.0**power for power in range(1, RARER_POWER_MAX)):
         there = replace(open_, failures=replace(rate, per_gpu_s=rate.per_gpu_s / times))
@@ -105,7 +105,7 @@ def _rarer(open_: Scenario) -> str:
 
 
 def make_bill(scenario: Scenario, of: Prediction) -> Bill:
-    """What `of`, predicted for `scenario`, costs, by what it goes on. Infinite without an end."""
+    """Return the cost of the prediction `of` for `scenario`, by cause. Infinite without an end."""
     working = scenario.gpus / (scenario.gpus + of.spares * scenario.gpus_per_node)
     shares = of.outcome
 
@@ -246,7 +246,7 @@ def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> 
 
 
 def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
-    """What is in stock may have decided the strategy: another number may ask for another one."""
+    """Choose the number of spares; another number may call for another strategy."""
     held = cheapest_spares(scenario)
     there = best_settings(replace(at.scenario, spares=held.best), stocked=True)
     if there.taken.strategy == settings.strategy == "drop":
@@ -267,8 +267,10 @@ def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> Ad
 def _doubts(
     open_: Scenario, found: list[InputSensitivity], settings: TunedSettings
 ) -> tuple[list[AdviceDoubt], float]:
-    """What would have asked for other settings, worst first; and the share of the price that all
-    else would cost at most for not having been known."""
+    """Return the inputs that would call for other settings, the costliest first.
+
+    Also returns the largest cost of not knowing all other inputs, as a share of the price.
+    """
     turns: list[tuple[str, InputVariation]] = []
     if open_.failures.weight_failures != EXACT:
         found = [one for one in found if one.key != "failures"]  # the band says as much

@@ -89,8 +89,11 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
 
 
 def flat_zone(scenario: Scenario, best: Prediction) -> intervals.Zone:
-    """Where goodput is within one point of the best; no shorter than a flush and a step, no longer
-    than the run. `best`: for `scenario`, which leaves the interval open."""
+    """Return the intervals whose goodput is within one point of the best.
+
+    They are no shorter than a flush and a step, and no longer than the run. `best`: the prediction
+    for `scenario`, which leaves the interval open.
+    """
     zone = intervals.flat_zone(partial(waste, scenario, best.strategy), best.interval_s)
     shortest_s = min(scenario.work_s, max(scenario.flush_s, scenario.step_s))
     return intervals.Zone(max(zone.low_s, shortest_s), min(zone.high_s, scenario.work_s))
@@ -119,7 +122,7 @@ def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
 
 
 def _why(scenario: Scenario, best: Prediction) -> str:
-    """What decides the best interval."""
+    """Describe the costs that determine the best interval."""
     bounds = {
         "a flush, and no sooner": scenario.flush_s,
         "a step, and no sooner": scenario.step_s,

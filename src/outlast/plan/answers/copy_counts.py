@@ -107,7 +107,7 @@ def exposed_s(scenario: Scenario) -> float:
 
 
 def losses(scenario: Scenario, copies: int) -> float:
-    """How often a run loses the last copy of a part, on the average."""
+    """Return the mean number of losses of the last copy of a part during a run."""
     return _of_a_run(scenario, loss_rate_per_s(scenario, copies), copies)
 
 
@@ -117,12 +117,12 @@ def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
 
 
 def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
-    """What so many copies take, two versions of each."""
+    """Return the memory for so many copies of two versions each."""
     return theory.memory_per_gpu_bytes(scenario.state_bytes, scenario.gpus, copies, held=VERSIONS)
 
 
 def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
-    """How often the last copy of some part is lost."""
+    """Return the rate at which the last copy of some part is lost."""
     return theory.loss_rate_per_s(
         scenario.nodes, copies, node_rate_per_s(scenario), exposed_s(scenario)
     )

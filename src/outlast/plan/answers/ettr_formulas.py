@@ -150,7 +150,7 @@ def _regime(scenario: Scenario, at_s: float) -> list[str]:
 def _giving(
     scenario: Scenario, at_s: float, queue_s: float, target: float
 ) -> tuple[list[Quantity], list[str]]:
-    """What has to be so for `target`, one thing at a time; and what cannot do it alone."""
+    """Return the changes that reach `target` one at a time, and those that cannot alone."""
     start_s, cost_s = init_s(scenario), scenario.cost_s
     source = f"for {target:g}"
     found: list[Quantity] = []

@@ -36,8 +36,11 @@ CACHED_PRICES = 4096
 
 
 class _SimulatedPrice(NamedTuple):
-    """What runs came to: mean wall time, infinite where one does not end; a second of it, failures
-    and falls back to storage; and the share of each of `ensemble.CAUSES`."""
+    """Means over simulated runs.
+
+    Wall time (infinite where a run does not end), price of a second, failures, falls back to
+    storage, and the share of each of `ensembles.CAUSES`.
+    """
 
     wall_s: float
     failures_per_s: float
@@ -146,8 +149,7 @@ Side = Literal["half", "double"]
 
 
 class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set without buying anything but spares. Not `strategy`, the other fields are
-    those of a scenario."""
+    """Settings that cost nothing but spares. Fields are those of a scenario, except `strategy`."""
 
     strategy: Strategy
     interval_s: float
@@ -287,7 +289,7 @@ def _at_most_usd(of: Prediction) -> float:
 
 
 def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
-    """What a strategy costs at the least: where saves block nothing and nothing is done again."""
+    """Return a lower bound of a strategy's cost: saves that block nothing, no repeated work."""
     if strategy != "peer-memory":
         return 0.0
     any_s = max(1.0, scenario.flush_s)
@@ -302,6 +304,7 @@ def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
 
 
 def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
+    """Return the settings of a prediction for `scenario`."""
     return TunedSettings(
         strategy=taken.strategy, interval_s=taken.interval_s,
         memory_interval_s=taken.memory_interval_s, copies=scenario.copies, spares=taken.spares,
@@ -318,8 +321,10 @@ def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
 
 
 def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) -> float:
-    """How much more `settings` cost here than `least_usd`; infinity where they cannot be, or the
-    run does not end with them alone."""
+    """Return the extra cost of `settings` over `least_usd` on this scenario.
+
+    Infinite where the settings are impossible, or where the run does not end with them alone.
+    """
     if math.isinf(least_usd):
         return 0.0
     if reason_impossible(scenario, settings.strategy):

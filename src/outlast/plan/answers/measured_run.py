@@ -55,12 +55,14 @@ OF_BUCKET: dict[Bucket, Cause] = {
 
 
 class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `spent_s`: seat-seconds, without the first start and the last stop
-    (`outside_s`); empty where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-
-    seconds in which something could fail. `transient`, `fatal`: shares of failures after which
-    everybody was on a host that went on, and of those that restarted from storage. `course`: of
-    one seat, pairs of seconds since its first step and seconds of work that lasted. `fields`: of a
-    scenario, by key, as the run measured them."""
+    """Figures of a measured run.
+
+    `spent_s`: seat-seconds by cause, without the first start and the last stop (`outside_s`); empty
+    where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-seconds in which something
+    could fail. `transient`, `fatal`: shares of failures after which all hosts went on, and of those
+    that restarted from storage. `course`: of one seat, pairs of seconds since its first step and
+    seconds of work that lasted. `fields`: scenario fields by key, as measured.
+    """
 
     summary: RunSummary
     failures: int
@@ -134,8 +136,10 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
 
 
 def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunComparison:
-    """What is predicted of a run that does as much work, beside what this one came to. Raises
-    UsageError naming the field that cannot be."""
+    """Compare a measured run with the prediction of a run that does as much work.
+
+    Raises UsageError naming the field that cannot be.
+    """
     summary = of.summary
     strategy: Strategy = "checkpoint-restart" if summary.restart_only else "outlast"
     rows = [_rate(scenario, of)]
@@ -270,7 +274,7 @@ def _believed(scenario: Scenario, of: MeasuredRun) -> Quantity | None:
 def _shares(
     of: MeasuredRun, runs: EnsembleRuns, again: EnsembleRuns | None
 ) -> list[ComparedFigure]:
-    """Where time went; `work` first, which is goodput."""
+    """Return the shares of time by cause; `work`, which is goodput, first."""
     whole_s = sum(of.spent_s.values())
     rows: list[ComparedFigure] = []
     for number, cause in enumerate(CAUSES):
@@ -296,7 +300,7 @@ def _compared(predicted: Quantity, observed: Quantity, again: Quantity | None) -
 
 
 def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
-    """Whether both bands, or what has none, are apart."""
+    """Return whether two bands, or values without one, are disjoint."""
 
     def ends(one: Quantity) -> tuple[float, float]:
         return (

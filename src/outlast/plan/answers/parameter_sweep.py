@@ -106,12 +106,12 @@ def sweep(
     in_flight: int | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Sweep:
-    """What theory says at each point, and so many runs there, 0: none. The k-th replications of all
-    points meet the same failures.
+    """Predict each point by theory, and by `replications` simulated runs (0: none).
 
-    The parts of all points go through one queue, by turns, so that Ctrl-C leaves every point with
-    its first runs, and `executor` is never idle; the runs of a point depend on none of it. A point
-    whose part failed where it ran says so, and the others go on. Raises UsageError.
+    The k-th replications of all points meet the same failures. The parts of all points take turns
+    in one queue: after Ctrl-C every point has its first runs, and `executor` is never idle. The
+    runs of a point do not depend on the order. A point whose part failed reports the error, and the
+    others continue. Raises UsageError.
     """
     if not 0 <= replications <= RUNS_MAX:
         raise UsageError(f"--replications {replications}: from 0 to {RUNS_MAX:,}")
@@ -167,7 +167,7 @@ def _answer(
 
 
 def _agreed(told: Sequence[Answer]) -> Iterator[Assumed]:
-    """What was assumed alike at all points, and which fields were taken to follow from others."""
+    """Return the assumptions common to all points, and the fields derived from others."""
     for first in told[0].assumed:
         texts = {one.text for each in told for one in each.assumed if one.key == first.key}
         yield first if len(texts) == 1 else Assumed(first.key, "by point")

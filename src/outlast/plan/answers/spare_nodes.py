@@ -41,10 +41,13 @@ ABOUT = frozenset({
 
 
 class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes of this many spares; `names` say what the number is. `short`: share of time with
-    more nodes in repair, where failures go on. `stalled`: share of time in which a job waits that
-    needs all its nodes. `up`: mean share of the replicas at work where a job goes on without the
-    others. Dollars are those of spares and of what waits, or idles, together."""
+    """Results with this many spares; `names` label special numbers.
+
+    `short`: share of time with more nodes in repair than spares, where failures go on. `stalled`:
+    share of time in which a job waits that needs all its nodes. `up`: mean share of replicas at
+    work where a job continues without the others. Dollars: spares and waiting or idle nodes
+    together.
+    """
 
     spares: int
     names: list[str]
@@ -63,8 +66,10 @@ class Spares(Answer, frozen=True, kw_only=True):
 
 
 class SpareModel:
-    """What any number of spares comes to at one failure rate. `size` nodes stand by and are
-    replaced as one: 1, or those of a replica."""
+    """Effect of any number of spares at one failure rate.
+
+    `size` nodes stand by and are replaced together: 1, or the nodes of a replica.
+    """
 
     def __init__(self, scenario: Scenario, size: int = 1) -> None:
         self._scenario, self._size = scenario, size
@@ -77,7 +82,7 @@ class SpareModel:
 
     @cached_property
     def in_repair(self) -> bursts.InRepair:
-        """Where failures go on."""
+        """Distribution of nodes in repair where failures go on."""
         return bursts.in_repair(self._taking, self._scenario.repair_s)
 
     @cached_property
@@ -91,11 +96,13 @@ class SpareModel:
         )
 
     def stalled(self, count: int) -> float:
+        """Return the share of time in which a job that needs all its nodes waits."""
         if self._one_by_one:
             return erlang.stalled_share(count, self.mean)  # the same, at once
         return self._stalling.share(min(count, self.most))
 
     def up(self, count: int) -> float:
+        """Return the mean share of the replicas at work."""
         return self._up[min(count, self.most)]
 
     def price(self, count: int, *, dropping: bool) -> float:
@@ -110,7 +117,7 @@ class SpareModel:
 
 
 def spare_nodes(scenario: Scenario) -> Spares:
-    """What nodes in repair ask for: quantiles, the cheapest numbers, and what each costs."""
+    """Return quantiles of nodes in repair, the cheapest numbers of spares, and their costs."""
     here = SpareModel(scenario)
     rates = equally_likely(scenario)
     points = {
@@ -159,8 +166,10 @@ def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
 
 
 def whole_replicas(scenario: Scenario) -> SpareModel:
-    """Where whole replicas stand by, and a node in repair keeps its own idle. First order: two
-    nodes of one replica count as two replicas."""
+    """Return the model in which replicas stand by as units, and repairs idle the rest of one.
+
+    First order: two nodes of one replica count as two replicas.
+    """
     return SpareModel(scenario, scenario.nodes // scenario.replicas)
 
 

@@ -60,9 +60,11 @@ class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TheoryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the closed forms say at the mean rate; and the mean by which runs took longer than
-    predicted at the rate that each of them met (0.01: one per cent), with its `z`, in standard
-    errors. None where theory sees no end at any rate."""
+    """Figures of the closed forms at the mean rate, and their error against simulated runs.
+
+    The error is the mean by which runs took longer than predicted at the rate that each met (0.01:
+    one per cent), with its `z` in standard errors. None where theory predicts no end at any rate.
+    """
 
     goodput: float
     takes_s: float
@@ -203,7 +205,7 @@ def expected_simulated_failures(scenario: Scenario, replications: int | None) ->
 
 
 def shares_of(runs: EnsembleRuns) -> dict[Cause, float]:
-    """Where the time of a run goes, on the average over runs."""
+    """Return the mean shares of a run's time by cause."""
     means = (runs.spent_s / runs.spent_s.sum(axis=0)).mean(axis=1)
     return dict(zip(CAUSES, means.tolist(), strict=True))
 

@@ -83,7 +83,7 @@ def _split(what: str, text: str) -> tuple[float, str]:
 
 
 def _is_whole_number(key: str) -> bool:
-    """Whether the field takes whole numbers only."""
+    """Return whether the field takes whole numbers only."""
     return key in KEYS and _reads(key, "2") and not _reads(key, "2.5")
 
 

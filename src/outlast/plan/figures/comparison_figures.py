@@ -127,7 +127,7 @@ def _fans(
 
 
 def _right_s(bands: Bands) -> float:
-    """Where the picture ends: with the last run that is not out of all proportion."""
+    """Return the right end of the time axis: the last run that is not an extreme outlier."""
     ends = np.array([band[1:, -1] for band in bands.values()])
     shortest_s = ends[:, 0].min()
     within = ends[ends <= REACH * shortest_s]

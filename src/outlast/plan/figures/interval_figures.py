@@ -92,7 +92,7 @@ def _at(scenario: Scenario, at_s: float, per_gpu_s: float, queue_s: float) -> fl
 
 
 def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None:
-    """Where the scenario is; the rate's band, where it has one."""
+    """Return the scenario's point; with the rate's band, where it has one."""
     rate = scenario.failures
     error = None
     if rate.weight_failures != EXACT:

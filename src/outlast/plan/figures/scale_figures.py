@@ -85,7 +85,7 @@ def scale_line(at: list[Scenario], strategy: Strategy) -> ScaleLine:
 
 
 def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
-    """Where two lines cross, as GPUs and goodput; not where they only touch."""
+    """Return the points, as GPUs and goodput, at which two lines cross; touching is no crossing."""
     shared = np.intersect1d(first.gpus, second.gpus)
     one, other = (each.middle[np.isin(each.gpus, shared)] for each in (first, second))
     apart = np.flatnonzero(np.abs(one - other) > CLOSE)
@@ -209,6 +209,7 @@ def draw_phases(scenario: Scenario, path: Path) -> None:
 
 
 def strategy_phases(scenario: Scenario, rows: int = ROWS) -> StrategyPhases:
+    """Compute the cheapest strategy over GPUs and restart time, on a grid of `rows` rows."""
     at = scaled_scenarios(scenario)
     restart_s = np.geomspace(SHORTEST_S, LONGEST_S, rows)
     shape = (len(restart_s), len(at))

@@ -88,7 +88,7 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
 
 
 def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
-    """Whether another line, drawn later, runs where this one does: it is seen beside it if wide."""
+    """Return whether a line drawn later covers this one, which must then be wider."""
     lines = {
         one: np.array([_theory(p, measure) for p in found.points if p.strategy == one])
         for one in found.strategies[found.strategies.index(strategy) :]
@@ -98,7 +98,7 @@ def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
 
 
 def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], bool]:
-    """Where each value stands: at its number, or in its turn; and whether it has a number."""
+    """Return the position of each value, and whether positions are numbers (else ordinals)."""
     numbers = {one.values[key]: point_value(one, key) for one in wanted}
     if any(value is None for value in numbers.values()):
         return {text: float(at) for at, text in enumerate(numbers)}, False

@@ -27,7 +27,7 @@ WRAP = 30
 
 
 class _Scale(NamedTuple):
-    """Where 0 of the axis lies in dollars, where bars begin on it, and its right end."""
+    """Dollar axis: value at 0, start of the bars, right end."""
 
     zero: float
     start: float

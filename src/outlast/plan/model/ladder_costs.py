@@ -83,7 +83,7 @@ def taking_rate_per_s(scenario: Scenario) -> float:
 
 
 def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
-    """What can fail; `devices` are nodes."""
+    """Return the kinds of failures; `devices` are nodes."""
     rate, gone = node_rate_per_s(scenario), 1 - stays_share(scenario)
     racks = math.ceil(scenario.nodes / scenario.rack_nodes)
     return [
@@ -109,8 +109,10 @@ def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
 def sources(
     scenario: Scenario, strategy: Strategy, *, memory: bool
 ) -> Sequence[tuple[Loses, float]]:
-    """What a recovery can begin from, cheapest first, and how long it then takes. `memory`: there
-    are versions in memory."""
+    """Return the sources of recovery, cheapest first, with the time that each takes.
+
+    `memory`: there are versions in memory.
+    """
     live: tuple[Loses, float] = ("nothing", scenario.pause_s + scenario.step_s / 2)
     held: tuple[Loses, float] = ("snapshot", scenario.restore_s)
     storage: tuple[Loses, float] = ("checkpoint", scenario.restart_s)

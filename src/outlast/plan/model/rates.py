@@ -158,8 +158,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_rates(path: Path) -> MeasuredRates:
-    """What a file of rates says of a cluster; tables that only people read are passed over. Raises
-    ConfigError, which names the file and the field."""
+    """Read the rates of a cluster from a file of `outlast fleet fit`; ignore tables for people.
+
+    Raises ConfigError, which names the file and the field.
+    """
     found = toml_files.read(path, "file of rates")
     try:
         told = msgspec.convert(found, _File)

@@ -69,6 +69,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
+        """Number of nodes of the job."""
         return self.gpus // self.gpus_per_node
 
 
@@ -258,7 +259,7 @@ def resize(scenario: Scenario, gpus: int) -> Scenario:
 
 
 def _value(field: Field, where: str, said: str | None) -> Any:
-    """What was said of a field, read; what is assumed where nothing was. Raises ConfigError."""
+    """Parse the text of a field, or return its default. Raises ConfigError."""
     text = field.default if said is None else said
     if not text:
         raise ConfigError(
@@ -276,13 +277,13 @@ def _value(field: Field, where: str, said: str | None) -> Any:
 
 
 def default_text(scenario: Scenario, field: Field) -> str:
-    """What a field of which nothing was said was taken for, as text that could have said it."""
+    """Return the default of an unset field as text that would set it."""
     follows = {"copies": scenario.copies, "replica-gpus": scenario.gpus // scenario.replicas}
     return str(follows[field.key]) if field.key in follows else field.default
 
 
 def _check(scenario: Scenario) -> None:
-    """What fits together. Raises ConfigError."""
+    """Check constraints between fields. Raises ConfigError."""
     nodes, interval_s, rate = scenario.nodes, scenario.interval_s, scenario.failures
     if interval_s is not None and interval_s > scenario.work_s:
         raise ConfigError("--interval is longer than --work: no save would ever come")
@@ -319,8 +320,10 @@ def read_file(path: Path) -> dict[str, str]:
 def _layers(
     flags: Mapping[str, str], file: Path | None
 ) -> tuple[dict[str, str], dict[str, str], StatedFailures | None]:
-    """What is said of each key, and where; and the rate of failures, where a file of rates has the
-    last word on it. Raises ConfigError."""
+    """Return the source and text of each key; a file of rates overrides the failure rate.
+
+    Raises ConfigError.
+    """
     said: dict[str, str] = {}
     where = {key: f"--{key}" for key in KEYS}
     rate: StatedFailures | None = None

@@ -43,8 +43,11 @@ GOODPUT_MIN = 1e-4  # below, a month of work takes centuries: such a run is call
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a strategy: by its closed forms, exact where they hold for this scenario as
-    it is, or by runs. `warnings`: what is left out. Infinity where the run does not end in ages."""
+    """Prediction of a strategy by its closed forms, or by runs.
+
+    The closed forms are exact where they hold for this scenario. `warnings`: effects left out.
+    Infinity where the run does not end in any reasonable time.
+    """
 
     strategy: Strategy
     interval_s: float
@@ -79,7 +82,7 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
 
 
 def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
-    """What a run costs that takes so long, its spare nodes included."""
+    """Return the cost of a run of this duration, its spare nodes included."""
     return dollars.cost_usd(
         scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
         spare_gpus=stand_by * scenario.gpus_per_node,
@@ -89,8 +92,7 @@ def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
 def at_other_rate(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> RecoveryOutcome:
-    """What becomes of `job`, with its intervals and its spares, at the rate that this scenario
-    has."""
+    """Predict `job`, with its intervals and spares fixed, at this scenario's failure rate."""
     job = replace(job, mtbf_s=mtbf_s(scenario))
     return _recovering(scenario, strategy, job)(job)
 
@@ -153,7 +155,7 @@ def _with_intervals(
     memory_s = scenario.memory_interval_s if in_memory else None
 
     def settled(one: strategies.RecoveryJob) -> strategies.RecoveryJob:
-        """What is given stays; what is open is a step at least, and the run at most."""
+        """Return the interval: as given, or limited to at least a step and at most the run."""
         open_s = min(max(one.interval_s, scenario.step_s), scenario.work_s)
         one = replace(one, interval_s=scenario.interval_s or open_s)
         many = one.snapshots and min(one.snapshots, max(1, int(one.interval_s / scenario.step_s)))

@@ -32,8 +32,11 @@ class RecoveryResult(NamedTuple):
 
 
 class IncidentRecovery:
-    """What the failures of one job come to. `tallies`: seconds and counts so far. `enough`: whether
-    no recovery that a failure broke off should be begun anew."""
+    """Recovery from the failures of one job.
+
+    `tallies`: seconds and counts so far. `enough`: returns whether recoveries that a failure
+    interrupted must not be started again.
+    """
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class IncidentRecovery:
         self._world.now_s = self._now_s
 
     def _pass(self, tally: str, length_s: float) -> bool:
-        """Whether that time passes without a failure, and without the run's end."""
+        """Advance the clock; return whether the time passed without a failure or the run's end."""
         before_s = self._now_s
         end_s, failure_s = before_s + length_s, self._world.failure_s()
         self._move(min(end_s, failure_s))

@@ -119,12 +119,12 @@ class NarratedNodes:
     # --- when ---
 
     def failure_s(self) -> float:
-        """When the next failure comes."""
+        """Return the time of the next failure."""
         aged_s = min(self._due_s.values(), default=math.inf)
         return min(self._next_s, max(self.now_s, aged_s))
 
     def back_s(self) -> float:
-        """When the next node is repaired; infinity where none is in repair."""
+        """Return the time of the next repair; infinity where no node is in repair."""
         return self._repairs[0][0] if self._repairs else math.inf
 
     def wait(self, waited_s: float) -> None:
@@ -168,7 +168,7 @@ class NarratedNodes:
         return blow
 
     def _any_fails(self, event: int) -> NodeStrike:
-        """Which of all that do not age: in proportion to their rates."""
+        """Draw the failing node among those that do not age, in proportion to their rates."""
         job, sour = self._job, self._sour
         left = uniform(self._key, event, _KIND) * self._rate
         left -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
@@ -217,7 +217,7 @@ class NarratedNodes:
         return STORAGE
 
     def _alike(self, seat: int, part: int) -> int:
-        """How many seats with the part of `seat` were lost since all was protected."""
+        """Return the number of lost seats with the same part as `seat` since all was protected."""
         return len({other for other in self._lost if (other - seat) % part == 0})
 
     def _leave(self, seat: int, event: int, number: int) -> int:
@@ -239,7 +239,7 @@ class NarratedNodes:
         return node
 
     def _will_fail(self, seat: int) -> None:
-        """When the node of a seat fails next, given how old it is: Weibull."""
+        """Draw the time of the next failure of a seat's node, given its age (Weibull)."""
         job, node = self._job, self._nodes[seat]
         scale_s = job.scale_s / (job.lemon_factor if node in self._lemons else 1)
         age = (self.now_s - self._born_s[node]) / scale_s

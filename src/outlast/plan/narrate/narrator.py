@@ -38,9 +38,12 @@ PATIENT = Limits(
 
 
 class NarratedRun(NamedTuple):
-    """How one replication ended, and why it did not end well; an `interrupted` one may have been so
-    by a bound (failures_max, the events of a run directory). `rungs`: what the core took, by how
-    many incidents ended on it. `tallies`: as in a row of the kernel's."""
+    """Outcome of one replication, with the reason where it did not end well.
+
+    An `interrupted` run may have met a bound (failures_max, the events of a run directory).
+    `rungs`: ladder rungs that the core took, by the number of incidents that ended on them.
+    `tallies`: as in a row of the kernel's.
+    """
 
     outcome: str  # done | gave_up | interrupted
     why: str

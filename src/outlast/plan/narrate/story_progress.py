@@ -87,10 +87,12 @@ class JobProgress:
         return self.step_at(self.place) + self._own_steps()
 
     def n_at(self, place: StagePosition) -> int:
+        """Return the phase number at a stage position."""
         in_version = self._piece_steps + 1
         return place.cycle * (self._job.versions * in_version + 1) + place.version * in_version
 
     def step_at(self, place: StagePosition) -> int:
+        """Return the step at a stage position, at most the run's last."""
         pieces = place.cycle * self._job.versions + place.version
         return min(pieces * self._piece_steps, self._steps)
 
@@ -103,7 +105,7 @@ class JobProgress:
         return math.floor(self._passed_s / self._job.step_s)
 
     def _whole_s(self) -> float:
-        """What of this piece is done for good, as long as live state is there."""
+        """Return the seconds of this piece that are committed while live state survives."""
         return self._own_steps() * self._job.step_s if self._job.step_s else self._passed_s
 
     @property
@@ -302,6 +304,7 @@ class EventBook:
         return self._written >= EVENTS_MAX
 
     def emit(self, event: events.AnyEvent) -> None:
+        """Write one event, if there is a run directory and it is not full."""
         if self._writer is None:
             return
         self._written += 1
@@ -355,5 +358,6 @@ class EventBook:
                 )
 
     def close(self) -> None:
+        """Close the event file, if there is one."""
         if self._writer is not None:
             self._writer.close()

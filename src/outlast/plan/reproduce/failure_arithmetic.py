@@ -33,6 +33,7 @@ TABLE = (
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_table(), *_lost(), *_practice(), *_first(), *_second(), *_third()]
 
 

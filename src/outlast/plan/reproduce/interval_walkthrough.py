@@ -37,6 +37,7 @@ LONG_S = 4 * HOUR_S
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_failures(), *_best(), *_table(), *_too_long(), *_shape(), *_state(), *_retention()]
 
 

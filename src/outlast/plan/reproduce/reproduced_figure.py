@@ -26,7 +26,7 @@ class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceDocument(msgspec.Struct, frozen=True):
-    """What is recomputed; `key` is the number under which its rows are asked for."""
+    """Source of reproduced figures; `key` is the number that selects its rows."""
 
     key: str
     citation: str

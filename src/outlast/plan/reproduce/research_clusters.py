@@ -27,6 +27,7 @@ MONTHS_11_DAYS = 335
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_fleet(), *_rates(), *_mttf(), *_today(), *_tomorrow(), *_equations(), *_lemons()]
 
 

@@ -83,8 +83,10 @@ def restarted_run(
 def _from_here(
     gaps: UniformGaps, interval: float, restart: float, left: list[_RemainingMoments]
 ) -> _RemainingMoments:
-    """What is left of a run with `len(left)` intervals to do, none of them begun, at the beginning
-    of a gap; `left` holds the same for fewer."""
+    """Return the expected rest of a run with `len(left)` intervals to do, at the start of a gap.
+
+    None of them has begun; `left` holds the same for fewer intervals.
+    """
     rest, width = len(left) * interval, gaps.high - gaps.low
     mean = square = count = 0.0
     done, start = int(gaps.low // interval), gaps.low
@@ -125,6 +127,7 @@ NOISE = 0.01  # of a total: run-to-run variation, which the document leaves open
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_reported(), *_undisturbed(), *_restarting(), *_migrating(), *_dropping()]
 
 

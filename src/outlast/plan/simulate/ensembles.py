@@ -156,7 +156,7 @@ def _parts(
 
 
 def of_rows(job: SimulatedJob, rows: np.ndarray) -> EnsembleRuns:
-    """What rows of a job come to that was ended after FAILURES_MAX failures."""
+    """Summarise rows of a job that was ended after FAILURES_MAX failures."""
     names = ["done_s" if cause == "work" else f"{cause}_s" for cause in CAUSES]
     spent_s = np.stack([rows[name] for name in names])
     elapsed_s, capped = spent_s.sum(axis=0), np.isinf(rows["wall_s"])

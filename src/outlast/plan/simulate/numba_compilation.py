@@ -21,8 +21,7 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """What is called from one or two places is written into them before they are compiled, which
-    halves the time that it takes."""
+    """Inline a function with one or two callers before compilation, which halves compile time."""
     return cast("F", njit(error_model="numpy", inline="always")(function))
 
 

@@ -19,7 +19,7 @@ DASK_S = 30.0
 
 
 class PartExecutor(NamedTuple):
-    """Where parts run, and how many are handed over at a time."""
+    """Executor of parts, and the number of parts submitted at a time."""
 
     executor: Executor | None
     in_flight: int
@@ -61,8 +61,10 @@ def dask_executor(address: str) -> Iterator[PartExecutor]:
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, as asyncio.run hears it: where nobody else listens, in the main
-    thread, and the second time it is obeyed."""
+    """Yield a check for Ctrl-C, which is handled as in asyncio.run.
+
+    Only in the main thread and without another handler; the second Ctrl-C interrupts at once.
+    """
     heard = threading.Event()
 
     def hear(_number: int, _frame: FrameType | None) -> None:

@@ -137,7 +137,7 @@ def results(
 
 
 def reason(error: Exception) -> str:
-    """What a part ended in; our own errors are sentences already."""
+    """Return the error of a part as a sentence; our own errors are sentences already."""
     return str(error) if isinstance(error, OutlastError) else f"{type(error).__name__}: {error}"
 
 

@@ -80,7 +80,7 @@ def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None
 
 
 def point_value(point: SweepPoint, key: str) -> float | None:
-    """What a field was varied to, in its unit; None where it is no number."""
+    """Return the value of a varied field in its unit; None where it is no number."""
     value = getattr(point.scenario, KEYS[key].name, None)
     return value if isinstance(value, int | float) else None
 

@@ -45,6 +45,7 @@ class ResultTable:
             self.flush()
 
     def flush(self) -> None:
+        """Write the waiting rows to the sink."""
         import pyarrow as pa
 
         if self._waiting:
@@ -53,14 +54,14 @@ class ResultTable:
 
 
 def provenance(scenario: Scenario, **said: Any) -> dict[str, Any]:
-    """What a table says of itself: where its rows come from. Infinity is null in it."""
+    """Return a table's metadata: the origin of its rows. Infinity becomes null."""
     fields = msgspec.to_builtins(scenario)
     fields["assumed"] = sorted(scenario.assumed)
     return {"outlast_version": __version__, **said, "scenario": fields}
 
 
 def check_target(path: Path | None) -> Path | None:
-    """Where to write, checked before anything is computed. Raises UsageError."""
+    """Check the path of a table before anything is computed. Raises UsageError."""
     if path is None:
         return None
     if path.suffix not in SUFFIXES:

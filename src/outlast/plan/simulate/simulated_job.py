@@ -68,7 +68,7 @@ Table: TypeAlias = Any  # an array, or in compiled code where it begins
 
 
 class SimulatedFleet(NamedTuple):
-    """Who sits where: by seat, or columns that are lists or heaps of their own."""
+    """Assignment of nodes to seats: arrays by seat, and columns that are lists or heaps."""
 
     seat: Table  # -1: nobody; 0: a healthy node; n > 0: the n-th lemon
     lemon: Table  # where the n-th lemon sits

@@ -118,7 +118,7 @@ def _racks(p: Parameters) -> int:
 
 @compiled
 def upcoming(p: Parameters, f: SimulatedFleet, s: State) -> float:
-    """When the next failure comes, if nothing changes before."""
+    """Return the time of the next failure, if nothing changes before."""
     return s.next_s if p.shape == 1.0 else _upcoming_age(f, s)
 
 
@@ -153,7 +153,7 @@ def strike(p: Parameters, f: SimulatedFleet, s: State) -> int:
 
 @inlined
 def _draw_failure(p: Parameters, f: SimulatedFleet, s: State, event: int) -> int:
-    """Which of all that do not age: in proportion to their rates."""
+    """Draw the failing node among those that do not age, in proportion to their rates."""
     left = uniform(s.key, event, _KIND) * s.rate - s.node_rate * s.healthy
     if left < 0:
         return _node_fails(p, f, s, _healthy(p, f, s, event), event)
@@ -229,7 +229,7 @@ def _remember(f: SimulatedFleet, s: State, seat: int) -> None:
 
 @compiled
 def _count(p: Parameters, f: SimulatedFleet, s: State, seat: int, change: int) -> None:
-    """How many seats with this one's part have lost it."""
+    """Return the number of seats with the same part that have lost it."""
     if p.node_from == LIVE:
         f.live_lost[seat % s.live_part] += change
     if p.copies > 0:
@@ -309,7 +309,7 @@ def _replica(s: State, seat: int) -> int:
 
 @compiled
 def _will_fail(p: Parameters, f: SimulatedFleet, s: State, seat: int) -> None:
-    """When the node of a seat fails next, given how old it is: Weibull."""
+    """Draw the time of the next failure of a seat's node, given its age (Weibull)."""
     scale_s = p.scale_s / (p.lemon_factor if f.seat[seat] > 0 else 1.0)
     age = (s.now_s - f.born_s[seat]) / scale_s
     drawn = exponential(s.key ^ _SALT, _AGES + s.drawn, 0)

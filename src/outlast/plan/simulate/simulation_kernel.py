@@ -87,8 +87,11 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
 
 @compiled
 def _set_pace(p: Parameters, s: State) -> None:
-    """How long things take with the replicas that there are: a second of work, a memory version, a
-    durable save and all before it, and a job that never fails, until all is flushed."""
+    """Set the durations for the present number of replicas.
+
+    A second of work, a memory version, a durable save with all before it, and a job that never
+    fails until all is flushed.
+    """
     s.pace = p.pace * p.replicas / (p.replicas - s.replicas_lost)
     s.version_s = p.interval_s / p.versions * s.pace + p.memory_cost_s
     s.cycle_s = p.versions * s.version_s + p.cost_s

@@ -58,7 +58,7 @@ def tally(
 
 
 def usd_per_s(scenario: Scenario, spares: int) -> float:
-    """What a second of the run costs, spares included."""
+    """Return the price of a second of the run, spares included."""
     return cost_usd(scenario, 1.0, spares)
 
 
@@ -90,6 +90,7 @@ class StreamingSummary:
         self._sums = np.empty(0)
 
     def add(self, values: np.ndarray) -> None:
+        """Add values; infinite ones are counted as runs without end."""
         values = np.ascontiguousarray(values, np.float64)
         ended = values[np.isfinite(values)]
         before, many = self.count - self.endless, len(ended)
