@@ -1,4 +1,4 @@
-"""Every setting, validated once. The only module that reads environment variables."""
+"""All settings, validated once. The only module that reads environment variables."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def operation_s(self) -> float:
-        """A collective waits for the slowest rank, and how long that may take is for the hang
-        watch to say: this comes long after, for the case that nobody watches."""
+        """Deadline of one collective, far above the hang monitor's.
+
+        A collective waits for the slowest rank. The hang monitor limits that wait; this deadline is
+        for the case that there is none.
+        """
         return 2 * self.hang_ceiling_s
 
     @property
     def ready_s(self) -> float:
-        """Decide -> a survivor's Ready: its script may stand wherever it may stand still."""
+        """Deadline from Decide until a survivor's Ready, wherever its script is."""
         return max(self.join_s, self.hang_ceiling_s)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check_torch() -> None:
-    """Raises ConfigError where torch is missing or too old. Does not import it."""
+    """Raise ConfigError where torch is missing or too old. Does not import it."""
     from importlib import metadata, util  # torch needs them as well; most commands do not
 
     needed = ".".join(map(str, TORCH_MIN))
@@ -131,7 +134,7 @@ def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The index of this process's device on its host, from birth; 0 without a launcher."""
+    """Return the index of this process's device on its host; 0 without a launcher."""
     return int(environment.get("LOCAL_RANK", "0"))
 
 
@@ -141,30 +144,30 @@ def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
-    """CUDA_VISIBLE_DEVICES, or None where all are."""
+    """Return CUDA_VISIBLE_DEVICES, or None where all devices are visible."""
     said = environment.get("CUDA_VISIBLE_DEVICES", "")
     return tuple(each.strip() for each in said.split(",")) if said.strip() else None
 
 
 def set_rank(seat: int, world: int, local_rank: int) -> None:
-    """Let libraries that read torchrun's variables see the seat that this worker has taken."""
+    """Set torchrun's variables to this worker's seat, for libraries that read them."""
     os.environ.update(RANK=str(seat), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
 
 
 def child_environment(
     extra: Mapping[str, str], defaults: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """This process's environment over `defaults`, and `extra` over both, for a child process."""
+    """Return a child's environment: this process's over `defaults`, `extra` over both."""
     return {**(defaults or {}), **os.environ, **extra}
 
 
 def python_executable(environment: Mapping[str, str] = os.environ) -> str:
-    """PYTHON_EXEC, as torchrun has it, or this interpreter."""
+    """Return PYTHON_EXEC, as torchrun does, or this interpreter."""
     return environment.get("PYTHON_EXEC", sys.executable)
 
 
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
-    """GLOO_SOCKET_IFNAME, or "" (then loopback)."""
+    """Return GLOO_SOCKET_IFNAME, or "" (then loopback)."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
 
 

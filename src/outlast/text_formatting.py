@@ -26,7 +26,7 @@ _SAID = {
 
 
 def duration(seconds: float) -> str:
-    """Two to three digits that matter: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
+    """Format seconds with two to three digits: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.9995:
@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Powers of 1024, as `ls -h` says them: `104 MiB`."""
+    """Format bytes by powers of 1024, as `ls -h`: `104 MiB`."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1000:
@@ -108,19 +108,19 @@ def percent_beyond(fault: Fault) -> str:
 
 
 def error_line(fault: Fault) -> str:
-    """The line that names the exception: a traceback's last one, else what was said."""
+    """Return the line that names the exception: a traceback's last one, else the detail."""
     lines = [line.strip() for line in fault.traceback.splitlines() if line.strip()]
     return short_error(lines[-1] if lines else fault.detail or "an exception")
 
 
 def error_name(fault: Fault) -> str:
-    """The exception's class, without its module and its words."""
+    """Return the exception's class, without module and message."""
     name = error_line(fault).partition(":")[0].rpartition(".")[2].strip()
     return name if name.isidentifier() else "an exception"
 
 
 def short_error(text: str) -> str:
-    """One line of at most SHORT_MAX characters."""
+    """Shorten a text to one line of at most SHORT_MAX characters."""
     line = " ".join(text.split())
     return line if len(line) <= SHORT_MAX else line[: SHORT_MAX - 3] + "..."
 
@@ -134,12 +134,12 @@ def signal_name(number: int) -> str:
 
 
 def resume_hint(run_dir: str) -> str:
-    """Return what to type to resume a run: without `--run-dir` a new run would begin."""
+    """Return the command that resumes a run; without `--run-dir` a new run would start."""
     return f"resume with: outlast run --run-dir {run_dir} ... (the flags and script as before)"
 
 
 def frame_cause(outcome: str, fault: Fault | None) -> str:
-    """Return the root cause of a run's end, framed for a terminal; "" for a run that is done."""
+    """Return the framed root cause of a run's end; "" for a completed run."""
     if outcome == "done" or fault is None:
         return ""
     where = [f"rank {fault.seat}"] if fault.seat >= 0 else []

@@ -1,4 +1,4 @@
-"""TOML files that a user hands over."""
+"""TOML files of users."""
 
 from __future__ import annotations
 

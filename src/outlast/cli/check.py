@@ -1,4 +1,4 @@
-"""`outlast check`: this node looked at, for Slurm, for Nagios, or by hand."""
+"""`outlast check`: health checks of this node, for Slurm, for Nagios, or by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(
     format: Format = "text",  # noqa: A002 - the flag's name
     json: bool = False,
 ) -> int:
-    """Look at this node: GPUs, links, file systems, kernel log, memory, services.
+    """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
     Exit code 0: healthy, or only warnings. 1: something costs a job (now, or drain
     when it has ended). 3: a check could not tell. 2: wrong usage; nothing was
@@ -99,7 +99,7 @@ def check(
 
 
 def _form(said: Format, *, json: bool) -> Format:
-    """Raises UsageError."""
+    """Return the output format. Raises UsageError where `--json` contradicts it."""
     if json and said == "nagios":
         raise UsageError("--json and --format nagios: say one of them")
     return "json" if json else said
@@ -151,7 +151,7 @@ def _checked(asked: CheckRequest) -> int:
 
 
 def _refuse_foreign(settings: Path) -> None:
-    """Raises UsageError: what these settings name is run, here by root."""
+    """Raise UsageError for settings that others can write, whose checks root would run."""
     found = settings.stat()
     if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
@@ -161,7 +161,7 @@ def _refuse_foreign(settings: Path) -> None:
 
 
 def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
-    """Raises UsageError."""
+    """Add the ring test's address to the settings. Raises UsageError for a bad rank or address."""
     if not ring.address:
         if ring.rank or ring.world:
             raise UsageError("--rank and --world need --ring; nothing was checked")
@@ -191,7 +191,7 @@ def _refuse_both(asked: CheckRequest) -> None:
 
 
 def _refuse_beside_learn(asked: CheckRequest) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for flags that `--learn` excludes."""
     bare = CheckRequest(
         "periodic", None, None, (), None, None, False, asked.form, RingSettings(world=0)
     )
@@ -232,7 +232,7 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
 def _replayed(
     asked: CheckRequest, path: Path, settings: CheckSettings | None
 ) -> tuple[NodeReport, CheckSettings]:
-    """Raises SourceError, and UsageError for a profile or a check that was not recorded."""
+    """Judge a recording. Raises SourceError; UsageError for a profile or check not recorded."""
     from outlast.health import sample_recording
     from outlast.health.sample_recording import apply_settings
 

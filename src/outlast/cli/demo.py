@@ -1,4 +1,4 @@
-"""`outlast demo`: a small GPT is trained while it is broken four times, then once undisturbed."""
+"""`outlast demo`: a small GPT trained through four faults, and its undisturbed twin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -> int:
-    """Train a small GPT, killed, stopped and broken, and compare it with its twin.
+    """Train a small GPT through injected faults; compare it with its twin.
 
     Exit code 0 only if every loss of every rank and the final parameters are
     equal to the last bit, no committed step was lost, and all four faults
@@ -94,7 +94,8 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
 
 
 def example() -> Path:
-    """The script that is trained: the source checkout's, else the copy in the installed wheel."""
+    """Return the script that is trained: the source checkout's, else the copy in the installed
+    wheel."""
     checkout = Path(__file__).parents[3] / "examples" / "train_gpt.py"
     installed = Path(str(resources.files("outlast"))) / "examples" / "train_gpt.py"
     for path in (installed, checkout):
@@ -104,8 +105,7 @@ def example() -> Path:
 
 
 def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
-    """One `outlast run` of the example, as a user would start it. Raises OutlastError when it
-    does not end in done."""
+    """Run `outlast run` on the example, as a user would. Raises OutlastError for a bad end."""
     command = [
         *(sys.executable, "-m", "outlast", "run", f"--nproc-per-node={WORLD}"),
         *(f"--run-dir={run_dir}", *flags, *(["--plain"] if json else [])),

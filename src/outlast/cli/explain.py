@@ -1,4 +1,4 @@
-"""`outlast explain`: incidents as stories, and when the run saves."""
+"""`outlast explain`: incidents in words, and the save schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILES_MAX = 64  # more take seconds to read: then the command that reads them i
 
 
 def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
-    """A line for each of these incidents of which there are dumps."""
+    """Yield a line for each of these incidents of which there are dumps."""
     folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
     for incident in incidents:
         said = " ".join(fault.detail for fault in incident.faults)
@@ -56,7 +56,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
-    """Tell an incident: what broke, what was decided and why, what it cost.
+    """Explain incidents: cause, decision, reason and cost.
 
     And how it was noticed, and what node checks had said by then. Before all
     incidents: when the run saves, where that is its own to choose.

@@ -1,4 +1,4 @@
-"""The `outlast` command: what each word leads to, and how errors look."""
+"""The `outlast` command: dispatch to commands, and error output."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ Exit codes:
 COMMANDS = {
     "check": (
         "check:check",
-        "Look at this node: GPUs, links, file systems, kernel log, memory, services.",
+        "Check this node: GPUs, links, file systems, kernel log, memory, services.",
     ),
     "demo": (
-        "demo:demo", "Train a small GPT, killed, stopped and broken, and compare it with its twin."
+        "demo:demo", "Train a small GPT through injected faults; compare it with its twin."
     ),
     "events": ("events:events", "List a run's events by time, over all its workers."),
     "explain": (
-        "explain:explain", "Tell an incident: what broke, what was decided and why, what it cost."
+        "explain:explain", "Explain incidents: cause, decision, reason and cost."
     ),
     "replay": (
         "replay:replay",
-        "Run some steps of a run again, twice, and name what is not deterministic in it.",
+        "Repeat steps of a run twice, and find what is not deterministic in them.",
     ),
     "summary": (
-        "summary:summary", "Steps, incidents by cause, time by bucket, ETTR and goodput of a run."
+        "summary:summary", "Summarise a run: steps, incidents, time by bucket, ETTR and goodput."
     ),
 }  # fmt: skip
 # Modules that an extra brings, by their top-level name.
@@ -120,15 +120,17 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _words(arguments: list[str]) -> str:
-    """The command's own words."""
+    """Return the names of the command: its group and its own."""
     group = GROUPS.get(arguments[0])
     inner = group and arguments[1:] and arguments[1] in group.COMMANDS
     return " ".join(arguments[: 2 if inner else 1])
 
 
 def application(asked: Sequence[str] = ()) -> App:
-    """All commands other than `run`, each loaded when it is asked for. A list of them has a line
-    for each; the help of one that is `asked` for is its docstring."""
+    """Return the application with all commands other than `run`, each loaded lazily.
+
+    A list of commands has a line for each; the help of the one in the arguments is its docstring.
+    """
     app = App(
         name="outlast", help=HELP, version=__version__, result_action="return_value",
         help_format="plaintext",  # Markdown's parser would take a third of the time
@@ -157,7 +159,7 @@ def _run_help() -> int:
 
 
 def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | None:
-    """The module that an extra would have brought, and that extra."""
+    """Return the missing module and the extra that installs it."""
     # cyclopts wraps what a command's own module could not import.
     cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
@@ -166,7 +168,7 @@ def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | No
 
 
 def _framed(message: str, code: int) -> int:
-    """One error, framed, on stderr."""
+    """Print one error, framed, on stderr."""
     with contextlib.suppress(OSError):  # nobody reads stderr: the code says it
         Printer(stderr=True).print(
             Panel(Text(message), title="outlast", title_align="left", border_style="red")

@@ -1,4 +1,4 @@
-"""`outlast replay`: some steps of a run again, twice, to name what is not deterministic in it."""
+"""`outlast replay`: two repetitions of a run's steps, to find non-determinism."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replay(
     edited: bool = False,
     json: bool = False,
 ) -> int:
-    """Run some steps of a run again, twice, and name what is not deterministic in it.
+    """Repeat steps of a run twice, and find what is not deterministic in them.
 
     Held together is every number that the script reports, and all that the two
     checkpoints at the end hold: tensors, optimizer, random generators, data
@@ -100,9 +100,10 @@ def replay(
 
 
 def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
-    """The step to stop at. The loop's last step is out of reach: after it no batch is waited for.
+    """Return the step to stop at.
 
-    Raises UsageError where there is no step to replay.
+    The loop's last step is excluded: no batch is requested after it. Raises UsageError where there
+    is no step to replay.
     """
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
@@ -174,7 +175,7 @@ def _noting(console: Printer) -> Callable[[str], None]:
 def _held_together(
     start: Start, twins: ReplayRuns, origin: Checkpoint
 ) -> tuple[RunPair, Original, list[str]]:
-    """The replays beside each other, the run beside the first, and where to look."""
+    """Compare the replays, and the run with the first; add hints."""
     ends = [end_of(each, start.until_step) for each in twins]
     a, b = (_between(losses(each), start) for each in twins)
     with progress("comparing") as tell:
@@ -189,8 +190,10 @@ def _held_together(
 
 
 def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:
-    """The run itself, as far as it went and has kept: a rank that died may have taken a number
-    along, so only what both reported is compared."""
+    """Compare the run itself with a replay, on the numbers that both reported.
+
+    A rank that died may have lost numbers.
+    """
     numbers = _between(losses(start.run_dir), start)
     both = a.keys() & numbers.keys()
     store = Folder(start.run_dir / "checkpoints")

@@ -29,8 +29,10 @@ _ELSEWHERE = ("script",)  # of a checkpoint's origin: where the script lay chang
 
 
 class NumberDifference(msgspec.Struct, frozen=True):
-    """A number that one rank reported for one step, in both; None where it did not. JSON has no
-    number for what is not finite: that is "nan", "inf" or "-inf"."""
+    """A number that one rank reported for one step in both runs; None where it is missing.
+
+    JSON has no number for what is not finite: that is "nan", "inf" or "-inf".
+    """
 
     rank: int
     name: str
@@ -93,7 +95,7 @@ def sides(
     two: Checkpoint | None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> RunPair:
-    """Numbers by (rank, step, name), then all that the two checkpoints hold.
+    """Return the numbers by (rank, step, name), and the contents of the two checkpoints.
 
     Raises CorruptionError or StorageError where one of them cannot be read.
     """
@@ -131,7 +133,7 @@ def _json_number(value: float | None) -> float | str | None:
 def states(
     one: Checkpoint, two: Checkpoint, on_progress: Callable[[int, int], None]
 ) -> StateComparison:
-    """Bit by bit, as far as the digests of chunks do not say already that all is equal."""
+    """Compare two checkpoints bit by bit; equal digests of chunks spare the reading."""
     readers = CheckpointReader(one), CheckpointReader(two)
     tensors = compare_tensors(
         *readers, wanted=suspect_tensors(one, two).__contains__, on_progress=on_progress

@@ -26,8 +26,10 @@ Verdict = Literal[
 
 
 class Original(msgspec.Struct, frozen=True, kw_only=True):
-    """The run itself (b) beside its first replay (a). `unlike`: of what changes bits, what was
-    otherwise then: (then, now)."""
+    """Comparison of the run itself (b) with its first replay (a).
+
+    `unlike`: differences in the environment that may change bits, as (then, now).
+    """
 
     sides: RunPair
     unlike: dict[str, tuple[str, str]]
@@ -114,7 +116,7 @@ def _body(report: ReplayReport) -> Iterator[RenderableType]:
 
 
 def _original(report: ReplayReport) -> str:
-    """The run itself, in a sentence."""
+    """Describe the comparison with the run in a sentence."""
     found, unlike = report.original.sides, report.original.unlike
     if not found.compared:
         return "the run itself: it has nothing of these steps to compare"
@@ -132,7 +134,7 @@ def _original(report: ReplayReport) -> str:
 
 
 def _where(found: RunPair, a: str = "", b: str = "") -> str:
-    """` at step 10, rank 1: loss 0.5 and 0.25`; `a` and `b` say which is which."""
+    """Describe a difference: ` at step 10, rank 1: loss 0.5 and 0.25`; `a`, `b` name the sides."""
     if found.parting is None:
         return ""
     numbers = [_number(number, a, b) for number in found.parting.numbers[:_NUMBERS_MAX]]

@@ -47,7 +47,7 @@ class Start(NamedTuple):
 
     @property
     def plan(self) -> RunPlan:
-        """As the run itself was asked for, without what would disturb it, and quiet."""
+        """Return the run's own launch plan, quiet and without what would disturb a replay."""
         asked = self.planned.plan
         return msgspec.structs.replace(
             asked, spares=0, faults=(), checkpoint_every=0, snapshot_every=0, durable=(),
@@ -58,10 +58,10 @@ class Start(NamedTuple):
 
 @contextlib.contextmanager
 def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
-    """Two names for run directories, below that of the run, and a function that has them kept.
+    """Yield two names for run directories below the run's, and a function that keeps them.
 
-    What was not asked to be kept is removed at the end, whatever that end is. Raises StorageError
-    where two checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
+    Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
+    checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
     """
     above = start.run_dir / _FOLDER
     folder = above / f"step-{start.place.step}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -88,8 +88,10 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
 
 
 def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) -> None:
-    """Run it to its end in `target`. Raises OutlastError when that is not a good one, with the
-    directory kept, and KeyboardInterrupt when somebody asked it to end."""
+    """Run the job to its end in `target`.
+
+    Raises OutlastError for a bad end, with the directory kept; KeyboardInterrupt on request.
+    """
     branch(start.run_dir, start.place, target, say)
     plan = msgspec.structs.replace(start.plan, run_dir=str(target), plain=plain)
     with contextlib.chdir(start.planned.cwd):  # scripts name files relative to it
@@ -108,7 +110,7 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) ->
 
 
 def end_of(run_dir: Path, until_step: int) -> Checkpoint | None:
-    """The checkpoint that a replay has ended with; None where its script ended before that step.
+    """Return the final checkpoint of a replay; None where its script ended before that step.
 
     Raises StorageError where it could not be written.
     """

@@ -18,8 +18,10 @@ Losses = dict[tuple[int, int, str], float]  # (seat, step, name)
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Pairs are (disturbed, undisturbed). `loss_difference_max` is infinite where a loss is
-    missing on one side."""
+    """Comparison of a disturbed run with its twin; pairs are (disturbed, undisturbed).
+
+    `loss_difference_max` is infinite where a loss is missing on one side.
+    """
 
     steps: tuple[int, int]
     losses: tuple[int, int]
@@ -53,13 +55,13 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
-        """Nothing differs, nothing was lost, and something was indeed survived."""
+        """True if nothing differs, nothing was lost, and at least one fault was survived."""
         same = self.steps_equal and self.losses_equal and self.digests_equal
         return same and self.none_lost and self.all_struck
 
 
 def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
-    """Hold the run in `disturbed`, to which `faults` were done, against its twin."""
+    """Compare the run in `disturbed`, in which `faults` were injected, with its twin."""
     left, right = losses(disturbed), losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
     return RunComparison(
@@ -76,12 +78,13 @@ def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison
 
 
 def bits(losses: Losses) -> dict[tuple[int, int, str], str]:
-    """Each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
+    """Replace each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
     return {key: value.hex() for key, value in losses.items()}
 
 
 def difference_max(left: Losses, right: Losses) -> float:
-    """The largest |left - right|; infinite where one side has a number that the other has not."""
+    """Return the largest |left - right|; infinite where one side has a number that the other has
+    not."""
     if left.keys() != right.keys():
         return math.inf
     return max((abs(left[key] - right[key]) for key in left), default=0.0)
@@ -92,7 +95,7 @@ def _injected_faults(run_dir: Path) -> set[str]:
 
 
 def losses(run_dir: Path) -> Losses:
-    """Every number that the script reported; of a step that was done again, the last one."""
+    """Return every loss that the script reported; of a repeated step, the last one."""
     found: Losses = {}
     for event in read_events(run_dir):
         if isinstance(event, Metrics):

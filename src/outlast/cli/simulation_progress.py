@@ -37,7 +37,7 @@ def execution_place(
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how many are done, and of how many."""
+    """Yield a callback of the number of replications done, and of all."""
     console = Printer(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _all: None

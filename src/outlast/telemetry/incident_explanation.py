@@ -75,8 +75,10 @@ _MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
 
 
 def explain(found: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
-    """Print each incident in a frame; a traceback that came before is only pointed at. `life`: of
-    the run, should an incident be open."""
+    """Print each incident in a frame; a repeated traceback is only referred to.
+
+    `life`: state of the run, for an incident that is open.
+    """
     shown: dict[str, int] = {}
     for one in found:
         console.print(panel(one, shown, life))
@@ -90,7 +92,7 @@ def saves(said: Scheduled) -> RenderableType:
 
 
 def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
-    """One incident. `shown`: tracebacks printed already, and by which incident; added to."""
+    """Return one incident as a panel. `shown`: tracebacks printed so far, by incident; extended."""
     cause = one.cause
     said = "raised " + error_name(cause) if cause.kind == "raised" else fault_text(cause)
     title = Text.assemble((f"incident {one.number}", "bold"), f", {_when(one.t_ns)}: ")
@@ -110,7 +112,7 @@ def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> Rende
 
 
 def _when(t_ns: int) -> str:
-    """With its date: a run may take weeks, and be read weeks later."""
+    """Format a time with its date: a run may take weeks, and be read weeks later."""
     return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
@@ -140,7 +142,7 @@ def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
 
 
 def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
-    """Nothing broke: no failure is told, and nothing is called a retry."""
+    """Describe a request: no failure and no retry is mentioned."""
     wish = "end" if one.is_drain else "save"
     rows = [("what", f"the run was asked to {wish}: {one.cause.detail}")]
     rows.append(("where", f"{one.where}, generation {one.generation_from}"))
@@ -190,7 +192,7 @@ def _kept(one: Incident) -> str:
 
 
 def _kept_by_stop(one: Incident) -> str:
-    """Nothing was put back or redone; what a later start finds is what was checkpointed."""
+    """Describe the state that a later start finds: the last checkpoint."""
     place = f"step {one.checkpoint_step}, the newest checkpoint"
     origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
     done = _committed(one)
@@ -199,7 +201,7 @@ def _kept_by_stop(one: Incident) -> str:
 
 
 def _committed(one: Incident) -> int:
-    """Steps that every rank had when it broke."""
+    """Return the steps that every rank had committed at the failure."""
     return one.step - 1 if one.redone and one.kind in ("", "step") else one.step
 
 
@@ -273,8 +275,10 @@ LINES_MAX = 5
 
 
 def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
-    """Warnings of the minutes before an incident on its worker's host, and those that were said
-    earlier and not over; of all hosts, where nobody knows which it was."""
+    """Return warnings from the minutes before an incident, and earlier ones that persist.
+
+    Of the host of its worker; of all hosts, where that host is unknown.
+    """
     open_ones: dict[tuple[str, ...], Warned] = {}
     recent: list[Warned] = []
     for event in events:

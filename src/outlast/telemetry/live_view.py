@@ -1,4 +1,4 @@
-"""The view of a living run: tables on a terminal, lines elsewhere; both are Displays."""
+"""Views of a live run: tables on a terminal, lines elsewhere; both are Displays."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ _STATE_STYLE = {
 
 
 class LiveFeed:
-    """A board that is kept up to date: by the launcher directly, and with what workers write
-    themselves (their phases) by a look into the store every `POLL_S` seconds."""
+    """Source of an up-to-date board.
+
+    The launcher delivers its events directly; phases of workers are read from the event store every
+    `POLL_S` seconds.
+    """
 
     def __init__(self, run_dir: Path | None) -> None:
         self.board = RunBoard()
@@ -84,7 +87,7 @@ class LiveFeed:
             self.board.beat(beats, self.now_ns())
 
     def _look_back(self, started: RunStarted) -> None:
-        """Incidents keep the numbers that they have in the whole run's story."""
+        """Continue the numbers of incidents from earlier launchers of the run."""
         found = self._new()
         self._held = [event for event in found if event.t_ns >= started.t_ns]
         for event in found[: len(found) - len(self._held)]:
@@ -115,7 +118,7 @@ class LiveFeed:
 
 
 class LiveDisplay:
-    """Tables that redraw themselves on a terminal. `close` removes them."""
+    """Tables on a terminal that redraw themselves. `close` removes them."""
 
     def __init__(
         self,
@@ -170,8 +173,10 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """Progress as plain lines, for logs and pipes: milestones and incidents at once, where the run
-    is every `PROGRESS_S` seconds."""
+    """Progress as plain lines, for logs and pipes.
+
+    Milestones and incidents at once, the position of the run every `PROGRESS_S` seconds.
+    """
 
     def __init__(
         self,
@@ -219,7 +224,7 @@ class LineDisplay:
         self._tell_recovered()
 
     def _tell_recovered(self) -> None:
-        """Each incident once more when it is over, with what it cost."""
+        """Print each incident again when it is over, with its cost."""
         tracker = self._feed.board.tracker
         for one in tracker.found(tracker.count - self._told) if tracker.count > self._told else []:
             if one.state == "open":
@@ -234,7 +239,7 @@ class LineDisplay:
 def display(
     run_dir: Path, *, plain: bool = False, lines: TextIO | None = None
 ) -> LiveDisplay | LineDisplay:
-    """The view that stderr can show: tables on a terminal, lines elsewhere or when `plain`.
+    """Return the view for stderr: tables on a terminal, lines elsewhere or when `plain`.
 
     Workers' own lines go to `lines` (default: stdout).
     """
@@ -246,7 +251,7 @@ def display(
 
 
 def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
-    """The board as one panel."""
+    """Return the board as one panel."""
     parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
     shown = min(INCIDENTS_MAX, board.incidents)
     for one in board.tracker.found(shown) if shown else []:

@@ -11,9 +11,12 @@ from outlast.text_formatting import plural
 
 
 class ReplicaAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Audits of a run so far. `step`: the last one at which all that was compared was equal; -1:
-    never. `whole_step`: all of the state was equal then or later. `ranks`: how many ranks were
-    compared. `differed`: audits that found a difference; `differed_step`: the last of these."""
+    """Summary of a run's audits so far.
+
+    `step`: the last one at which everything compared was equal; -1: never. `whole_step`: the last
+    at which all state was proven equal. `ranks`: number of ranks compared. `differed`: audits that
+    found a difference; `differed_step`: the last of these.
+    """
 
     audits: int = 0
     step: int = -1
@@ -24,7 +27,7 @@ class ReplicaAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """The same for a person."""
+        """Return the summary as a sentence."""
         if not self.audits:
             return "never compared"
         if self.step < 0:

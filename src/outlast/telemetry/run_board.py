@@ -44,7 +44,7 @@ RATE_WINDOW_S = 15.0
 
 @dataclass
 class WorkerRow:
-    """One worker as its page and its events last showed it. `loss` is None until one is known."""
+    """State of one worker by its last page and events. `loss` is None until one is known."""
 
     worker: str
     seat: int = -1
@@ -57,8 +57,11 @@ class WorkerRow:
 
 @dataclass
 class RunBoard:
-    """The state of a view. Feed it events (the launcher's at once, the workers' whenever they are
-    read) and beats; it never looks at a clock, a file or a terminal itself."""
+    """State of a view, fed with events and beats.
+
+    The launcher's events come at once, the workers' whenever they are read. The board itself reads
+    no clock, file or terminal.
+    """
 
     run: str = ""
     script: str = ""
@@ -139,7 +142,7 @@ class RunBoard:
 
     @property
     def step(self) -> int:
-        """Committed steps: what every seat had when last all of them were seen."""
+        """Steps that every seat had committed at the last complete reading."""
         return self._step
 
     @property
@@ -149,7 +152,7 @@ class RunBoard:
 
     @property
     def incidents(self) -> int:
-        """In this launcher's life."""
+        """Number of incidents under this launcher."""
         return self.tracker.count - self.incidents_before
 
     @property
@@ -158,21 +161,23 @@ class RunBoard:
         return self._closed_ns > 0
 
     def steps_per_s(self) -> float:
-        """Over the last beats; 0 where nothing is known yet."""
+        """Return the rate over the last beats; 0 where nothing is known yet."""
         if len(self._rate) < 2:
             return 0.0
         (first_ns, first), (last_ns, last) = self._rate[0], self._rate[-1]
         return max(0, last - first) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else 0.0
 
     def lost_s(self, now_ns: int) -> float:
-        """Wall seconds of the whole job that failures have cost: attempts thrown away and
-        recoveries, averaged over the seats."""
+        """Return the wall seconds lost to failures: discarded attempts and recoveries.
+
+        Averaged over the seats.
+        """
         open_ns = now_ns - self._closed_ns if self._closed_ns else 0
         refused_ns = self._refused_ns / self.world if self.world else 0
         return (self._recovered_ns + max(0, open_ns) + refused_ns) / 1e9
 
     def goodput(self, now_ns: int) -> float | None:
-        """Step time over wall x seats; None until a step is known."""
+        """Return step time over wall x seats; None until a step is known."""
         wall_ns = (now_ns - self.begin_ns) * self.world
         return min(1.0, self._step_ns / wall_ns) if self._step_ns and wall_ns > 0 else None
 
@@ -206,7 +211,7 @@ class RunBoard:
 
 
 def headline(one: Incident, *, brief: bool = False) -> str:
-    """An incident on one line, as far as it has come; `brief`: with its longest phase only."""
+    """Describe an incident on one line; `brief`: with its longest phase only."""
     said = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
     if one.is_request:
         return said

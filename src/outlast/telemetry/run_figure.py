@@ -1,4 +1,4 @@
-"""The report figure: losses of the runs, and the time of every rank below them.
+"""Report figure: losses of the runs, and the time of every rank below them.
 
 Needs matplotlib (extra `figures`); nothing else imports this module at load.
 """
@@ -103,7 +103,7 @@ def _read(run_dir: Path, label: str) -> _Run:
 
 
 def _took_over(events: Sequence[AnyEvent]) -> list[tuple[int, int]]:
-    """Seats whose worker changed, and when. A seat's first worker took nobody's place."""
+    """Return the changes of each seat's worker, with times; not its first worker."""
     sitting: dict[int, str] = {}
     changes: list[tuple[int, int]] = []
     for event in events:
@@ -152,8 +152,7 @@ def _losses(axis: Axes, runs: list[_Run]) -> None:
 
 
 def _difference(runs: list[_Run]) -> str:
-    """Describe the largest difference between the first run and the others, over all ranks and
-    steps."""
+    """Describe the largest difference between the first run and the others."""
     if len(runs) < 2:
         return ""
     first = runs[0].losses
@@ -194,7 +193,7 @@ def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
 
 
 def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
-    """Incident numbers above the lanes, moved apart where they would touch, tied to their place."""
+    """Draw incident numbers above the lanes, moved apart where they would touch."""
     broken_s = [run.seconds(one.t_ns) for one in run.incidents]
     for one, broke_s, at_s in zip(
         run.incidents, broken_s, apart(broken_s, 0.03 * wall_s, wall_s), strict=True
@@ -215,8 +214,10 @@ def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
 
 
 def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
-    """Places between 0 and `end` as near to the `wanted` ones (sorted) as a `gap` between them
-    allows; where they do not all fit, the gap gives way."""
+    """Return places in 0 to `end`, near the `wanted` ones (sorted), at least a `gap` apart.
+
+    Where they do not all fit, the gap shrinks.
+    """
     gap = min(gap, end / max(1, len(wanted)))
     found: list[float] = []
     for place in wanted:
@@ -229,8 +230,10 @@ def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
 
 
 def columns(spans: Sequence[Span], begin_ns: int, wall_ns: int) -> list[Span]:
-    """A lane's spans as at most COLUMNS columns, each in the bucket that fills most of it (what
-    failures cost counts threefold), equal neighbours joined."""
+    """Return a lane's spans as at most COLUMNS columns, equal neighbours joined.
+
+    Each has the bucket that fills most of it; costs of failures count threefold.
+    """
     width_ns = max(1, -(-wall_ns // COLUMNS))
     weights: dict[int, dict[Bucket, int]] = {}
     for span in spans:
@@ -274,7 +277,7 @@ def _key(runs: list[_Run]) -> list[str]:
 
 
 def _legend(axis: Axes, runs: list[_Run], key: list[str]) -> None:
-    """The colours, and below them what the numbers mean; in points, whatever the figure's size."""
+    """Draw the colours and the key of numbers; in points, whatever the figure's size."""
     axis.set_axis_off()
     used = {span.bucket for run in runs for lane in run.times.lanes for span in lane.spans}
     handles: list[Artist] = [

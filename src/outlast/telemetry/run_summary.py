@@ -1,4 +1,4 @@
-"""Summary of a run, for people, programs and the fleet's tables."""
+"""Summary of a run, for people, programs and the tables of a fleet."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NO_HELLO = "no worker reached outlast.init()"
 
 
 class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident in short. Times are milliseconds."""
+    """Summary of one incident. Times are milliseconds."""
 
     number: int
     cause: str  # a FaultKind
@@ -67,7 +67,7 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentCause(msgspec.Struct, frozen=True, kw_only=True):
-    """All incidents of one kind of fault."""
+    """Summary of all incidents of one kind of fault."""
 
     count: int
     total_s: float
@@ -75,9 +75,10 @@ class IncidentCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, over all its terms. `outcome`: done | user_error | gave_up | interrupted |
-    running | died (no end was recorded, and nobody holds the run directory) | unfinished (no end
-    was recorded, and this host cannot tell).
+    """Summary of one run, over all its terms.
+
+    `outcome`: done | user_error | gave_up | interrupted | running | died (no recorded end, and no
+    process holds the run directory) | unfinished (no recorded end, and this host cannot tell).
 
     `buckets_s` are seat-seconds and add up to `wall_s` x `world`. Where no worker called
     `outlast.init()`, nothing is known of steps: `steps`, `committed_steps_lost`, `goodput` and
@@ -118,7 +119,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(run_dir: Path) -> RunSummary:
-    """Read a run and sum it up; it may be done, alive or dead.
+    """Read and summarise a run; it may be done, alive or dead.
 
     Raises RunDirError when `run_dir` holds no run, CorruptionError when the times do not add up.
     """
@@ -134,7 +135,7 @@ def summarise_events(
     *,
     life: Life = "unknown",
 ) -> RunSummary:
-    """As `summarise`, of events (by time) that were read already. `life`: of a run without end."""
+    """Summarise events (by time). `life`: state of the launcher of a run without end."""
     terms = split_terms(events)
     times = account(events, running=life == "running")
     found = incidents(events)
@@ -179,7 +180,7 @@ def summarise_events(
 
 
 def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
-    """By target; one that was carried there twice, after a roll back, counts once."""
+    """Return checkpoints by target; one uploaded twice, after a roll back, counts once."""
     reached = {event.where for event in events if isinstance(event, Drained)}
     return dict(sorted(Counter(where.rpartition("/")[0] for where in reached).items()))
 
@@ -209,7 +210,7 @@ class _Progress:
             self.generation = max(self.generation, event.generation)
 
     def step_s(self) -> float:
-        """The median of single steps, of which an event may stand for many."""
+        """Return the median duration of single steps; one event may stand for many."""
         if not self._steps:
             return 0.0
         ordered = sorted(self._steps, key=_step_ns)

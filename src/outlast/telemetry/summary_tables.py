@@ -153,7 +153,7 @@ def _cause(summary: RunSummary) -> RenderableType:
 
 
 def listed(lines: Sequence[IncidentLine]) -> list[IncidentLine]:
-    """Of many incidents the worst half and the newest half, in order."""
+    """Return the worst half and the newest half of many incidents, in order."""
     if len(lines) <= INCIDENTS_MAX:
         return list(lines)
     half = INCIDENTS_MAX // 2

@@ -41,7 +41,8 @@ def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: 
 def epoch_losses(
     train_s: float, step_s: float, holders: int, members: int, node_rate_per_s: float
 ) -> float:
-    """Expected losses of a run as Epoch AI 2024 prints it: (t_train/t_step) (N/M) (l t_step)^M.
+    """Return expected losses of a run as Epoch AI 2024 prints it: (t_train/t_step) (N/M) (l
+    t_step)^M.
 
     A loss is M failures within one step, as if state were protected again by the next step; N
     counts GPUs and l is a node's rate. Use `loss_rate_per_s`, whose window says what is meant.
@@ -79,7 +80,7 @@ def network_per_gpu_bytes_per_s(
 
 
 def _powers(base: float, many: int) -> float:
-    """The sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
+    """Return the sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
     total = 0.0
     for k in range(1, many + 1):
         term = base**k / k

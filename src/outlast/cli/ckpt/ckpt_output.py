@@ -22,7 +22,7 @@ Tell = Callable[[int, int], None]
 
 @contextmanager
 def progress(title: str) -> Iterator[Tell]:
-    """A function that is told the bytes that are done and all of them, from any thread."""
+    """Yield a callback of the bytes done and in total; safe to call from any thread."""
     console = Printer(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _all: None

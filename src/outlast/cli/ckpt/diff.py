@@ -1,4 +1,4 @@
-"""`outlast ckpt diff`: which tensors and values differ, and by how much."""
+"""`outlast ckpt diff`: differences of tensors and values between two checkpoints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _value_blob(reader: CheckpointReader, rank: int, name: str) -> bytes:
 
 
 def _decoded(reader: CheckpointReader, rank: int, data: bytes) -> Any:
-    """Whatever it was that was kept; bytes that are no value of ours by their digest."""
+    """Decode a value; return the digest of bytes that are no value of ours."""
     if data.startswith(SEAT_MAGIC):
         return part_summary(data, f"{reader.checkpoint.where}, rank {rank}")
     if data.startswith(BLOB_MAGIC):
@@ -96,7 +96,7 @@ def diff(
     tolerance: float | None = None,
     json: bool = False,
 ) -> int:
-    """Compare two checkpoints: which tensors and values differ, and by how much.
+    """Compare two checkpoints by tensors and values.
 
     Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
     them does not. What has equal digests in both is equal, and not read.
@@ -159,7 +159,7 @@ def _compared(
 
 
 def _differs(found: TensorDifference, tolerance: float | None) -> bool:
-    """With a tolerance, another element type alone is no difference; it is told all the same."""
+    """Return whether two tensors differ; an element type alone counts only without tolerance."""
     comparable = bool(found.elements)
     return bool(found.differing) or not (comparable and tolerance is not None)
 

@@ -1,4 +1,4 @@
-"""`outlast ckpt import`: what others wrote becomes a checkpoint, and nothing in it is run."""
+"""`outlast ckpt import`: import from other formats, without running code in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def import_(
     names: NameFlags = NameFlags(),  # noqa: B008 - frozen
     json: bool = False,
 ) -> int:
-    """Read DCP or safetensors.
+    """Import a checkpoint from DCP or safetensors.
 
     Into a checkpoint of its own. Nothing in them is unpickled: what is more
     than tensors and plain values is left out, and named. Nothing is left of an

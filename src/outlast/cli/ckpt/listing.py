@@ -1,4 +1,4 @@
-"""`outlast ckpt ls`: what is there, the newest first."""
+"""`outlast ckpt ls`: list of checkpoints, the newest first."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _committed(store: Store, place: SavePoint, is_barred: bool) -> CheckpointLin
 
 
 def _begun(store: Store, place: SavePoint) -> CheckpointLine:
-    """A directory without a commit record: being written, or never finished."""
+    """Return the line of a directory without a commit record: being written, or unfinished."""
     try:
         files = store.files(place.directory)
         failed = sorted(name for name in files if name.endswith(_FAILED))

@@ -1,4 +1,4 @@
-"""`outlast ckpt now`: a running job saves at once, and goes on."""
+"""`outlast ckpt now`: request of a checkpoint from a running job, which continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def now(
     timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
     json: bool = False,
 ) -> int:
-    """Ask a running job for a checkpoint, and wait for it.
+    """Request a checkpoint from a running job, and wait for it.
 
     The job goes on; the wait is over when the checkpoint is durable. It has
     every step that was complete when it was asked for.
@@ -98,7 +98,10 @@ class _Wait:
                 self._done_n = max(self._done_n, event.n)
 
     def take(self, event: AnyEvent) -> CheckpointSaved | None:
-        """The answer, if this is it. Raises StorageError or RunDirError for one that says no."""
+        """Return the report if this event answers the request, else None.
+
+        Raises StorageError or RunDirError for an event that reports a failure.
+        """
         if isinstance(event, GenerationOpened):
             self._done_n = min(self._done_n, event.n)
         elif isinstance(event, CheckpointSaved) and event.n >= self._done_n:

@@ -1,4 +1,4 @@
-"""`outlast ckpt prune`: what a policy does not keep is deleted, and why is said."""
+"""`outlast ckpt prune`: deletion by a retention policy, with reasons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) -> int:
-    """Delete what a policy does not keep.
+    """Delete the checkpoints that a retention policy does not keep.
 
     The oldest goes first. Nothing is deleted before every byte of a newer
     checkpoint has been read and was right. The newest one stays whatever the
@@ -70,7 +70,7 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
 
 
 def _refuse_living(store: Store) -> None:
-    """Raises RunDirError where a launcher works on these checkpoints."""
+    """Raise RunDirError where a live launcher works on these checkpoints."""
     if not isinstance(store, Folder):
         return
     run_dir = store.root.parent

@@ -1,4 +1,4 @@
-"""`outlast ckpt show`: who wrote a checkpoint, what is in it, and who holds which part."""
+"""`outlast ckpt show`: origin and contents of a checkpoint, and the ranks' shards."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _LINE_MAX = 200
 
 
 def values_in(checkpoint: Checkpoint) -> dict[str, str]:
-    """Each part of the shared value with what it holds. Raises ModuleNotFoundError without torch,
-    CorruptionError or StorageError as reading does."""
+    """Yield each part of the shared value with its contents.
+
+    Raises ModuleNotFoundError without torch, CorruptionError or StorageError as reading does.
+    """
     from outlast.checkpoint.format import codec
     from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 
@@ -55,7 +57,7 @@ def _part(shared: Mapping[str, Any], name: str, kind: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value on one line, as Python says it."""
+    """Return the repr of a value, shortened to one line."""
     if isinstance(value, dict):
         text = ", ".join(f"{key}={item!r}" for key, item in value.items())
     else:
@@ -77,8 +79,11 @@ class HeldTensorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part. `tensor_bytes`: of it, without values and padding; `frozen_bytes`: of what
-    is not trained, in a file that other checkpoints may have as well."""
+    """Shard of one rank.
+
+    `tensor_bytes`: of its tensors, without values and padding; `frozen_bytes`: of frozen tensors,
+    in a file that other checkpoints may share.
+    """
 
     rank: int
     name: str

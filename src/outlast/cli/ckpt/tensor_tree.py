@@ -39,7 +39,7 @@ def size_bytes(tensor: Tensor) -> int:
 
 
 def make_tree(tensors: Mapping[str, Tensor]) -> Branch:
-    """The tree of dotted names, sorted: which rank wrote what must not make layers unlike."""
+    """Return the tree of dotted names, sorted, so that it does not depend on the writing ranks."""
     root = Branch()
     for name, tensor in sorted(tensors.items()):
         branch = root
@@ -50,7 +50,7 @@ def make_tree(tensors: Mapping[str, Tensor]) -> Branch:
 
 
 def render_tree(tensors: Mapping[str, Tensor], title: str) -> Tree:
-    """The tree for a terminal: as many lines as there are different things."""
+    """Render the tree for a terminal, with equal neighbours folded into one line."""
     tree = Tree(Text(title), guide_style="bright_black")
     _draw(make_tree(tensors), tree)
     return tree
@@ -88,7 +88,7 @@ def _in_line(branch: Branch) -> str:
 
 
 def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Branch]]]:
-    """Neighbours with numbers for names and the same things below them as one."""
+    """Fold neighbours that differ only in a number of their name."""
     ordered = sorted(below, key=lambda item: int(item[0]) if item[0].isdecimal() else -1)
     for (numbered, _), group in groupby(
         ordered,
@@ -102,7 +102,7 @@ def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Bra
 
 
 def _shape(branch: Branch) -> object:
-    """Equal for branches that hold the same under other numbers."""
+    """Return a key that is equal for branches with the same contents under other numbers."""
     return branch.tensor, tuple((name, _shape(each)) for name, each in branch.below.items())
 
 

@@ -1,4 +1,4 @@
-"""`outlast ckpt verify`: every byte, read and held against its digest."""
+"""`outlast ckpt verify`: comparison of every byte with its digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMED_MAX = 8
 
 
 class DamagedPart(msgspec.Struct, frozen=True):
-    """A damaged file, or chunk of a file, and the tensors that lie there."""
+    """A damaged file, or chunk of a file, and the tensors stored there."""
 
     file: str
     chunk: int | None
@@ -37,7 +37,7 @@ class DamagedPart(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """On one checkpoint; whole where `damages` is empty."""
+    """Result for one checkpoint; it is undamaged where `damages` is empty."""
 
     directory: str
     size_bytes: int
@@ -52,7 +52,7 @@ def verify(
     every: Annotated[bool, Parameter(name="--all", negative=())] = False,
     json: bool = False,
 ) -> int:
-    """Read every byte and say what is damaged.
+    """Read every byte and report damage.
 
     By file, chunk and tensor.
 

@@ -28,7 +28,7 @@ def _ingest_flag(text: str, name: str | None = None) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class IngestFlags:
-    """As flags."""
+    """Flags of `outlast fleet ingest`."""
 
     as_: Annotated[
         Format | None, _ingest_flag("What the logs are, where their content does not tell.", "--as")
@@ -95,7 +95,7 @@ class IngestFlags:
     ] = None
 
     def asked(self) -> LogOptions:
-        """As the readers take it."""
+        """Return the request for the readers."""
         return LogOptions(
             format=self.as_, mapping=self.mapping, cluster=self.cluster or "",
             zone=self.zone or "", node=self.node or "", nodes=self.nodes,
@@ -116,7 +116,7 @@ def ingest(
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Read logs into a lake, from which the other commands answer.
+    """Read logs into a lake, which the other commands analyse.
 
     What a log is, is seen from its content. Rows that cannot be read are kept
     with their reason in LAKE/rejects. A log that was read before changes nothing;

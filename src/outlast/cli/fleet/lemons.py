@@ -32,7 +32,8 @@ SHORT = {
 
 
 class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`ranking`: as `outlast.fleet.analysis.lemons.rank_lemons` has it, times in Unix ns."""
+    """Output of `--json`. `ranking`: as in `outlast.fleet.analysis.lemons.rank_lemons`, times in
+    Unix ns."""
 
     cluster: str  # "": none is named
     since_ns: int
@@ -53,7 +54,7 @@ class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Truth(msgspec.Struct):
-    """Of `truth.json`."""
+    """Contents of `truth.json`."""
 
     lemons: dict[str, float]
 
@@ -281,7 +282,7 @@ def _scored(score: dict[str, float | int | None]) -> str:
 
 
 def _likely(one: dict[str, Any]) -> str:
-    """Return which part it is, where something tells."""
+    """Return the likely faulty part, where the evidence names one."""
     from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 
     return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"

@@ -37,7 +37,7 @@ def report(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Everything that a lake answers, as one page with figures.
+    """Write all analyses of a lake as one page with figures.
 
     The page stands alone: it fetches nothing and runs nothing, and can be sent.
 
@@ -90,7 +90,7 @@ def report(
 
 
 def _free(out: Path) -> None:
-    """Known before an hour's work: can it be drawn, and written there?"""
+    """Check, before an hour's work, that figures can be drawn and the page written."""
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     if out.suffix.lower() not in (".html", ".htm"):
@@ -101,8 +101,10 @@ def _free(out: Path) -> None:
 
 
 class Drawer:
-    """Draws what is told while the next analysis runs, in a process of its own: threads of this one
-    would take turns."""
+    """Draws figures in a process of its own while the next analysis runs.
+
+    Threads of this process would take turns with the analysis.
+    """
 
     def __init__(self) -> None:
         self._pool = ProcessPool(1)
@@ -130,10 +132,9 @@ class Drawer:
 
 @contextmanager
 def _drawer_alive() -> Iterator[None]:
-    """The pool says that its process died when it is given more, or when it is asked for a figure.
+    """Convert the death of the pool's process into an OutlastError.
 
-    Raises:
-        OutlastError: It died.
+    The pool reports it when it gets another task or when a figure is requested.
     """
     try:
         yield

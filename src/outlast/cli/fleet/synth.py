@@ -36,7 +36,7 @@ def synth(
     nodes: int | None = None,
     json: bool = False,
 ) -> int:
-    """Make the logs of a cluster whose truth is known.
+    """Generate logs of a cluster with known ground truth.
 
     sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
     `outlast fleet ingest` as those of a real site; mappings are beside them, and

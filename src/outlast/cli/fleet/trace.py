@@ -27,7 +27,7 @@ def trace(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Find the root cause of a hang: who did not enter what.
+    """Find the root cause of a hang in flight-recorder dumps.
 
     Reads torch's flight-recorder dumps, JSON or pickle. Pickles are never loaded:
     only plain values are read from them.

@@ -38,7 +38,7 @@ def advise(
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
-    """Recommend settings, with their cost and the next purchase.
+    """Recommend settings and the next purchase, with their prices.
 
     And what to find out first: which unknowns would ask for other settings.
 
@@ -96,7 +96,7 @@ def _head(title: str) -> None:
 
 
 def _part(title: str, said: Mapping[str, str] | Sequence[str]) -> None:
-    """A heading, and sentences beside what they are about; nothing where none is said."""
+    """Print a heading, and sentences beside their subjects; nothing without sentences."""
     rows = list(said.items()) if isinstance(said, Mapping) else [("-", text) for text in said]
     rows = [one for one in rows if one[1]]
     if not rows:

@@ -24,7 +24,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def show(found: Answer, *, json: bool) -> None:
-    """The whole answer, as one JSON object or for people."""
+    """Print the whole answer, as one JSON object or for people."""
     if json:
         as_json(found)
         return
@@ -47,7 +47,7 @@ def table(quantities: list[Quantity]) -> Table:
 
 
 def remarks(found: Answer | Sizing) -> None:
-    """Warnings, and what was assumed."""
+    """Print warnings and assumptions."""
     for warning in found.warnings:
         say(Text(f"warning: {warning}", "yellow"))
     if found.assumed:
@@ -63,7 +63,7 @@ def band(one: Quantity) -> str:
 
 
 def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[str, str]:
-    """The fields, where none is a flag of the command's own with a typo. Raises UsageError."""
+    """Return the fields. Raises UsageError for a misspelt flag of the command's own."""
     own = [
         one.name for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY
     ]

@@ -48,7 +48,7 @@ def compare(
     picture: Picture = "waterfall",
     **fields: Fields,
 ) -> int:
-    """Compare recovery strategies on one scenario.
+    """Compare the recovery strategies on one scenario.
 
     All that are possible, on the same simulated failures, beside theory.
 
@@ -132,8 +132,7 @@ def _seen(run_dir: Path) -> MeasuredRun:
 
 
 def _with(fields: dict[str, str], seen: MeasuredRun) -> dict[str, str]:
-    """Return what was said, and what the run says of what was not; a file of rates goes before the
-    run."""
+    """Merge the given fields with those measured on the run; a file of rates overrides the run."""
     summary, said = seen.summary, {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):
@@ -174,7 +173,7 @@ def _date(flag: str, text: str) -> datetime:
 
 
 def show_comparison(found: StrategyComparison, *, json: bool) -> None:
-    """The whole comparison, as one JSON object or for people."""
+    """Print the whole comparison, as one JSON object or for people."""
     if json:
         as_json(found)
         return

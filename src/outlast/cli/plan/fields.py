@@ -1,4 +1,4 @@
-"""`outlast plan fields`: what a scenario may say."""
+"""`outlast plan fields`: list of the fields of a scenario."""
 
 from __future__ import annotations
 

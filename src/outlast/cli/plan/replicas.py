@@ -19,7 +19,10 @@ from outlast.plan.model.scenario import scenario_of
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
-    """Compare numbers of in-memory copies: losses of the last copy, memory, network, limits."""
+    """Compare numbers of in-memory copies: losses, memory, network.
+
+    Also prints how often the last copy is lost, and the limits of scaling.
+    """
     found = answered(scenario_of(check_fields(fields, replicas), file))
     if json:
         as_json(found)

@@ -47,7 +47,7 @@ def simulate(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """Many runs of one strategy, by quantiles.
+    """Simulate many runs of one strategy, and print quantiles.
 
     How long, how dear, and what failures cost. All runs are at the failure rate
     as it is said; `outlast plan compare` is unsure of it, too.

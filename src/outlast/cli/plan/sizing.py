@@ -48,7 +48,7 @@ def _flag(text: str, key: str = "") -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class MachineFlags:
-    """GPUs, links and storage, as flags."""
+    """Flags for GPUs, links and storage."""
 
     gpus: Annotated[str, _flag("GPUs of the job, as in 16384 or 16k.")]
     gpus_per_node: Annotated[
@@ -72,7 +72,7 @@ class MachineFlags:
     )
 
     def machine(self, precision: Precision) -> MachineSpec:
-        """Read the flags. Raises ConfigError, UsageError, naming the one that cannot be."""
+        """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def text(key: str) -> str:
             return getattr(self, key.replace("-", "_")) or _DEFAULTS[key]
@@ -106,7 +106,7 @@ class MachineFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Parameters and tokens, as flags."""
+    """Flags for parameters and tokens."""
 
     parameters: Annotated[str, _flag("Of the model, as in 405B.")]
     active: Annotated[
@@ -133,7 +133,7 @@ class ModelFlags:
     ] = None
 
     def model(self, gpus: int) -> ModelSpec:
-        """Read the flags. Raises ConfigError, naming the one that cannot be."""
+        """Parse the flags. Raises ConfigError, naming the invalid one."""
         parameters, held = _large("--parameters", self.parameters), gpus
         if self.replica_gpus is not None:
             held = quantities.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
@@ -159,7 +159,7 @@ class ModelFlags:
 def _assumed(
     of: ModelFlags, on: MachineFlags, model: ModelSpec, machine: MachineSpec
 ) -> list[Assumed]:
-    """Return the flags that were not given, and what they were taken for."""
+    """Return the flags that were not given, with their defaults."""
     follow = {
         "tokens": format_quantity(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
         "gpus-per-node": str(machine.gpus_per_node),
@@ -172,7 +172,7 @@ def _assumed(
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
-    """State, work and save times, from the model and the machine.
+    """Compute state, work and save times from the model and the machine.
 
     A scenario for the other commands: `outlast plan size ... --out run.toml`,
     then `outlast plan advise run.toml`.
@@ -202,7 +202,7 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
 
 
 def _large(flag: str, text: str) -> float:
-    """A number above 0, as in 405B or 15.6T. Raises ConfigError."""
+    """Parse a number above 0, as in 405B or 15.6T. Raises ConfigError."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,20})?)\s*([kKMBGT]?)", text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")

@@ -29,7 +29,7 @@ def spares(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Compute the number of spare nodes.
+    """Compute the number of spare nodes that costs least.
 
     For a job that waits for them, and for one that goes on.
 

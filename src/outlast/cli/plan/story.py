@@ -32,7 +32,7 @@ def story(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """One run, told as `outlast explain` reads it.
+    """Simulate one run, and write it for `outlast explain`.
 
     A run directory for `outlast explain`, `summary` and `events`, decided by
     the controller that `outlast run` has. It is one of the runs of `outlast

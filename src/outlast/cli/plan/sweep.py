@@ -46,7 +46,7 @@ def sweep(
     measure: Literal["goodput", "dollars"] = "goodput",
     **fields: Fields,
 ) -> int:
-    """One or two fields varied.
+    """Vary one or two fields of a scenario.
 
     What theory says of each point, and runs there.
 
@@ -92,7 +92,7 @@ def sweep(
 
 
 def _failures(wanted: list[SweepPoint], runs: int) -> float:
-    """To simulate, roughly: theory's are not known yet."""
+    """Estimate the failures to simulate, before theory has computed them."""
     each = (
         2 * one.scenario.failures.per_gpu_s * one.scenario.gpus * one.scenario.work_s
         for one in wanted

@@ -216,7 +216,7 @@ def describe_spares(
 
 
 def describe_main_inputs(found: list[InputSensitivity]) -> str:
-    """Of what is not free to set."""
+    """Describe the inputs, not free to set, that move the price most."""
     if not found or found[0].swing_usd == 0:
         return ""
     most = found[0]

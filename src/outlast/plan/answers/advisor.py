@@ -55,8 +55,11 @@ FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
 def advise(
     scenario: Scenario, in_use: Strategy | None = None, asked: ExtraInputs | None = None
 ) -> Advice:
-    """`in_use`: the strategy at the moment; checkpoint-restart where a scenario says an interval
-    and nobody says with what. Raises UsageError where `in_use` cannot be."""
+    """Return the advice for a scenario.
+
+    `in_use`: the present strategy; checkpoint-restart where a scenario has an interval and no
+    strategy is given. Raises UsageError where `in_use` is impossible.
+    """
     open_ = _with_copies(replace(scenario, interval_s=None, memory_interval_s=None))
     at = best_settings(open_)
     settings = settings_of(at.scenario, at.taken)
@@ -121,7 +124,7 @@ def make_bill(scenario: Scenario, of: Prediction) -> Bill:
 
 
 def _with_copies(scenario: Scenario) -> Scenario:
-    """With the fewest copies, of those that divide the nodes, that cost no more than others."""
+    """Choose the fewest copies, among divisors of the nodes, that cost no more than others."""
     if "copies" not in scenario.assumed or scenario.copies < 2:
         return scenario
     fitting = [many for many in COPIES if scenario.nodes % many == 0] or [scenario.copies]
@@ -132,7 +135,10 @@ def _with_copies(scenario: Scenario) -> Scenario:
 
 
 def _quantities(at: BestSettings, settings: TunedSettings) -> list[Quantity]:
-    """With the settings kept where the rate's band leads: nobody knows the true rate."""
+    """Return the quantities, with settings fixed over the rate's band.
+
+    The true rate is unknown when settings are chosen.
+    """
     here = with_settings(at.scenario, settings)
     predicted = partial(price_strategy, strategy=settings.strategy)
     make = partial(quantity_with_band, how=at.taken.how, source="", scenario=here)

@@ -28,9 +28,11 @@ CLOSE = 1e-6
 
 
 def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
-    """The best interval between durable saves, and between versions in memory; Young's and Daly's
-    beside them; the flat zone; goodput there and, where the scenario says an interval, here, whose
-    bands keep intervals and spares: nobody knows the true rate."""
+    """Return the best intervals of durable saves and of versions in memory.
+
+    With Young's and Daly's interval, the flat zone, the goodput there and, where the scenario has
+    an interval, at that one. Bands keep intervals and spares, because the true rate is unknown.
+    """
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
 
@@ -100,7 +102,7 @@ def flat_zone(scenario: Scenario, best: Prediction) -> intervals.Zone:
 
 
 def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
-    """Infinity where none is taken; what is given is fitted into the durable interval."""
+    """Fit the memory interval into the durable one; infinity where none is taken."""
     if scenario.memory_interval_s is not None:
         return Quantity(
             name="interval in memory", value=best.memory_interval_s or math.inf, unit="s",
@@ -133,8 +135,10 @@ def _why(scenario: Scenario, best: Prediction) -> str:
 
 
 def waste(scenario: Scenario, strategy: Strategy, interval_s: float) -> float:
-    """The share of time that is not useful at this interval; everything where a save could not end
-    before the next begins."""
+    """Return the share of time that is not useful at this interval.
+
+    All of it where a save could not end before the next begins.
+    """
     if interval_s < scenario.flush_s:
         return 1.0
     fixed = replace(scenario, interval_s=interval_s, work_s=max(scenario.work_s, interval_s))

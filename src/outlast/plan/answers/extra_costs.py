@@ -1,6 +1,6 @@
 """Costs besides failures: silent errors, stragglers, planned stops, preemption, storage.
 
-Each multiplies with the price that was advised, first order in how they meet failures.
+Each is a factor of the advised price; their interplay with failures is first order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from outlast.theory import dollars, levels, other_losses
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, shares and dollars; None: not asked. `silent_mtbf_s`, `preempted_every_s`: of the
-    whole job. `straggler_share`: of GPUs that are slow in a step, `straggler_factor` times as long.
-    `local_survives`: share of failures that a save on local drives survives."""
+    """Inputs of extra costs in seconds, shares and dollars; None: not requested.
+
+    `silent_mtbf_s`, `preempted_every_s`: of the whole job. `straggler_share`: of GPUs that are slow
+    in a step, `straggler_factor` times as long. `local_survives`: share of failures that a save on
+    local drives survives.
+    """
 
     silent_mtbf_s: float | None = None
     verify_s: float = 0.0
@@ -41,7 +44,7 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtraCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`usd`: beyond the advised price; negative where it is saved."""
+    """One cost besides failures. `usd`: over the advised price; negative for a saving."""
 
     what: str
     usd: float
@@ -50,8 +53,10 @@ class ExtraCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def extra_costs(scenario: Scenario, taken: Prediction, asked: ExtraInputs) -> list[ExtraCost]:
-    """Return what was asked for, for the advised strategy at its intervals; nothing where no run
-    ends. Raises UsageError naming what cannot be."""
+    """Return the requested costs for the advised strategy; nothing where no run ends.
+
+    Raises UsageError naming the invalid input.
+    """
     if math.isinf(taken.usd):
         return []
     found: list[ExtraCost] = []
@@ -73,8 +78,11 @@ def extra_costs(scenario: Scenario, taken: Prediction, asked: ExtraInputs) -> li
 
 
 def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: float) -> ExtraCost:
-    """Other failures are those that go back to storage: what live ranks and memory mend costs the
-    same with silent errors."""
+    """Return the cost of silent errors.
+
+    Only failures that restart from storage interact with it: recoveries from live ranks and memory
+    cost the same with silent errors.
+    """
     falls = taken.outcome.falls_back
     fails_s = mtbf_s(scenario) / falls if falls else math.inf
     how = {"mtbf_s": fails_s, "restart_s": scenario.detect_s + scenario.restart_s}
@@ -177,7 +185,7 @@ def _storage(
 def _levels(
     scenario: Scenario, taken: Prediction, asked: ExtraInputs, local_cost_s: float
 ) -> ExtraCost:
-    """With local drives between memory and storage."""
+    """Return the pattern of saves with local drives between memory and storage."""
     every_s = mtbf_s(scenario)
     ladder = rungs(scenario, "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
                    memory=scenario.copies > 1)  # fmt: skip

@@ -49,8 +49,11 @@ class _SimulatedPrice(NamedTuple):
 
     @property
     def between_falls_s(self) -> float:
-        """Of a job at full speed that should save as often: a slower one falls more often in the
-        same work, and takes longer to redo it. Recoveries and waits add nothing that is lost."""
+        """Return seconds between falls back to storage, of a job at full speed.
+
+        A slower job falls more often in the same work, and takes longer to redo it. Recoveries and
+        waits add nothing that is lost.
+        """
         running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
         speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
         return speed**2 * running / self.falls_per_s
@@ -59,12 +62,13 @@ class _SimulatedPrice(NamedTuple):
 def price_strategy(
     scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.inf
 ) -> Prediction:
-    """As `predict`, but simulated where a formula is outside its regime and Numba is there: at the
-    interval that suits the falls back to storage that were met, with an error of some per cent. A
-    price far above `beside_usd` is known less well.
+    """Return a prediction as `predict`, simulated outside a formula's regime (with Numba).
 
-    The same scenario has the same price, and all of them meet the same failures: what a change of
-    the scenario does not touch is not changed by chance. Raises UsageError naming what cannot be.
+    Simulated at the interval for the observed rate of falls back to storage, with an error of some
+    per cent. A price far above `beside_usd` is less precise.
+
+    The same scenario has the same price, and all scenarios meet the same failures, so that chance
+    does not affect differences between them. Raises UsageError naming the invalid field.
     """
     said = predict(scenario, strategy)
     if said.outcome.in_regime or _is_hopeless(scenario, strategy) or find_spec("numba") is None:
@@ -81,9 +85,11 @@ def price_strategy(
 
 
 def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
-    """Return whether no run ends, whatever is saved: the job works for M on the average, and then
-    even its shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M).
-    Replicas that are dropped fail no more, and are no such case."""
+    """Return whether no run ends at any save interval.
+
+    The job works for M on the average, and its shortest recovery L takes M (e^(L/M) - 1), so that
+    goodput is at most e^(-L/M). Dropped replicas do not fail, and are no such case.
+    """
     if strategy == "drop":
         return False
     shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))
@@ -159,9 +165,11 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
-    """An input with another value. `usd`, `goodput`: with the best settings there. `regret_usd`:
-    how much more it is with the settings that are best where nothing is turned; infinity where
-    those cannot be."""
+    """An input with another value.
+
+    `usd`, `goodput`: with the best settings there. `regret_usd`: extra cost with the settings that
+    are best at the original value; infinity where those are impossible.
+    """
 
     value: float
     usd: float
@@ -171,9 +179,11 @@ class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """An input that is not free to set. `here_usd`: the price as
-    it is. `half` and `double`: None where it cannot be so. `given`:
-    it was said, not assumed. `buy`: which of the two is worth money, and saves `saves_usd`."""
+    """Sensitivity of the price to an input that is not free to set.
+
+    `here_usd`: the price at its value. `half` and `double`: None where impossible. `given`: stated,
+    not assumed. `buy`: the variation that is worth money, and saves `saves_usd`.
+    """
 
     key: str
     said: str
@@ -189,7 +199,7 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def swing_usd(self) -> float:
-        """From the least to the most that the run costs, as it is turned."""
+        """Difference of the highest and lowest price over the variations."""
         found = [one.usd for one in (self.half, self.double) if one]
         if math.inf in found:
             return math.inf if min(found) < math.inf or not math.isinf(self.here_usd) else 0.0
@@ -253,7 +263,7 @@ _INPUTS: dict[str, _Input] = {
 
 
 class BestSettings(NamedTuple):
-    """The strategies that can be, each at its best, and which of them to take."""
+    """The possible strategies, each at its best, and the chosen one."""
 
     scenario: Scenario
     found: list[Prediction]
@@ -261,11 +271,13 @@ class BestSettings(NamedTuple):
 
 
 def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = False) -> BestSettings:
-    """Of what is open in `scenario`, spares included, the best; the simplest strategy within 0.1 %
-    of the cheapest. What a formula does not hold for is simulated, and counts a quarter more where
-    Numba is not there. Where none ends, the one with most goodput. Without `every`, what cannot be
-    the best at any interval is left out. `stocked`: the spares of `scenario` are what would be
-    bought, which are none for replicas that are dropped."""
+    """Return the best values of the settings left open in `scenario`, spares included.
+
+    The simplest strategy within 0.1 % of the cheapest is chosen. Strategies outside a formula's
+    regime are simulated, or cost a quarter more without Numba. Where no run ends, the one with most
+    goodput. Without `every`, strategies that cannot be best at any interval are left out.
+    `stocked`: the spares of `scenario` would be bought (none for dropped replicas).
+    """
     if scenario.spares is None:
         scenario, stocked = replace(scenario, spares=cheapest_spares(scenario).best), True
     found: list[Prediction] = []
@@ -312,7 +324,7 @@ def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
 
 
 def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
-    """The scenario with these settings; intervals give way where they cannot be kept."""
+    """Return the scenario with these settings; impossible intervals are adjusted."""
     interval_s = max(scenario.flush_s, settings.interval_s)
     return replace(
         scenario, interval_s=interval_s, memory_interval_s=settings.memory_interval_s,
@@ -334,8 +346,10 @@ def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) ->
 
 
 def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensitivity]:
-    """Those that what becomes of the run depends on, with most dollars between half and double
-    first. `scenario`: with what may be set left open, where `at` is the best."""
+    """Return the inputs that affect the run, by dollars between half and double.
+
+    `scenario`: with the free settings left open, `at` being their best.
+    """
     about = {
         key for one in STRATEGIES if not reason_impossible(scenario, one) for key in matters(one)
     }
@@ -366,7 +380,7 @@ def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensiti
 def vary_input(
     key: str, scenario: Scenario, value: float, settings: TunedSettings
 ) -> InputVariation | None:
-    """None where the input cannot have this value."""
+    """Return the variation of an input to this value; None where it is impossible."""
     try:
         return vary_scenario(_INPUTS[key].put(scenario, value), value, settings)
     except UsageError:
@@ -374,7 +388,10 @@ def vary_input(
 
 
 def vary_scenario(there: Scenario, value: float, settings: TunedSettings) -> InputVariation:
-    """`there`: the scenario with another value of something, and the best open again."""
+    """Return the variation from a scenario (`there`) with one value changed.
+
+    The best settings are open again.
+    """
     there, _, taken = best_settings(there, every=False)
     return InputVariation(
         value=value, usd=taken.usd, goodput=taken.outcome.goodput,

@@ -77,8 +77,11 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. `observed` has a band where it was counted. `at_its_rate`: predicted once more,
-    with the failure rate that the run had: what then still differs is no matter of luck."""
+    """One figure, predicted and observed.
+
+    `observed` has a band where it was counted. `at_its_rate`: predicted with the run's own failure
+    rate; a remaining difference is not due to chance.
+    """
 
     predicted: Quantity
     observed: Quantity
@@ -88,7 +91,10 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """`believed`: the failure rate that the scenario's and the run's own failures make together."""
+    """Comparison of a run with its prediction.
+
+    `believed`: the failure rate from the scenario's and the run's own failures together.
+    """
 
     run_dir: str
     outcome: str
@@ -164,7 +170,7 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
 
 
 def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
-    """Return what the run measured of a scenario, by key."""
+    """Return the scenario fields that the run measured, by key."""
     costs = run_costs(events)
     mean_s = {name: one.mean_s for name, one in costs.measured().items()}
     interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
@@ -178,13 +184,13 @@ def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> d
 
 
 def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
-    """Mean work between two checkpoints; 0 where none was saved."""
+    """Return the mean work between two checkpoints; 0 where none was saved."""
     saved = sorted({one.step for one in events if isinstance(one, CheckpointSaved)})
     return saved[-1] / len(saved) * step_s if saved else 0.0
 
 
 def _outside_s(times: TimeAccount) -> float:
-    """The first start and the last stop of every seat."""
+    """Return the seconds of the first start and the last stop of every seat."""
     lanes = [lane.spans for lane in times.lanes if lane.spans]
     edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
     edges += [spans[-1] for spans in lanes if spans[-1].bucket == "stop"]
@@ -238,7 +244,7 @@ def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
 
 
 def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
-    """By failures that were counted: Garwood's exact interval for a Poisson mean."""
+    """Return the rate of counted failures, with Garwood's exact interval for a Poisson mean."""
     rate, count = scenario.failures, of.failures
     sure = rate.weight_failures == EXACT
     predicted = Quantity(

@@ -24,7 +24,7 @@ NAMED_MAX = 3
 
 
 class SweepPoint(NamedTuple):
-    """`values`: what was varied, by key, as text."""
+    """One point of a sweep. `values`: the varied fields, by key, as text."""
 
     values: dict[str, str]
     scenario: Scenario
@@ -32,7 +32,7 @@ class SweepPoint(NamedTuple):
 
 
 class PointRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a point: `means` of all tallies of a run, by the simulator's names."""
+    """Runs at one point. `means`: of all tallies of a run, by the simulator's names."""
 
     replications: int
     unfinished: int
@@ -44,8 +44,11 @@ class PointRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """At a point: theory, None where the strategy cannot be had there (`why`), and runs, None where
-    none were asked for, were done, or where they `failed`."""
+    """Results at one point.
+
+    Theory: None where the strategy is impossible there (`why`). Runs: None where none were
+    requested or done, or where they `failed`.
+    """
 
     values: dict[str, str]
     strategy: Strategy
@@ -56,7 +59,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(Answer, frozen=True, kw_only=True):
-    """`asked` replications at each point."""
+    """Answer of a sweep with `asked` replications at each point."""
 
     over: dict[str, list[str]]
     strategies: list[Strategy]
@@ -72,8 +75,10 @@ def sweep_points(
     over: Sequence[str],
     strategies: Sequence[Strategy],
 ) -> list[SweepPoint]:
-    """Each value of the fields that it goes `over` (ranges.axis) with each other, and each of them
-    with each strategy. Raises ConfigError, UsageError, naming the point that cannot be."""
+    """Return the points: all combinations of the values of `over`, with each strategy.
+
+    Raises ConfigError, UsageError, naming the invalid point.
+    """
     if not 1 <= len(over) <= AXES_MAX:
         raise UsageError("--over goes over one field or two, as in --over gpus=1k,4k,16k")
     flags = {name.replace("_", "-"): text for name, text in flags.items()}
@@ -174,7 +179,7 @@ def _agreed(told: Sequence[Answer]) -> Iterator[Assumed]:
 
 
 def _warnings(found: Sequence[PointResult], asked: int) -> Iterator[str]:
-    """Each once, with the points that it is for."""
+    """Yield each warning once, with its points."""
     where: dict[str, list[str]] = {}
     for one in found:
         name = " ".join([*(f"{key}={text}" for key, text in one.values.items()), one.strategy])
@@ -204,7 +209,7 @@ def _warnings_at(one: PointResult, asked: int) -> Iterator[str]:
 
 
 def strategies_of(text: str) -> list[Strategy]:
-    """`outlast,migrate`, or `all`. Raises UsageError."""
+    """Parse `outlast,migrate`, or `all`. Raises UsageError."""
     named = STRATEGIES if text == "all" else [one.strip() for one in text.split(",")]
     if unknown := next((one for one in named if one not in STRATEGIES), None):
         raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")

@@ -40,7 +40,10 @@ _TALLIES: dict[str, tuple[str, Unit]] = {
 
 
 class RunDistribution(Answer, frozen=True, kw_only=True):
-    """`replications` of `asked` were done, `unfinished` of them had no end."""
+    """Quantiles of simulated runs.
+
+    `replications` of `asked` were done; `unfinished` of them did not end.
+    """
 
     strategy: Strategy
     seed: int
@@ -64,10 +67,11 @@ def run_distribution(
     in_flight: int = IN_FLIGHT,
     on_rows: Callable[[np.ndarray], None] = lambda _: None,
 ) -> RunDistribution:
-    """Memory does not grow with `replications`: `on_rows` is given the rows (parts.ROWS) as they
-    come, in their order, and they are forgotten. Ctrl-C ends it with the first ones.
+    """Simulate runs of one strategy and return their quantiles.
 
-    Raises UsageError naming what cannot be, OutlastError where a part failed.
+    Memory does not grow with `replications`: `on_rows` receives the rows (replications.ROWS) in
+    order, and they are discarded. After Ctrl-C the answer covers the first runs. Raises UsageError
+    naming the invalid field, OutlastError where a part failed.
     """
     predicted = predict(scenario, strategy)
     job = bound_failures(job_of(scenario, strategy), predicted)

@@ -59,7 +59,7 @@ class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spares(Answer, frozen=True, kw_only=True):
-    """`rows` by number of spares; `said`: what follows, in words."""
+    """Answer of `outlast plan spares`; `rows` by number of spares, `said`: conclusions in words."""
 
     rows: list[SparesRow]
     said: list[str]
@@ -106,8 +106,10 @@ class SpareModel:
         return self._up[min(count, self.most)]
 
     def price(self, count: int, *, dropping: bool) -> float:
-        """Of a unit of work, over that of a job without failures and spares; infinite where next
-        to nothing gets done."""
+        """Return the price of a unit of work over that of a job without failures and spares.
+
+        Infinite where almost no work gets done.
+        """
         works = self.up(count) if dropping else 1 - self.stalled(count)
         return (
             (1 + count * self._size / self._scenario.nodes) / works
@@ -144,7 +146,7 @@ def spare_nodes(scenario: Scenario) -> Spares:
 
 
 def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
-    """Of the run, were there always a node, and none stood by for it."""
+    """Return the cost of the run if a replacement were always there, without spares."""
     plenty = replace(scenario, spares=stocks.most)
     wall_s = predict(plenty, "outlast").wall_s
     if math.isinf(wall_s):
@@ -153,8 +155,10 @@ def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
 
 
 def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
-    """The number of spares that costs least on the average over the rates of `stocks`: up to it one
-    more saves more than it costs."""
+    """Return the number of spares with the least mean cost over the rates of `stocks`.
+
+    Up to it, one more saves more than it costs.
+    """
 
     def price(count: int) -> float:
         return math.fsum(one.price(count, dropping=dropping) for one in stocks)
@@ -188,8 +192,10 @@ def _grouped(kind: FailureKind, size: int) -> FailureKind:
 
 
 def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> list[float]:
-    """The mean share of replicas without a missing node, by number of spares: each node that is
-    missing leaves a replica whole with probability `stays`."""
+    """Return the mean share of complete replicas, by number of spares.
+
+    A missing node leaves a given replica complete with probability `stays`.
+    """
     found = [1.0] * (most + 1)
     padded = [*points, *[0.0] * (most + 2 - len(points))]
     beyond = math.fsum(
@@ -204,14 +210,14 @@ def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> l
 
 
 def equally_likely(scenario: Scenario) -> list[Scenario]:
-    """The scenario at equally likely failure rates."""
+    """Return the scenario at each of several equally likely failure rates."""
     if scenario.failures.weight_failures == EXACT:
         return [scenario]
     return [at_rate(scenario, (stratum + 0.5) / STRATA) for stratum in range(STRATA)]
 
 
 def _merged(points: dict[str, int]) -> list[tuple[int, list[str]]]:
-    """Each number once, with all its names, from the least."""
+    """Merge equal numbers with all their names, in ascending order."""
     return [
         (count, [name for name, other in points.items() if other == count])
         for count in sorted(set(points.values()))
@@ -308,9 +314,11 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
 
 
 class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):
-    """`best`: what costs least on the average over what the rate may be; `known`: what would if the
-    rate were known to be its mean. `in_repair`: nodes, on the average, at that rate. `racks`: they
-    fail as a whole, too."""
+    """The cheapest number of spares.
+
+    `best`: least mean cost over the possible rates; `known`: the same if the rate were known to be
+    its mean. `in_repair`: mean number of nodes at that rate. `racks`: whole racks fail, too.
+    """
 
     best: int
     known: int
@@ -319,8 +327,10 @@ class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cheapest_spares(scenario: Scenario) -> CheapestSpares:
-    """For a job that waits for a repair where no spare is left; no more than there are nodes. Exact
-    at each of the equally likely rates."""
+    """Return the cheapest spares for a job that waits for repairs without a spare.
+
+    No more than there are nodes. Exact at each of the equally likely rates.
+    """
     here, nodes = SpareModel(scenario), scenario.nodes
     best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
     return CheapestSpares(

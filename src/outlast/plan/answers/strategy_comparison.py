@@ -50,8 +50,11 @@ LONG_RUN = (
 
 
 class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`replications` of each strategy, made up to whole rounds; None: what some seconds allow. How
-    likely is a run to be done within `within_s`?"""
+    """Request of a comparison.
+
+    `replications` of each strategy, rounded up to whole rounds; None: as many as some seconds
+    allow. `within_s`: time limit whose probability is computed.
+    """
 
     seed: int = 0
     replications: int | None = None
@@ -74,7 +77,7 @@ class TheoryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishDates(NamedTuple):
-    """Dates; None for a run that does not end in ages."""
+    """Finish dates; None for a run without end."""
 
     low: datetime | None
     middle: datetime | None
@@ -82,10 +85,12 @@ class FinishDates(NamedTuple):
 
 
 class ComparedStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. Quantities are medians, their bands go from P5 to P95 of the runs. `shares` of
-    wall time, means. `endless`: the share of runs that do not end in ages; `in_time`: of those that
-    end as soon as was asked for. `dearer`: what it costs beyond the best on the same failures,
-    where one of the two ends."""
+    """One strategy. Quantities are medians, their bands P5 to P95 of the runs.
+
+    `shares` of wall time are means. `endless`: the share of runs without end; `in_time`: the share
+    that ends within the limit. `dearer`: cost beyond the best strategy on the same failures, where
+    one of the two ends.
+    """
 
     strategy: Strategy
     interval_s: float
@@ -104,7 +109,7 @@ class ComparedStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImpossibleStrategy(msgspec.Struct, frozen=True):
-    """A strategy that this scenario cannot have, and why."""
+    """A strategy that is impossible in this scenario, with the reason."""
 
     strategy: Strategy
     why: str
@@ -131,11 +136,11 @@ def compare(
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> StrategyComparison:
-    """All strategies that are possible, and a run that was `seen` beside its own prediction. Raises
-    UsageError naming the field that cannot be.
+    """Compare all possible strategies, and a measured run with its prediction.
 
-    Intervals and spares are the best for the mean failure rate, at each rate: nobody knows the true
-    one when a run begins. Ctrl-C ends it with what is done.
+    Intervals and spares are the best for the mean failure rate, at each rate, because the true one
+    is unknown when a run begins. After Ctrl-C the answer covers what is done. Raises UsageError
+    naming the invalid field.
     """
     predicted: dict[Strategy, Prediction] = {
         one: predict(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)
@@ -183,7 +188,7 @@ def simulate_strategies(
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ensemble:
-    """Runs of these strategies, as many as are asked for."""
+    """Simulate these strategies with the requested number of runs."""
     jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
     if asked.replications is not None:
         each = math.ceil(asked.replications / STRATA)
@@ -198,7 +203,7 @@ def simulate_strategies(
 
 
 def expected_simulated_failures(scenario: Scenario, replications: int | None) -> float:
-    """Failures that this takes to simulate, roughly; 0 for what some seconds allow."""
+    """Return a rough number of failures to simulate; 0 if seconds suffice."""
     jobs = [job_of(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)]
     each = sum(min(ENSEMBLE_FAILURES_MAX, expected_failures(job)) for job in jobs)
     return (replications or 0) * each
@@ -211,7 +216,7 @@ def shares_of(runs: EnsembleRuns) -> dict[Cause, float]:
 
 
 def _rank(usd: np.ndarray) -> tuple[float, float]:
-    """By the median, and where it is no number by the share of runs that end."""
+    """Return the sort key: the median, or where it is no number the share of runs that end."""
     return float(np.quantile(usd, 0.5, method="inverted_cdf")), -float(np.isfinite(usd).mean())
 
 

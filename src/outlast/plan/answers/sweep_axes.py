@@ -19,15 +19,17 @@ _SHORT_S = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.
 
 
 class SweepAxis(NamedTuple):
-    """A field, and the texts that it is given in turn."""
+    """A field, and the texts of its values."""
 
     key: str
     texts: tuple[str, ...]
 
 
 def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
-    """`gpus=1k,4k,16k`, or a logarithmic range as `gpus=1k..1M/7`, of seven values. `said` is the
-    rest of the scenario. Raises ConfigError."""
+    """Parse `gpus=1k,4k,16k`, or a logarithmic range of seven values as `gpus=1k..1M/7`.
+
+    `said`: the other fields of the scenario. Raises ConfigError.
+    """
     name, _, values = text.partition("=")
     key, values = name.strip().replace("_", "-"), values.strip()
     if not values:
@@ -101,7 +103,7 @@ def _per_node(said: Mapping[str, str]) -> int:
 
 
 def _rounded(value: float, size: int) -> int:
-    """To a multiple of `size`, which many numbers divide where it is one of nodes."""
+    """Round to a multiple of `size`; to one with many divisors for numbers of nodes."""
     units = max(1, round(value / size))
     if size > 1:
         step = 2 ** max(0, units.bit_length() - _BITS)
@@ -110,7 +112,7 @@ def _rounded(value: float, size: int) -> int:
 
 
 def _text(value: float, unit: str) -> str:
-    """Four digits, in a unit that needs no exponent."""
+    """Format with four digits, in a unit that needs no exponent."""
     if unit == "s":
         unit, size = next((one for one in reversed(_SHORT_S) if value >= one[1]), _SHORT_S[0])
         value /= size

@@ -43,8 +43,10 @@ def draw_fan(
     start: datetime | None,
     seen: MeasuredRun | None,
 ) -> None:
-    """P5 to P95 and the median of the time to each tenth of the work; days and dollars beside.
-    With a run that was seen, of runs that do as much work as that one."""
+    """Draw P5 to P95 and the median of the time to each tenth of the work, by strategy.
+
+    Days and dollars stand beside. With a measured run, of runs that do as much work as it did.
+    """
     fill = partial(_fill_fan, scenario=scenario, found=found, start=start, seen=seen)
     figure_style.save(path, fill)
 
@@ -52,8 +54,10 @@ def draw_fan(
 def courses(
     scenario: Scenario, strategies: list[Strategy], work_s: float, seed: int
 ) -> dict[Strategy, np.ndarray]:
-    """Seconds to each tenth of the work (rows), of runs (columns) that meet the same failures on
-    the way to each."""
+    """Return seconds to each tenth of the work (rows) for runs (columns).
+
+    The runs meet the same failures on the way to each tenth.
+    """
     jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
     rows: dict[Strategy, list[np.ndarray]] = {one: [] for one in strategies}
     at = draws(scenario, RUNS)
@@ -139,7 +143,7 @@ def _band(wall_s: np.ndarray) -> np.ndarray:
 
 
 def _legend_text(found: StrategyComparison, strategy: Strategy, seen: MeasuredRun | None) -> str:
-    """With days and dollars, where the picture is of the whole run."""
+    """Return the label of a strategy, with days and dollars for a whole run."""
     if seen:
         return strategy
     one = next(each for each in found.contenders if each.strategy == strategy)
@@ -175,7 +179,7 @@ ROOM = 1.42  # of the widest bar, for what is written behind it
 
 
 def draw_waterfall(scenario: Scenario, found: StrategyComparison, path: Path) -> None:
-    """Mean shares of wall time; behind each bar what is left for work, and what that comes to."""
+    """Draw mean shares of wall time, with goodput and its price behind each bar."""
     fill = partial(_fill_waterfall, scenario=scenario, found=found)
     figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(2, len(found.contenders)))
 

@@ -36,7 +36,7 @@ SHADES = ("#8d96a3", "#b5bcc6", "#d9d2b4", "#ece3b0", "#fbf3c4")  # dark to ligh
 
 
 def draw_ettr(scenario: Scenario, queue_s: float, path: Path) -> None:
-    """Isolines of the exact ETTR, the published rates, and where the scenario is with its band."""
+    """Draw isolines of the exact ETTR, the published rates, and the scenario with its band."""
     figure_style.save(path, partial(_fill_ettr, scenario=scenario, queue_s=queue_s))
 
 
@@ -81,7 +81,7 @@ def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
 
 
 def _telling(scenario: Scenario, at_s: float) -> tuple[float, float]:
-    """Failures of a GPU a second, between which ETTR goes from nearly everything to little."""
+    """Return the failure rates per GPU-second between which ETTR falls from high to low."""
     lost_s = init_s(scenario) + at_s
     return 0.01 / lost_s / scenario.gpus, 2 / lost_s / scenario.gpus
 
@@ -115,7 +115,7 @@ EDGE = 1.03  # so that what lies on an end is seen whole
 
 
 def draw_goodput(scenario: Scenario, strategy: Strategy, path: Path) -> None:
-    """The exact curve, the flat zone, Young's and the given interval, and P5 to P95 of runs."""
+    """Draw exact goodput, the flat zone, Young's and the given interval, and simulated runs."""
     figure_style.save(path, partial(_fill_goodput, scenario=scenario, strategy=strategy))
 
 

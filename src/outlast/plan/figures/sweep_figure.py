@@ -35,8 +35,10 @@ CAPTION_MAX = 60
 
 
 def draw(wanted: Sequence[SweepPoint], found: Sweep, measure: Measure, path: Path) -> None:
-    """Theory as lines, with P5 to P95 of the runs; or what runs come to in the middle, and theory
-    where there are none, as maps. Nothing stands where there is no figure or no end."""
+    """Draw theory as lines with P5 to P95 of the runs, or maps of medians over two fields.
+
+    Maps show theory where there are no runs. Cells without a figure or an end stay empty.
+    """
     if len(found.over) == 1:
         figure_style.save(path, partial(_lines, wanted=wanted, found=found, measure=measure))
         return
@@ -106,7 +108,7 @@ def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], b
 
 
 def _along(axis: Axes, at: dict[str, float]) -> None:
-    """Ticks where values are, with the texts that they were given as."""
+    """Set ticks at the values, labelled with their texts as given."""
     low, high = min(at.values()), max(at.values())
     if low > 0 and high / low >= LOG_MIN:
         axis.set_xscale("log")

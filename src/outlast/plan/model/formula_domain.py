@@ -1,8 +1,8 @@
-"""Domain of each closed form: what it leaves out of a scenario, and how much.
+"""Domain of each closed form: effects of a scenario that it leaves out, with their size.
 
-`gaps` is the one place that decides whether a prediction may be called exact. Each gap has an
-estimate of the share of wall time by which it moves the result; tests/plan/test_domain.py draws
-scenarios over the whole field space and holds what is called exact to the simulator.
+`domain_gaps` alone decides whether a prediction may be called exact. Each gap has an estimate of
+the share of wall time by which it moves the result; tests/plan/test_domain.py draws scenarios over
+the whole field space and compares predictions called exact with the simulator.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ LISTED_SHARE_MIN = 0.1  # of the sum of all gaps: smaller ones are not listed
 
 
 class DomainGap(NamedTuple):
-    """Part of a scenario that a formula leaves out. `share`: of wall time, an estimate; None where
-    it has none."""
+    """Part of a scenario that a formula leaves out.
+
+    `share`: of wall time, an estimate; None where there is none.
+    """
 
     said: str
     share: float | None
@@ -42,9 +44,9 @@ class DomainGap(NamedTuple):
 def domain_gaps(
     scenario: Scenario, strategy: Strategy, job: RecoveryJob, outcome: RecoveryOutcome
 ) -> list[DomainGap]:
-    """Return what the closed form of `strategy` leaves out of this scenario, largest first.
+    """Return the parts of this scenario that a closed form leaves out, largest first.
 
-    Empty where the formula is exact: where what it leaves out is less than EXACT_TO of wall time.
+    Empty where the formula is exact: where they are less than EXACT_TO of wall time.
     """
     found = [
         *_simplified(scenario),
@@ -69,8 +71,10 @@ def is_first_order(found: Sequence[DomainGap]) -> bool:
 
 
 def of_rate(scenario: Scenario) -> How:
-    """Return how the job's failure rate is known: exact where no node ages and none is a lemon,
-    which leaves the job for its repair."""
+    """Return how the job's failure rate is known.
+
+    Exact where no node ages and none is a lemon, which leaves the job for its repair.
+    """
     poisson = scenario.shape == 1 and not scenario.lemons and scenario.gap_spread is None
     return "exact" if poisson else "first order"
 
@@ -82,8 +86,10 @@ def of_repairs(scenario: Scenario) -> How:
 
 
 def of_losses(scenario: Scenario, window_s: float) -> How:
-    """Return how the rate is known at which all copies of a part are lost, each of which is short
-    for `window_s`: exact where hardly a failure comes in the window of another."""
+    """Return how the rate is known at which all copies of a part are lost.
+
+    Each part lacks a copy for `window_s`. Exact where failures rarely overlap in that window.
+    """
     alone = math.expm1(min(EXPONENT_MAX, window_s / mtbf_s(scenario))) <= EXACT_TO
     racks = scenario.rack_mtbf_s < NEVER_S
     return of_rate(scenario) if alone and not racks else "first order"
@@ -100,8 +106,10 @@ def _simplified(scenario: Scenario) -> list[DomainGap]:
 
 
 def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
-    """The formula is of a long run. This one ends with a flush and, unless intervals divide its
-    work, with a shorter interval."""
+    """Return the gap of a finite run, for a formula of the long run.
+
+    The run ends with a flush and, unless intervals divide its work, with a shorter interval.
+    """
     said = "the run is short: its last save and flush count"
     wall_s = _wall_s(scenario, outcome)
     last_s = (1 - job.drag) * job.flush_s
@@ -114,7 +122,7 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
 
 
 def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
-    """The run begins with all its spares; the formula has nodes in repair from the first."""
+    """Return the gap at the start: a run begins with all spares, not in the steady state."""
     said = "repairs are long beside the run, which begins with all its spares"
     if not job.spares:  # it waits from its first failure on, as ever after
         return DomainGap(said, 0.0)
@@ -123,8 +131,10 @@ def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcom
 
 
 def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
-    """The formula draws the rung of each failure independently. Holders of one part are in fact
-    lost in failures that follow each other, the sooner the longer recoveries take."""
+    """Return the gap of dependent failures, whose rungs the formula draws independently.
+
+    Holders of one part are lost in successive failures, the sooner the longer recoveries take.
+    """
     said = "failures come so fast that all holders of a part are often lost at once"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     every = 1 / mtbf_s(scenario)
@@ -138,15 +148,14 @@ def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
 
 
 def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
-    """Of all failures, those that lose more than their first source for want of a holder."""
+    """Return the share of failures that lose more than their first source for want of a holder."""
     first = ladder[0].loses
     beyond = math.fsum(one.share for one in ladder if one.loses != first)
     return beyond - fatal_rate_per_s(scenario) * mtbf_s(scenario)
 
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
-    """Count the step that was broken off as half a step of pause, where live replicas go
-    on."""
+    """Return the gap of interrupted steps: half a step of pause where live replicas go on."""
     said = "a step is long beside what is between saves or failures"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     if found[0][0] != "nothing" or not scenario.step_s:

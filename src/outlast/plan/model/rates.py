@@ -22,10 +22,10 @@ _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.
 
 
 class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures per GPU-second that stop a job, and where the figure is from.
+    """Failures per GPU-second that stop a job, with the source of the figure.
 
-    `weight_failures`: the rate is as sure as if it had been measured on so many failures (Gamma
-    distributed with this shape); EXACT for one that is to be taken as it is.
+    `weight_failures`: the rate is as certain as if measured on so many failures (Gamma distributed
+    with this shape); EXACT for one without uncertainty.
     """
 
     name: str
@@ -34,7 +34,7 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
     weight_failures: float
 
     def at(self, probability: float) -> float:
-        """The rate that the true one is below with this probability."""
+        """Return this quantile of the rate."""
         if self.weight_failures == EXACT:
             return self.per_gpu_s
         share = (
@@ -45,9 +45,11 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_failures(what: str, text: str, gpus_per_node: int, seen: int | None) -> StatedFailures:
-    """`text` is a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in
-    `0.5%/day`, or failures as in `6.5/1000 node-days`. `seen`: how many failures it was measured
-    on; None: a preset is as sure as published rates agree, any other is exact. Raises ConfigError.
+    """Parse a failure rate.
+
+    `text`: a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in `0.5%/day`,
+    or failures as in `6.5/1000 node-days`. `seen`: number of failures behind it; None: a preset is
+    as certain as published rates agree, any other rate is exact. Raises ConfigError.
     """
     text = text.strip()
     weight = EXACT if seen is None else float(seen)
@@ -101,8 +103,11 @@ JOBS_GPUS = (1_024, 16_384, 131_072)
 
 
 class RatePreset(msgspec.Struct, frozen=True, kw_only=True):
-    """`per_gpu_day`: failures of a GPU a day that stop a job. `job_mtbf_s`: seconds between the
-    failures of a job, by its number of GPUs."""
+    """A published failure rate.
+
+    `per_gpu_day`: failures of a GPU a day that stop a job. `job_mtbf_s`: seconds between the
+    failures of a job, by its number of GPUs.
+    """
 
     name: str
     per_gpu_day: float
@@ -113,7 +118,7 @@ class RatePreset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def presets() -> list[RatePreset]:
-    """All of them; they differ more than tenfold."""
+    """Return all published rates; they differ more than tenfold."""
     return [
         RatePreset(
             name=prior.name,
@@ -134,7 +139,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class MeasuredRates(NamedTuple):
-    """`failures` goes where --failures would; `said`: other fields of a scenario by key."""
+    """Rates from a file. `failures` replaces --failures; `said`: other fields by key."""
 
     failures: StatedFailures
     said: dict[str, Any]

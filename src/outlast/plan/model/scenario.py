@@ -1,6 +1,6 @@
 """Scenario: the cluster and the run, one flat record from flags or a TOML file.
 
-FIELDS is the one list of what can be said, with what is assumed where nothing is.
+FIELDS is the single list of fields, with their defaults.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ OVERHEAD_MAX = 0.99
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, bytes and dollars; FIELDS says what each means. `assumed`: the fields of which
-    nothing was said. A node is what fails and is replaced as one."""
+    """Cluster and run in seconds, bytes and dollars. `assumed`: fields left to their defaults."""
 
     gpus: int
     gpus_per_node: int
@@ -74,8 +73,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Field(NamedTuple):
-    """`key` is the flag and the key in a file; `name` the attribute. `default`: "" where a value
-    has to be given."""
+    """Field with its flag and file `key`, its attribute `name`, and `default` ("" if required)."""
 
     key: str
     name: str
@@ -86,7 +84,7 @@ class Field(NamedTuple):
 
 
 def span(what: str, text: str) -> float:
-    """Seconds, 0 as well. Raises ConfigError as `amounts.measured`, and where it is absurd."""
+    """Parse seconds; 0 is allowed. Raises ConfigError as `quantities.measured`."""
     if text == "0":
         return 0.0
     found = quantities.measured(quantities.SECONDS, what, text, "30min")
@@ -96,8 +94,7 @@ def span(what: str, text: str) -> float:
 
 
 def overheads(what: str, text: str) -> Overheads:
-    """Strategies with the share of time that their steps always take more, by name. Raises
-    ConfigError."""
+    """Parse strategies and the share of time that they always take more. Raises ConfigError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
@@ -217,10 +214,11 @@ _RATE = ("failures", "failures-seen")
 
 
 def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
-    """A scenario from `flags` (key to text), which go before those in a TOML `file`. What a
-    file of rates says comes after what names it: --rates after other flags and before `file`, the
-    key in `file` last. Raises ConfigError, which names the field, the file, and what was perhaps
-    meant."""
+    """Return a scenario from `flags` (key to text), which override those in a TOML `file`.
+
+    A file of rates comes after its reference: --rates after other flags and before `file`, the key
+    in `file` last. Raises ConfigError with the field, the file, and the likely spelling.
+    """
     said, where, rate = _layers(flags, file)
     values: dict[str, Any] = {}
     for field in FIELDS:
@@ -246,8 +244,7 @@ def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
 
 
 def resize(scenario: Scenario, gpus: int) -> Scenario:
-    """The same with other GPUs, of which what was assumed is assumed anew. Raises ConfigError where
-    that cannot be."""
+    """Return the scenario with other GPUs and its defaults computed anew. Raises ConfigError."""
     nodes, held = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
     replicas = _replicas(
         nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else held
@@ -313,7 +310,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
+    """Read a TOML file with the fields as top-level keys, as key to text. Raises ConfigError."""
     return _texts(path, toml_files.read(path, "scenario"))
 
 

@@ -61,8 +61,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
-    """Goodput and what takes the rest, in the long run; the interval is the best one where the
-    scenario leaves it open. Raises UsageError naming what cannot be."""
+    """Predict goodput and other shares of time, in the long run.
+
+    The interval is the best one where the scenario leaves it open. Raises UsageError naming the
+    invalid field.
+    """
     job, outcome = _tuned(scenario, strategy)
     missing = formula_domain.domain_gaps(scenario, strategy, job, outcome)
     holds = outcome.in_regime and formula_domain.is_first_order(missing)
@@ -106,7 +109,7 @@ def how_at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.Re
 
 
 def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
-    """Why this strategy cannot be had in this scenario; "" where it can."""
+    """Return why this strategy is impossible in this scenario; "" where it is possible."""
     if strategy in ("migrate", "drop") and scenario.replicas < 2:
         return "needs two replicas at least: say a smaller --replica-gpus"
     if strategy == "peer-memory" and scenario.copies < 2:
@@ -115,7 +118,7 @@ def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
 
 
 def tuned_job(scenario: Scenario, strategy: Strategy) -> strategies.RecoveryJob:
-    """The job with its intervals, the best where they are open."""
+    """Return the job with its intervals, the best where they are open."""
     return _tuned(scenario, strategy)[0]
 
 
@@ -179,7 +182,7 @@ def _with_versions(
     memory_s: float,
     scenario: Scenario,
 ) -> strategies.RecoveryJob:
-    """The best whole number of versions that are `memory_s` apart."""
+    """Return the job with the best whole number of versions, about `memory_s` apart."""
     least = math.ceil(max(scenario.flush_s, scenario.step_s) / memory_s)
     most = min(strategies.SNAPSHOTS_MAX, int(scenario.work_s / memory_s))
 
@@ -196,8 +199,7 @@ def _with_versions(
 def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
-    """Return what becomes of `job` at the intervals of another one, with the strategy's own
-    overhead."""
+    """Return the outcome of `job` at another job's intervals, with the strategy's own overhead."""
     found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
     if pace == 1:
         return found
@@ -205,7 +207,7 @@ def _recovering(
 
 
 def _slower(of: RecoveryOutcome, pace: float) -> RecoveryOutcome:
-    """The same where a second of work takes `pace`."""
+    """Return the same prediction where a second of work takes `pace`."""
     useful = of.goodput / pace
     return replace(of, goodput=useful, degraded=of.degraded + of.goodput - useful)
 
@@ -225,7 +227,10 @@ def _at_full_speed(
 
 
 def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
-    """The same where the job waits for nodes for this share of time, in which nothing fails."""
+    """Return the same prediction with this share of time spent waiting for nodes.
+
+    Nothing fails while the job waits.
+    """
     left = 1 - share
     return replace(
         of, goodput=left * of.goodput, save=left * of.save, redo=left * of.redo,
@@ -238,8 +243,11 @@ def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
 def _dropping(
     scenario: Scenario, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
-    """First order: that a replica has several nodes, which fail and return while others are out,
-    and what strikes while the job restarts, are put into one repair and one restart time."""
+    """Return the outcome of dropping replicas, first order.
+
+    Other failures among a replica's nodes while one is out, and failures during restarts, are
+    merged into one repair and one restart time.
+    """
     many, every, taking = scenario.replicas, 1 / job.mtbf_s, 1 - stays_share(scenario)
     # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
     taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
@@ -263,16 +271,17 @@ def _dropping(
 
 
 def _unspared_share(scenario: Scenario) -> float:
-    """Of the time that nodes are in repair, the share in which no spare stands in for them: those
-    that are there shorten how long a seat is empty (Little 1961)."""
+    """Return the share of repair time in which no spare stands in (Little 1961)."""
     count = spares_of(scenario, "drop")
     mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
     return spares.shortage(count, mean) / mean if count and mean else 1.0
 
 
 def _under_all_s(length_s: float, every: float, fatal: float) -> float:
-    """A recovery that every failure begins anew, as one of which only fatal ones do that takes as
-    long on the average."""
+    """Return the recovery time that, restarted by fatal failures only, equals this one.
+
+    This one is restarted by every failure; equal in the mean.
+    """
     if not fatal:
         return length_s
     takes_s = math.expm1(min(every * length_s, EXPONENT_MAX)) / every
@@ -285,7 +294,7 @@ def _warnings(
     missing: Sequence[formula_domain.DomainGap],
     shortest_s: float,
 ) -> list[str]:
-    """Return what the closed form leaves out, each with its size where that is known."""
+    """Return the effects that the closed form leaves out, with their size where known."""
     simulated = "`outlast plan compare` simulates it"
     found = [
         f"{one.said}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"

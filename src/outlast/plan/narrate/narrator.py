@@ -61,11 +61,12 @@ def narrate(
     limits: Limits = PATIENT,
     stopped: Callable[[], bool] = lambda: False,
 ) -> NarratedRun:
-    """Simulate one replication with the real core; the kernel's meets the same failures. With
-    `run_dir`, a run directory that `outlast explain` reads. `stopped` is asked after each failure
-    whether that was enough; what was told so far is whole.
+    """Simulate one replication with the real core; the kernel's meets the same failures.
 
-    Raises UsageError naming the field of `job` that cannot be, or that the core has nothing for;
+    With `run_dir`, write a run directory for `outlast explain`. `stopped` is called after each
+    failure and ends the narration when true; events so far are complete.
+
+    Raises UsageError naming the field of `job` that is invalid, or that the core has nothing for;
     RunDirError and StorageError where `run_dir` cannot be written.
     """
     check_job(job)
@@ -138,7 +139,7 @@ class _Narrator:
         return NarratedRun(end.outcome, why, now_s, dict(self._rungs), row)
 
     def _enough(self) -> str:
-        """Why nothing more is told of a run that goes on; "" where it is."""
+        """Return why a continuing run is narrated no further; "" where it is."""
         failures, now_s = self._world.failures, self._world.now_s
         if self._stopped():
             why = "interrupted"

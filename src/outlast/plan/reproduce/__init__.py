@@ -25,8 +25,10 @@ DOCUMENTS: dict[str, SourceDocument] = {module.SOURCE.key: module.SOURCE for mod
 
 
 def rows(documents: Iterable[str] = ()) -> list[ReproducedFigure]:
-    """The figures of the documents with these keys, in the order of DOCUMENTS; without a key, of
-    all. Raises UsageError for a key that there is not."""
+    """Return the figures of the documents with these keys, in the order of DOCUMENTS.
+
+    Without a key, of all. Raises UsageError for an unknown key.
+    """
     asked = set(documents)
     unknown = sorted(asked - DOCUMENTS.keys())
     if unknown:

@@ -16,14 +16,14 @@ from outlast.theory.special_functions import find_root
 
 
 class UniformGaps(NamedTuple):
-    """From one failure to the next: uniform from `low` to `high`, independent."""
+    """Gaps between failures: uniform from `low` to `high`, independent."""
 
     low: float
     high: float
 
 
 class RunMoments(NamedTuple):
-    """Mean wall time, the standard deviation of one run's, and the mean number of failures."""
+    """Mean wall time, its standard deviation for one run, and the mean number of failures."""
 
     wall: float
     deviation: float
@@ -31,7 +31,7 @@ class RunMoments(NamedTuple):
 
 
 class _RemainingMoments(NamedTuple):
-    """Mean, mean square, and failures of what is left of a run."""
+    """Mean, mean square, and failures of the rest of a run."""
 
     mean: float
     square: float
@@ -41,7 +41,7 @@ class _RemainingMoments(NamedTuple):
 def mean_failures(
     gaps: UniformGaps, work: float, *, pause: float = 0.0, clock: bool = True
 ) -> float:
-    """Mean number of failures of a job that loses nothing to them but `pause` each. Exact.
+    """Return the mean number of failures of a job that loses only `pause` to each. Exact.
 
     With `clock` the n-th strikes if n gaps sum to at most the work and n - 1 pauses; the sum of
     uniform numbers is distributed as Irwin (1927) and Hall found.
@@ -57,17 +57,18 @@ def mean_failures(
 
 
 def paused_wall_time(gaps: UniformGaps, work: float, pause: float, *, clock: bool = True) -> float:
-    """Mean wall time of such a job: its work and its pauses."""
+    """Return the mean wall time of such a job: its work and its pauses."""
     return work + pause * mean_failures(gaps, work, pause=pause, clock=clock)
 
 
 def restarted_run(
     gaps: UniformGaps, saves: int, interval: float, restart: float, *, clock: bool = True
 ) -> RunMoments:
-    """A job of `saves` times `interval` of work, saved after each, that goes back to its last save
-    and spends `restart` at each failure. Exact; by recursion over the intervals that are left.
+    """Return the moments of a job that restarts from its last save at each failure.
 
-    Raises UsageError where a gap could end in a restart or before an interval's end.
+    It does `saves` times `interval` of work, saved after each, and spends `restart` at each
+    failure. Exact; by recursion over the intervals that are left. Raises UsageError where a gap
+    could end in a restart or before an interval's end.
     """
     held = restart if clock else 0.0
     later = UniformGaps(gaps.low - held, gaps.high - held)
@@ -104,7 +105,7 @@ def _from_here(
 
 
 def _sum_below(count: int, x: float) -> float:
-    """The probability that `count` numbers, uniform from 0 to 1, sum to at most x."""
+    """Return the probability that `count` numbers, uniform from 0 to 1, sum to at most x."""
     if x >= count:
         return 1.0
     terms = (
@@ -177,7 +178,7 @@ def _undisturbed() -> list[ReproducedFigure]:
 
 
 def _restart(clock: bool, base_min: float, blocks_min: float = 0.0) -> tuple[float, RunMoments]:
-    """The restart that makes the mean total what was measured, and the run with it."""
+    """Return the restart time that reproduces the measured mean total, and its run."""
     interval_min = base_min / SAVES + blocks_min
 
     def run(restart_min: float) -> RunMoments:
@@ -283,7 +284,7 @@ def _dropping() -> list[ReproducedFigure]:
     )
 
     def speed_lost(pause: float) -> float:
-        """In per cent, where the rest of the total is pauses of so many minutes."""
+        """Return per cent of speed lost, if the rest of the total is pauses of so many minutes."""
         work_min = find_root(
             lambda work: paused_wall_time(GAPS_MIN, work, pause) - DROPPED_MIN,
             BASE_MIN,

@@ -27,8 +27,11 @@ class PartExecutor(NamedTuple):
 
 @contextmanager
 def local_executor(workers: int) -> Iterator[PartExecutor]:
-    """Here and now for one worker. What has not begun at the end is dropped, what has is awaited:
-    a part takes some tenths of a second."""
+    """Yield an executor of processes, or of this process for one worker.
+
+    At the end, parts that have not begun are dropped, and running ones awaited (some tenths of a
+    second).
+    """
     if workers == 1:
         yield PartExecutor(None, 1)
         return
@@ -44,8 +47,11 @@ def local_executor(workers: int) -> Iterator[PartExecutor]:
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[PartExecutor]:
-    """A Dask cluster whose workers have the same Outlast, by its scheduler's address. Raises
-    UsageError for what is no address, StorageError when nobody answers there."""
+    """Yield an executor on a Dask cluster, whose workers need the same Outlast.
+
+    `address`: of its scheduler. Raises UsageError for an invalid address, StorageError when nothing
+    answers there.
+    """
     from distributed import Client
 
     if not re.fullmatch(r"((tcp|tls|wss?)://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", address):

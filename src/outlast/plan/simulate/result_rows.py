@@ -29,8 +29,10 @@ _MEANS = tuple(name for name in NAMES if name != "wall_s")
 def write_runs(
     path: Path | None, said: Mapping[str, Any]
 ) -> Iterator[Callable[[np.ndarray], None]]:
-    """A function that writes the next rows of runs to `path`, if there is one; it is there when all
-    are (tables.table)."""
+    """Yield a function that appends rows of runs to the table at `path`, if there is one.
+
+    The file appears when all rows are written (result_tables.open_table).
+    """
     if path is None:
         yield lambda _: None
         return
@@ -44,10 +46,11 @@ def write_runs(
 
 
 def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None:
-    """A row for each point: what was varied, as text and, where the scenario has it as a number, in
-    its unit; theory; runs. The scenario that it says is the first point's.
+    """Write a row for each point: its values, theory and runs.
 
-    Raises UsageError, StorageError (tables.table)."""
+    Values as text and, where the scenario has them as numbers, in their unit. The scenario in the
+    metadata is the first point's. Raises UsageError, StorageError (result_tables.open_table).
+    """
     varied = [key for key in found.over if isinstance(point_value(wanted[0], key), int | float)]
     columns = [
         *(TableColumn(_text(key), "text") for key in found.over),

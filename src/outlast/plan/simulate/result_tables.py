@@ -20,14 +20,14 @@ Kind = Literal["number", "count", "text", "yes or no"]
 
 
 class TableColumn(NamedTuple):
-    """Its `name` carries the unit. Any value may be missing (None)."""
+    """Column of a table; its `name` carries the unit. Any value may be missing (None)."""
 
     name: str
     kind: Kind
 
 
 class ResultTable:
-    """Rows that are collected until they are worth writing."""
+    """Buffer of rows that are written in batches."""
 
     def __init__(self, sink: _Sink, schema: Any) -> None:
         self._sink, self._schema = sink, schema
@@ -35,7 +35,7 @@ class ResultTable:
         self.rows = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Some rows, by column: a list each, or a numpy array."""
+        """Add rows by column: a list or a numpy array each."""
         import pyarrow as pa
 
         arrays = [pa.array(values[field.name], field.type) for field in self._schema]
@@ -76,11 +76,11 @@ def check_target(path: Path | None) -> Path | None:
 def open_table(
     path: Path, columns: Sequence[TableColumn], said: Mapping[str, Any]
 ) -> Iterator[ResultTable]:
-    """A table to write into, which appears at `path` when all of it is there, or not at all. What
-    is `said` of it becomes metadata of the schema, JSON values by key; a JSON file has it beside
-    its `rows`; CSV has no place for it.
+    """Yield a table to write into, which appears at `path` complete or not at all.
 
-    Raises UsageError where there is a file already, StorageError where it cannot be written.
+    `said` becomes metadata of the schema, JSON values by key; a JSON file has it beside its `rows`;
+    CSV has no place for it. Raises UsageError where the file exists, StorageError where it cannot
+    be written.
     """
     refuse_existing(path)
     draft = draft_path(path.absolute())
@@ -114,7 +114,7 @@ class _Sink(Protocol):
 
 
 class _Json:
-    """One object, a row a line."""
+    """Sink of one JSON object, with a row a line."""
 
     def __init__(self, path: Path, said: Mapping[str, Any]) -> None:
         self._file = path.open("wb")
