@@ -145,8 +145,8 @@ def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
     """Return CUDA_VISIBLE_DEVICES, or None where all devices are visible."""
-    said = environment.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(each.strip() for each in said.split(",")) if said.strip() else None
+    text = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(each.strip() for each in text.split(",")) if text.strip() else None
 
 
 def set_rank(seat: int, world: int, local_rank: int) -> None:

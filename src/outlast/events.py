@@ -332,7 +332,7 @@ class Warned(Event, frozen=True):
     worker: str = ""  # that has the device; "": nobody, or it is not known
 
     @property
-    def said(self) -> str:
+    def finding(self) -> str:
         """One line on the faulty part: `gpu: XID 79 on GPU 2`."""
         where = f" on {self.device}" if self.device else ""
         return f"{self.check}: {self.code or self.symptom}{where}"

@@ -61,11 +61,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def intervals(said: Scheduled) -> str:
+def intervals(schedule: Scheduled) -> str:
     """Describe a save schedule: `copies in memory every step, checkpoints every 240 steps`."""
     parts = [
         f"{what} every {plural(steps, 'step') if steps > 1 else 'step'}"
-        for what, steps in (("copies in memory", said.memory), ("checkpoints", said.disk))
+        for what, steps in (("copies in memory", schedule.memory), ("checkpoints", schedule.disk))
         if steps
     ]
     return ", ".join(parts)
@@ -73,7 +73,7 @@ def intervals(said: Scheduled) -> str:
 
 def warning(one: Warned) -> str:
     """Describe a node check's warning: `drain: gpu: gpu-memory on GPU 2 (node-7): ...`."""
-    return f"{one.severity}: {one.said} ({one.host}): {short_error(one.detail)}"
+    return f"{one.severity}: {one.finding} ({one.host}): {short_error(one.detail)}"
 
 
 def rank_and_host(fault: Fault) -> str:
@@ -97,7 +97,7 @@ def fault_text(fault: Fault) -> str:
     return _SAID.get(fault.kind, fault.kind)
 
 
-def percent_beyond(fault: Fault) -> str:
+def detail_beyond(fault: Fault) -> str:
     """Return a fault's detail on one line; "" where `fault_text` already tells it."""
     detail = " ".join(fault.detail.split())
     known = (

@@ -156,7 +156,7 @@ def _show(report: DemoReport, console: Printer) -> None:
         (Text("equal", "green"), Text("DIFFERS", "bold red")),
         (Text(), Text("NOT SO", "bold red")),
     )
-    for name, left, right, good, marks in (
+    for name, disturbed, undisturbed, good, marks in (
         ("committed steps", *map(str, found.steps), found.steps_equal, same),
         ("losses reported", *map(str, found.losses), found.losses_equal, same),
         ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
@@ -182,14 +182,14 @@ def _show(report: DemoReport, console: Printer) -> None:
         ),
         ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), True, sound),
     ):
-        table.add_row(name, left, right, marks[not good])
+        table.add_row(name, disturbed, undisturbed, marks[not good])
     console.print()
     console.print(table)
     broken = plural(len(report.disturbed.incidents), "incident")
-    said = "equal to the last bit" if found.equal else "NOT equal"
+    verdict = "equal to the last bit" if found.equal else "NOT equal"
     story = f"the story: outlast explain {report.disturbed.run_dir}"
     took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
-    console.print(Text.assemble("\n", (said, "bold"), took), soft_wrap=True)
+    console.print(Text.assemble("\n", (verdict, "bold"), took), soft_wrap=True)
     if report.figure:
         console.print(f"the figure: {report.figure}", soft_wrap=True)
 

@@ -24,9 +24,9 @@ def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
     """Yield a line for each of these incidents of which there are dumps."""
     folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
     for incident in incidents:
-        said = " ".join(fault.detail for fault in incident.faults)
+        details = " ".join(fault.detail for fault in incident.faults)
         for folder in sorted(folders):
-            if folder.name in said:
+            if folder.name in details:
                 yield f"incident {incident.number}: {_trace_verdict(folder)}"
 
 
@@ -91,6 +91,6 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     else:
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
-        said = f"no failure was recorded before the run ended:\n{framed}"
-        say(f"{run_dir}: {said if framed else 'nothing broke.'}")
+        text = f"no failure was recorded before the run ended:\n{framed}"
+        say(f"{run_dir}: {text if framed else 'nothing broke.'}")
     return EXIT_DONE

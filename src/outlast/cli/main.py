@@ -126,7 +126,7 @@ def _words(arguments: list[str]) -> str:
     return " ".join(arguments[: 2 if inner else 1])
 
 
-def application(asked: Sequence[str] = ()) -> App:
+def application(arguments: Sequence[str] = ()) -> App:
     """Return the application with all commands other than `run`, each loaded lazily.
 
     A list of commands has a line for each; the help of the one in the arguments is its docstring.
@@ -137,20 +137,20 @@ def application(asked: Sequence[str] = ()) -> App:
         console=Printer(),
     )  # fmt: skip
     app.command(_run_help, name="run")
-    _add(app, "outlast.cli", COMMANDS, asked)
+    _add(app, "outlast.cli", COMMANDS, arguments)
     for name, group in GROUPS.items():
         inner = App(name=name, help=group.HELP)
-        _add(inner, f"outlast.cli.{name}", group.COMMANDS, asked)
+        _add(inner, f"outlast.cli.{name}", group.COMMANDS, arguments)
         app.command(inner)
     return app
 
 
 def _add(
-    app: App, room: str, commands: Mapping[str, tuple[str, str]], asked: Sequence[str]
+    app: App, room: str, commands: Mapping[str, tuple[str, str]], arguments: Sequence[str]
 ) -> None:
     for name, (where, line) in commands.items():
         # cyclopts takes the docstring where nothing else is said.
-        app.command(f"{room}.{where}", name=name, help=None if name in asked else line)
+        app.command(f"{room}.{where}", name=name, help=None if name in arguments else line)
 
 
 def _run_help() -> int:

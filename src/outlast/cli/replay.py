@@ -60,10 +60,10 @@ def replay(
     began = time.monotonic()
     console = Printer(stderr=json)
     run_dir = run_dir.absolute()
-    asked = plan_file.read(run_dir)
+    plan = plan_file.read(run_dir)
     origin = open_target(str(run_dir)).open(step)
-    notes = _notes(run_dir, asked, origin, edited=edited)
-    start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), asked)
+    notes = _notes(run_dir, plan, origin, edited=edited)
+    start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), plan)
     notes += _shortened(origin.place, steps, start.until_step)
     for note in notes:
         _noting(console)(note)
@@ -76,7 +76,7 @@ def replay(
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
             run_once(start, target, plain=json, keep=keep, say=_noting(console))
-        found, original, told = _held_together(start, twins, origin)
+        found, original, suggestions = _held_together(start, twins, origin)
         verdict = judge(found, original)
         kept = tuple(map(str, twins)) if verdict != "identical" else ()
         if kept:
@@ -88,7 +88,7 @@ def replay(
         until_step=start.until_step,
         replays=found,
         original=original,
-        hints={"different": told, "unlike the run": [UNKEPT]}.get(verdict, []),
+        hints={"different": suggestions, "unlike the run": [UNKEPT]}.get(verdict, []),
         notes=notes,
         kept=kept,
         wall_s=time.monotonic() - began,
@@ -135,17 +135,17 @@ def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str
 
 
 def _notes(
-    run_dir: Path, asked: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
+    run_dir: Path, plan: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
 ) -> list[str]:
     """Return notes on the conditions of the replay. Raises UsageError where they differ from the
     run's."""
-    if not Path(asked.cwd).is_dir():
+    if not Path(plan.cwd).is_dir():
         raise UsageError(
-            f"the run was started in {asked.cwd}, which is gone; nothing was started; the script's"
+            f"the run was started in {plan.cwd}, which is gone; nothing was started; the script's"
             " relative paths would lead elsewhere"
         )
     notes: list[str] = []
-    there, script = origin.commit.origin, asked.plan.script
+    there, script = origin.commit.origin, plan.plan.script
     if not script.startswith("-m ") and not Path(script).is_file():
         raise UsageError(f"the script {script} is gone; nothing was started; put it back")
     digest = there.get("script_digest", "")
@@ -181,12 +181,12 @@ def _held_together(
     with progress("comparing") as tell:
         found = sides(a, b, ends[0], ends[1], tell)
     here, again = (end.commit.origin if end else {} for end in ends)
-    told = hints(found, (here, again))
+    suggestions = hints(found, (here, again))
     if found.parting and found.parting.step < start.until_step:
         steps = found.parting.step - start.place.step
         shorter = f"outlast replay {start.run_dir} --from {start.place.step} --steps {steps}"
-        told.append(f"which tensors differ first: {shorter}")
-    return found, _original(start, a, origin, ends[0]), told
+        suggestions.append(f"which tensors differ first: {shorter}")
+    return found, _original(start, a, origin, ends[0]), suggestions
 
 
 def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:

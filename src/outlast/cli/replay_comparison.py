@@ -158,47 +158,49 @@ def origin_differences(
 def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) -> list[str]:
     """Return likely causes of a difference, the likeliest first."""
     here, again = origins
-    said: list[str] = []
+    lines: list[str] = []
     values = found.states.values if found.states else []
     drawn = sorted({odd.rank for odd in values if odd.path.startswith("random.")})
     if drawn:
-        said.append(
+        lines.append(
             f"random generators of {_ranks(drawn)} differ: seeded from a clock or os.urandom, or"
             " drawn from more often in one run than in the other"
         )
     fed = sorted({odd.rank for odd in values if odd.path.startswith("batch.")})
     if fed:
-        said.append(
+        lines.append(
             f"the data position of {_ranks(fed)} differs: a sampler or a loader that is not seeded,"
             " or whose order depends on timing"
         )
     kept = sorted({odd.path.removeprefix("objects.") for odd in values
                    if odd.path.startswith("objects.")})  # fmt: skip
     if kept:
-        said.append(f"the script's own objects differ: {', '.join(kept[:4])}")
+        lines.append(f"the script's own objects differ: {', '.join(kept[:4])}")
     alone = sorted({number.rank for number in found.parting.numbers}) if found.parting else []
     if found.parting and found.states and len(alone) < found.states.ranks:
-        said.append(
+        lines.append(
             f"it begins on {_ranks(alone)} alone: in its data, its generators or its hardware, and"
             " not in what all ranks compute together"
         )
     if here.get("hash") != again.get("hash"):
-        said.append("hashes of text differ: set PYTHONHASHSEED=0, or sort what comes from a set")
+        lines.append("hashes of text differ: set PYTHONHASHSEED=0, or sort what comes from a set")
     if here.get("device") == "cuda":
         if here.get("cudnn_benchmark") == "True":
-            said.append("torch.backends.cudnn.benchmark chooses kernels by their time: turn it off")
+            lines.append(
+                "torch.backends.cudnn.benchmark chooses kernels by their time: turn it off"
+            )
         if here.get("deterministic") != "True":
-            said.append(
+            lines.append(
                 "torch.use_deterministic_algorithms(True), with CUBLAS_WORKSPACE_CONFIG=:4096:8,"
                 " names kernels whose sums have no fixed order"
             )
     elif here.get("threads", "1") != "1":
-        said.append(f"{here['threads']} threads a rank: a sum may be split otherwise; try 1")
-    said.append(
+        lines.append(f"{here['threads']} threads a rank: a sum may be split otherwise; try 1")
+    lines.append(
         "what a script takes from a clock, uuid, os.urandom, its pid or its run directory is"
         " another one each time"
     )
-    return said
+    return lines
 
 
 def _odd(rank: int, found: Iterable[ValueDifference]) -> Iterable[DifferingValue]:
@@ -221,5 +223,5 @@ def _decoded(
 
 
 def _ranks(ranks: list[int]) -> str:
-    said = [f"rank {rank}" if rank >= 0 else "all ranks" for rank in ranks]
-    return ", ".join(said[:4]) + (f" and {len(said) - 4} more" if said[4:] else "")
+    names = [f"rank {rank}" if rank >= 0 else "all ranks" for rank in ranks]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")

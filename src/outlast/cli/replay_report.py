@@ -149,13 +149,13 @@ def _number(number: NumberDifference, a: str, b: str) -> str:
 
 
 def _counts(found: RunPair) -> str:
-    said = [plural(found.numbers, "number")]
+    parts = [plural(found.numbers, "number")]
     if states := found.states:
-        said += [
+        parts += [
             plural(states.compared, "tensor"),
             f"own state of {plural(states.ranks, 'rank')}",
         ]
-    return ", ".join(said)
+    return ", ".join(parts)
 
 
 def _differing(states: StateComparison, step: int) -> Iterator[RenderableType]:

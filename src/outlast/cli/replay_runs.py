@@ -48,11 +48,11 @@ class Start(NamedTuple):
     @property
     def plan(self) -> RunPlan:
         """Return the run's own launch plan, quiet and without what would disturb a replay."""
-        asked = self.planned.plan
+        original = self.planned.plan
         return msgspec.structs.replace(
-            asked, spares=0, faults=(), checkpoint_every=0, snapshot_every=0, durable=(),
+            original, spares=0, faults=(), checkpoint_every=0, snapshot_every=0, durable=(),
             until_step=self.until_step, master_port=None, log_dir=None, json=False,
-            on_save_failure="stop", streams=dict.fromkeys(range(asked.world), 0),
+            on_save_failure="stop", streams=dict.fromkeys(range(original.world), 0),
         )  # fmt: skip
 
 

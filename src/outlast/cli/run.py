@@ -26,12 +26,12 @@ def run(argv: list[str]) -> int:
     Raises OutlastError when nothing could be started, or the launcher itself failed. Once the run
     has ended, its own exit code is returned, even if its output cannot be printed.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):  # argparse passes over what cannot be printed
+        with contextlib.redirect_stdout(output):  # argparse passes over what cannot be printed
             plan = torchrun_arguments.parse(argv)
     except SystemExit:  # --help
-        write(said.getvalue())
+        write(output.getvalue())
         return EXIT_DONE
     if plan.check_settings:
         from outlast.health.check_settings import (

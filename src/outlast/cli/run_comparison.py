@@ -62,13 +62,13 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
     """Compare the run in `disturbed`, in which `faults` were injected, with its twin."""
-    left, right = losses(disturbed), losses(undisturbed)
+    ours, theirs = losses(disturbed), losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
     return RunComparison(
         steps=(summaries[0].steps or 0, summaries[1].steps or 0),
-        losses=(len(left), len(right)),
-        loss_difference_max=difference_max(left, right),
-        losses_equal=bool(right) and bits(left) == bits(right),
+        losses=(len(ours), len(theirs)),
+        loss_difference_max=difference_max(ours, theirs),
+        losses_equal=bool(theirs) and bits(ours) == bits(theirs),
         digests=(_digest(disturbed), _digest(undisturbed)),
         faults_asked=faults,
         faults_struck=len(_injected_faults(disturbed)),
@@ -82,12 +82,12 @@ def bits(losses: Losses) -> dict[tuple[int, int, str], str]:
     return {key: value.hex() for key, value in losses.items()}
 
 
-def difference_max(left: Losses, right: Losses) -> float:
+def difference_max(ours: Losses, theirs: Losses) -> float:
     """Return the largest |left - right|; infinite where one side has a number that the other has
     not."""
-    if left.keys() != right.keys():
+    if ours.keys() != theirs.keys():
         return math.inf
-    return max((abs(left[key] - right[key]) for key in left), default=0.0)
+    return max((abs(ours[key] - theirs[key]) for key in ours), default=0.0)
 
 
 def _injected_faults(run_dir: Path) -> set[str]:

@@ -143,16 +143,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 class _Course:
     """State of an incident while its events are processed."""
 
-    def __init__(self, number: int, noticed: Noticed, seen: _Seen) -> None:
+    def __init__(self, number: int, noticed: Noticed, before: _Seen) -> None:
         self.number = number
         self.faults: list[Fault] = []
         self.how: list[str] = []
         self.generation_from = noticed.generation
-        self.reached = deepcopy(seen.reached)
-        self.trail = seen.trail.copy()
-        self.checkpoint_step = seen.checkpoint_step
-        self.world = seen.world
-        self.is_managed = seen.is_managed
+        self.reached = deepcopy(before.reached)
+        self.trail = before.trail.copy()
+        self.checkpoint_step = before.checkpoint_step
+        self.world = before.world
+        self.is_managed = before.is_managed
         self.after_the_last = False
         self.regained: set[int] = set()  # seats that have again what all had before
         self.regained_ns = 0
@@ -162,7 +162,7 @@ class _Course:
         self.replaced: dict[int, Replacement] = {}
         self.state = "open"
         self.ns: dict[Phase, int] = dict.fromkeys(PHASES, 0)
-        self.t_begin_ns = seen.broke_ns(noticed)
+        self.t_begin_ns = before.broke_ns(noticed)
         self.at_ns = noticed.t_ns
         self.ns["notice"] = noticed.t_ns - self.t_begin_ns
         self.last: type = Noticed

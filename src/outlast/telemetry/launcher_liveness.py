@@ -30,11 +30,11 @@ def life_of(run_dir: Path, events: Iterable[AnyEvent] = (), *, locks: Path = LOC
     try:
         lock = (run_dir / "lock").stat()
         words = (run_dir / "lock").read_text(errors="replace").split()
-        held = locks.read_text().splitlines()
+        lines = locks.read_text().splitlines()
     except OSError:
         return "unknown"
     device = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}"
-    if any(_is_held(line, device, lock.st_ino, words[:1]) for line in held):
+    if any(_is_held(line, device, lock.st_ino, words[:1]) for line in lines):
         return "running"
     spawned = [event.host for event in events if isinstance(event, WorkerSpawned)]
     elsewhere = bool(spawned) and spawned[-1] != socket.gethostname()

@@ -94,11 +94,11 @@ class LiveFeed:
             self.board.tracker.take(event)
 
     def _new(self) -> list[AnyEvent]:
-        held, self._held = self._held, []
+        records, self._held = self._held, []
         try:
-            return held + (self._reader.poll() if self._reader else [])
+            return records + (self._reader.poll() if self._reader else [])
         except OSError:
-            return held  # the view is a convenience: what cannot be read now is read later
+            return records  # the view is a convenience: what cannot be read now is read later
 
     def poll(self, *, until_ns: int = 0) -> None:
         """Read new records of workers if a read is due, or at once those up to `until_ns`."""
@@ -157,8 +157,8 @@ class LiveDisplay:
     def line(self, rank: int, text: str) -> None:
         """Print one line of a rank's output above the display."""
         if self._shared:
-            said = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
-            self._console.print(said, soft_wrap=True)
+            text_line = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
+            self._console.print(text_line, soft_wrap=True)
         else:
             _write(self._lines, f"[{rank}]: {text}\n")
 
@@ -183,10 +183,10 @@ class LineDisplay:
         run_dir: Path | None = None,
         *,
         lines: TextIO | None = None,
-        said: TextIO | None = None,
+        stream: TextIO | None = None,
     ) -> None:
         self._lines = lines or sys.stdout
-        self._said = said or sys.stderr
+        self._said = stream or sys.stderr
         self._feed = LiveFeed(run_dir)
         self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
         self._told = 0

@@ -34,12 +34,12 @@ class ReplicaAgreement(msgspec.Struct, frozen=True, kw_only=True):
             return f"never equal in {plural(self.audits, 'audit')}"
         if not self.ranks:
             return "no rank has a replica"
-        said = f"last equal at step {self.step}, {self.ranks} ranks"
+        text = f"last equal at step {self.step}, {self.ranks} ranks"
         if 0 <= self.whole_step < self.step:
-            said += f" (in part; all of their state at step {self.whole_step})"
+            text += f" (in part; all of their state at step {self.whole_step})"
         if self.differed:
-            said += f"; different {plural(self.differed, 'time')}, last at {self.differed_step}"
-        return said
+            text += f"; different {plural(self.differed, 'time')}, last at {self.differed_step}"
+        return text
 
 
 def replica_agreement(events: Sequence[AnyEvent]) -> ReplicaAgreement:

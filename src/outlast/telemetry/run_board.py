@@ -212,21 +212,21 @@ class RunBoard:
 
 def headline(one: Incident, *, brief: bool = False) -> str:
     """Describe an incident on one line; `brief`: with its longest phase only."""
-    said = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
+    text = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
     if one.is_request:
-        return said
+        return text
     if one.others:
-        said += f" and {plural(len(one.others), 'fault')} more"
-    said += f" {one.where}"
+        text += f" and {plural(len(one.others), 'fault')} more"
+    text += f" {one.where}"
     for each in one.replaced:
-        said += f", {each.new} took rank {each.seat}"
+        text += f", {each.new} took rank {each.seat}"
     if one.state == "recovered":
         phases = [item for item in one.phases_ms.items() if item[1] >= 0.1]
         phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
         spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
-        return f"{said}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
+        return f"{text}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
     ended = {"stopped": "the run ended", "died": "its launcher died"}.get(one.state)
-    return f"{said}: {ended}" if ended else f"{said} ..."
+    return f"{text}: {ended}" if ended else f"{text} ..."
 
 
 def progress(board: RunBoard, now_ns: int) -> str:

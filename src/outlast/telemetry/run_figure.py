@@ -162,9 +162,9 @@ def _difference(runs: list[_Run]) -> str:
         common += len(both)
         missing += len(first.keys() ^ run.losses.keys())
         worst = max([worst, *(abs(first[at] - run.losses[at]) for at in both)])
-    said = f"largest difference of any rank's loss: {worst:g}"
-    said += f" ({'equal to the last bit, ' if not worst else ''}{plural(common, 'value')})"
-    return said + (f"; {missing} only in one run" if missing else "")
+    text = f"largest difference of any rank's loss: {worst:g}"
+    text += f" ({'equal to the last bit, ' if not worst else ''}{plural(common, 'value')})"
+    return text + (f"; {missing} only in one run" if missing else "")
 
 
 def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
@@ -264,12 +264,12 @@ def _key(runs: list[_Run]) -> list[str]:
         if several and run.incidents:
             lines.append(f"{run.label}:")
         for one in run.incidents:
-            said = f"{rank_and_host(one.cause)} {fault_text(one.cause)}"
-            said = said if len(said) <= SAID_MAX else said[: SAID_MAX - 3] + "..."
+            text = f"{rank_and_host(one.cause)} {fault_text(one.cause)}"
+            text = text if len(text) <= SAID_MAX else text[: SAID_MAX - 3] + "..."
             answer = f", {one.rung}" if one.rung else ""
             end = f"{duration(one.total_ms / 1e3)}" if one.state == "recovered" else one.state
             lost = plural(one.committed_steps_lost, "step")
-            lines.append(f"{one.number}   {said} at step {one.step}{answer}: {lost} lost, {end}")
+            lines.append(f"{one.number}   {text} at step {one.step}{answer}: {lost} lost, {end}")
     if len(lines) > KEY_LINES_MAX:
         more = plural(len(lines) - KEY_LINES_MAX, "more incident")
         lines = [*lines[:KEY_LINES_MAX], f"... and {more}"]

@@ -54,7 +54,7 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     cause: str  # a FaultKind
-    said: str
+    text: str = msgspec.field(name="said")
     where: str
     faults: int
     step: int
@@ -263,7 +263,7 @@ def _line(one: Incident) -> IncidentLine:
     return IncidentLine(
         number=one.number,
         cause=one.cause.kind,
-        said=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
+        text=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
         where=one.where,
         faults=1 + len(one.others),
         step=one.step,
@@ -323,24 +323,24 @@ def _notes(
     notes += [
         f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed
     ]
-    said = Counter(
+    own = Counter(
         f"rank {event.seat}: {event.text}" if event.seat >= 0 else event.text
         for event in events
         if isinstance(event, Note)
         and event.level == "warning"
         and not any(one.error in event.text for one in failed)  # the launcher's word on the same
     )
-    said.update(
+    own.update(
         f"durable storage {event.where}: {event.error}"
         for event in events
         if isinstance(event, DrainFailed)
     )
-    said.update(
-        f"node check: {event.said} ({event.host}, {event.severity})"
+    own.update(
+        f"node check: {event.finding} ({event.host}, {event.severity})"
         for event in events
         if isinstance(event, Warned) and event.severity != "healthy"
     )
-    notes += [f"{text} ({count} times)" if count > 1 else text for text, count in said.items()]
+    notes += [f"{text} ({count} times)" if count > 1 else text for text, count in own.items()]
     if len(notes) > NOTES_MAX:
         more = plural(len(notes) - NOTES_MAX, "more note")
         notes = [*notes[:NOTES_MAX], f"... and {more}: `outlast events` has them all"]

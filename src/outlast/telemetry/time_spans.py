@@ -40,7 +40,7 @@ def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[
     Where claims overlap, the one that begins first has precedence.
     """
     given: list[Span] = []
-    left: list[Window] = []
+    rest: list[Window] = []
     ordered = _disjoint(claims)
     index = 0
     for window in free:
@@ -52,14 +52,14 @@ def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[
             claim = ordered[look]
             begin, end = max(at, claim.begin_ns), min(window.end_ns, claim.end_ns)
             if at < begin:
-                left.append(Window(at, begin))
+                rest.append(Window(at, begin))
             given.append(Span(begin, end, claim.bucket))
             at = end
             look += 1
         index = max(index, look - 1)
         if at < window.end_ns:
-            left.append(Window(at, window.end_ns))
-    return given, left
+            rest.append(Window(at, window.end_ns))
+    return given, rest
 
 
 def _disjoint(claims: Iterable[Span]) -> list[Span]:

@@ -72,8 +72,8 @@ def equation_4(
     infinity where a failure costs more than passes between two."""
     _check(interval_s, mtbf_s, init_s)
     check_positive("productive_s", productive_s)
-    left = 1 - (init_s + interval_s / 2) / mtbf_s
-    return (productive_s + init_s) / mtbf_s / left if left > 0 else math.inf
+    productive = 1 - (init_s + interval_s / 2) / mtbf_s
+    return (productive_s + init_s) / mtbf_s / productive if productive > 0 else math.inf
 
 
 @broadcasts

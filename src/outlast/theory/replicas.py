@@ -32,9 +32,9 @@ def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: 
     _check_group(nodes, members)
     check_not_negative("node_rate_per_s", node_rate_per_s)
     check_not_negative("window_s", window_s)
-    gone = -math.expm1(-node_rate_per_s * window_s)
-    short = _powers(gone, int(members) - 1)
-    return nodes / members * node_rate_per_s * gone ** (members - 1) / (1 / members + short)
+    lost = -math.expm1(-node_rate_per_s * window_s)
+    short = _powers(lost, int(members) - 1)
+    return nodes / members * node_rate_per_s * lost ** (members - 1) / (1 / members + short)
 
 
 @broadcasts
@@ -55,15 +55,17 @@ def epoch_losses(
 
 
 @broadcasts
-def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, held: int = 1) -> float:
-    """Host or device memory that `copies` of the job's state take on each of `gpus`, besides the
-    state in use, where each is spread evenly. `held`: versions that are kept at once, say 2 where a
-    new one arrives before the old one goes. Exact."""
+def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, versions: int = 1) -> float:
+    """Return the host or device memory that `copies` of the job's state take on each of `gpus`.
+
+    Besides the state in use; spread evenly. `versions`: versions kept at once, say 2 where a new
+    one arrives before the old one is deleted. Exact.
+    """
     check_not_negative("state_bytes", state_bytes)
     check_positive("gpus", gpus)
     check_not_negative("copies", copies)
-    check_positive("held", held)
-    return state_bytes * copies * held / gpus
+    check_positive("versions", versions)
+    return state_bytes * copies * versions / gpus
 
 
 @broadcasts

@@ -181,15 +181,15 @@ def find_minimum(function: Callable[[float], float], low: float, high: float) ->
     to the last digits. Infinite values are taken to lie on the high side.
     """
     bottom, top = math.log(low), math.log(high)
-    left, right = top - GOLDEN * (top - bottom), bottom + GOLDEN * (top - bottom)
-    at_left, at_right = function(math.exp(left)), function(math.exp(right))
+    low_point, high_point = top - GOLDEN * (top - bottom), bottom + GOLDEN * (top - bottom)
+    at_left, at_right = function(math.exp(low_point)), function(math.exp(high_point))
     while top - bottom > 1e-9:
         if at_left <= at_right:
-            top, right, at_right = right, left, at_left
-            left = top - GOLDEN * (top - bottom)
-            at_left = function(math.exp(left))
+            top, high_point, at_right = high_point, low_point, at_left
+            low_point = top - GOLDEN * (top - bottom)
+            at_left = function(math.exp(low_point))
         else:
-            bottom, left, at_left = left, right, at_right
-            right = bottom + GOLDEN * (top - bottom)
-            at_right = function(math.exp(right))
+            bottom, low_point, at_left = low_point, high_point, at_right
+            high_point = bottom + GOLDEN * (top - bottom)
+            at_right = function(math.exp(high_point))
     return math.exp((bottom + top) / 2)

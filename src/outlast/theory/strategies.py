@@ -357,8 +357,10 @@ def tune_interval(
         low, high = high, 2 * high
     high *= 2
     while high - low > 2:
-        left, right = low + (high - low) // 3, high - (high - low) // 3
-        low, high = (low, right) if goodput(left) >= goodput(right) else (left, high)
+        low_third, high_third = low + (high - low) // 3, high - (high - low) // 3
+        low, high = (
+            (low, high_third) if goodput(low_third) >= goodput(high_third) else (low_third, high)
+        )
     return fitted[max(range(low, high + 1), key=goodput)]
 
 

@@ -38,7 +38,7 @@ def progress(title: str) -> Iterator[Tell]:
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table without frame; `right`: the columns aligned to the right."""
-    made = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
+    result = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result

@@ -126,8 +126,8 @@ def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None
 
 def _copied(store: Store, place: SavePoint, target: Store, rate: int | None) -> CopyReport:
     began = time.monotonic()
-    with progress(f"step {place.step}") as told:
-        copied = carry(store, place, target, on_progress=told, limit_bytes_per_s=rate)
+    with progress(f"step {place.step}") as report_progress:
+        copied = carry(store, place, target, on_progress=report_progress, limit_bytes_per_s=rate)
     return CopyReport(
         directory=place.directory,
         sent_bytes=copied.sent_bytes,

@@ -179,12 +179,12 @@ def _print(report: DiffReport) -> None:
                 f"{found.difference_max:.3g}" if compared else "", _note(found),
             )  # fmt: skip
         say(table)
-        if left := report.tensors[_ROWS_MAX:]:
-            say(f"and {plural(len(left), 'more tensor')}: --json has all, --tensors chooses")
+        if rest := report.tensors[_ROWS_MAX:]:
+            say(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")
     for odd in report.values[:_ROWS_MAX]:
         whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
-        left, right = odd.a or "(not in A)", odd.b or "(not in B)"
-        say(f"{whose}{odd.path}: {left} -> {right}")
+        rest, right = odd.a or "(not in A)", odd.b or "(not in B)"
+        say(f"{whose}{odd.path}: {rest} -> {right}")
     if more := report.values[_ROWS_MAX:]:
         say(f"and {plural(len(more), 'more value')}: --json has all")
     compared = plural(report.compared, "tensor")

@@ -116,10 +116,10 @@ def _begun(store: Store, place: SavePoint) -> CheckpointLine:
     try:
         files = store.files(place.directory)
         failed = sorted(name for name in files if name.endswith(_FAILED))
-        said = store.get(place.directory, failed[0]).decode(errors="replace") if failed else ""
+        reason = store.get(place.directory, failed[0]).decode(errors="replace") if failed else ""
     except (CorruptionError, StorageError) as error:
         return _line(place, state="uncommitted", why=str(error))
-    why = f"{failed[0].removesuffix(_FAILED)} failed: {said.strip()}" if failed else ""
+    why = f"{failed[0].removesuffix(_FAILED)} failed: {reason.strip()}" if failed else ""
     return _line(place, state="uncommitted", size_bytes=sum(files.values()), why=why)
 
 

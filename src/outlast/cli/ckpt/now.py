@@ -67,12 +67,14 @@ def now(
     pid = save_signal.request_save_by_signal(run_dir)
     pause = threading.Event()
     while True:
-        gone = run_directory.holder(run_dir) is None  # looked at first: its last events come before
+        is_dead = (
+            run_directory.holder(run_dir) is None
+        )  # looked at first: its last events come before
         for event in reader.poll():
             if saved := wait.take(event):
                 _tell(saved, time.monotonic() - began, json)
                 return EXIT_DONE
-        if gone:
+        if is_dead:
             raise RunDirError(
                 f"{run_dir}: its launcher (pid {pid}) has died before it could save; the same"
                 " `outlast run` command resumes the run from its newest checkpoint"

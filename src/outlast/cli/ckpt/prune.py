@@ -60,12 +60,12 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         as_json([PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
         return EXIT_DONE
     table = ckpt_output.table("step", "attempt", "", "why", right=("step",))
-    gone = "would go" if dry_run else "deleted"
+    verb = "would go" if dry_run else "deleted"
     for place, stays, why in verdicts:
-        table.add_row(str(place.step), place.attempt, "kept" if stays else gone, why)
+        table.add_row(str(place.step), place.attempt, "kept" if stays else verb, why)
     say(table)
     kept = sum(verdict.keep for verdict in verdicts)
-    say(f"{plural(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {gone}")
+    say(f"{plural(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {verb}")
     return EXIT_DONE
 
 

@@ -39,9 +39,9 @@ def values_in(checkpoint: Checkpoint) -> dict[str, str]:
         return {"shared": _short(shared)}
     if "kinds" not in shared:
         return {str(name): _short(value) for name, value in shared.items()}
-    said = {name: _part(shared, name, kind) for name, kind in shared["kinds"].items()}
-    said |= {name: _short(value) for name, value in shared.get("imported", {}).items()}
-    return said
+    parts = {name: _part(shared, name, kind) for name, kind in shared["kinds"].items()}
+    parts |= {name: _short(value) for name, value in shared.get("imported", {}).items()}
+    return parts
 
 
 def _part(shared: Mapping[str, Any], name: str, kind: str) -> str:
@@ -143,7 +143,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     for manifest in checkpoint.manifests:
         for piece in manifest.pieces:
             ranks[piece.name][manifest.rank] = None
-    held = {
+    holders = {
         name: HeldTensorRow(
             dtype=tensor.dtype, shape=tensor.shape, size_bytes=size_bytes(tensor),
             ranks=tuple(ranks[name]),
@@ -151,7 +151,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
         for name, tensor in sorted(checkpoint.tensors.items())
         if fnmatchcase(name, pattern)
     }  # fmt: skip
-    if not held and pattern != "*":
+    if not holders and pattern != "*":
         raise UsageError(
             f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} is called {pattern!r}"
         )
@@ -162,7 +162,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     return ShowReport(
         where=checkpoint.where, job=commit.job, step=commit.place.step, n=commit.place.n,
         attempt=commit.place.attempt, time_ns=commit.time_ns, size_bytes=commit.size_bytes,
-        origin=commit.origin, tensors=held, shards=list(map(_shard, checkpoint.manifests)),
+        origin=commit.origin, tensors=holders, shards=list(map(_shard, checkpoint.manifests)),
         values=values,
     )  # fmt: skip
 
@@ -221,23 +221,23 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
             size(sum(shard.blobs.values())),
         )  # fmt: skip
     say(table)
-    if left := shown.shards[_RANKS_MAX:]:
-        say(f"and {plural(len(left), 'more rank')}")
+    if rest := shown.shards[_RANKS_MAX:]:
+        say(f"and {plural(len(rest), 'more rank')}")
 
 
 def _balance(shards: list[Shard]) -> str:
     """Describe the balance of the bytes that each rank writes."""
     largest = max(shard.size_bytes for shard in shards)
     mean = sum(shard.size_bytes for shard in shards) / len(shards)
-    said = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
-    return f"{said}, the largest {largest / mean:.2f} of the mean" if mean else said
+    text = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
+    return f"{text}, the largest {largest / mean:.2f} of the mean" if mean else text
 
 
 def _print_some(shown: ShowReport) -> None:
     table = ckpt_output.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
-    for name, held in shown.tensors.items():
+    for name, rows in shown.tensors.items():
         table.add_row(
-            name, held.dtype, " x ".join(map(str, held.shape)), size(held.size_bytes),
-            ", ".join(map(str, held.ranks)),
+            name, rows.dtype, " x ".join(map(str, rows.shape)), size(rows.size_bytes),
+            ", ".join(map(str, rows.ranks)),
         )  # fmt: skip
     say(table)

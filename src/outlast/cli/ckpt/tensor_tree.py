@@ -84,7 +84,7 @@ def _in_line(branch: Branch) -> str:
         if each.below or each.tensor is None:
             return ""
         names.setdefault(_describe(each.tensor), []).append(name)
-    return "; ".join(f"{', '.join(alike)} {said}" for said, alike in names.items())
+    return "; ".join(f"{', '.join(alike)} {text}" for text, alike in names.items())
 
 
 def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Branch]]]:

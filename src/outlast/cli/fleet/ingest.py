@@ -94,7 +94,7 @@ class IngestFlags:
         ),
     ] = None
 
-    def asked(self) -> LogOptions:
+    def log_options(self) -> LogOptions:
         """Return the request for the readers."""
         return LogOptions(
             format=self.as_, mapping=self.mapping, cluster=self.cluster or "",
@@ -136,7 +136,7 @@ def ingest(
     """
     if not source:
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
-    asked = (flags or IngestFlags()).asked()
+    options = (flags or IngestFlags()).log_options()
     names = None
     if anonymize:
         from outlast.fleet.store.pseudonyms import load_pseudonyms
@@ -144,7 +144,7 @@ def ingest(
         names = load_pseudonyms(anonymize, lake)
     try:
         with _progress() as on_progress:
-            found = ingested(lake, source, asked, names, on_progress)
+            found = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
         tell(f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them")
         return EXIT_INTERRUPTED

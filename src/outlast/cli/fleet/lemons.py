@@ -256,9 +256,9 @@ def _show(found: LemonsReport, top: int) -> None:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
             say(f"{one['node']}: {besides}")
-    left = found.lemons - sum(one["lemon"] for one in suspects)
-    if left:
-        say(f"{plural(left, 'more lemon')}: --top {found.lemons} shows all of them")
+    hidden = found.lemons - sum(one["lemon"] for one in suspects)
+    if hidden:
+        say(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.score:
         say(_scored(found.score))
     if found.without_node:
@@ -289,14 +289,14 @@ def _likely(one: dict[str, Any]) -> str:
 
 
 def _evidence_text(one: dict[str, Any]) -> str:
-    said = [
+    phrases = [
         text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
         for name, text in SHORT.items()
         if one[name]
     ]
     if one["past_failures"] > one["failures"]:
-        said.insert(0, f"{one['past_failures']:.3g} failures with history")
-    return ", ".join(said)
+        phrases.insert(0, f"{one['past_failures']:.3g} failures with history")
+    return ", ".join(phrases)
 
 
 def _show_drain(listed: DrainCommands, cluster: str) -> None:

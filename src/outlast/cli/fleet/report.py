@@ -117,12 +117,12 @@ class Drawer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def take(self, told: DrawnSection) -> None:
+    def take(self, section: DrawnSection) -> None:
         """Draw a section's figure in another process, if it has one."""
-        if told.draw:
+        if section.draw:
             with _drawer_alive():
-                figure = self._pool.submit(_svg, told.draw, told.section.key)
-            self._figures[told.section.key] = figure
+                figure = self._pool.submit(_svg, section.draw, section.section.key)
+            self._figures[section.section.key] = figure
 
     def drawn(self) -> dict[str, str]:
         """Return the SVG of each figure by the key of its section; waits for them."""

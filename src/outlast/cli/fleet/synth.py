@@ -91,13 +91,13 @@ def _short(truth: GroundTruth) -> dict[str, float | int | str | None]:
     return {name: counts.get(name, each) for name, each in found.items()}
 
 
-def _show(made: SynthReport, *, json: bool) -> None:
+def _show(report: SynthReport, *, json: bool) -> None:
     if json:
-        as_json(made)
+        as_json(report)
         return
-    truth = made.truth
-    say(f"{made.directory}: {', '.join(made.files)}")
-    say(f"{made.jobs:,} attempts of jobs, {made.findings:,} findings")
+    truth = report.truth
+    say(f"{report.directory}: {', '.join(report.files)}")
+    say(f"{report.jobs:,} attempts of jobs, {report.findings:,} findings")
     rate, counted, node_days = truth["r_f"], truth["failures_counted"], truth["node_days"]
     say(
         f"true failure rate of jobs above 128 GPUs: {1000 * float(rate or 0):.2f} per 1000"

@@ -101,15 +101,15 @@ def _print(report: HangReport) -> None:
         say("What stands still besides, because of that or after it:")
     for stuck in others[:_OTHERS]:
         say(f"  {sentence(stuck.said)}")
-    if left := others[_OTHERS:]:
-        say(f"  and {len(left)} more (--json has them)")
+    if rest := others[_OTHERS:]:
+        say(f"  and {len(rest)} more (--json has them)")
     read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"
     say(f"{read}; {format_ranks(report.missing)} not." if report.missing else f"{read}.")
     if report.wrapped:
         say(f"The first records of {format_ranks(report.wrapped)} have been written over.")
     for unread in report.unread[:_OTHERS]:
         say(f"not used: {unread.reason}")
-    if left := report.unread[_OTHERS:]:
-        say(f"and {len(left)} more files (--json has them)")
+    if rest := report.unread[_OTHERS:]:
+        say(f"and {len(rest)} more files (--json has them)")
     for note in report.notes:
         say(f"note: {note}")

@@ -20,15 +20,15 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; what was done is printed
 """
 COMMANDS = {
-    "advise": ("advise:advise", "Recommend settings and the next purchase, with their prices."),
+    "advise": ("advise:advise", "Recommend settings and the next purchase, with prices."),
     "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
     "interval": ("interval:interval", "Compute the best save interval and the cost of missing it."),
-    "ettr": ("ettr:ettr", "Compute ETTR, the share of time spent training, and ways to a target."),
+    "ettr": ("ettr:ettr", "Compute ETTR, the share of time spent training."),
     "replicas": (
         "replicas:replicas",
         "Compare numbers of in-memory copies: losses, memory, network.",
     ),
-    "size": ("sizing:size", "Compute state, work and save times from the model and the machine."),
+    "size": ("sizing:size", "Compute state, work and save times of a model on a machine."),
     "spares": ("spares:spares", "Compute the number of spare nodes that costs least."),
     "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
     "story": ("story:story", "Simulate one run, and write it for `outlast explain`."),

@@ -74,9 +74,9 @@ def compare(
         and restart time; fan: how far it will be when.
     """
     path = check_picture(figure)
-    seen = _seen(run) if run else None
+    measured = _measured_run(run) if run else None
     check_fields(fields, compare)
-    scenario = scenario_of(_with(fields, seen) if seen and not file else fields, file)
+    scenario = scenario_of(_with(fields, measured) if measured and not file else fields, file)
     from outlast.plan.answers.strategy_comparison import (
         ComparisonRequest,
         expected_simulated_failures,
@@ -84,15 +84,15 @@ def compare(
     from outlast.plan.answers.strategy_comparison import compare as compared
 
     begins, deadline_s = _dates(start, by, within)
-    asked = ComparisonRequest(
+    request = ComparisonRequest(
         seed=seed, replications=_several(replications), start=begins, within_s=deadline_s
     )
-    failures = expected_simulated_failures(scenario, asked.replications)
+    failures = expected_simulated_failures(scenario, request.replications)
     with execution_place(workers, dask, failures) as where, progress("simulated") as tell:
-        found = compared(scenario, asked, seen=seen, place=where, on_progress=tell)
+        found = compared(scenario, request, measured=measured, place=where, on_progress=tell)
     show_comparison(found, json=json)
     if path and found.contenders:
-        _draw(picture, path, scenario, found, asked, seen)
+        _draw(picture, path, scenario, found, request, measured)
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
 
 
@@ -101,17 +101,17 @@ def _draw(
     path: Path,
     scenario: Scenario,
     found: StrategyComparison,
-    asked: ComparisonRequest,
-    seen: MeasuredRun | None,
+    request: ComparisonRequest,
+    measured: MeasuredRun | None,
 ) -> None:
     from outlast.plan.figures import comparison_figures, scale_figures
 
     if picture == "scale":
-        scale_figures.draw_scale(scenario, path, asked.seed)
+        scale_figures.draw_scale(scenario, path, request.seed)
     elif picture == "phases":
         scale_figures.draw_phases(scenario, path)
     elif picture == "fan":
-        comparison_figures.draw_fan(scenario, found, path, start=asked.start, seen=seen)
+        comparison_figures.draw_fan(scenario, found, path, start=request.start, measured=measured)
     else:
         comparison_figures.draw_waterfall(scenario, found, path)
 
@@ -125,24 +125,24 @@ def _several(replications: str | None) -> int | None:
     return runs
 
 
-def _seen(run_dir: Path) -> MeasuredRun:
+def _measured_run(run_dir: Path) -> MeasuredRun:
     from outlast.plan.answers.measured_run import read_measured_run
 
     return read_measured_run(run_dir)
 
 
-def _with(fields: dict[str, str], seen: MeasuredRun) -> dict[str, str]:
+def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
     """Merge the given fields with those measured on the run; a file of rates overrides the run."""
-    summary, said = seen.summary, {name.replace("_", "-") for name in fields}
+    summary, given = measured.summary, {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):
-        said |= set(read_rates(Path(rates)).said) - {"gpus-per-node"}
-    own = dict(seen.fields)
-    if "gpus" not in said:
+        given |= set(read_rates(Path(rates)).fields) - {"gpus-per-node"}
+    own = dict(measured.fields)
+    if "gpus" not in given:
         own |= {"gpus": f"{summary.world}", "gpus-per-node": "1", "replica-gpus": "1"}
-    if seen.failures and not said & {"transient", "fatal"}:
-        own |= {"transient": f"{seen.transient:.6f}", "fatal": f"{seen.fatal:.6f}"}
-    return {**{key: text for key, text in own.items() if key not in said}, **fields}
+    if measured.failures and not given & {"transient", "fatal"}:
+        own |= {"transient": f"{measured.transient:.6f}", "fatal": f"{measured.fatal:.6f}"}
+    return {**{key: text for key, text in own.items() if key not in given}, **fields}
 
 
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
@@ -214,8 +214,8 @@ def _ends(found: StrategyComparison) -> Table:
     """Return rows: costs of the other strategies, number of failures, finish dates."""
     best = found.contenders[0]
     dated = ["ends"] if best.finish else []
-    asked = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
-    shown = _table("", "costs more", "failures", *dated, *asked)
+    limit = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
+    shown = _table("", "costs more", "failures", *dated, *limit)
     for one in found.contenders:
         row = [Text("") if one is best else _banded(one.dearer), _banded(one.failures)]
         if one.finish:
@@ -298,8 +298,8 @@ def _observed(found: RunComparison) -> None:
     say("rate: predicted once more, for runs that fail as often as this one did")
     if found.believed:
         one = found.believed
-        said = f"{format_quantity(one.value, one.unit)} ({band(one)})"
-        say(f"{one.name}: {said} is to be believed now, from {one.source}")
+        text = f"{format_quantity(one.value, one.unit)} ({band(one)})"
+        say(f"{one.name}: {text} is to be believed now, from {one.source}")
     for note in found.notes:
         say(Text(f"the run's note: {note}", "dim"))
 

@@ -22,7 +22,7 @@ def ettr(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Compute ETTR, the share of time spent training, and ways to a target.
+    """Compute ETTR, the share of time spent training.
 
     Effective training time ratio of checkpoint-restart, by every published
     formula.

@@ -85,7 +85,7 @@ class ExtraFlags:
         str, _extra("Share of failures that a save on local drives survives.")
     ] = "50%"
 
-    def asked(self) -> ExtraInputs:
+    def extra_inputs(self) -> ExtraInputs:
         """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def seconds(flag: str, text: str | None, *, least_s: float = 0.0) -> float | None:

@@ -87,11 +87,11 @@ def _simulated(
     from outlast.plan.simulate.scenario_job import job_of
 
     failures = runs * expected_failures(job_of(scenario, strategy))
-    said = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
+    metadata = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
     with (
         place(failures) as where,
         progress("replications") as tell,
-        result_rows.write_runs(path, said) as write,
+        result_rows.write_runs(path, metadata) as write,
     ):
         done = 0
 

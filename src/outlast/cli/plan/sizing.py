@@ -84,11 +84,11 @@ class MachineFlags:
         mfu = quantities.share(f"--mfu {text('mfu')}", text("mfu"))
         each = self.gpus_per_node or str(min(GPUS_PER_NODE, max(gpus, 1)))
         per_node = quantities.count(f"--gpus-per-node {each}", each)
-        for key, said, value in (
+        for key, value_text, value in (
             ("gpus", self.gpus, gpus), ("mfu", text("mfu"), mfu), ("gpus-per-node", each, per_node),
         ):  # fmt: skip
             if not value:
-                raise ConfigError(f"--{key} {said} must be above 0")
+                raise ConfigError(f"--{key} {value_text} must be above 0")
         device = self.device or "h100"
         return MachineSpec(
             gpus=gpus,
@@ -134,10 +134,12 @@ class ModelFlags:
 
     def model(self, gpus: int) -> ModelSpec:
         """Parse the flags. Raises ConfigError, naming the invalid one."""
-        parameters, held = _large("--parameters", self.parameters), gpus
+        parameters, replica_gpus = _large("--parameters", self.parameters), gpus
         if self.replica_gpus is not None:
-            held = quantities.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
-        if not held:
+            replica_gpus = quantities.count(
+                f"--replica-gpus {self.replica_gpus}", self.replica_gpus
+            )
+        if not replica_gpus:
             raise ConfigError(f"--replica-gpus {self.replica_gpus} must be above 0")
         each_bytes: float = BYTES_PER_PARAMETER[self.precision or "bf16"]
         if (each := self.bytes_per_parameter) is not None:
@@ -152,7 +154,7 @@ class ModelFlags:
             tokens=_large("--tokens", self.tokens) if self.tokens else tokens_of(parameters),
             each_bytes=each_bytes,
             batch_tokens=_large("--batch-tokens", self.batch_tokens or _DEFAULTS["batch-tokens"]),
-            replica_gpus=held,
+            replica_gpus=replica_gpus,
         )
 
 
@@ -164,15 +166,15 @@ def _assumed(
         "tokens": format_quantity(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
         "gpus-per-node": str(machine.gpus_per_node),
     }  # fmt: skip
-    said = vars(of) | vars(on)
+    values = vars(of) | vars(on)
     texts = _DEFAULTS | follow
     return [
-        Assumed(key, text) for key, text in texts.items() if said[key.replace("-", "_")] is None
+        Assumed(key, text) for key, text in texts.items() if values[key.replace("-", "_")] is None
     ]
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
-    """Compute state, work and save times from the model and the machine.
+    """Compute state, work and save times of a model on a machine.
 
     A scenario for the other commands: `outlast plan size ... --out run.toml`,
     then `outlast plan advise run.toml`.

@@ -48,7 +48,7 @@ def spares(
         say(Text(f"failures: {found.failures}", "dim"))
         say(table(found.quantities))
         say(_rows(found.rows))
-        for sentence in found.said:
+        for sentence in found.conclusions:
             say(Text(sentence))
         remarks(found)
     if path:

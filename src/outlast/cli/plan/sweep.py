@@ -105,8 +105,8 @@ def _show(found: Sweep, *, json: bool) -> None:
         as_json(found)
         return
     alone = found.strategies[0] if len(found.strategies) == 1 else None
-    runs = f"{format_count(found.asked, 'run')} each, seed {found.seed}"
-    how = runs if found.asked else "by theory alone"
+    runs = f"{format_count(found.requested, 'run')} each, seed {found.seed}"
+    how = runs if found.requested else "by theory alone"
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
     say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
@@ -115,11 +115,11 @@ def _show(found: Sweep, *, json: bool) -> None:
         shown.add_column(key, justify="right")
     if not alone:
         shown.add_column("strategy", no_wrap=True)
-    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.asked), "costs"):
+    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs"):
         shown.add_column(Text(name), justify="right")
     for one in found.points:
         named = (*one.values.values(), *[one.strategy] * (not alone))
-        shown.add_row(*named, *_cells(one, runs=bool(found.asked)))
+        shown.add_row(*named, *_cells(one, runs=bool(found.requested)))
     say(shown)
     remarks(found)
 

@@ -40,7 +40,7 @@ class CurrentCost(msgspec.Struct, frozen=True, kw_only=True):
     bill: Bill
     saves_usd: float
     how: How
-    said: str
+    text: str = msgspec.field(name="said")
 
 
 class AdviceItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class AdviceDoubt(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str
     strategy: Strategy
     regret_usd: float
-    said: str
+    text: str = msgspec.field(name="said")
 
 
 class NextMeasure(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,21 +96,23 @@ def describe_strategy(at: BestSettings) -> str:
     others = sorted((one for one in at.found if one is not at.taken), key=lambda one: one.usd)
     close = CLOSE * at.taken.usd
     same: list[Strategy] = [one.strategy for one in others if abs(one.usd - at.taken.usd) <= close]
-    said: list[str] = []
+    sentences: list[str] = []
     if same:
-        said.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
+        sentences.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
     for one in others:
         more = one.usd - at.taken.usd
         if math.isinf(more):
-            said.append(f"{one.strategy} does not end")
+            sentences.append(f"{one.strategy} does not end")
         elif more > close:
-            said.append(f"{one.strategy} costs {_usd(more)} more")
+            sentences.append(f"{one.strategy} costs {_usd(more)} more")
         elif more < -close:
             less = (
                 f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
             )
-            said.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
-    text = " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
+            sentences.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
+    text = " ".join(
+        [DOES[at.taken.strategy], *([_sentence("; ".join(sentences)) + "."] * bool(sentences))]
+    )
     if at.taken.strategy not in RUN_CANNOT:
         return text
     least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
@@ -168,18 +170,19 @@ def describe_memory(scenario: Scenario) -> str:
 def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
     """Describe the rate at which all copies are lost, and their memory."""
     rate = loss_rate_per_s(scenario, settings.copies)
-    held = memory_per_gpu_bytes(scenario, settings.copies)
+    memory_bytes = memory_per_gpu_bytes(scenario, settings.copies)
     lost = format_quantity(1 / rate if rate else math.inf, "s")
     every = lost if lost == "never" else f"every {lost} of running"
     return (
         f"Nodes that hold each part; the last of a part is lost {every}. They take"
-        f" {format_quantity(held, 'bytes')} of memory a GPU, with a new version beside the last."
+        f" {format_quantity(memory_bytes, 'bytes')} of memory a GPU, with a new version beside the"
+        " last."
     )
 
 
 def describe_spares(
     scenario: Scenario,
-    held: CheapestSpares,
+    stock: CheapestSpares,
     there: Prediction,
     trap_usd: float,
     saves_usd: float | None,
@@ -189,27 +192,27 @@ def describe_spares(
 
     `there`: the prediction with that number; `trap_usd`: extra cost of the mean number in repair.
     """
-    if not held.in_repair:
+    if not stock.in_repair:
         return "No failure takes a node."
-    trap = round(held.in_repair)
-    mean = f"{trap:,}" if held.in_repair >= WHOLE_MIN else f"{held.in_repair:.3g}"
+    trap = round(stock.in_repair)
+    mean = f"{trap:,}" if stock.in_repair >= WHOLE_MIN else f"{stock.in_repair:.3g}"
     text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on the average"
-    if held.racks:
+    if stock.racks:
         text += ", and a rack takes several at once: so many cost least."
-    elif not held.best:
-        waits = format_quantity(spare_theory.stalled_share(0, held.in_repair), "share")
+    elif not stock.best:
+        waits = format_quantity(spare_theory.stalled_share(0, stock.in_repair), "share")
         text += f": without a spare the run waits {waits} of the time, and one would cost more."
     else:
-        waits = format_quantity(spare_theory.stalled_share(trap, held.in_repair), "share")
+        waits = format_quantity(spare_theory.stalled_share(trap, stock.in_repair), "share")
         more = f"cost {_usd(trap_usd)} more" if trap_usd > 0 else "cost next to nothing less"
         more = "not end in ages" if math.isinf(trap_usd) else more
         text += (
             f"; with {format_count(trap, 'spare')} the run would wait {waits} of the time"
             f" and {more}."
         )
-        if held.known != held.best:
-            text += f" Were the failure rate known to be its mean, {held.known:,} would do."
-    if saves_usd is None or scenario.spares is None or scenario.spares == held.best:
+        if stock.known != stock.best:
+            text += f" Were the failure rate known to be its mean, {stock.known:,} would do."
+    if saves_usd is None or scenario.spares is None or scenario.spares == stock.best:
         return text
     by = "" if there.strategy == settings.strategy else f", with {there.strategy},"
     return f"{text} There are {scenario.spares:,}: the change{by} saves {_usd(saves_usd)}."
@@ -226,7 +229,7 @@ def describe_main_inputs(found: list[InputSensitivity]) -> str:
     ]  # fmt: skip
     costs = " and ".join(ends)
     verb = "the run costs " if costs.startswith("$") else "the run "
-    return f"The {most.said} matters most: {verb}{costs}."
+    return f"The {most.label} matters most: {verb}{costs}."
 
 
 def describe_rarer(times: float, usd: float) -> str:
@@ -244,7 +247,7 @@ def describe_input(lever: InputSensitivity, turn: InputVariation) -> str:
     """Describe an input and its varied value."""
     source = "given" if lever.given else "assumed"
     here, there = format_quantity(lever.value, lever.unit), format_quantity(turn.value, lever.unit)
-    return f"the {lever.said} is {there}, not the {source} {here}"
+    return f"the {lever.label} is {there}, not the {source} {here}"
 
 
 def describe_doubt(unknown: str, turn: InputVariation, settings: TunedSettings) -> str:
@@ -284,7 +287,7 @@ def next_measures(
     price."""
     rate = scenario.failures
     unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
-    told = [_count(scenario)] if unsure else []
+    measures = [_count(scenario)] if unsure else []
     assumed = [
         one for one in found
         if not one.given and one.key not in ("failures", "replica-gpus")
@@ -295,10 +298,10 @@ def next_measures(
         if math.isinf(one.swing_usd):
             moves = "half or double decides whether the run ends"
         taken = format_quantity(one.value, one.unit)
-        told.append(
-            NextMeasure(what=one.key, why=f"The {one.said}: {taken} is assumed, and {moves}.")
+        measures.append(
+            NextMeasure(what=one.key, why=f"The {one.label}: {taken} is assumed, and {moves}.")
         )
-    return told
+    return measures
 
 
 def _count(scenario: Scenario) -> NextMeasure:

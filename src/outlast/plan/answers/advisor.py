@@ -53,7 +53,7 @@ FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
 
 
 def advise(
-    scenario: Scenario, in_use: Strategy | None = None, asked: ExtraInputs | None = None
+    scenario: Scenario, in_use: Strategy | None = None, extras: ExtraInputs | None = None
 ) -> Advice:
     """Return the advice for a scenario.
 
@@ -92,7 +92,7 @@ def advise(
         doubts=doubts if finishes else [],
         sure=advice_text.describe_certainty(doubts, rest, at) if finishes else "",
         measure=advice_text.next_measures(scenario, found, at),
-        extras=tuple(extra_costs(at.scenario, at.taken, asked)) if asked else (),
+        extras=tuple(extra_costs(at.scenario, at.taken, extras)) if extras else (),
     )
 
 
@@ -192,7 +192,7 @@ def _current_cost(
         bill=spent,
         saves_usd=saves,
         how=here.how,
-        said=advice_text.describe_current(
+        text=advice_text.describe_current(
             scenario, here, spent, saves, at.taken.usd, named=in_use is not None
         ),
     )
@@ -253,20 +253,20 @@ def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> 
 
 def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
     """Choose the number of spares; another number may call for another strategy."""
-    held = cheapest_spares(scenario)
-    there = best_settings(replace(at.scenario, spares=held.best), stocked=True)
+    stock = cheapest_spares(scenario)
+    there = best_settings(replace(at.scenario, spares=stock.best), stocked=True)
     if there.taken.strategy == settings.strategy == "drop":
         return AdviceItem(
             what="spares", set_to="0", value=0, unit="nodes", why=advice_text.NO_SPARES, how="exact"
         )
     kept = with_settings(there.scenario, settings_of(there.scenario, there.taken))
-    trap = replace(kept, spares=round(held.in_repair))
+    trap = replace(kept, spares=round(stock.in_repair))
     saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
     trap_usd = price_strategy(trap, there.taken.strategy).usd - there.taken.usd
     return AdviceItem(
-        what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
-        why=advice_text.describe_spares(scenario, held, there.taken, trap_usd, saves, settings),
-        how="first order" if held.racks else formula_domain.of_repairs(scenario),
+        what="spares", set_to=f"{stock.best:,}", value=stock.best, unit="nodes", saves_usd=saves,
+        why=advice_text.describe_spares(scenario, stock, there.taken, trap_usd, saves, settings),
+        how="first order" if stock.racks else formula_domain.of_repairs(scenario),
     )  # fmt: skip
 
 
@@ -293,18 +293,18 @@ def _doubts(
         turns.append(
             (advice_text.ONE_REPLICA, vary_scenario(replace(open_, replicas=1), 1.0, settings))
         )
-    told: list[AdviceDoubt] = []
+    doubts: list[AdviceDoubt] = []
     rest = 0.0
     for unknown, turn in turns:
         if turn.regret_usd < FRAGILE * turn.usd:
             rest = max(rest, turn.regret_usd / turn.usd) if turn.regret_usd else rest
             continue
-        told.append(
+        doubts.append(
             AdviceDoubt(
                 unknown=unknown,
                 strategy=turn.settings.strategy,
                 regret_usd=turn.regret_usd,
-                said=advice_text.describe_doubt(unknown, turn, settings),
+                text=advice_text.describe_doubt(unknown, turn, settings),
             )
         )
-    return sorted(told, key=lambda one: -one.regret_usd), rest
+    return sorted(doubts, key=lambda one: -one.regret_usd), rest

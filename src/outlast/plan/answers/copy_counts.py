@@ -122,7 +122,9 @@ def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
 
 def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
     """Return the memory for so many copies of two versions each."""
-    return theory.memory_per_gpu_bytes(scenario.state_bytes, scenario.gpus, copies, held=VERSIONS)
+    return theory.memory_per_gpu_bytes(
+        scenario.state_bytes, scenario.gpus, copies, versions=VERSIONS
+    )
 
 
 def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
@@ -184,12 +186,12 @@ def _limits(scenario: Scenario) -> list[Quantity]:
     def sent(gpus: float) -> float:
         return scenario.memory_cost_s * math.sqrt(scenario.gpus / gpus)
 
-    asked: tuple[tuple[str, Callable[[float], float], float], ...] = (
+    kinds: tuple[tuple[str, Callable[[float], float], float], ...] = (
         ("storage", stored, scenario.detect_s + scenario.restart_s),
         ("memory", sent, scenario.detect_s + scenario.restore_s),
     )
     found: list[Quantity] = []
-    for kind, cost_s, back_s in asked:
+    for kind, cost_s, back_s in kinds:
         for name, restart_s in (("", back_s), (", R not counted", 0.0)):
             found.append(
                 quantity_with_band(
@@ -209,7 +211,7 @@ def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float
 
 def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
     racks = any(one.name == "rack" and one.rate_per_s for one in kinds_of(scenario))
-    said = {
+    texts = {
         "there is one node: no other holds a copy": scenario.nodes == 1,
         "no two copies of a part are taken to lie in one rack": racks,
         "no end with some numbers of copies: failures come faster than the run gets on": any(
@@ -218,4 +220,4 @@ def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
     }
-    return [text for text, here in said.items() if here]
+    return [text for text, here in texts.items() if here]

@@ -70,18 +70,22 @@ def price_strategy(
     The same scenario has the same price, and all scenarios meet the same failures, so that chance
     does not affect differences between them. Raises UsageError naming the invalid field.
     """
-    said = predict(scenario, strategy)
-    if said.outcome.in_regime or _is_hopeless(scenario, strategy) or find_spec("numba") is None:
-        return said
+    predicted = predict(scenario, strategy)
+    if (
+        predicted.outcome.in_regime
+        or _is_hopeless(scenario, strategy)
+        or find_spec("numba") is None
+    ):
+        return predicted
     met = _simulated_price(scenario, strategy, FIRST)
-    if math.isinf(met.wall_s) or _usd(scenario, said, met) > FAR * beside_usd:
-        return _simulated(scenario, said, met)
-    open_ = scenario.interval_s is None and said.memory_interval_s is None
+    if math.isinf(met.wall_s) or _usd(scenario, predicted, met) > FAR * beside_usd:
+        return _simulated(scenario, predicted, met)
+    open_ = scenario.interval_s is None and predicted.memory_interval_s is None
     if open_ and met.falls_per_s and math.isfinite(met.wall_s):
         best_s = _interval_s(scenario, met.between_falls_s)
         scenario = replace(scenario, interval_s=best_s)
-        said = replace(said, interval_s=best_s)
-    return _simulated(scenario, said, _simulated_price(scenario, strategy, MANY))
+        predicted = replace(predicted, interval_s=best_s)
+    return _simulated(scenario, predicted, _simulated_price(scenario, strategy, MANY))
 
 
 def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
@@ -126,11 +130,11 @@ def _interval_s(scenario: Scenario, between_falls_s: float) -> float:
     return min(max(best_s, scenario.flush_s, scenario.step_s), scenario.work_s)
 
 
-def _usd(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> float:
-    return cost_usd(scenario, met.wall_s, said.spares)
+def _usd(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> float:
+    return cost_usd(scenario, met.wall_s, predicted.spares)
 
 
-def _simulated(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> Prediction:
+def _simulated(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> Prediction:
     of = met.shares
     outcome = RecoveryOutcome(
         goodput=of["work"], save=of["save"], redo=of["redo"], detect=of["detect"],
@@ -140,8 +144,8 @@ def _simulated(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> Pr
     )  # fmt: skip
     ends = outcome.goodput >= GOODPUT_MIN
     return replace(
-        said, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
-        usd=_usd(scenario, said, met) if ends else math.inf, how="simulated", warnings=[],
+        predicted, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
+        usd=_usd(scenario, predicted, met) if ends else math.inf, how="simulated", warnings=[],
     )  # fmt: skip
 
 
@@ -186,7 +190,7 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: str
-    said: str
+    label: str = msgspec.field(name="said")
     value: float
     unit: Unit
     given: bool
@@ -207,16 +211,16 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Input(NamedTuple):
-    said: str
+    label: str
     unit: Unit
     get: Callable[[Scenario], float]
     put: Callable[[Scenario, float], Scenario]
     helps: Side = "half"
 
 
-def _seconds(name: str, said: str, helps: Side = "half") -> _Input:
+def _seconds(name: str, text: str, helps: Side = "half") -> _Input:
     return _Input(
-        said, "s", lambda scenario: getattr(scenario, name),
+        text, "s", lambda scenario: getattr(scenario, name),
         lambda scenario, value: replace(scenario, **{name: value}), helps,
     )  # fmt: skip
 
@@ -367,7 +371,7 @@ def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensiti
     value = one.get(scenario)
     half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
     lever = InputSensitivity(
-        key=key, said=one.said, value=value, unit=one.unit, given=key not in scenario.assumed,
+        key=key, label=one.label, value=value, unit=one.unit, given=key not in scenario.assumed,
         here_usd=usd, half=half, double=double,
     )  # fmt: skip
     turn = half if one.helps == "half" else double

@@ -125,12 +125,14 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
     spent_s = _spent_s(summary, outside_s) if summary.goodput is not None else {}
     count = sum(one.count for one in summary.causes.values())
     fatal = sum(one.rung == "restart" and one.cause in summary.causes for one in summary.incidents)
-    gone = sum(one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents)
+    hosts_lost = sum(
+        one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents
+    )
     work_s = spent_s.get("work", 0.0) / summary.world
     return MeasuredRun(
         summary=summary,
         failures=count,
-        transient=(count - fatal - gone) / count if count else 0.0,
+        transient=(count - fatal - hosts_lost) / count if count else 0.0,
         fatal=fatal / count if count else 0.0,
         exposure_s=times.capacity_ns / 1e9 - summary.buckets_s["down"],
         outside_s=outside_s,

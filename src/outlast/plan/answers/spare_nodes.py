@@ -59,10 +59,10 @@ class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spares(Answer, frozen=True, kw_only=True):
-    """Answer of `outlast plan spares`; `rows` by number of spares, `said`: conclusions in words."""
+    """Answer of `outlast plan spares`; `rows` by number of spares, `conclusions`: in words."""
 
     rows: list[SparesRow]
-    said: list[str]
+    conclusions: list[str] = msgspec.field(name="said")
 
 
 class SpareModel:
@@ -141,7 +141,7 @@ def spare_nodes(scenario: Scenario) -> Spares:
     return Spares(
         question=base.question, failures=base.failures, quantities=base.quantities,
         assumed=base.assumed, warnings=base.warnings, rows=rows,
-        said=_conclusions(scenario, here, rows),
+        conclusions=_conclusions(scenario, here, rows),
     )  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
 
 
 def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
-    said = {
+    texts = {
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
         "figures are of the long run: this one ends before repairs have settled":
@@ -275,17 +275,17 @@ def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
         "no run ends here, whatever stands by: failures come faster than it gets on":
             math.isinf(once_usd),
     }  # fmt: skip
-    return [text for text, here in said.items() if here]
+    return [text for text, here in texts.items() if here]
 
 
 def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRow]) -> list[str]:
     mean = stocks.mean
     average, best = (_row_named(rows, one) for one in (MEAN, WAITING))
-    said: list[str] = []
+    sentences: list[str] = []
     if average.spares:
         saved = average.stalling_usd - best.stalling_usd
         waited, waits = (format_quantity(one.stalled, "share") for one in (average, best))
-        said = [
+        sentences = [
             f"The mean is a trap: with {format_count(average.spares, 'spare')}, as many as are"
             " in repair on"
             f" the average ({format_quantity(mean, 'nodes')}), more are in repair"
@@ -298,19 +298,19 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
         ]
     unsure = [one for one in rows if UNSURE in one.names and one is not best]
     if unsure:
-        said.append(
+        sentences.append(
             f"The rate is not sure: on the average over what it may be,"
             f" {format_count(unsure[0].spares, 'spare')} would be cheapest for a job that waits."
         )
     size = scenario.nodes // scenario.replicas
     if scenario.replicas > 1 and size > 1:
         groups = whole_replicas(scenario).in_repair.quantile(QUANTILES[-1])
-        said.append(
+        sentences.append(
             f"Standing by as whole replicas of {size:,} nodes, it takes"
             f" {format_count(groups, 'replica')} for {100 * QUANTILES[-1]:g} % of the time:"
             f" {format_count(groups * size, 'node')}."
         )
-    return said
+    return sentences
 
 
 class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):

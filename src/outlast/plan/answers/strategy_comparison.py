@@ -130,9 +130,9 @@ class StrategyComparison(Answer, frozen=True, kw_only=True):
 
 def compare(
     scenario: Scenario,
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     *,
-    seen: MeasuredRun | None = None,
+    measured: MeasuredRun | None = None,
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> StrategyComparison:
@@ -145,7 +145,7 @@ def compare(
     predicted: dict[Strategy, Prediction] = {
         one: predict(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)
     }
-    found = simulate_strategies(scenario, list(predicted), asked, place, on_progress)
+    found = simulate_strategies(scenario, list(predicted), request, place, on_progress)
     base = answer(
         f"Which strategy for {scenario.gpus:,} GPUs?", scenario, [], [],
         frozenset[str]().union(*(matters(one) for one in predicted), {"gpu-hour"}),
@@ -158,7 +158,8 @@ def compare(
     if found.draws:
         ranked = sorted(predicted, key=lambda one: (*_rank(usd[one]), -STRATEGIES.index(one)))
     contenders = [
-        _compared_strategy(scenario, asked, predicted[one], found, usd, ranked[0]) for one in ranked
+        _compared_strategy(scenario, request, predicted[one], found, usd, ranked[0])
+        for one in ranked
     ]
     return StrategyComparison(
         question=base.question,
@@ -166,39 +167,39 @@ def compare(
         assumed=base.assumed,
         quantities=[],
         warnings=_warnings(contenders, predicted),
-        seed=asked.seed,
+        seed=request.seed,
         runs=len(found.draw_of),
         rates=len({d.factor for d in found.draws}),
         interrupted=found.interrupted,
-        within_s=asked.within_s,
+        within_s=request.within_s,
         contenders=contenders,
         impossible=[
             ImpossibleStrategy(one, why)
             for one in STRATEGIES
             if (why := reason_impossible(scenario, one))
         ],
-        observed=compare_run(scenario, seen, seed=asked.seed) if seen else None,
+        observed=compare_run(scenario, measured, seed=request.seed) if measured else None,
     )
 
 
 def simulate_strategies(
     scenario: Scenario,
     strategies: list[Strategy],
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ensemble:
     """Simulate these strategies with the requested number of runs."""
     jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
-    if asked.replications is not None:
-        each = math.ceil(asked.replications / STRATA)
+    if request.replications is not None:
+        each = math.ceil(request.replications / STRATA)
     else:
         tuned: dict[Strategy, theory.RecoveryJob] = {
             one: tuned_job(scenario, one) for one in strategies
         }
         each = affordable(scenario, tuned, scenario.work_s)
     return run_ensemble(
-        jobs, draws(scenario, each), seed=asked.seed, place=place, on_progress=on_progress
+        jobs, draws(scenario, each), seed=request.seed, place=place, on_progress=on_progress
     )
 
 
@@ -222,7 +223,7 @@ def _rank(usd: np.ndarray) -> tuple[float, float]:
 
 def _compared_strategy(
     scenario: Scenario,
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     predicted: Prediction,
     found: Ensemble,
     usd: Mapping[Strategy, np.ndarray],
@@ -245,8 +246,10 @@ def _compared_strategy(
         failures=band("failures", "times", runs.failures),
         shares=shares_of(runs),
         endless=float(np.isinf(runs.wall_s).mean()),
-        finish=_finish(asked.start, takes) if asked.start else None,
-        in_time=None if asked.within_s is None else float((runs.wall_s <= asked.within_s).mean()),
+        finish=_finish(request.start, takes) if request.start else None,
+        in_time=None
+        if request.within_s is None
+        else float((runs.wall_s <= request.within_s).mean()),
         theory=_theory(scenario, predicted, found.draws, found.draw_of, runs),
     )
 
@@ -289,11 +292,11 @@ def _theory(
 def _warnings(
     contenders: list[ComparedStrategy], predicted: Mapping[Strategy, Prediction]
 ) -> list[str]:
-    said: dict[str, list[str]] = {}
+    strategies_by_text: dict[str, list[str]] = {}
     for one in contenders:
         for text in predicted[one.strategy].warnings:
-            said.setdefault(text.partition(";")[0], []).append(one.strategy)
-    texts = [f"theory of {', '.join(names)}: {text}" for text, names in said.items()]
+            strategies_by_text.setdefault(text.partition(";")[0], []).append(one.strategy)
+    texts = [f"theory of {', '.join(names)}: {text}" for text, names in strategies_by_text.items()]
     if any(abs(one.theory.z or 0.0) > Z_MAX for one in contenders):
         texts.append(LONG_RUN)
     for one in contenders:

@@ -25,10 +25,10 @@ class SweepAxis(NamedTuple):
     texts: tuple[str, ...]
 
 
-def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
+def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
     """Parse `gpus=1k,4k,16k`, or a logarithmic range of seven values as `gpus=1k..1M/7`.
 
-    `said`: the other fields of the scenario. Raises ConfigError.
+    `fields`: the other fields of the scenario. Raises ConfigError.
     """
     name, _, values = text.partition("=")
     key, values = name.strip().replace("_", "-"), values.strip()
@@ -38,7 +38,7 @@ def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
         )
     if match := re.fullmatch(r"(.+?)\.\.(.+)/\s*(\d{1,6})", values):
         texts = _range(
-            f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), said
+            f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), fields
         )
     elif ".." in values:
         raise ConfigError(f"--over {text}: say how many values the range has, as in 1k..1M/7")
@@ -52,7 +52,7 @@ def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
 
 
 def _range(
-    what: str, key: str, low: str, high: str, many: int, said: Mapping[str, str]
+    what: str, key: str, low: str, high: str, many: int, fields: Mapping[str, str]
 ) -> list[str]:
     ends = [_split(what, low), _split(what, high)]
     (first, unit), (last, other) = ends
@@ -70,7 +70,7 @@ def _range(
     between = [first * math.exp(step * at) for at in range(1, many - 1)]
     if _is_whole_number(key):
         unit_size = _MANY.get(unit, 1.0)
-        size = _per_node(said) if key == "gpus" else 1
+        size = _per_node(fields) if key == "gpus" else 1
         texts = [str(_rounded(value * unit_size, size)) for value in between]
     else:
         texts = [_text(value, unit) for value in between]
@@ -97,8 +97,8 @@ def _reads(key: str, text: str) -> bool:
     return True
 
 
-def _per_node(said: Mapping[str, str]) -> int:
-    text = said.get("gpus-per-node", KEYS["gpus-per-node"].default)
+def _per_node(fields: Mapping[str, str]) -> int:
+    text = fields.get("gpus-per-node", KEYS["gpus-per-node"].default)
     return quantities.count(f"--gpus-per-node {text}", text) or 1
 
 

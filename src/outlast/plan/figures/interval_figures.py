@@ -98,11 +98,11 @@ def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None
     if rate.weight_failures != EXACT:
         low, high = (here * rate.at(end) / rate.per_gpu_s for end in (LOW, HIGH))
         error = [[here - low], [high - here]]
-    said = "given" if scenario.interval_s else "best"
+    label = "given" if scenario.interval_s else "best"
     band = f"{rate.name} and its band" if error else rate.name
     axis.errorbar(
         [here_s], [here], yerr=error, fmt="D", color="#d55e00", mec="black", mew=0.6, ms=5, lw=1.2,
-        capsize=3, label=f"this scenario: {said} interval {span(here_s)}, {band}",
+        capsize=3, label=f"this scenario: {label} interval {span(here_s)}, {band}",
     )  # fmt: skip
     axis.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
 
@@ -165,8 +165,8 @@ def _simulated(
     found: list[tuple[float, float, float, float]] = []
     for at_s in np.geomspace(low_s, high_s, SIMULATED):
         there = replace(scenario, interval_s=float(at_s))
-        told = predict(there, strategy)
-        if not told.outcome.failures_per_s * told.wall_s * REPLICATIONS < FAILURES_MAX:
+        predicted = predict(there, strategy)
+        if not predicted.outcome.failures_per_s * predicted.wall_s * REPLICATIONS < FAILURES_MAX:
             continue  # it would take minutes to show that next to nothing gets done
         job = job_of(there, strategy)
         goodput = job.work_s / simulate(job, REPLICATIONS)["wall_s"]

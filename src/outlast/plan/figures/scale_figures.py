@@ -91,10 +91,10 @@ def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
     apart = np.flatnonzero(np.abs(one - other) > CLOSE)
     found: list[tuple[float, float]] = []
     for before, after in pairwise(apart):
-        left, right = one[before] - other[before], one[after] - other[after]
-        if left * right > 0:
+        start, stop = one[before] - other[before], one[after] - other[after]
+        if start * stop > 0:
             continue
-        part = left / (left - right)
+        part = start / (start - stop)
         gpus = shared[before] * (shared[after] / shared[before]) ** part
         found.append((float(gpus), float(one[before] + part * (one[after] - one[before]))))
     return found

@@ -103,10 +103,10 @@ def _costs(
     counts, best = _counts(stocks.most), cheapest([stocks], dropping=dropping)
     axis.plot([size * one for one in counts], [usd(one) for one in counts], color=colour, ls=line)
     axis.plot(size * best, usd(best), "o", color=colour, ms=4, mec="black", mew=0.6)
-    left = dropping
+    is_left = dropping
     axis.annotate(
-        f"{size * best:,}", (size * best, usd(best)), xytext=(-5 if left else 5, -3),
-        textcoords="offset points", ha="right" if left else "left", va="top", color=colour,
+        f"{size * best:,}", (size * best, usd(best)), xytext=(-5 if is_left else 5, -3),
+        textcoords="offset points", ha="right" if is_left else "left", va="top", color=colour,
     )  # fmt: skip
 
 
@@ -118,11 +118,11 @@ def _trap(above: Axes, below: Axes, nodes: SpareModel) -> None:
     for axis in (above, below):
         axis.axvline(mean, color="black", ls=(0, (1, 2)), lw=0.8)
     waits = nodes.stalled(mean)
-    left = mean > FEW
+    is_left = mean > FEW
     above.annotate(
         f"the mean in repair: waits {in_words(waits, 'share')}", (mean, waits),
-        xytext=(-24 if left else 24, -12 if left else 0), textcoords="offset points",
-        ha="right" if left else "left", va="center",
+        xytext=(-24 if is_left else 24, -12 if is_left else 0), textcoords="offset points",
+        ha="right" if is_left else "left", va="center",
         arrowprops={"arrowstyle": "-", "lw": 0.5},
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip

@@ -205,7 +205,7 @@ def _caption(axis: Axis, measure: Measure) -> None:
 
 
 def _field(key: str) -> str:
-    more = KEYS[key].said.partition(", as in")[0]
+    more = KEYS[key].description.partition(", as in")[0]
     return key if len(more) > CAPTION_MAX else f"{key}: {more}"
 
 
@@ -213,7 +213,7 @@ def _title(wanted: Sequence[SweepPoint], found: Sweep) -> str:
     scenario = wanted[0].scenario
     known = {"gpus": f"{scenario.gpus:,} GPUs", "failures": scenario.failures.name}
     parts = [text for key, text in known.items() if key not in found.over]
-    if found.asked:
+    if found.requested:
         bars = "bars: P5 to P95 of" if len(found.over) == 1 else "median of"
-        parts.append(f"{bars} {found.asked:,} runs")
-    return ", ".join([*parts, *["by theory"] * (not found.asked)])
+        parts.append(f"{bars} {found.requested:,} runs")
+    return ", ".join([*parts, *["by theory"] * (not found.requested)])

@@ -59,7 +59,7 @@ def _fill(figure: Figure, scenario: Scenario, advice: Advice, rows: list[InputSe
     for row, one in enumerate(rows):
         for side, turn in _turns(one):
             _bar(axis, row, side, turn, said(turn.value, one.unit), scale)
-    names = [f"{_wrapped(one.said)}: {said(one.value, one.unit)}" for one in rows]
+    names = [f"{_wrapped(one.label)}: {said(one.value, one.unit)}" for one in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)

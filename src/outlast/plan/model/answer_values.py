@@ -138,8 +138,8 @@ def format_quantity(value: float, unit: Unit) -> str:
 
 def format_count(count: int, one: str, more: str = "") -> str:
     """Format a count: `1 node`, `2 nodes`, `no node`."""
-    said = one if count in (0, 1) else more or f"{one}s"
-    return f"{count:,} {said}" if count else f"no {said}"
+    noun = one if count in (0, 1) else more or f"{one}s"
+    return f"{count:,} {noun}" if count else f"no {noun}"
 
 
 def _large(value: float, gap: str = "") -> str:

@@ -37,7 +37,7 @@ class DomainGap(NamedTuple):
     `share`: of wall time, an estimate; None where there is none.
     """
 
-    said: str
+    text: str
     share: float | None
 
 
@@ -96,13 +96,13 @@ def of_losses(scenario: Scenario, window_s: float) -> How:
 
 
 def _simplified(scenario: Scenario) -> list[DomainGap]:
-    said = {
+    texts = {
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
         "nodes are taken not to age": scenario.shape != 1,
         "failures are taken to come at random, not at even gaps": scenario.gap_spread is not None,
         "a rack's failure is taken to leave what one node's does": scenario.rack_mtbf_s < NEVER_S,
     }
-    return [DomainGap(text, None) for text, here in said.items() if here]
+    return [DomainGap(text, None) for text, here in texts.items() if here]
 
 
 def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
@@ -110,7 +110,7 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
 
     The run ends with a flush and, unless intervals divide its work, with a shorter interval.
     """
-    said = "the run is short: its last save and flush count"
+    text = "the run is short: its last save and flush count"
     wall_s = _wall_s(scenario, outcome)
     last_s = (1 - job.drag) * job.flush_s
     rounds = scenario.work_s / job.interval_s
@@ -118,16 +118,16 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
         running = 1 - outcome.wait
         lost = 1 - outcome.goodput / running if running else 1.0
         last_s += lost * min(wall_s, job.interval_s / max(outcome.goodput, 1e-9))
-    return DomainGap(said, last_s / wall_s)
+    return DomainGap(text, last_s / wall_s)
 
 
 def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
     """Return the gap at the start: a run begins with all spares, not in the steady state."""
-    said = "repairs are long beside the run, which begins with all its spares"
+    text = "repairs are long beside the run, which begins with all its spares"
     if not job.spares:  # it waits from its first failure on, as ever after
-        return DomainGap(said, 0.0)
+        return DomainGap(text, 0.0)
     late_s = scenario.repair_s * (1 + math.log(job.spares + 1))
-    return DomainGap(said, outcome.wait * min(1.0, late_s / _wall_s(scenario, outcome)))
+    return DomainGap(text, outcome.wait * min(1.0, late_s / _wall_s(scenario, outcome)))
 
 
 def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
@@ -135,7 +135,7 @@ def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
 
     Holders of one part are lost in successive failures, the sooner the longer recoveries take.
     """
-    said = "failures come so fast that all holders of a part are often lost at once"
+    text = "failures come so fast that all holders of a part are often lost at once"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     every = 1 / mtbf_s(scenario)
     window_s = scenario.detect_s + max(takes for _, takes in found) + scenario.window_s
@@ -143,8 +143,8 @@ def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
     deeper = max(0.0, _deeper_share(scenario, rungs(scenario, strategy, memory=job.snapshots > 0)))
     costs_s = found[-1][1] + job.interval_s + job.flush_s
     if len(found) == 1 or not deeper:
-        return DomainGap(said, 0.0)
-    return DomainGap(said, every * costs_s * min(1.0, deeper * often))
+        return DomainGap(text, 0.0)
+    return DomainGap(text, every * costs_s * min(1.0, deeper * often))
 
 
 def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
@@ -156,10 +156,10 @@ def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
     """Return the gap of interrupted steps: half a step of pause where live replicas go on."""
-    said = "a step is long beside what is between saves or failures"
+    text = "a step is long beside what is between saves or failures"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     if found[0][0] != "nothing" or not scenario.step_s:
-        return DomainGap(said, 0.0)
+        return DomainGap(text, 0.0)
     every = 1 / mtbf_s(scenario)
     between_s = job.interval_s / max(1, job.snapshots)
     saving_s = job.cost_s + max(1, job.snapshots) * job.snapshot_cost_s + job.drag * job.flush_s
@@ -170,7 +170,7 @@ def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
         + min(1.0, scenario.step_s / between_s)
         + saving_s / (job.interval_s + saving_s)
     )
-    return DomainGap(said, every * scenario.step_s / 2 * min(1.0, odd + again))
+    return DomainGap(text, every * scenario.step_s / 2 * min(1.0, odd + again))
 
 
 def _wall_s(scenario: Scenario, outcome: RecoveryOutcome) -> float:

@@ -91,13 +91,13 @@ def taking_rate_per_s(scenario: Scenario) -> float:
 
 def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
     """Return the kinds of failures; `devices` are nodes."""
-    rate, gone = node_rate_per_s(scenario), 1 - stays_share(scenario)
+    rate, taken = node_rate_per_s(scenario), 1 - stays_share(scenario)
     racks = math.ceil(scenario.nodes / scenario.rack_nodes)
     return [
-        failures.FailureKind(name="node", rate_per_unit_s=rate * gone, units=scenario.nodes),
+        failures.FailureKind(name="node", rate_per_unit_s=rate * taken, units=scenario.nodes),
         failures.FailureKind(
             name="transient",
-            rate_per_unit_s=rate * (1 - gone),
+            rate_per_unit_s=rate * (1 - taken),
             units=scenario.nodes,
             devices_killed=0,
         ),
@@ -121,10 +121,10 @@ def sources(
     `memory`: there are versions in memory.
     """
     live: tuple[Loses, float] = ("nothing", scenario.pause_s + scenario.step_s / 2)
-    held: tuple[Loses, float] = ("snapshot", scenario.restore_s)
+    from_memory: tuple[Loses, float] = ("snapshot", scenario.restore_s)
     storage: tuple[Loses, float] = ("checkpoint", scenario.restart_s)
     has_live = strategy in ("migrate", "drop", "outlast") and scenario.replicas > 1
-    return [*[live] * has_live, *[held] * memory, storage]
+    return [*[live] * has_live, *[from_memory] * memory, storage]
 
 
 def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]:
@@ -132,21 +132,21 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
     every = 1 / mtbf_s(scenario)
     rate, stays = node_rate_per_s(scenario), stays_share(scenario)
     racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
-    left: float = min(1.0, rate * scenario.nodes / every)  # of rounding
+    remaining: float = min(1.0, rate * scenario.nodes / every)  # of rounding
     found: list[Rung] = []
     holders = 0  # nodes that have to be lost for the sources so far
     for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
-        gone, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
+        lost, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
         if loses == "checkpoint":
-            gone = 0.0
+            lost = 0.0
         elif loses == "nothing":
             holders = scenario.replicas
-            gone = _lost_share(scenario, holders, window_s)
+            lost = _lost_share(scenario, holders, window_s)
         elif (every_one := _holders(scenario, holders)) > holders:
             before = _lost_share(scenario, holders, window_s) if holders else 1.0
-            gone = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
-        here = left * (1 - gone)
-        left -= here
+            lost = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
+        here = remaining * (1 - lost)
+        remaining -= here
         taking = min(1.0, here * (1 - stays) + (racks / every if at == 0 else 0.0))
         staying = here * stays
         if loses == "checkpoint":

@@ -44,20 +44,22 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
         return self.per_gpu_s * share
 
 
-def parse_failures(what: str, text: str, gpus_per_node: int, seen: int | None) -> StatedFailures:
+def parse_failures(
+    what: str, text: str, gpus_per_node: int, observed: int | None
+) -> StatedFailures:
     """Parse a failure rate.
 
     `text`: a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in `0.5%/day`,
-    or failures as in `6.5/1000 node-days`. `seen`: number of failures behind it; None: a preset is
-    as certain as published rates agree, any other rate is exact. Raises ConfigError.
+    or failures as in `6.5/1000 node-days`. `observed`: number of failures behind it; None: a preset
+    is as certain as published rates agree, any other rate is exact. Raises ConfigError.
     """
     text = text.strip()
-    weight = EXACT if seen is None else float(seen)
+    weight = EXACT if observed is None else float(observed)
     if text in failures.PRESETS:
         prior = failures.PRESETS[text]
         return StatedFailures(
             name=text, per_gpu_s=prior.rate_per_device_s, source=prior.source,
-            weight_failures=prior.weight_failures if seen is None else weight,
+            weight_failures=prior.weight_failures if observed is None else weight,
         )  # fmt: skip
     per_gpu_s = _rate(what, text, gpus_per_node)
     if not MTBF_LEAST_S <= 1 / per_gpu_s <= MTBF_MOST_S:
@@ -139,10 +141,10 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class MeasuredRates(NamedTuple):
-    """Rates from a file. `failures` replaces --failures; `said`: other fields by key."""
+    """Rates from a file. `failures` replaces --failures; `fields`: other fields by key."""
 
     failures: StatedFailures
-    said: dict[str, Any]
+    fields: dict[str, Any]
 
 
 class _Failures(msgspec.Struct, frozen=True):
@@ -169,7 +171,7 @@ def read_rates(path: Path) -> MeasuredRates:
     """
     found = toml_files.read(path, "file of rates")
     try:
-        told = msgspec.convert(found, _File)
+        file = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:
         fault, _, where = str(error).partition(" - at `")
         field = where.strip("`$.")
@@ -177,16 +179,16 @@ def read_rates(path: Path) -> MeasuredRates:
             f"{path}: {field + ': ' if field else ''}{fault}; `outlast fleet fit LAKE --out FILE`"
             " writes such a file"
         ) from error
-    if told.version != VERSION:
+    if file.version != VERSION:
         raise ConfigError(
-            f"{path}: version {told.version}; this Outlast reads version {VERSION}: measure again"
+            f"{path}: version {file.version}; this Outlast reads version {VERSION}: measure again"
             " with `outlast fleet fit`"
         )
-    rate = told.failures
+    rate = file.failures
     return MeasuredRates(
         StatedFailures(
-            name=told.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
+            name=file.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
             weight_failures=rate.weight_failures,
         ),
-        told.scenario,
+        file.scenario,
     )  # fmt: skip

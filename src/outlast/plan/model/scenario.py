@@ -80,7 +80,7 @@ class Field(NamedTuple):
     read: Callable[[str, str], Any]
     default: str
     group: str
-    said: str
+    description: str
 
 
 def span(what: str, text: str) -> float:
@@ -219,35 +219,38 @@ def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
     A file of rates comes after its reference: --rates after other flags and before `file`, the key
     in `file` last. Raises ConfigError with the field, the file, and the likely spelling.
     """
-    said, where, rate = _layers(flags, file)
+    texts, where, rate = _layers(flags, file)
     values: dict[str, Any] = {}
     for field in FIELDS:
-        values[field.name] = _value(field, where[field.key], said.get(field.key))
-    per_node, seen, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
+        values[field.name] = _value(field, where[field.key], texts.get(field.key))
+    per_node, observed, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
     if values["gpus"] % per_node:
         raise ConfigError(
             f"{values['gpus']:,} gpus are no whole number of nodes with {per_node} (gpus-per-node)"
         )
     text = values["failures"]
     values["failures"] = (
-        parse_failures(f"{where['failures']} {text}", text, per_node, seen) if rate is None
-        else rate if seen is None else msgspec.structs.replace(rate, weight_failures=float(seen))
-    )  # fmt: skip
+        parse_failures(f"{where['failures']} {text}", text, per_node, observed)
+        if rate is None
+        else rate
+        if observed is None
+        else msgspec.structs.replace(rate, weight_failures=float(observed))
+    )
     nodes = values["gpus"] // per_node
     values["replicas"] = _replicas(nodes, per_node, values.pop("replica_gpus"))
     if values["copies"] is None:
         values["copies"] = _copies(nodes)
-    told = {*said, *_RATE} if rate else set(said)
-    scenario = Scenario(**values, assumed=frozenset(KEYS) - told)
+    given = {*texts, *_RATE} if rate else set(texts)
+    scenario = Scenario(**values, assumed=frozenset(KEYS) - given)
     _check(scenario)
     return scenario
 
 
 def resize(scenario: Scenario, gpus: int) -> Scenario:
     """Return the scenario with other GPUs and its defaults computed anew. Raises ConfigError."""
-    nodes, held = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
+    nodes, replica_gpus = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
     replicas = _replicas(
-        nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else held
+        nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else replica_gpus
     )
     copies = _copies(nodes) if "copies" in scenario.assumed else scenario.copies
     found = msgspec.structs.replace(scenario, gpus=gpus, replicas=replicas, copies=copies)
@@ -255,13 +258,13 @@ def resize(scenario: Scenario, gpus: int) -> Scenario:
     return found
 
 
-def _value(field: Field, where: str, said: str | None) -> Any:
+def _value(field: Field, where: str, given: str | None) -> Any:
     """Parse the text of a field, or return its default. Raises ConfigError."""
-    text = field.default if said is None else said
+    text = field.default if given is None else given
     if not text:
         raise ConfigError(
             f"how many {field.key}? Say --{field.key}, or {field.key} in a file"
-            if said is None
+            if given is None
             else f"{where} is empty"
         )
     value = field.read(f"{where} {text}", text)
@@ -321,7 +324,7 @@ def _layers(
 
     Raises ConfigError.
     """
-    said: dict[str, str] = {}
+    merged: dict[str, str] = {}
     where = {key: f"--{key}" for key in KEYS}
     rate: StatedFailures | None = None
     filed = (read_file(file), f"{file}: ") if file else ({}, "")
@@ -331,14 +334,14 @@ def _layers(
             path = file.parent / name if file and place != "--" else Path(name)
             found = _measured(path, f"{place}rates")
             rate = found.failures
-            said = {key: text for key, text in said.items() if key not in _RATE}
-            said |= _texts(path, found.said)
-            where |= {key: f"{path}: {key}" for key in found.said}
+            merged = {key: text for key, text in merged.items() if key not in _RATE}
+            merged |= _texts(path, found.fields)
+            where |= {key: f"{path}: {key}" for key in found.fields}
         if "failures" in texts:
             rate = None
-        said |= texts
+        merged |= texts
         where |= {key: f"{place}{key}" for key in texts}
-    return said, where, rate
+    return merged, where, rate
 
 
 def _measured(path: Path, where: str) -> MeasuredRates:
@@ -365,9 +368,9 @@ def _text_of(where: str, value: object) -> str:
     return str(value)
 
 
-def _known_fields(said: Mapping[str, str], where: str) -> dict[str, str]:
+def _known_fields(given: Mapping[str, str], where: str) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, text in said.items():
+    for name, text in given.items():
         key = name.replace("_", "-")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)

@@ -134,9 +134,9 @@ def _tuned(
     plain = _with_intervals(scenario, strategy, in_memory=False)
     if strategy != "outlast":
         return plain
-    held = _with_intervals(scenario, strategy, in_memory=True)
+    with_copies = _with_intervals(scenario, strategy, in_memory=True)
     given = scenario.memory_interval_s is not None
-    return held if given or held[1].goodput > plain[1].goodput else plain
+    return with_copies if given or with_copies[1].goodput > plain[1].goodput else plain
 
 
 def _with_intervals(
@@ -231,12 +231,12 @@ def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
 
     Nothing fails while the job waits.
     """
-    left = 1 - share
+    running = 1 - share
     return replace(
-        of, goodput=left * of.goodput, save=left * of.save, redo=left * of.redo,
-        detect=left * of.detect, recover=left * of.recover, wait=share + left * of.wait,
-        recover_by_rung={name: left * one for name, one in of.recover_by_rung.items()},
-        failures_per_s=left * of.failures_per_s,
+        of, goodput=running * of.goodput, save=running * of.save, redo=running * of.redo,
+        detect=running * of.detect, recover=running * of.recover, wait=share + running * of.wait,
+        recover_by_rung={name: running * one for name, one in of.recover_by_rung.items()},
+        failures_per_s=running * of.failures_per_s,
     )  # fmt: skip
 
 
@@ -297,10 +297,10 @@ def _warnings(
     """Return the effects that the closed form leaves out, with their size where known."""
     simulated = "`outlast plan compare` simulates it"
     found = [
-        f"{one.said}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
+        f"{one.text}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
         f" {simulated}"
         for one in missing
-        if one.said != formula_domain.FIRST_ORDER
+        if one.text != formula_domain.FIRST_ORDER
     ]
     if not outcome.in_regime:
         found.append(f"first order, and outside where that holds; {simulated}")

@@ -114,8 +114,8 @@ class ControllerPeers:
         slot = f"before:{self.n}"
 
         def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
-            left = slot in self.state.left.get(worker.seat, ())
-            return worker.whole, not left, -worker.seat
+            has_slot = slot in self.state.left.get(worker.seat, ())
+            return worker.whole, not has_slot, -worker.seat
 
         return max((one for one in self.state.workers.values() if one.seat >= 0), key=fits).seat
 
@@ -161,8 +161,8 @@ class ControllerPeers:
 
     def ready(self) -> None:
         """Report every worker ready, so that the generation opens."""
-        held, self._held = self._held, {}
-        for name, (host, body) in held.items():
+        waiting, self._held = self._held, {}
+        for name, (host, body) in waiting.items():
             if name in self.state.workers:
                 self._say(host, name, body)
         self.settle()
@@ -196,8 +196,8 @@ class ControllerPeers:
         if not isinstance(event, events.Transferred):  # a job has no size
             self._emit(event)
 
-    def _answer(self, asked: Send) -> None:
-        host, name, body = asked.agent, asked.worker, asked.body
+    def _answer(self, request: Send) -> None:
+        host, name, body = request.agent, request.worker, request.body
         match body:
             case messages.Spawn():
                 self._pids += 1

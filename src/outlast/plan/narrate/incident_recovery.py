@@ -175,16 +175,16 @@ class IncidentRecovery:
 
     def _break(self, when_s: float, blow: NodeStrike) -> None:
         cast, live = self._cast, blow.source == LIVE
-        gone = "its node failed and goes to repair" + ("" if live else ", with all that it held")
-        for seat, node in blow.gone:
-            fault = self._fault(when_s, "agent_lost", gone)
+        detail = "its node failed and goes to repair" + ("" if live else ", with all that it held")
+        for seat, node in blow.lost_nodes:
+            fault = self._fault(when_s, "agent_lost", detail)
             host = cast.lose(seat, fault, live=live)
             cast.take_away(host)
             self._away[node] = host
         for seat in blow.crashed:
             fault = self._fault(when_s, "exited", "it crashed; its node goes on")
             cast.lose(seat, fault, live=live)
-        if blow.gone or blow.crashed:
+        if blow.lost_nodes or blow.crashed:
             return
         fault = self._fault(when_s, "transport", "software failed; every worker lives")
         if not (live and cast.broken(fault)):

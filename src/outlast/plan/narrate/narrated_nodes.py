@@ -80,12 +80,12 @@ _NEVER = 1e-300  # a rate of 0 would forget what was drawn
 class NodeStrike(NamedTuple):
     """One failure.
 
-    `source`: best state that survives for a restart. `gone`: seats whose node goes to repair, and
-    that node. `crashed`: seats whose node continues. Neither: software.
+    `source`: best state that survives for a restart. `lost_nodes`: seats whose node goes to repair,
+    and that node. `crashed`: seats whose node continues. Neither: software.
     """
 
     source: int
-    gone: tuple[tuple[int, int], ...] = ()
+    lost_nodes: tuple[tuple[int, int], ...] = ()
     crashed: tuple[int, ...] = ()
 
 
@@ -177,24 +177,24 @@ class NarratedNodes:
     def _any_fails(self, event: int) -> NodeStrike:
         """Draw the failing node among those that do not age, in proportion to their rates."""
         job, sour = self._job, self._sour
-        left = uniform(self._key, event, _KIND) * self._rate
-        left -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
-        if left < 0:
+        rest = uniform(self._key, event, _KIND) * self._rate
+        rest -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
+        if rest < 0:
             return self._node_fails(self._healthy(event), event)
         whose = uniform(self._key ^ _WHOSE, event, 0)
-        left -= self._node_rate() * len(sour) * job.lemon_factor
-        if left < 0:
+        rest -= self._node_rate() * len(sour) * job.lemon_factor
+        if rest < 0:
             return self._node_fails(sour[int(whose * len(sour))], event)
-        if left < job.software_rate:
+        if rest < job.software_rate:
             return NodeStrike(job.software_from)
         first = int(whose * math.ceil(job.nodes / job.rack_nodes)) * job.rack_nodes
         seats = range(first, min(first + job.rack_nodes, job.nodes))
-        source, gone = job.node_from, []
+        source, taken = job.node_from, []
         for seat in seats:
             if self._nodes[seat] >= 0:
                 source = max(source, self._loses(seat))
-                gone.append((seat, self._leave(seat, event, seat - first)))
-        return NodeStrike(source, tuple(gone))
+                taken.append((seat, self._leave(seat, event, seat - first)))
+        return NodeStrike(source, tuple(taken))
 
     def _healthy(self, event: int) -> int:
         """Draw the seat of a node that is no lemon, uniformly."""

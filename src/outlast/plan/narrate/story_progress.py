@@ -128,7 +128,7 @@ class JobProgress:
     # --- running ---
 
     def run(self, now_s: float, until_s: float, enough: Callable[[], object]) -> float:
-        """Run until `until_s`, the end, or the end of a stage at which `enough`; return the time."""
+        """Run until `until_s`, the end, or the end of a stage at which `enough`; return when."""
         while self.stage != "done" and not enough():
             end_s = now_s + self._length_s() - self._passed_s
             reached_s = min(end_s, until_s)
@@ -152,7 +152,12 @@ class JobProgress:
         ]
 
     def _end(self, now_s: float) -> None:
-        stage, stretches, passed_s, told = self.stage, self._stretches, self._passed_s, self._told
+        stage, stretches, passed_s, reported = (
+            self.stage,
+            self._stretches,
+            self._passed_s,
+            self._told,
+        )
         at = self.place
         cycle, version = at
         if stage == "work" and self._left_s(self.place) >= self._piece_s * (1 - ROUNDING):
@@ -173,25 +178,25 @@ class JobProgress:
         self.settle(now_s)
         done = StageResult(stage, stretches, self.n, self.step)
         if stage == "work":
-            self._tell(at, told, passed_s, done)
+            self._tell(at, reported, passed_s, done)
         else:
             self._on_done(done)
 
-    def _tell(self, at: StagePosition, told: int, passed_s: float, done: StageResult) -> None:
+    def _tell(self, at: StagePosition, reported: int, passed_s: float, done: StageResult) -> None:
         """Report work on the piece behind `at`: `done`, ended `passed_s` into it."""
         (begin_s, end_s), first_n, first_step = done.stretches[-1], self.n_at(at), self.step_at(at)
         steps = done.step - first_step
         cuts = {self._broken_n - first_n - 1, self._broken_n - first_n}
         if steps * self._step_s > passed_s + ROUNDING * self._step_s:
             cuts.add(steps - 1)  # the last one is cut short
-        for cut in sorted(cut for cut in cuts if told < cut < steps):
+        for cut in sorted(cut for cut in cuts if reported < cut < steps):
             until_s = min(end_s, max(begin_s, end_s - passed_s + cut * self._step_s))
             stretch = Stretch(begin_s, until_s)
             self._on_done(
-                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - told)
+                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
             )
-            begin_s, told = until_s, cut
-        rest = max(1, steps - told)
+            begin_s, reported = until_s, cut
+        rest = max(1, steps - reported)
         self._on_done(done._replace(stretches=(Stretch(begin_s, end_s),), steps=rest))
 
     def _next(self) -> Stage:

@@ -29,10 +29,10 @@ def rows(documents: Iterable[str] = ()) -> list[ReproducedFigure]:
 
     Without a key, of all. Raises UsageError for an unknown key.
     """
-    asked = set(documents)
-    unknown = sorted(asked - DOCUMENTS.keys())
+    requested = set(documents)
+    unknown = sorted(requested - DOCUMENTS.keys())
     if unknown:
         known = ", ".join(f"{one.key} ({one.citation})" for one in DOCUMENTS.values())
         raise UsageError(f"there is no document {unknown[0]!r}; known are {known}")
-    chosen = [module for module in _MODULES if not asked or module.SOURCE.key in asked]
+    chosen = [module for module in _MODULES if not requested or module.SOURCE.key in requested]
     return [row for module in chosen for row in module.rows()]

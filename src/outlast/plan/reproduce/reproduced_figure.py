@@ -52,13 +52,13 @@ class SourceDocument(msgspec.Struct, frozen=True):
         """
         if printed[0] in "<>":
             bound = float(printed[1:])
-            said, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
+            text, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
         else:
             exact = Decimal(printed)
             unit_in_last = Decimal(1).scaleb(int(exact.as_tuple().exponent))
-            said, slack = float(exact), max(float(unit_in_last) / 2, within)
-            agrees = abs(ours - said) <= slack + CLOSE * abs(said)
-        return self._row(quantity, said, ours, unit, agrees, why)
+            text, slack = float(exact), max(float(unit_in_last) / 2, within)
+            agrees = abs(ours - text) <= slack + CLOSE * abs(text)
+        return self._row(quantity, text, ours, unit, agrees, why)
 
     def words(
         self, quantity: str, printed: str, ours: float, unit: str, agrees: bool | None, why: str

@@ -48,10 +48,10 @@ def mean_failures(
     """
     if clock and pause >= gaps.low:
         raise UsageError(f"a pause of {pause:g} outlasts the shortest gap, {gaps.low:g}")
-    held = pause if clock else 0.0
+    idle = pause if clock else 0.0
     total, n = 0.0, 1
-    while n * gaps.low < work + (n - 1) * held:
-        total += _sum_below(n, (work + (n - 1) * held - n * gaps.low) / (gaps.high - gaps.low))
+    while n * gaps.low < work + (n - 1) * idle:
+        total += _sum_below(n, (work + (n - 1) * idle - n * gaps.low) / (gaps.high - gaps.low))
         n += 1
     return total
 
@@ -70,31 +70,31 @@ def restarted_run(
     failure. Exact; by recursion over the intervals that are left. Raises UsageError where a gap
     could end in a restart or before an interval's end.
     """
-    held = restart if clock else 0.0
-    later = UniformGaps(gaps.low - held, gaps.high - held)
+    idle = restart if clock else 0.0
+    later = UniformGaps(gaps.low - idle, gaps.high - idle)
     if later.low < interval:
         raise UsageError(f"a gap may leave {later.low:g}, too short for {interval:g} of work")
-    left = [_RemainingMoments(0.0, 0.0, 0.0)]
+    rest = [_RemainingMoments(0.0, 0.0, 0.0)]
     for _ in range(saves - 1):
-        left.append(_from_here(later, interval, restart, left))
-    whole = _from_here(gaps, interval, restart, left)
+        rest.append(_from_here(later, interval, restart, rest))
+    whole = _from_here(gaps, interval, restart, rest)
     return RunMoments(whole.mean, math.sqrt(whole.square - whole.mean**2), whole.failures)
 
 
 def _from_here(
-    gaps: UniformGaps, interval: float, restart: float, left: list[_RemainingMoments]
+    gaps: UniformGaps, interval: float, restart: float, remaining: list[_RemainingMoments]
 ) -> _RemainingMoments:
     """Return the expected rest of a run with `len(left)` intervals to do, at the start of a gap.
 
-    None of them has begun; `left` holds the same for fewer intervals.
+    None of them has begun; `remaining` holds the same for fewer intervals.
     """
-    rest, width = len(left) * interval, gaps.high - gaps.low
+    rest, width = len(remaining) * interval, gaps.high - gaps.low
     mean = square = count = 0.0
     done, start = int(gaps.low // interval), gaps.low
-    while done < len(left) and start < gaps.high:
+    while done < len(remaining) and start < gaps.high:
         end = min(gaps.high, (done + 1) * interval)
         chance, middle = (end - start) / width, (start + end) / 2
-        then = left[len(left) - done]
+        then = remaining[len(remaining) - done]
         spent, spread = middle + restart, (end - start) ** 2 / 12
         mean += chance * (spent + then.mean)
         square += chance * (spent**2 + spread + 2 * spent * then.mean + then.square)
@@ -223,11 +223,11 @@ def _restarting() -> list[ReproducedFigure]:
             "By the clock, if its saves block and the baseline's did not.",
         ),
     ]  # fmt: skip
-    for said, run in (("by the clock", clock), ("from the resumption on", after)):
+    for label, run in (("by the clock", clock), ("from the resumption on", after)):
         each = (RESTARTED_MIN - BASE_MIN) / run.failures
         found.append(
             SOURCE.words(
-                f"checkpoint restart: cost of a failure, gaps {said}",
+                f"checkpoint restart: cost of a failure, gaps {label}",
                 "tens of minutes to an hour or more", each, "min", each >= 10,
                 "Restart and redone work.",
             )

@@ -71,12 +71,12 @@ def interruption() -> Iterator[Callable[[], bool]]:
 
     Only in the main thread and without another handler; the second Ctrl-C interrupts at once.
     """
-    heard = threading.Event()
+    pressed = threading.Event()
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        if heard.is_set():
+        if pressed.is_set():
             raise KeyboardInterrupt
-        heard.set()
+        pressed.set()
 
     ours = (
         threading.current_thread() is threading.main_thread()
@@ -85,7 +85,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
     if ours:
         signal.signal(signal.SIGINT, hear)
     try:
-        yield heard.is_set
+        yield pressed.is_set
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -86,8 +86,8 @@ def _by_turns(
     """Yield a part of each point in turn, skipping points that have failed."""
     waiting = deque((at, parts(one.job, replications, seed)) for at, one in sums.items())
     while waiting:
-        at, left = waiting.popleft()
-        part = None if sums[at].failed else next(left, None)
+        at, rest = waiting.popleft()
+        part = None if sums[at].failed else next(rest, None)
         if part is not None:
             yield at, part
-            waiting.append((at, left))
+            waiting.append((at, rest))

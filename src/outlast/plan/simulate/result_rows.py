@@ -27,7 +27,7 @@ _MEANS = tuple(name for name in NAMES if name != "wall_s")
 
 @contextmanager
 def write_runs(
-    path: Path | None, said: Mapping[str, Any]
+    path: Path | None, metadata: Mapping[str, Any]
 ) -> Iterator[Callable[[np.ndarray], None]]:
     """Yield a function that appends rows of runs to the table at `path`, if there is one.
 
@@ -37,10 +37,10 @@ def write_runs(
         yield lambda _: None
         return
     with open_table(
-        path, [TableColumn("replication", "count"), *map(_column, NAMES)], said
-    ) as made:
-        yield lambda rows: made.write(
-            {"replication": np.arange(made.rows, made.rows + len(rows))}
+        path, [TableColumn("replication", "count"), *map(_column, NAMES)], metadata
+    ) as table:
+        yield lambda rows: table.write(
+            {"replication": np.arange(table.rows, table.rows + len(rows))}
             | {name: rows[name] for name in NAMES}
         )
 
@@ -75,11 +75,11 @@ def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None
         | _row(one)
         for point, one in zip(wanted, found.points, strict=True)
     ]
-    said = provenance(
-        wanted[0].scenario, seed=found.seed, replications=found.asked, over=found.over
+    metadata = provenance(
+        wanted[0].scenario, seed=found.seed, replications=found.requested, over=found.over
     )
-    with open_table(path, columns, said) as made:
-        made.write({each.name: [row.get(each.name) for row in rows] for each in columns})
+    with open_table(path, columns, metadata) as table:
+        table.write({each.name: [row.get(each.name) for row in rows] for each in columns})
 
 
 def point_value(point: SweepPoint, key: str) -> float | None:

@@ -154,14 +154,14 @@ def strike(p: Parameters, f: SimulatedFleet, s: State) -> int:
 @inlined
 def _draw_failure(p: Parameters, f: SimulatedFleet, s: State, event: int) -> int:
     """Draw the failing node among those that do not age, in proportion to their rates."""
-    left = uniform(s.key, event, _KIND) * s.rate - s.node_rate * s.healthy
-    if left < 0:
+    rest = uniform(s.key, event, _KIND) * s.rate - s.node_rate * s.healthy
+    if rest < 0:
         return _node_fails(p, f, s, _healthy(p, f, s, event), event)
     lemons_rate = s.node_rate * s.lemons * p.lemon_factor
-    if left < lemons_rate:
+    if rest < lemons_rate:
         which = 1 + int(uniform(s.key ^ _WHOSE, event, 0) * s.lemons)
         return _node_fails(p, f, s, f.lemon[which], event)
-    if left - lemons_rate < p.software_rate:
+    if rest - lemons_rate < p.software_rate:
         return p.software_from
     first = int(uniform(s.key ^ _WHOSE, event, 0) * _racks(p)) * p.rack_nodes
     source = p.node_from
