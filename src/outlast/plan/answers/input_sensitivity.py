@@ -185,8 +185,8 @@ class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
 class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """Sensitivity of the price to an input that is not free to set.
 
-    `here_usd`: the price at its value. `half` and `double`: None where impossible. `given`: stated,
-    not assumed. `buy`: the variation that is worth money, and saves `saves_usd`.
+    `here_usd`: the price at its value. `half`, `double`: None where impossible. `buy`: the
+    variation that is worth money, and saves `saves_usd`.
     """
 
     key: str
@@ -337,10 +337,7 @@ def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
 
 
 def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) -> float:
-    """Return the extra cost of `settings` over `least_usd` on this scenario.
-
-    Infinite where the settings are impossible, or where the run does not end with them alone.
-    """
+    """Return the cost of `settings` over `least_usd`; infinite where no run ends with them."""
     if math.isinf(least_usd):
         return 0.0
     if reason_impossible(scenario, settings.strategy):
@@ -392,10 +389,7 @@ def vary_input(
 
 
 def vary_scenario(there: Scenario, value: float, settings: TunedSettings) -> InputVariation:
-    """Return the variation from a scenario (`there`) with one value changed.
-
-    The best settings are open again.
-    """
+    """Return the variation from a scenario (`there`) with one value changed and open settings."""
     there, _, taken = best_settings(there, every=False)
     return InputVariation(
         value=value, usd=taken.usd, goodput=taken.outcome.goodput,

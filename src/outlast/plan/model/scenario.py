@@ -320,10 +320,7 @@ def read_file(path: Path) -> dict[str, str]:
 def _layers(
     flags: Mapping[str, str], file: Path | None
 ) -> tuple[dict[str, str], dict[str, str], StatedFailures | None]:
-    """Return the source and text of each key; a file of rates overrides the failure rate.
-
-    Raises ConfigError.
-    """
+    """Return texts and sources by key; a file of rates overrides. Raises ConfigError."""
     merged: dict[str, str] = {}
     where = {key: f"--{key}" for key in KEYS}
     rate: StatedFailures | None = None

@@ -62,7 +62,7 @@ class ReplicationPart(msgspec.Struct, frozen=True):
 def parts(job: SimulatedJob, replications: int, seed: int = 0) -> Iterator[ReplicationPart]:
     """Yield all replications in order, in parts whose size depends on the job alone.
 
-    Not on the executor. Raises UsageError naming the invalid field of `job`.
+    Raises UsageError naming the invalid field of `job`.
     """
     check_job(job, replications)
     size = int(FAILURES_A_PART / max(1.0, expected_failures(job)))
