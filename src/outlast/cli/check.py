@@ -130,12 +130,12 @@ def _checked(request: CheckRequest) -> int:
     used = _with_ring(loaded or CheckSettings(), request.ring)
     subject = _subject(request.profile, used)
     checks = all_checks(used)
-    wanted = checks_of_profile(request.profile, used, checks, request.only)
-    if request.ring.address and neighbour_check.CHECK not in wanted:
+    selected = checks_of_profile(request.profile, used, checks, request.only)
+    if request.ring.address and neighbour_check.CHECK not in selected:
         raise UsageError(
             "--ring is measured with --profile preflight, or --only neighbour; nothing was checked"
         )
-    done = examine(subject, wanted, request.state, checks)
+    done = examine(subject, selected, request.state, checks)
     if request.record is not None:
         _recorded(request.record, subject, done)
     report = done.report
@@ -145,8 +145,8 @@ def _checked(request: CheckRequest) -> int:
         )
 
         outcome = drained(report, used.drain)
-        word = "drained" if outcome.drained else "not drained"
-        report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
+        state = "drained" if outcome.drained else "not drained"
+        report = replace(report, notes=(*report.notes, f"{state}: {outcome.why}"))
     return _shown(report, used, request.form)
 
 

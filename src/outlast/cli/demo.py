@@ -72,7 +72,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     console.rule(f"1/2  {steps} steps, {WORLD} ranks, {SPARES} spare, {len(specs)} faults")
     for spec in specs:
         console.print(f"  --fault {spec}")
-    faults = [word for spec in specs for word in ("--fault", spec)]
+    faults = [argument for spec in specs for argument in ("--fault", spec)]
     patience = ("--limit", f"hang_floor_s={HANG_FLOOR_S}")
     _train(disturbed, steps, [f"--spares={SPARES}", *patience, *faults], json=json)
     console.rule("2/2  the same training, undisturbed")

@@ -76,8 +76,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     if incident is not None:
         chosen = [one for one in found if one.number == incident]
         if not chosen:
-            known = f"1 to {len(found)}" if found else "none: nothing broke"
-            raise UsageError(f"{run_dir} has no incident {incident} (it has {known})")
+            numbers = f"1 to {len(found)}" if found else "none: nothing broke"
+            raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
         found = chosen
     if json:
         as_json(Explained(saves=scheduled, incidents=found))

@@ -107,9 +107,9 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
         # A parser as torchrun's owns these flags: they must not pass through another one.
         return import_module("outlast.cli.run").run(arguments[1:])
-    known = sorted(["run", *COMMANDS, *GROUPS])
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
-        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(known)})")
+    commands = sorted(["run", *COMMANDS, *GROUPS])
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(commands)})")
     try:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:

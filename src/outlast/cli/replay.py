@@ -78,8 +78,8 @@ def replay(
             run_once(start, target, plain=json, keep=keep, say=_noting(console))
         found, original, suggestions = _held_together(start, twins, origin)
         verdict = judge(found, original)
-        kept = tuple(map(str, twins)) if verdict != "identical" else ()
-        if kept:
+        directories = tuple(map(str, twins)) if verdict != "identical" else ()
+        if directories:
             keep(verdict)
     report = ReplayReport(
         verdict=verdict,
@@ -90,7 +90,7 @@ def replay(
         original=original,
         hints={"different": suggestions, "unlike the run": [UNKEPT]}.get(verdict, []),
         notes=notes,
-        kept=kept,
+        kept=directories,
         wall_s=time.monotonic() - began,
     )
     show(report, console)
@@ -108,15 +108,17 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
     step = place.step
-    known = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
-    later = [each for each in known if step < each <= step + STEPS]
-    wanted = step + steps if steps else min(later, default=step + STEPS)
+    saved_steps = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
+    later = [each for each in saved_steps if step < each <= step + STEPS]
+    target = step + steps if steps else min(later, default=step + STEPS)
     loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
     ends = next((end for end in reversed(loops) if end is not None), None)
-    if ends is None or wanted < ends:
-        return wanted
+    if ends is None or target < ends:
+        return target
     if ends - 1 <= step:
-        earlier = ", ".join(map(str, sorted(each for each in known if each < ends - 1))) or "none"
+        earlier = (
+            ", ".join(map(str, sorted(each for each in saved_steps if each < ends - 1))) or "none"
+        )
         raise UsageError(
             f"the run's loop ends with step {ends}, and a replay stops before the last one: from"
             f" step {step} there is nothing to replay; nothing was started; earlier checkpoints:"

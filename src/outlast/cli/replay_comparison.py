@@ -172,10 +172,10 @@ def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) 
             f"the data position of {_ranks(fed)} differs: a sampler or a loader that is not seeded,"
             " or whose order depends on timing"
         )
-    kept = sorted({odd.path.removeprefix("objects.") for odd in values
+    paths = sorted({odd.path.removeprefix("objects.") for odd in values
                    if odd.path.startswith("objects.")})  # fmt: skip
-    if kept:
-        lines.append(f"the script's own objects differ: {', '.join(kept[:4])}")
+    if paths:
+        lines.append(f"the script's own objects differ: {', '.join(paths[:4])}")
     alone = sorted({number.rank for number in found.parting.numbers}) if found.parting else []
     if found.parting and found.states and len(alone) < found.states.ranks:
         lines.append(

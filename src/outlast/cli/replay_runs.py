@@ -77,11 +77,11 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
         raise RunDirError(
             f"{folder} cannot be made: {error.strerror}; nothing was started"
         ) from error
-    kept: list[str] = []
+    keep_names: list[str] = []
     try:
-        yield ReplayRuns(folder / "first", folder / "second"), kept.append
+        yield ReplayRuns(folder / "first", folder / "second"), keep_names.append
     finally:
-        if not kept:
+        if not keep_names:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others are kept there
                 above.rmdir()

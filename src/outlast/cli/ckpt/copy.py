@@ -150,10 +150,10 @@ def _missing_bytes(store: Store, place: SavePoint, target: Store) -> int:
     The copy itself reports the damage.
     """
     try:
-        whole = open_checkpoint(store, place).size_bytes
+        total_bytes = open_checkpoint(store, place).size_bytes
     except (CorruptionError, StorageError):
         return 0
-    return max(0, whole - sum(target.files(place.directory).values()))
+    return max(0, total_bytes - sum(target.files(place.directory).values()))
 
 
 def _is_same(store: Store, target: Store) -> bool:

@@ -42,11 +42,11 @@ def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingVa
     Raises CorruptionError or StorageError as reading does.
     """
     worlds = a.checkpoint.commit.world, b.checkpoint.commit.world
-    wanted = [(-1, 0, "shared")]
+    pieces = [(-1, 0, "shared")]
     if worlds[0] == worlds[1]:
-        wanted += [(rank, rank, "own") for rank in range(worlds[0])]
+        pieces += [(rank, rank, "own") for rank in range(worlds[0])]
     found: list[DifferingValue] = []
-    for rank, holder, name in wanted:
+    for rank, holder, name in pieces:
         one, two = _value_blob(a, holder, name), _value_blob(b, holder, name)
         if one != two:
             pair = _decoded(a, holder, one), _decoded(b, holder, two)
@@ -144,11 +144,11 @@ def _compared(
     if not names and pattern != "*":
         raise UsageError(f"neither has a tensor that is called {pattern!r}")
     readers = CheckpointReader(one), CheckpointReader(two)
-    wanted = names & suspect_tensors(one, two)
+    tensor_names = names & suspect_tensors(one, two)
     with progress("comparing") as tell:
         found = list(
             compare_tensors(
-                *readers, wanted=wanted.__contains__, tolerance=tolerance, on_progress=tell
+                *readers, wanted=tensor_names.__contains__, tolerance=tolerance, on_progress=tell
             )
         )
     odd = compare_values(*readers) if pattern == "*" else []

@@ -64,8 +64,8 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
     for place, stays, why in verdicts:
         table.add_row(str(place.step), place.attempt, "kept" if stays else verb, why)
     say(table)
-    kept = sum(verdict.keep for verdict in verdicts)
-    say(f"{plural(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {verb}")
+    count = sum(verdict.keep for verdict in verdicts)
+    say(f"{plural(len(verdicts), 'checkpoint')}: {count} kept, {len(verdicts) - count} {verb}")
     return EXIT_DONE
 
 

@@ -127,13 +127,13 @@ def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool
         One JSON object.
     """
     checkpoint = open_target(target).open(step)
-    shown = _shown(checkpoint, tensors)
+    report = _shown(checkpoint, tensors)
     if json:
-        as_json(shown)
+        as_json(report)
     elif tensors == "*":
-        _print_all(checkpoint, shown)
+        _print_all(checkpoint, report)
     else:
-        _print_some(shown)
+        _print_some(report)
     return EXIT_DONE
 
 

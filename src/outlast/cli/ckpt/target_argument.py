@@ -172,5 +172,5 @@ def _nothing(store: Store, found: list[SavePoint], step: int | None) -> str:
         return f"{store.where} holds no complete checkpoint"
     steps = sorted({place.step for place in found}, reverse=True)
     more = f" and {len(steps) - _SHOWN_MAX} more" if steps[_SHOWN_MAX:] else ""
-    known = ", ".join(map(str, steps[:_SHOWN_MAX]))
-    return f"{store.where} holds no checkpoint of step {step} (there are {known}{more})"
+    listed = ", ".join(map(str, steps[:_SHOWN_MAX]))
+    return f"{store.where} holds no checkpoint of step {step} (there are {listed}{more})"

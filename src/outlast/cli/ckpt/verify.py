@@ -72,11 +72,11 @@ def verify(
     chosen = open_target(target)
     if every and step is not None:
         raise UsageError("--all and --step contradict each other; say one of them")
-    wanted = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
-    if not wanted:  # not checked is not whole
+    places = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
+    if not places:  # not checked is not whole
         raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
     verdicts: list[VerifyReport] = []
-    for place in wanted:
+    for place in places:
         verdicts.append(_verified(chosen.store, place))
         if not json:
             _print(verdicts[-1])

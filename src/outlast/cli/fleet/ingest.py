@@ -168,17 +168,17 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _show(found: IngestSummary) -> None:
-    many = len(found.read) > LOGS_SHOWN
+    is_long = len(found.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
     for one in found.read:
-        if many and (one.before or _is_plain(one)):
+        if is_long and (one.before or _is_plain(one)):
             plain.append(one)
         else:
             _show_one(one)
     if plain:
         before = sum(one.before for one in plain)
-        known = f", {before:,} of them read before" if before else ""
-        say(f"{plural(len(plain), 'log')} of which nothing is to be said{known}")
+        repeated = f", {before:,} of them read before" if before else ""
+        say(f"{plural(len(plain), 'log')} of which nothing is to be said{repeated}")
     for kind, added in found.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []

@@ -112,11 +112,11 @@ def lemons(
     if top < 1:
         raise UsageError(f"--top {top}: 1 or more")
     share_max = quantities.share(f"--at-once {at_once}", at_once)
-    taken = quantities.share(f"--fdr {fdr}", fdr)
+    rate = quantities.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
     opened = _opened(lake, drain)
     found, listed = _check_flags(
-        opened, days, history_days, until, cluster, taken, times, share_max, true
+        opened, days, history_days, until, cluster, rate, times, share_max, true
     )
     if json:
         as_json(found)
@@ -241,17 +241,17 @@ def _show(found: LemonsReport, top: int) -> None:
     if not suspects:
         say("none of them failed then")
         return
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("node", overflow="fold")  # a long name gives way, never a figure
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("node", overflow="fold")  # a long name gives way, never a figure
     for name in ("", "failures", "expected", "times", "by chance", "node-days"):
-        shown.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     for one in suspects:
-        shown.add_row(
+        grid.add_row(
             one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
             f"{one['expected']:.2g}", f"{one['times']:.3g}", f"{one['p']:.1g}",
             f"{one['node_days']:.1f}",
         )  # fmt: skip
-    say(shown)
+    say(grid)
     for one in suspects:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
@@ -307,7 +307,7 @@ def _show_drain(listed: DrainCommands, cluster: str) -> None:
     for line in listed.lines:
         say(line)
     if listed.beyond:
-        many = len(listed.beyond)
-        say(f"# {many} more are left for later: --at-once says how many nodes may go at a time")
+        count = len(listed.beyond)
+        say(f"# {count} more are left for later: --at-once says how many nodes may go at a time")
     for name in listed.unsafe:
         say(f"# {name!r} is left out: that is no plain name of a node")

@@ -61,11 +61,11 @@ def trace(
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
     if cluster is not None and lake is None:
         raise UsageError(f"--cluster {cluster} goes with --lake")
-    known = read_hosts(hosts) if hosts else None
+    host_names = read_hosts(hosts) if hosts else None
     with progress("dumps") as tell:
         dumps = read_dumps(paths, tell)
     report = analyse_dumps(
-        dumps, world=world, hosts=known, findings=_source(lake, findings, cluster)
+        dumps, world=world, hosts=host_names, findings=_source(lake, findings, cluster)
     )
     if json:
         as_json(report)

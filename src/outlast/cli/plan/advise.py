@@ -113,9 +113,9 @@ def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
 
 
 def _ways(found: Advice) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("strategy", "cost", "90 % band", "more", "goodput"):
-        shown.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     for one in found.strategies:
         if one.usd is None or one.goodput is None:
             continue
@@ -126,16 +126,16 @@ def _ways(found: Advice) -> Table:
         if one.more_usd and abs(one.more_usd) > TELLING * found.bill.total:
             more = said(one.more_usd, "USD")
         rough = "" if one.how == found.quantities[0].how else f", {one.how}"
-        shown.add_row(
+        grid.add_row(
             f"{one.strategy}{rough}", said(one.usd, "USD"), ends, more, said(one.goodput, "share")
         )
-    return shown
+    return grid
 
 
 def _buys(worth: list[InputSensitivity]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("", "from", "to", "saves", "goodput"):
-        shown.add_column(name, justify="left" if not name else "right")
+        grid.add_column(name, justify="left" if not name else "right")
     for one in worth:
         turn = one.half if one.buy == "half" else one.double
         if turn is None:
@@ -144,8 +144,8 @@ def _buys(worth: list[InputSensitivity]) -> Table:
         if math.isinf(one.saves_usd):
             saves = f"it ends: {said(turn.usd, 'USD')}"
         points = 100 * one.adds_goodput
-        shown.add_row(
+        grid.add_row(
             one.label, said(one.value, one.unit), said(turn.value, one.unit), saves,
             f"{points:+.2g} points" if abs(points) >= POINTS_MIN else "",
         )  # fmt: skip
-    return shown
+    return grid

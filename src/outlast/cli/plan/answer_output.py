@@ -36,14 +36,14 @@ def show(found: Answer, *, json: bool) -> None:
 
 def table(quantities: list[Quantity]) -> Table:
     """Return a table of quantities with their 90 % band and source."""
-    shown = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("", "figure", "90 % band", "source"):
-        shown.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
+        grid.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
     for one in quantities:
         source = f"{one.how}: {one.source}" if one.source else one.how
         counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""
-        shown.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
-    return shown
+        grid.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
+    return grid
 
 
 def remarks(found: Answer | Sizing) -> None:

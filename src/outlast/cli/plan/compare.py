@@ -203,11 +203,11 @@ def show_comparison(found: StrategyComparison, *, json: bool) -> None:
 
 def _outcomes(found: StrategyComparison) -> Table:
     best = found.contenders[0]
-    shown = _table("", "goodput", "takes", "costs")
+    grid = _table("", "goodput", "takes", "costs")
     for one in found.contenders:
         cells = (_banded(one.goodput), _banded(one.takes), _banded(one.costs))
-        shown.add_row(one.strategy, *cells, style="bold" if one is best else "")
-    return shown
+        grid.add_row(one.strategy, *cells, style="bold" if one is best else "")
+    return grid
 
 
 def _ends(found: StrategyComparison) -> Table:
@@ -215,7 +215,7 @@ def _ends(found: StrategyComparison) -> Table:
     best = found.contenders[0]
     dated = ["ends"] if best.finish else []
     limit = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
-    shown = _table("", "costs more", "failures", *dated, *limit)
+    grid = _table("", "costs more", "failures", *dated, *limit)
     for one in found.contenders:
         row = [Text("") if one is best else _banded(one.dearer), _banded(one.failures)]
         if one.finish:
@@ -223,8 +223,8 @@ def _ends(found: StrategyComparison) -> Table:
             row.append(_two_lines(days[1], f"{days[0]} .. {days[2]}"))
         if one.in_time is not None:
             row.append(Text(format_quantity(one.in_time, "share")))
-        shown.add_row(one.strategy, *row)
-    return shown
+        grid.add_row(one.strategy, *row)
+    return grid
 
 
 def _banded(one: Quantity) -> Text:
@@ -242,20 +242,20 @@ def _two_lines(middle: str, ends: str) -> Text:
 
 
 def _shares(found: StrategyComparison) -> Table:
-    shown = _table("% of wall time, mean", *CAUSES)
+    grid = _table("% of wall time, mean", *CAUSES)
     for one in found.contenders:
-        shown.add_row(
+        grid.add_row(
             one.strategy, *(f"{round(100 * one.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES)
         )
-    return shown
+    return grid
 
 
 def _settings(found: StrategyComparison) -> Table:
-    shown = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
+    grid = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
     for one in found.contenders:
         theory = one.theory
         memory = format_quantity(one.memory_interval_s, "s") if one.memory_interval_s else "-"
-        shown.add_row(
+        grid.add_row(
             one.strategy,
             format_quantity(one.interval_s, "s"),
             memory,
@@ -264,7 +264,7 @@ def _settings(found: StrategyComparison) -> Table:
             "" if theory.differs is None else f"{theory.differs:+.2%}",
             "" if theory.z is None else f"{theory.z:+.1f}",
         )
-    return shown
+    return grid
 
 
 def _observed(found: RunComparison) -> None:
@@ -286,14 +286,14 @@ def _observed(found: RunComparison) -> None:
             ]
         )
     )
-    shown = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
+    grid = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
     for one in found.rows:
         again = _banded(one.at_its_rate) if one.at_its_rate else Text("")
-        shown.add_row(
+        grid.add_row(
             one.observed.name, _banded(one.predicted), _banded(one.observed),
             _verdict(one.verdict), again, _verdict(one.verdict_at_its_rate),
         )  # fmt: skip
-    say(shown)
+    say(grid)
     say("shares of the time from the first step to the last; more and less: than the band; at its")
     say("rate: predicted once more, for runs that fail as often as this one did")
     if found.believed:
@@ -310,7 +310,7 @@ def _verdict(one: Verdict | None) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
-        shown.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    return shown
+        grid.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    return grid

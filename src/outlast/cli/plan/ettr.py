@@ -39,8 +39,8 @@ def ettr(
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, ettr), file)
     queue_s = span(f"--queue {queue}", queue)
-    wanted = None if target is None else quantities.share(f"--target {target}", target)
-    show(answered(scenario, wanted, queue_s), json=json)
+    goal = None if target is None else quantities.share(f"--target {target}", target)
+    show(answered(scenario, goal, queue_s), json=json)
     if path:
         from outlast.plan.figures.interval_figures import draw_ettr
 

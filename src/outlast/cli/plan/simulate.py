@@ -120,13 +120,13 @@ def _show(found: RunDistribution, *, json: bool) -> None:
         f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
         f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
     )
-    shown = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in ("", "mean", "error", "P5", "median", "P95", "theory", "z"):
-        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
+        grid.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in found.tallies:
         if one.high or one.mean:
-            shown.add_row(*_row(one))
-    say(shown)
+            grid.add_row(*_row(one))
+    say(grid)
     remarks(found)
 
 

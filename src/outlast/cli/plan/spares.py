@@ -59,17 +59,17 @@ def spares(
 
 
 def _rows(rows: Sequence[SparesRow]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost"):
-        shown.add_column(Text(name), justify="right", no_wrap=True)
-    shown.add_column("")
+        grid.add_column(Text(name), justify="right", no_wrap=True)
+    grid.add_column("")
     for one in rows:
-        shown.add_row(
+        grid.add_row(
             f"{one.spares:,}", _share(one.short), _share(one.stalled),
             in_words(one.stalling_usd, "USD"), _share(one.up),
             in_words(one.dropping_usd, "USD"), Text("\n".join(one.names)),
         )  # fmt: skip
-    return shown
+    return grid
 
 
 def _share(value: float) -> str:

@@ -68,24 +68,24 @@ def sweep(
     """
     path, picture = result_tables.check_target(out), check_picture(figure)
     runs = quantities.count(f"--replications {replications}", replications)
-    wanted = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
+    points = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
     with (
-        execution_place(workers, dask, _failures(wanted, runs)) as where,
+        execution_place(workers, dask, _failures(points, runs)) as where,
         progress("runs") as tell,
     ):
         found = swept(
-            wanted, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
+            points, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
             on_progress=tell,
         )  # fmt: skip
     _show(found, json=json)
     if path:
         from outlast.plan.simulate import result_rows  # numpy takes a while to import
 
-        result_rows.write_points(path, wanted, found)
+        result_rows.write_points(path, points, found)
     if picture:
         from outlast.plan.figures.sweep_figure import draw
 
-        draw(wanted, found, measure, picture)
+        draw(points, found, measure, picture)
     if any(one.failed for one in found.points):
         return EXIT_USER_ERROR
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
@@ -110,17 +110,17 @@ def _show(found: Sweep, *, json: bool) -> None:
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
     say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for key in found.over:
-        shown.add_column(key, justify="right")
+        grid.add_column(key, justify="right")
     if not alone:
-        shown.add_column("strategy", no_wrap=True)
+        grid.add_column("strategy", no_wrap=True)
     for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs"):
-        shown.add_column(Text(name), justify="right")
+        grid.add_column(Text(name), justify="right")
     for one in found.points:
         named = (*one.values.values(), *[one.strategy] * (not alone))
-        shown.add_row(*named, *_cells(one, runs=bool(found.requested)))
-    say(shown)
+        grid.add_row(*named, *_cells(one, runs=bool(found.requested)))
+    say(grid)
     remarks(found)
 
 
